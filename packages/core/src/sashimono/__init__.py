@@ -1,0 +1,3 @@
+"""Sashimono."""
+
+from sashimono._version import __version__ as __version__
