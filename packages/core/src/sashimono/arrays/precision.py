@@ -1,0 +1,29 @@
+"""Precision policy: what parameters are stored in, what maths runs in, what reductions accumulate in."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from sashimono.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """dtype names: `storage` of parameters and gradients, `compute` of layers, `accumulate` of reductions."""
+
+    storage: str = "float32"
+    compute: str = "float32"
+    accumulate: str = "float32"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name = getattr(self, field.name)
+            try:
+                floating = jnp.issubdtype(jnp.dtype(name), jnp.floating)
+            except TypeError:
+                floating = False
+            if not floating:
+                message = (
+                    f"precision.{field.name} is {name!r}, which is not a floating dtype; use 'float32' or 'bfloat16'"
+                )
+                raise ConfigError(message)

@@ -1,0 +1,40 @@
+"""What an optimizer contributes: a gradient transformation in optax's protocol, built from parameter specs."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from sashimono.arrays.spec import ParamSpec
+from sashimono.config import Configurable
+
+#: Learning rate as a function of the count of completed updates (an int32 scalar array).
+Schedule = Callable[[Any], Any]
+
+
+class GradientTransformation(Protocol):
+    """optax's protocol: `init(params) -> state`, `update(updates, state, params) -> (updates, state)`."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+class Optimizer(Configurable):
+    """Builds the transformation that turns gradients into parameter updates.
+
+    Parameters, gradients and every per-parameter state are flat dictionaries keyed by parameter path, so a
+    checkpoint can name each array as `transform/path` and survive a change of optax's tuple layout.
+    """
+
+    @abc.abstractmethod
+    def transformation(
+        self, specs: Mapping[str, ParamSpec], learning_rate: Schedule
+    ) -> GradientTransformation:
+        """Returns the transformation; `specs` give each parameter's decay, rate scale and factorisation."""
+
+
+class ScheduleFactory(Configurable):
+    """Builds a learning-rate schedule for a run of `total_steps` updates."""
+
+    @abc.abstractmethod
+    def schedule(self, total_steps: int) -> Schedule:
+        """Returns a traceable function from the number of completed updates to the learning rate."""
