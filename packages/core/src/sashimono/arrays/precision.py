@@ -1,4 +1,4 @@
-"""Precision policy: what parameters are stored in, what maths runs in, what reductions accumulate in."""
+"""Precision policy: parameters are stored in fp32; this says what maths runs in and reductions accumulate in."""
 
 import dataclasses
 
@@ -9,9 +9,8 @@ from sashimono.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """dtype names: `storage` of parameters and gradients, `compute` of layers, `accumulate` of reductions."""
+    """dtype names: `compute` of layers, `accumulate` of reductions such as the loss and gradient sums."""
 
-    storage: str = "float32"
     compute: str = "float32"
     accumulate: str = "float32"
 

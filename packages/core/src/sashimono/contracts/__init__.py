@@ -1,1 +1,35 @@
-"""sashimono.contracts."""
+"""The abstract modules and records in which packages meet; import them from their own file or from here."""
+
+from sashimono.contracts.batch import BATCH_AXES as BATCH_AXES
+from sashimono.contracts.batch import Batch as Batch
+from sashimono.contracts.data import DataSource as DataSource
+from sashimono.contracts.gradients import GradientStrategy as GradientStrategy
+from sashimono.contracts.gradients import LossProgram as LossProgram
+from sashimono.contracts.optimizer import GradientTransformation as GradientTransformation
+from sashimono.contracts.optimizer import Optimizer as Optimizer
+from sashimono.contracts.optimizer import ScheduleFactory as ScheduleFactory
+from sashimono.contracts.program import Environment as Environment
+from sashimono.contracts.program import Lowered as Lowered
+from sashimono.contracts.program import Program as Program
+from sashimono.contracts.roles import Attention as Attention
+from sashimono.contracts.roles import Block as Block
+from sashimono.contracts.roles import Cache as Cache
+from sashimono.contracts.roles import CacheState as CacheState
+from sashimono.contracts.roles import CacheView as CacheView
+from sashimono.contracts.roles import CausalLM as CausalLM
+from sashimono.contracts.roles import FeedForward as FeedForward
+from sashimono.contracts.roles import Norm as Norm
+from sashimono.contracts.roles import Positions as Positions
+from sashimono.contracts.roles import RematPolicy as RematPolicy
+from sashimono.contracts.roles import Stack as Stack
+from sashimono.contracts.roles import TokenDispatcher as TokenDispatcher
+from sashimono.contracts.sequences import Sequences as Sequences
+from sashimono.contracts.services import Engine as Engine
+from sashimono.contracts.services import Run as Run
+from sashimono.contracts.services import Service as Service
+from sashimono.contracts.services import Storage as Storage
+from sashimono.contracts.strategy import MeshBuilder as MeshBuilder
+from sashimono.contracts.strategy import Strategy as Strategy
+from sashimono.contracts.workload import ExecutionConfig as ExecutionConfig
+from sashimono.contracts.workload import PrecisionConfig as PrecisionConfig
+from sashimono.contracts.workload import Workload as Workload

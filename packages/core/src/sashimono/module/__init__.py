@@ -1,1 +1,29 @@
-"""sashimono.module."""
+"""The module tree, its invocation contexts, and the JAX transforms that carry them."""
+
+from sashimono.module.context import Context as Context
+from sashimono.module.context import call_name as call_name
+from sashimono.module.context import current_context as current_context
+from sashimono.module.functional import functional as functional
+from sashimono.module.functional import initial_state as initial_state
+from sashimono.module.functional import initialize as initialize
+from sashimono.module.functional import next_state as next_state
+from sashimono.module.functional import param_specs as param_specs
+from sashimono.module.functional import state_specs as state_specs
+from sashimono.module.metrics import Last as Last
+from sashimono.module.metrics import Max as Max
+from sashimono.module.metrics import Mean as Mean
+from sashimono.module.metrics import Metric as Metric
+from sashimono.module.metrics import Sum as Sum
+from sashimono.module.module import Module as Module
+from sashimono.module.module import nowrap as nowrap
+from sashimono.module.outputs import Loss as Loss
+from sashimono.module.outputs import Outputs as Outputs
+from sashimono.module.scan import scan as scan
+from sashimono.module.scan import unstack as unstack
+from sashimono.module.transforms import cond as cond
+from sashimono.module.transforms import custom_vjp as custom_vjp
+from sashimono.module.transforms import jit as jit
+from sashimono.module.transforms import remat as remat
+from sashimono.module.transforms import shard_map as shard_map
+from sashimono.module.transforms import vmap as vmap
+from sashimono.module.transforms import while_loop as while_loop

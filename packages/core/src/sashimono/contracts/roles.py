@@ -1,0 +1,226 @@
+"""The abstract modules that packages meet in. A config slot typed with a role takes any implementation of it.
+
+Axis legend: B batch, T length, E embed, H heads, K kv_heads, D head_dim, S kv_length.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from sashimono.arrays.spec import ParamSpec
+from sashimono.config import FROM_PARENT, REQUIRED
+from sashimono.contracts.batch import Batch
+from sashimono.contracts.sequences import Sequences
+from sashimono.module import Module, nowrap
+
+#: The cache of one layer: arrays by name. Explicit argument and result of every method that uses it; donate it.
+CacheState = dict[str, Any]
+
+
+class Norm(Module):
+    """Normalises the last axis."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns an array of `x`'s shape and dtype; statistics are taken in fp32."""
+
+
+class Positions(Module):
+    """Tells a model where tokens are. An implementation overrides the parts it acts on; the rest do nothing."""
+
+    class Config(Module.Config):
+        head_dim: int = FROM_PARENT
+
+    def rotate(
+        self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
+        """Returns queries and keys turned by their positions."""
+        del positions
+        return q, k
+
+    def bias(
+        self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
+    ) -> Float[Array, "B H T S"] | None:
+        """Returns what is added to attention logits, or None."""
+        del q_positions, kv_positions, num_heads
+        return None
+
+
+class Cache(Module):
+    """Keeps keys and values of past tokens for one attention layer; it has no parameters, only a layout."""
+
+    class Config(Module.Config):
+        num_kv_heads: int = FROM_PARENT
+        key_dim: int = FROM_PARENT
+        value_dim: int = FROM_PARENT
+
+    @nowrap
+    @abc.abstractmethod
+    def spec(self, rows: int, length: int, dtype: str) -> dict[str, ParamSpec]:
+        """Returns shape, dtype and axes of each array, for `rows` sequences of at most `length` tokens."""
+
+    @abc.abstractmethod
+    def extend(
+        self,
+        state: CacheState,
+        k: Float[Array, "B T K D"],
+        v: Float[Array, "B T K D"],
+        sequences: Sequences,
+    ) -> "CacheView":
+        """Returns the cache with the new tokens written after each row's `sequences.lengths`, and what to read."""
+
+
+class CacheView(NamedTuple):
+    """The new cache state, and the keys and values to attend over with their positions ([B, S], or [S])."""
+
+    state: CacheState
+    k: jax.Array
+    v: jax.Array
+    kv_positions: jax.Array | None
+
+
+class Attention(Module):
+    """Mixes tokens of a sequence."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the mixed activations and the extended cache; without a cache, tokens see the same call's only."""
+
+    @nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, ParamSpec]:
+        """Returns the layout of this layer's cache; empty for a layer that keeps nothing."""
+        del rows, length, dtype
+        return {}
+
+
+class FeedForward(Module):
+    """Transforms each token on its own."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+        hidden_dim: int = REQUIRED
+
+    @abc.abstractmethod
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the transformed activations; `sequences.segment_ids == 0` marks padding."""
+
+
+class TokenDispatcher(Module):
+    """Brings token rows to the experts chosen for them and the results back; a slot of a mixture of experts."""
+
+    class Config(Module.Config):
+        num_experts: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def dispatch(
+        self, x: Float[Array, "N E"], expert_ids: Int[Array, "N top_k"]
+    ) -> tuple[Float[Array, "rows E"], Int[Array, " local_experts"], Any]:
+        """Returns rows grouped by expert, the size of each group, and what `combine` needs."""
+
+    @abc.abstractmethod
+    def combine(
+        self, rows: Float[Array, "rows E"], weights: Float[Array, "N top_k"], plan: Any
+    ) -> Float[Array, "N E"]:
+        """Returns each token's weighted sum over its experts' rows."""
+
+
+class Block(Module):
+    """One layer of a stack."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the residual stream after this layer, and its cache."""
+
+    @nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, Any]:
+        """Returns the layout of this layer's cache."""
+        del rows, length, dtype
+        return {}
+
+
+class Stack(Module):
+    """A tower of blocks. Parameters keep one canonical path and `[layers, …]` leaves however it is run."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+        num_layers: int = REQUIRED
+
+    @abc.abstractmethod
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, caches: Any = None
+    ) -> tuple[Float[Array, "B T E"], Any]:
+        """Returns the last layer's residual stream and the caches of all layers."""
+
+    @nowrap
+    @abc.abstractmethod
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the layout of all layers' caches, in the structure `forward` takes."""
+
+    @nowrap
+    @abc.abstractmethod
+    def unstacked(self, params: Any) -> Any:
+        """Returns this module's parameters with one tree a layer, for decoding loops."""
+
+
+class RematPolicy(Module):
+    """Says which activations the backward pass keeps; names are those layers `tag`."""
+
+    @nowrap
+    @abc.abstractmethod
+    def policy(self) -> Any:
+        """Returns False (keep all), True (keep layer inputs only), or a policy for jax.checkpoint."""
+
+
+class CausalLM(Module):
+    """A language model in three parts, so that a pipeline can place them on different stages."""
+
+    class Config(Module.Config):
+        vocab_size: int = REQUIRED
+        input_dim: int = REQUIRED
+
+    @abc.abstractmethod
+    def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the first residual stream."""
+
+    @abc.abstractmethod
+    def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
+        """Adds the training loss and its metrics for the last residual stream."""
+
+    @abc.abstractmethod
+    def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits for the last residual stream."""
+
+    @abc.abstractmethod
+    def forward(self, batch: Batch) -> None:
+        """Runs the three parts on a training batch; the loss is in the outputs."""
+
+    @abc.abstractmethod
+    def decode(
+        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Returns logits of every given token and the extended caches; prefill is a long `T`, decoding T = 1."""
+
+    @nowrap
+    @abc.abstractmethod
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the layout of the caches for `rows` sequences of at most `length` tokens."""
+
+    @nowrap
+    @abc.abstractmethod
+    def unstacked(self, params: Any) -> Any:
+        """Returns the parameters in the form that decodes fastest, one tree a layer."""

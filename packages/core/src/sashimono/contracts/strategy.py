@@ -1,0 +1,39 @@
+"""What a parallelism contributes: two ordered tables from logical to mesh axes, and the mesh they speak of."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sashimono.arrays.rules import Rules
+from sashimono.config import Configurable
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Strategy(Configurable):
+    """One parallelism, chosen in `execution.strategies`; several compose in the order they are listed."""
+
+    @abc.abstractmethod
+    def param_rules(self) -> Rules:
+        """Returns rules for parameters and everything shaped like them."""
+
+    @abc.abstractmethod
+    def activation_rules(self) -> Rules:
+        """Returns rules for activations, batches and caches."""
+
+
+class MeshBuilder(Configurable):
+    """Arranges devices in a mesh; `axes` sizes multiply to the device count, one may be -1 for the rest."""
+
+    class Config(Configurable.Config):
+        axes: dict[str, int] = {}
+        dcn_axes: dict[str, int] = {}
+
+    @abc.abstractmethod
+    def shape(self, num_devices: int) -> Mapping[str, int]:
+        """Returns the resolved sizes; raises ShardingError where they don't multiply to the device count."""
+
+    @abc.abstractmethod
+    def mesh(self, devices: Sequence["jax.Device"], slices: int = 1) -> "jax.sharding.Mesh":
+        """Returns the mesh with Auto axes over `devices`, neighbours on the fastest links."""

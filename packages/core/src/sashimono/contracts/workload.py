@@ -1,0 +1,49 @@
+"""A workload: what an experiment builds. `plan` compiles its programs, `train` runs them."""
+
+import abc
+from collections.abc import Mapping
+
+from sashimono.arrays.precision import Precision
+from sashimono.config import REQUIRED, Config, Configurable
+from sashimono.contracts.program import Environment, Program
+from sashimono.contracts.roles import CausalLM
+from sashimono.contracts.strategy import MeshBuilder, Strategy
+
+
+class PrecisionConfig(Config):
+    """dtype names of `compute` and `accumulate`; parameters are always stored in their ParamSpec's dtype."""
+
+    compute: str = "float32"
+    accumulate: str = "float32"
+
+    def precision(self) -> Precision:
+        """Returns the hashable policy."""
+        return Precision(self.compute, self.accumulate)
+
+
+class ExecutionConfig(Config):
+    """Where and how a workload runs. All of it may change between runs of one experiment.
+
+    `mesh` None and no strategies mean one device. `kernels` pins operations to kernels by catalog name.
+    """
+
+    mesh: MeshBuilder.Config | None = None
+    strategies: tuple[Strategy.Config, ...] = ()
+    kernels: dict[str, str] = {}
+    require_fused: bool = False
+    compiler_options: dict[str, str | int | float | bool] = {}
+
+
+class Workload(Configurable):
+    """Programs over one model, described without opening data or touching a device."""
+
+    class Config(Configurable.Config):
+        PLACEMENT = ("execution",)
+
+        model: CausalLM.Config = REQUIRED
+        precision: PrecisionConfig = PrecisionConfig()
+        execution: ExecutionConfig = ExecutionConfig()
+
+    @abc.abstractmethod
+    def programs(self, environment: Environment) -> Mapping[str, Program]:
+        """Returns the programs by name, such as "train_step"; their arguments are abstract."""

@@ -1,0 +1,137 @@
+"""`sm.scan`: a loop over layers or over data that carries the module context and returns its outputs explicitly."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sashimono.errors import ModuleError
+from sashimono.module.context import Context, current_context, run_detached
+from sashimono.module.outputs import Outputs
+
+#: A remat policy as `jax.checkpoint` takes it: None saves nothing but the inputs.
+Policy = Callable[..., Any]
+
+
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    *,
+    over: str | None = None,
+    length: int | None = None,
+    unrolled: bool = False,
+    unroll: int = 1,
+    remat: "Policy | bool" = False,
+) -> tuple[Any, Any]:
+    """Runs `carry, y = body(carry, x)` for each x and returns (carry, stacked ys), like jax.lax.scan.
+
+    `over` names a stacked child of the running module: iteration i sees layer i's parameters, state and keys.
+    `remat` recomputes the body in the backward pass: True saves only its inputs, a policy says what else.
+    `unrolled` writes the iterations out one by one; parameters may then also be a sequence of per-layer trees.
+    Metrics and losses are reduced over iterations; state updates and emitted values are stacked.
+    """
+    context = current_context()
+    context.check_trace("sm.scan is called")
+    length = _length(context, over, xs, length)
+    params, state = _sliced(context, over)
+    step = _step(context, body, over)
+    if remat is not False:
+        policy = None if remat is True else remat
+        step = jax.checkpoint(step, policy=policy, prevent_cse=unrolled)
+    indices = jnp.arange(length)
+    if unrolled:
+        carry, ys, outputs = _unrolled(step, carry, xs, params, state, length)
+    else:
+        if isinstance(params, Sequence):
+            params = jax.tree.map(lambda *layers: jnp.stack(layers), *params)
+
+        def scanned(c: Any, sliced: tuple[Any, ...]) -> tuple[Any, tuple[Any, Outputs]]:
+            c, y, out = step(c, *sliced)
+            return c, (y, out)
+
+        carry, (ys, outputs) = jax.lax.scan(
+            scanned, carry, (xs, params, state, indices), length=length, unroll=unroll
+        )
+        outputs = outputs.reduce_leading()
+    context.collector.absorb(outputs)
+    return carry, ys
+
+
+def _step(context: Context, body: Callable[[Any, Any], Any], over: str | None) -> Callable[..., Any]:
+    def step(carry: Any, x: Any, params: Any, state: Any, index: Any) -> tuple[Any, Any, Outputs]:
+        if over is None:
+            key = None if context.key is None else context.key.fold("scan", index)
+            (carry, y), outputs = run_detached(
+                context, body, context.params, context.state, key, (carry, x)
+            )
+            return carry, y, outputs
+        (carry, y), outputs = run_detached(
+            context,
+            body,
+            {**context.params, over: params},
+            {**context.state, over: state},
+            context.key,
+            (carry, x),
+            {over: index},
+        )
+        return carry, y, outputs
+
+    return step
+
+
+def _unrolled(
+    step: Callable[..., Any], carry: Any, xs: Any, params: Any, state: Any, length: int
+) -> tuple[Any, Any, Outputs]:
+    ys, outputs = [], []
+    for i in range(length):
+        carry, y, out = step(carry, layer_slice(xs, i), layer_slice(params, i), layer_slice(state, i), i)
+        ys.append(y)
+        outputs.append(out)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ys)
+    merged = jax.tree.map(lambda *leaves: jnp.stack(leaves), *_same_structure(outputs))
+    return carry, stacked, merged.reduce_leading()
+
+
+def _same_structure(outputs: list[Outputs]) -> list[Outputs]:
+    """Returns the outputs with the union of all kernel choices each, so that their trees have one structure."""
+    kernels = tuple(dict.fromkeys(choice for out in outputs for choice in out.kernels))
+    return [Outputs(o.metrics, o.losses, o.state, o.emitted, kernels) for o in outputs]
+
+
+def layer_slice(tree: Any, index: int) -> Any:
+    """Returns layer `index` of stacked arrays, or of a list or tuple with one tree a layer."""
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return tree[index]
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def unstack(tree: Mapping[str, Any], length: int) -> tuple[Any, ...]:
+    """Returns the per-layer trees of stacked arrays; decoding does this once, outside of its loop."""
+    return tuple(layer_slice(tree, i) for i in range(length))
+
+
+def _length(context: Context, over: str | None, xs: Any, length: int | None) -> int:
+    found = {leaf.shape[0] for leaf in jax.tree.leaves(xs)}
+    if over is not None:
+        child = context.module.children.get(over)
+        if child is None or child.num_stacked is None:
+            message = f"{context.module.path}: sm.scan(over={over!r}) needs a child declared with stacked=…"
+            raise ModuleError(message)
+        found.add(child.num_stacked)
+    if length is not None:
+        found.add(length)
+    if len(found) != 1:
+        message = (
+            f"{context.module.path}: sm.scan needs one length; found {sorted(found) or 'none'} "
+            f"from xs, length and over={over!r}"
+        )
+        raise ModuleError(message)
+    return found.pop()
+
+
+def _sliced(context: Context, over: str | None) -> tuple[Any, Any]:
+    if over is None:
+        return {}, {}
+    return context.params.get(over, {}), context.state.get(over, {})
