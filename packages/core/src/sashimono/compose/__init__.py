@@ -1,1 +1,21 @@
-"""sashimono.compose."""
+"""Composition: targets, mesh rules, modifiers, and the one order in which an experiment becomes a program."""
+
+from typing import TYPE_CHECKING, Any
+
+from sashimono.compose.experiment import Composition as Composition
+from sashimono.compose.experiment import compose as compose
+from sashimono.compose.target import Target as Target
+from sashimono.compose.target import parse_target as parse_target
+
+if TYPE_CHECKING:
+    from sashimono.compose.environment import environment as environment
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs JAX only when it is asked for, so that `show` stays quick."""
+    if name == "environment":
+        from sashimono.compose.environment import environment
+
+        return environment
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

@@ -1,0 +1,110 @@
+"""`compose`: from an experiment's name to a frozen config, in one order, with every origin on record."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sashimono.compose.mesh_rules import find_rule
+from sashimono.compose.modifiers import apply_modifier, parse_modifier
+from sashimono.compose.target import Target, parse_target
+from sashimono.config import Config, apply_override, origin
+from sashimono.errors import CompositionError, ConfigError, SashimonoError
+from sashimono.plugins import MeshRule, component, host
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """A frozen config, where it is to run, and the mesh rule that applied."""
+
+    name: str
+    config: Config
+    target: Target | None = None
+    rule: MeshRule | None = None
+
+    def workload(self) -> Any:
+        """Builds the workload that the config describes."""
+        return self.config.build()
+
+
+def compose(
+    experiment: str | Config,
+    target: str | Target | None = None,
+    modifiers: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Composition:
+    """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
+
+    Raises CompositionError with all problems at once; earlier steps raise what is wrong with their own input.
+    """
+    name, cfg = _base(experiment)
+    found = parse_target(target) if isinstance(target, str) else target
+    rule = None
+    if found is not None:
+        cfg, rule = _for_target(cfg, found)
+    for text in modifiers:
+        modifier, values = parse_modifier(text)
+        cfg = apply_modifier(cfg, modifier, values, "modifier")
+    with origin("command line", "--set"):
+        for text in overrides:
+            apply_override(cfg, text)
+    problems = _problems(cfg)
+    if problems:
+        raise CompositionError([f"{name}: {problem}" for problem in problems])
+    return Composition(name, cfg, found, rule)
+
+
+def _base(experiment: str | Config) -> tuple[str, Config]:
+    if isinstance(experiment, Config):
+        return type(experiment).__qualname__, experiment.clone()
+    factory = component("experiments", experiment)
+    with origin("experiment", experiment):
+        cfg = factory()
+    if not isinstance(cfg, Config):
+        message = f"experiment {experiment!r} returned {type(cfg).__name__}, expected a config"
+        raise ConfigError(message)
+    return experiment, cfg
+
+
+def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None]:
+    if "execution" not in cfg.fields():
+        return cfg, None
+    if cfg.execution.mesh is not None:
+        return cfg, None
+    rule = find_rule(target, count_parameters(cfg))
+    if rule is None:
+        return cfg, None
+    if target.jax_devices > 1:
+        axes = {"axes": dict(rule.mesh), "dcn_axes": dict(rule.dcn)}
+        cfg = apply_modifier(cfg, "mesh", axes, "mesh rule")
+    for name, values in rule.modifiers:
+        cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
+    return cfg, rule
+
+
+def count_parameters(cfg: Config) -> int:
+    """Returns the number of parameters of `cfg.model`, from its declarations alone."""
+    import jax
+
+    from sashimono.arrays.spec import ParamSpec
+    from sashimono.module import param_specs
+
+    specs = param_specs(cfg.model.build())
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    return sum(spec.size for spec in leaves)
+
+
+def _problems(cfg: Config) -> list[str]:
+    problems: list[str] = []
+    try:
+        cfg.freeze()
+    except ConfigError as error:
+        problems += str(error).splitlines()
+    else:
+        try:
+            if "model" in cfg.fields():
+                cfg.model.build()
+        except SashimonoError as error:
+            problems.append(str(error))
+    for _, found in host().collect("sashimono_config_checks", config=cfg):
+        problems += found
+    return problems

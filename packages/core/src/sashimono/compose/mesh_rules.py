@@ -1,0 +1,43 @@
+"""Which mesh rule fits a target and a model: predicates on capability, never on instance names."""
+
+from sashimono.compose.target import Target
+from sashimono.errors import TargetError
+from sashimono.plugins import MeshRule, host
+
+
+def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
+    """Returns the best fitting rule, by priority and then by how much it demands; None for a single device.
+
+    Raises TargetError where several devices are asked for and no installed rule fits.
+    """
+    rules = [rule for _, found in host().collect("sashimono_mesh_rules") for rule in found]
+    fitting = [rule for rule in rules if fits(rule, target, num_parameters)]
+    if fitting:
+        return max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
+    if target.jax_devices == 1:
+        return None
+    platform = [rule.name for rule in rules if rule.platform == target.device.platform]
+    offered = ", ".join(sorted(platform)) or "none"
+    message = (
+        f"no mesh rule fits target {target.selector} ({target.chips} chips, {target.slices} slices) and a model of "
+        f"{num_parameters:,} parameters; rules for {target.device.platform}: {offered}; choose a mesh yourself, "
+        f"for example --modify mesh:axes={{\"fsdp\":-1}}, or install sashimono-parallel and the target's backend"
+    )
+    raise TargetError(message)
+
+
+def fits(rule: MeshRule, target: Target, num_parameters: int) -> bool:
+    """Returns whether every demand of the rule is met."""
+    return (
+        rule.platform == target.device.platform
+        and (not rule.devices or target.device.name in rule.devices)
+        and rule.min_chips <= target.chips <= (rule.max_chips or target.chips)
+        and rule.min_parameters <= num_parameters <= (rule.max_parameters or num_parameters)
+        and (rule.slices is None or (rule.slices == "multi") == (target.slices > 1))
+    )
+
+
+def _strictness(rule: MeshRule) -> int:
+    bounds = (rule.devices, rule.max_chips, rule.max_parameters, rule.slices)
+    demands = sum(1 for bound in bounds if bound)
+    return demands + (rule.min_chips > 1) + (rule.min_parameters > 0)

@@ -1,0 +1,1 @@
+"""Linear, embedding, norms and dropout."""

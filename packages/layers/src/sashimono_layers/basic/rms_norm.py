@@ -1,0 +1,27 @@
+"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+import jax
+import jax.numpy as jnp
+import sashimono as sm
+from jaxtyping import Array, Float
+from sashimono.contracts import Norm
+
+
+class RMSNorm(Norm):
+    """x / rms(x) * scale over the last axis; statistics and product in fp32, result in x's dtype."""
+
+    class Config(Norm.Config):
+        eps: float = 1e-6
+
+    def setup(self) -> None:
+        """Declares `scale`, ones, never decayed."""
+        self.add_param(
+            "scale", (self.config.input_dim,), axes=("norm",), init=sm.ones, weight_decay=0.0
+        )
+
+    def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns the normalised array."""
+        x32 = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        y = x32 * jax.lax.rsqrt(mean_square + self.config.eps)
+        return (y * self.param("scale", jnp.float32)).astype(x.dtype)

@@ -1,0 +1,44 @@
+"""Plain feed-forward: two projections with an activation between (Vaswani et al. 2017)."""
+
+from collections.abc import Callable
+
+import jax
+import sashimono as sm
+from jaxtyping import Array, Float
+from sashimono.contracts import FeedForward, Sequences
+
+from sashimono_layers.basic.linear import Linear
+
+
+class PlainFeedForward(FeedForward):
+    """down(activation(up(x))). Tag: feed_forward_up."""
+
+    class Config(FeedForward.Config):
+        activation: Callable = jax.nn.gelu
+        up: Linear.Config = Linear.Config()
+        down: Linear.Config = Linear.Config()
+
+    def setup(self) -> None:
+        """Declares the projections to `hidden_dim` and back."""
+        cfg = self.config
+        self.add_child(
+            "up",
+            cfg.up,
+            input_shape=(cfg.input_dim,),
+            output_shape=(cfg.hidden_dim,),
+            axes=("embed", "mlp"),
+        )
+        self.add_child(
+            "down",
+            cfg.down,
+            input_shape=(cfg.hidden_dim,),
+            output_shape=(cfg.input_dim,),
+            axes=("mlp", "embed"),
+        )
+
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the transformed tokens."""
+        del sequences
+        hidden = self.config.activation(self.tag("feed_forward_up", self.up(x)))
+        hidden = sm.constrain(hidden, ("batch", "length", "mlp"))
+        return sm.constrain(self.down(hidden), ("batch", "length", "embed"))

@@ -1,0 +1,1 @@
+"""Whole models, their heads and losses."""

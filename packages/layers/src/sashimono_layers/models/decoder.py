@@ -1,0 +1,81 @@
+"""The decoder-only language model: embedding, stack, norm, head and loss, each a slot."""
+
+from typing import Any
+
+import sashimono as sm
+from jaxtyping import Array, Float, Int
+from sashimono.contracts import Batch, CausalLM, Norm, Sequences, Stack
+
+from sashimono_layers.basic.embedding import Embedding
+from sashimono_layers.basic.rms_norm import RMSNorm
+from sashimono_layers.models.cross_entropy import CrossEntropy
+from sashimono_layers.models.head import Head, UntiedHead, project
+
+
+class DecoderLM(CausalLM):
+    """A causal language model; `head` TiedHead shares the embedding's table."""
+
+    class Config(CausalLM.Config):
+        embedding: Embedding.Config = Embedding.Config()
+        stack: Stack.Config = sm.REQUIRED
+        norm: Norm.Config = RMSNorm.Config()
+        head: Head.Config = UntiedHead.Config()
+        loss: CrossEntropy.Config = CrossEntropy.Config()
+
+    def setup(self) -> None:
+        """Declares the parts and shares the embedding with the head."""
+        cfg = self.config
+        sizes = {"input_dim": cfg.input_dim, "vocab_size": cfg.vocab_size}
+        self.add_child(
+            "embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim
+        )
+        self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
+        self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
+        self.add_child("head", cfg.head, **sizes)
+        self.add_child("loss", cfg.loss)
+        self.share("embedding", self.embedding)
+
+    def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the token embeddings."""
+        del sequences
+        return sm.constrain(self.embedding(input_ids), ("batch", "length", "embed"))
+
+    def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
+        """Adds the cross entropy of the normalised stream."""
+        head = self.head
+        self.loss(self.norm(x), head.weight(), batch, transposed=head.transposed)
+
+    def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits of the normalised stream."""
+        return project(self.norm(x), self.head)
+
+    def forward(self, batch: Batch) -> None:
+        """Adds the training loss of a batch to the outputs."""
+        sequences = Sequences(positions=batch.positions, segment_ids=batch.segment_ids)
+        x, _ = self.stack(self.embed(batch.input_ids, sequences), sequences)
+        self.head_and_loss(x, batch)
+
+    def predict(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits for whole rows, each one sequence, without a cache."""
+        sequences = Sequences()
+        x, _ = self.stack(self.embed(input_ids, sequences), sequences)
+        return self.logits(x)
+
+    def decode(
+        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Returns logits of the given tokens and the extended caches."""
+        x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
+        return self.logits(x), caches
+
+    @sm.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the stack's cache layout."""
+        return self.stack.cache_spec(rows, length, dtype)
+
+    @sm.nowrap
+    def unstacked(self, params: Any) -> Any:
+        """Returns parameters with one tree a layer in the stack."""
+        return {**params, "stack": self.stack.unstacked(params["stack"])}
+
+

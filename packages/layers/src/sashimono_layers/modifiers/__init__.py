@@ -1,0 +1,1 @@
+"""Catalogued rewrites that reach every model."""

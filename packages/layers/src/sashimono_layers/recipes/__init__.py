@@ -1,0 +1,1 @@
+"""Published models as functions that return configs."""

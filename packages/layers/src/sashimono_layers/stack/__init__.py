@@ -1,0 +1,1 @@
+"""Blocks and stacks of them."""

@@ -1,0 +1,43 @@
+"""Modifiers that decide how a workload is spread and in what precision it runs."""
+
+import sashimono as sm
+from sashimono.contracts import Strategy
+
+from sashimono_parallel.mesh import StandardMesh
+from sashimono_parallel.strategies.data import DataParallel
+from sashimono_parallel.strategies.fsdp import FSDP
+
+
+class Mesh(sm.Modifier):
+    """`mesh`: sets the mesh, and the strategies that its axes call for unless the config has some."""
+
+    class Config(sm.Modifier.Config):
+        axes: dict[str, int] = {}
+        dcn_axes: dict[str, int] = {}
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with `execution.mesh` and `execution.strategies` set."""
+        own = self.config
+        cfg.execution.set(mesh=StandardMesh.Config(axes=own.axes, dcn_axes=own.dcn_axes))
+        if not cfg.execution.strategies:
+            cfg.execution.set(strategies=strategies_for({*own.axes, *own.dcn_axes}))
+        return cfg
+
+
+def strategies_for(axes: set[str]) -> tuple[Strategy.Config, ...]:
+    """Returns the strategies that give each of these mesh axes its use."""
+    if "fsdp" in axes:
+        return (FSDP.Config(),)
+    return (DataParallel.Config(),)
+
+
+class Compute(sm.Modifier):
+    """`compute`: sets the dtype layers compute in; parameters, norms, router and loss stay fp32."""
+
+    class Config(sm.Modifier.Config):
+        dtype: str = "bfloat16"
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with `precision.compute` set."""
+        cfg.precision.set(compute=self.config.dtype)
+        return cfg

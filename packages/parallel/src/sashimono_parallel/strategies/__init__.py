@@ -1,0 +1,1 @@
+"""Strategies: one parallelism a file, two ordered tables each."""
