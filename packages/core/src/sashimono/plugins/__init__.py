@@ -1,4 +1,4 @@
-"""The plugin host: records and markers for plugin authors, discovery and the catalog for everyone else.
+"""The plugin host: records and markers for plugin authors, the catalog for everyone else.
 
 A plugin module imports `hookimpl` and the records from here and nothing else but the standard
 library. Importing this package loads no third-party module: each name is resolved on first use.
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from sashimono.plugins.catalog import component as component
     from sashimono.plugins.catalog import plugin_set_digest as plugin_set_digest
     from sashimono.plugins.manager import PluginHost as PluginHost
-    from sashimono.plugins.process import host as host
-    from sashimono.plugins.process import set_host as set_host
     from sashimono.plugins.markers import hookimpl as hookimpl
     from sashimono.plugins.markers import hookspec as hookspec
+    from sashimono.plugins.process import host as host
+    from sashimono.plugins.process import set_host as set_host
     from sashimono.plugins.records import Command as Command
     from sashimono.plugins.records import Component as Component
     from sashimono.plugins.records import DeviceSpec as DeviceSpec

@@ -1,4 +1,4 @@
-"""The plain records that plugins hand to the host: nothing here imports JAX or the config package."""
+"""The plain records that plugins hand to the host. Nothing here imports JAX or the config."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class MeshRule:
 
 @dataclass(frozen=True)
 class Command:
-    """A verb of the command line: `configure` adds arguments, `run` does it and gives the exit code."""
+    """A verb of the command line: `configure` adds arguments, `run` returns the exit code."""
 
     name: str
     help: str
