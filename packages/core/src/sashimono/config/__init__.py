@@ -1,1 +1,41 @@
-"""sashimono.config."""
+"""Typed, composable, rewritable configs. Imports neither JAX nor any third-party package."""
+
+from sashimono.config.admit import FieldTypeError as FieldTypeError
+from sashimono.config.call_config import CallableConfig as CallableConfig
+from sashimono.config.call_config import config_for as config_for
+from sashimono.config.callables import CallableNameError as CallableNameError
+from sashimono.config.callables import callable_name as callable_name
+from sashimono.config.callables import public_name as public_name
+from sashimono.config.callables import resolve_callable as resolve_callable
+from sashimono.config.callables import set_name_resolver as set_name_resolver
+from sashimono.config.configurable import Configurable as Configurable
+from sashimono.config.diff import Change as Change
+from sashimono.config.diff import diff as diff
+from sashimono.config.digest import digest as digest
+from sashimono.config.freezing import IncompleteConfigError as IncompleteConfigError
+from sashimono.config.json_form import to_json as to_json
+from sashimono.config.json_load import ConfigLoadError as ConfigLoadError
+from sashimono.config.json_load import from_json as from_json
+from sashimono.config.modifier import Modifier as Modifier
+from sashimono.config.origin import Origin as Origin
+from sashimono.config.origin import origin as origin
+from sashimono.config.override import OverrideError as OverrideError
+from sashimono.config.override import apply_override as apply_override
+from sashimono.config.paths import PathError as PathError
+from sashimono.config.paths import join_path as join_path
+from sashimono.config.paths import match_path as match_path
+from sashimono.config.paths import parse_path as parse_path
+from sashimono.config.record import Config as Config
+from sashimono.config.record import UnknownFieldError as UnknownFieldError
+from sashimono.config.rewrite import RewriteError as RewriteError
+from sashimono.config.rewrite import replace as replace
+from sashimono.config.rewrite import rewriting as rewriting
+from sashimono.config.schema import Field as Field
+from sashimono.config.schema import SchemaError as SchemaError
+from sashimono.config.sentinels import ABSENT as ABSENT
+from sashimono.config.sentinels import FROM_PARENT as FROM_PARENT
+from sashimono.config.sentinels import REQUIRED as REQUIRED
+from sashimono.config.sentinels import Sentinel as Sentinel
+from sashimono.config.sentinels import SentinelError as SentinelError
+from sashimono.config.text import to_text as to_text
+from sashimono.config.values import FrozenConfigError as FrozenConfigError

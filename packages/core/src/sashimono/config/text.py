@@ -1,0 +1,43 @@
+"""The flat dump: one `path: value` per line, for golden files and readable differences."""
+
+from typing import Any
+
+from sashimono.config.callables import callable_name
+from sashimono.config.paths import Key, join_path, sort_key
+from sashimono.config.record import Config
+from sashimono.config.traverse import leaf_keys, walk_keys
+from sashimono.config.value_text import node_text, value_text
+
+ROOT = "."
+
+
+def to_text(cfg: Config) -> str:
+    """Returns the dump: every value, and every node's class as `path: module:Class`, sorted.
+
+    The root's own line has the path `.`. The same config gives the same text in every process.
+    """
+    lines: dict[tuple[Key, ...], str] = {}
+    for keys, node in walk_keys(cfg):
+        lines[keys] = node_text(node, callable_name)
+    for keys, value in leaf_keys(cfg):
+        lines[keys] = value_text(value, callable_name)
+    ordered = sorted(lines, key=sort_key)
+    return "".join(f"{path_text(keys)}: {lines[keys]}\n" for keys in ordered)
+
+
+def path_text(keys: tuple[Key, ...]) -> str:
+    """Returns a path for display; the root is `.`."""
+    return join_path(keys) or ROOT
+
+
+def flat(cfg: Config) -> dict[tuple[Key, ...], Any]:
+    """Returns every leaf value, and every node's class text, by keys."""
+    entries: dict[tuple[Key, ...], Any] = {k: NodeClass(node_text(n)) for k, n in walk_keys(cfg)}
+    entries.update(leaf_keys(cfg))
+    return entries
+
+
+class NodeClass(str):
+    """The class of a node, standing for the node itself in a flat listing."""
+
+    __slots__ = ()
