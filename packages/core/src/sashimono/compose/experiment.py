@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sashimono.compose.mesh_rules import find_rule
+from sashimono.compose.mesh_rules import dcn_axes, find_rule
 from sashimono.compose.modifiers import apply_modifier, parse_modifier
 from sashimono.compose.target import Target, parse_target
 from sashimono.config import Config, apply_override, origin
@@ -74,7 +74,7 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None]:
     if rule is None:
         return cfg, None
     if target.jax_devices > 1:
-        axes = {"axes": dict(rule.mesh), "dcn_axes": dict(rule.dcn)}
+        axes = {"axes": dict(rule.mesh), "dcn_axes": dcn_axes(rule, target)}
         cfg = apply_modifier(cfg, "mesh", axes, "mesh rule")
     for name, values in rule.modifiers:
         cfg = apply_modifier(cfg, name, dict(values), "mesh rule")

@@ -1,5 +1,7 @@
 """Which mesh rule fits a target and a model: predicates on capability, never on instance names."""
 
+import math
+
 from sashimono.compose.target import Target
 from sashimono.errors import TargetError
 from sashimono.plugins import MeshRule, host
@@ -35,6 +37,14 @@ def fits(rule: MeshRule, target: Target, num_parameters: int) -> bool:
         and rule.min_parameters <= num_parameters <= (rule.max_parameters or num_parameters)
         and (rule.slices is None or (rule.slices == "multi") == (target.slices > 1))
     )
+
+
+def dcn_axes(rule: MeshRule, target: Target) -> dict[str, int]:
+    """Returns the rule's axes between slices, -1 filled in; none for a single slice."""
+    if target.slices == 1:
+        return {}
+    fixed = math.prod(size for size in rule.dcn.values() if size != -1)
+    return {name: target.slices // fixed if size == -1 else size for name, size in rule.dcn.items()}
 
 
 def _strictness(rule: MeshRule) -> int:

@@ -60,6 +60,11 @@ class DeviceSpec:
             _require(getattr(self, count) >= 1, f"{self.name}: {count} must be at least 1")
         _require(bool(self.source), f"{self.name}: source must cite where the figures come from")
 
+    @property
+    def cores_per_unit(self) -> int:
+        """How many of what a selector's number counts make one chip."""
+        return self.cores_per_chip if self.counted == "cores" else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshRule:
@@ -70,7 +75,7 @@ class MeshRule:
         min_parameters: smallest model (parameter count) it holds for; `max_parameters` the largest.
         slices: None for any number, "single" or "multi".
         mesh: mesh axis to size inside a slice; one may be -1, meaning whatever is left.
-        dcn: mesh axis to size between slices.
+        dcn: mesh axis to size between slices; one may be -1, meaning the number of slices.
         modifiers: catalogued modifiers to apply, as (name, arguments).
         priority: the highest matching priority wins.
     """
@@ -90,10 +95,11 @@ class MeshRule:
 
     def __post_init__(self) -> None:
         """Refuses a mesh with two free axes or a size of zero; raises ValueError."""
-        sizes = list(self.mesh.values())
-        _require(sizes.count(-1) <= 1, f"{self.name}: only one mesh axis may be -1")
-        for size in [*(s for s in sizes if s != -1), *self.dcn.values()]:
-            _require(size >= 1, f"{self.name}: mesh sizes must be positive, or -1 once")
+        for sizes in (list(self.mesh.values()), list(self.dcn.values())):
+            _require(sizes.count(-1) <= 1, f"{self.name}: only one mesh axis may be -1")
+            for size in sizes:
+                good = size == -1 or size >= 1
+                _require(good, f"{self.name}: mesh sizes must be positive, or -1 once")
 
 
 @dataclass(frozen=True)
