@@ -1,0 +1,90 @@
+"""Recommended XLA options per TPU and purpose, for `lowered.compile(compiler_options=…)`.
+
+Every option here has been compiled with the libtpu versions that the README names. `checked` says
+which ones another version accepts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sashimono.plugins import DeviceSpec
+
+# Overlap collectives with compute: start early, finish late, and fuse the waiting into matmuls.
+_OVERLAP: dict[str, Any] = {
+    "xla_tpu_enable_latency_hiding_scheduler": True,
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_collective_permute": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+}
+# Gradient sums between slices, one by one while backward still runs.
+_BETWEEN_SLICES: dict[str, Any] = {
+    "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+    "xla_tpu_data_parallel_opt_different_sized_ops": True,
+}
+# Megacore chips: a matmul fused over both cores must not take a gather along.
+_MEGACORE: dict[str, Any] = {"xla_tpu_megacore_fusion_allow_ags": False}
+# Larger on-chip buffers pay where the chip has them: VMEM is 128 MiB on v6e, 64 MiB a core on
+# v7x.
+_SCOPED_VMEM_KIB = {"v6e": 98304, "v7x": 61440, "tpu7x": 61440}
+
+
+def compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any]:
+    """Returns the options for `device`; `purpose` is "train", "prefill" or "decode"."""
+    options: dict[str, Any] = {}
+    if purpose == "train":
+        options |= _OVERLAP | _BETWEEN_SLICES
+        if device.name in ("v4", "v5p"):
+            options |= _MEGACORE
+    else:
+        options["xla_tpu_enable_latency_hiding_scheduler"] = True
+    if device.name in _SCOPED_VMEM_KIB:
+        options["xla_tpu_scoped_vmem_limit_kib"] = _SCOPED_VMEM_KIB[device.name]
+    return options
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The options that a compiler takes, and why it refuses the others."""
+
+    accepted: dict[str, Any]
+    refused: dict[str, str]
+
+
+def checked(
+    options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]
+) -> Checked:
+    """Returns which options `compile_with` accepts: it compiles some small program with the
+    options it is given.
+
+    All at once first; only if that fails, one by one. A failure that isn't about options raises
+    as it is.
+    """
+    from jax.errors import JaxRuntimeError
+
+    if _reason(options, compile_with, JaxRuntimeError) is None:
+        return Checked(dict(options), {})
+    compile_with({})
+    reasons = {
+        name: _reason({name: value}, compile_with, JaxRuntimeError)
+        for name, value in options.items()
+    }
+    return Checked(
+        {name: value for name, value in options.items() if reasons[name] is None},
+        {name: reason for name, reason in reasons.items() if reason is not None},
+    )
+
+
+def _reason(
+    options: Mapping[str, Any],
+    compile_with: Callable[[dict[str, Any]], object],
+    error: type[Exception],
+) -> str | None:
+    try:
+        compile_with(dict(options))
+    except error as failure:
+        return str(failure).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
+    return None

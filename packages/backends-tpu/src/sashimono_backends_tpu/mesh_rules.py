@@ -1,0 +1,84 @@
+"""Which mesh suits which TPU slice and model size: data that composition reads.
+
+Seeded from what large Llama-style runs on these chips are published to use. Sizes are in JAX
+devices; axes that aren't named are 1. Between slices `data` takes what there is, because only it
+tolerates a slow network.
+"""
+
+from sashimono.plugins import MeshRule
+
+#: From here on activations don't fit whole beside the optimizer state of one device's shard.
+MEDIUM = 3_000_000_000
+#: Above this the optimizer state needs every chip of a slice.
+LARGE = 15_000_000_000
+
+_ACROSS_SLICES = {"data": -1}
+_SAVE_PROJECTIONS = (("remat", {"policy": "save_qkv_and_output"}),)
+_SAVE_DOTS = (("remat", {"policy": "dots"}),)
+_RECOMPUTE = (("remat", {"policy": "full"}),)
+
+RULES = (
+    MeshRule(
+        name="tpu.one_chip",
+        platform="tpu",
+        devices=("v4", "v5e", "v5p", "v6e"),
+        max_chips=1,
+        mesh={},
+    ),
+    MeshRule(
+        name="tpu.small",
+        platform="tpu",
+        max_parameters=MEDIUM - 1,
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+    ),
+    MeshRule(
+        name="tpu.large",
+        platform="tpu",
+        min_parameters=MEDIUM,
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=_SAVE_PROJECTIONS,
+    ),
+    MeshRule(
+        name="tpu.v4.medium",
+        platform="tpu",
+        devices=("v4",),
+        min_chips=16,
+        min_parameters=MEDIUM,
+        max_parameters=LARGE,
+        mesh={"data": -1, "fsdp": 16},
+        dcn=_ACROSS_SLICES,
+        modifiers=_SAVE_PROJECTIONS,
+    ),
+    MeshRule(
+        name="tpu.v5p.medium",
+        platform="tpu",
+        devices=("v5p",),
+        min_chips=64,
+        min_parameters=MEDIUM,
+        max_parameters=LARGE,
+        mesh={"data": -1, "fsdp": 64},
+        dcn=_ACROSS_SLICES,
+        modifiers=_SAVE_DOTS,
+    ),
+    # 16 GiB a chip: only the layers' inputs fit beside the state of a 7B model.
+    MeshRule(
+        name="tpu.v5e.large",
+        platform="tpu",
+        devices=("v5e",),
+        min_parameters=MEDIUM,
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=_RECOMPUTE,
+    ),
+    MeshRule(
+        name="tpu.v6e.large",
+        platform="tpu",
+        devices=("v6e",),
+        min_parameters=LARGE + 1,
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=_RECOMPUTE,
+    ),
+)
