@@ -10,22 +10,21 @@ class Batch(NamedTuple):
     """Token rows; a row may hold several packed segments. Also valid with numpy arrays or specs as leaves.
 
     `target_ids` are already shifted: position t predicts `target_ids[t]`. `segment_ids` count from 1 and 0 is
-    padding. `positions` restart at 0 in each segment. `loss_weights` is 0 where nothing is to be predicted.
+    padding. `positions` restart at 0 in each segment; both are None where each row is one segment. `loss_weights`
+    is 0 where nothing is to be predicted.
     """
 
     input_ids: Int[Array, "batch length"]
     target_ids: Int[Array, "batch length"]
-    positions: Int[Array, "batch length"]
-    segment_ids: Int[Array, "batch length"]
+    positions: Int[Array, "batch length"] | None
+    segment_ids: Int[Array, "batch length"] | None
     loss_weights: Float[Array, "batch length"]
 
     @classmethod
     def of_tokens(cls, tokens: Int[Array, "batch length_plus_one"]) -> "Batch":
         """Returns the batch of unpacked rows: every position predicts the next token with weight 1."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        positions = jnp.broadcast_to(jnp.arange(inputs.shape[1], dtype=jnp.int32), inputs.shape)
-        ones = jnp.ones(inputs.shape, jnp.int32)
-        return cls(inputs, targets, positions, ones, ones.astype(jnp.float32))
+        return cls(inputs, targets, None, None, jnp.ones(targets.shape, jnp.float32))
 
 
 #: Logical axes of each field, in the legend of `sashimono.arrays.axes`.

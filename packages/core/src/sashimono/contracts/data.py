@@ -1,6 +1,7 @@
 """What a source of training rows promises: row r is a pure function of (config, seed, r)."""
 
 import abc
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,9 @@ class DataSource(Configurable):
     class Config(Configurable.Config):
         sequence_length: int = 512
         seed: int = 0
+
+    #: Whether rows hold packed segments; if not, a batch has neither positions nor segment ids.
+    packed: ClassVar[bool] = True
 
     @abc.abstractmethod
     def row(self, index: int) -> dict[str, np.ndarray]:

@@ -208,6 +208,10 @@ class Module(Configurable):
             for child in self.children.values()
         )
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `forward`."""
+        return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
+
     # --- computing -------------------------------------------------------------------------------------------
 
     @property
