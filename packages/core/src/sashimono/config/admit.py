@@ -13,6 +13,10 @@ from sashimono.errors import ConfigError
 
 Admit = Callable[[Any, bool], Any]
 
+_ANYTHING = (
+    "None, bool, int, float, str, Enum, Config, class, function, or tuple/list/dict of these"
+)
+
 
 class Mismatch(Exception):
     """A value is not of the declared type; the field adds its name before the user sees it."""
@@ -86,8 +90,7 @@ def admit_any(value: Any, copy: bool) -> Any:
             return admit(value, copy)
     if callable(value):
         return admit_callable(value, copy)
-    expected = "None, bool, int, float, str, Enum, Config, class, function, or tuple/list/dict of these"
-    raise Mismatch(value, expected)
+    raise Mismatch(value, _ANYTHING)
 
 
 def admit_callable(value: Any, copy: bool) -> Any:

@@ -44,8 +44,8 @@ def has_forward(annotation: Any) -> bool:
 def resolve_annotation(annotation: Any, owner: type, captured: dict[str, Any]) -> Any:
     """Evaluates an annotation written in `owner`; raises NameError while a name is not defined yet.
 
-    Names are looked up as Python would: the defining function's locals, the module's globals, and, beyond
-    Python, the enclosing Configurable.
+    Names are looked up as Python would, in the defining function's locals and the module's globals,
+    and, beyond Python, in the enclosing Configurable.
     """
     if not has_forward(annotation):
         return annotation
@@ -57,7 +57,7 @@ def resolve_annotation(annotation: Any, owner: type, captured: dict[str, Any]) -
         if isinstance(scope, type):
             names.update((k, v) for k, v in vars(scope).items() if k not in module_names)
             names.setdefault(scope.__name__, scope)
-    names.update({k: v for k, v in captured.items()})
+    names.update(captured)
     holder = types.SimpleNamespace(__annotations__={"field": annotation})
     hints = typing.get_type_hints(holder, dict(module_names), names, include_extras=True)
     return hints["field"]

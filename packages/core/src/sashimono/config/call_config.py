@@ -13,7 +13,7 @@ from sashimono.config.origin import Origin
 from sashimono.config.record import Config, revive
 from sashimono.config.schema import Field, Schema
 from sashimono.config.sentinels import CALLEE_DEFAULT, REQUIRED, Sentinel
-from sashimono.config.values import Node, same_value
+from sashimono.config.values import Node, copy_value, holds_config, same_value
 from sashimono.errors import ConfigError, did_you_mean
 
 
@@ -21,7 +21,7 @@ class CallableConfig(Config):
     """The config of a callable; `build` calls it."""
 
     def build(self, **runtime: Any) -> Any:
-        """Calls the callable; runtime arguments win, configs among the arguments are built first."""
+        """Calls the callable; runtime arguments win, configs among the others are built first."""
         callee, signature = self.callee, _signature(self.callee)
         values = {
             name: value
@@ -39,9 +39,8 @@ class CallableConfig(Config):
         if missing:
             message = f"{public_name(callee)} can't be called: {', '.join(missing)} not set"
             raise ConfigError(message)
-        for name, value in values.items():
-            if isinstance(value, Config) and name not in runtime:
-                values[name] = self._argument(name, value)
+        for name in values.keys() - runtime.keys():
+            values[name] = self._argument(name, values[name])
         positional = [
             values.pop(p.name)
             for p in signature.parameters.values()
@@ -49,14 +48,26 @@ class CallableConfig(Config):
         ]
         return callee(*positional, **values)
 
-    def _argument(self, name: str, value: Config) -> Any:
-        field = self.fields()[name]
-        wants_config = isinstance(field, _CallField) and field.wants_config()
-        return value if wants_config else value.build()
+    def _argument(self, name: str, value: Any) -> Any:
+        # A parameter annotated with a Config class asks for the config itself.
+        wants_config = self.fields()[name].type.mentions("config")
+        return value if wants_config else _built(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (dict(vars(self)), self._origins, self._frozen)
         return _revive_call, (public_name(self.callee), *state)
+
+
+def _built(value: Any) -> Any:
+    """Returns a value with the configs in it built."""
+    if isinstance(value, Config):
+        return value.build()
+    if not holds_config(value):
+        return copy_value(value)
+    if isinstance(value, dict):
+        return {k: _built(v) for k, v in value.items()}
+    built = [_built(v) for v in value]
+    return tuple(built) if isinstance(value, tuple) else built
 
 
 class _CallField(Field):
@@ -68,10 +79,6 @@ class _CallField(Field):
     def type(self) -> FieldType:
         """Returns the parameter's type, widened by nested configs and the parameter's default."""
         return self._resolved()
-
-    def wants_config(self) -> bool:
-        """Tells whether the callable asks for the config itself, unbuilt."""
-        return self.type.mentions("config")
 
     def _resolved(self) -> FieldType:
         if self._type is None:

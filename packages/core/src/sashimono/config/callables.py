@@ -1,7 +1,7 @@
 """Names for functions and classes in configs: the catalog name, else a public `module:attribute`.
 
-A name must lead back to the same object in another process, so lambdas, closures, partials and bound
-methods are refused when they are assigned, not when the config is written.
+A name must lead back to the same object in another process, so lambdas, closures, partials and
+bound methods are refused when they are assigned, not when the config is written.
 """
 
 import functools
@@ -43,8 +43,8 @@ def callable_name(obj: Any) -> str:
 def public_name(obj: Any) -> str:
     """Returns the shortest public `module:attribute` that is this very object.
 
-    The defining module and its parents come first, so that the answer depends as little as possible on
-    what else has been imported; then any loaded public module of the same top-level package.
+    The defining module and its parents come first, so that the answer depends as little as possible
+    on what else has been imported; then any loaded public module of the same top-level package.
     """
     qualname = _qualname(obj)
     home = getattr(obj, "__module__", None) or ""
@@ -94,26 +94,31 @@ def resolve_callable(name: str) -> Any:
 
 def _qualname(obj: Any) -> str:
     """Returns the object's dotted name inside its module, or says why it has none to rely on."""
-    qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-    if isinstance(obj, functools.partial):
-        raise _refused("a functools.partial", repr(obj))
-    if not isinstance(qualname, str):
-        raise _refused("an object without a name", repr(obj))
-    if "<lambda>" in qualname:
-        raise _refused("a lambda", qualname)
-    if "<locals>" in qualname:
-        raise _refused("defined inside a function (a closure)", qualname)
-    owner = getattr(obj, "__self__", None)
-    if isinstance(obj, types.MethodType) and not isinstance(owner, type):
-        raise _refused("a bound method", qualname)
+    qualname: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    reason = _why_unnameable(obj, qualname)
+    if reason:
+        message = (
+            f"{qualname or obj!r} can't be stored in a config: it is {reason}, which no other "
+            "process can load by name; use a module-level function or class, or "
+            "config_for(function, argument=value)"
+        )
+        raise CallableNameError(message)
     return qualname
 
 
-def _refused(what: str, name: str) -> CallableNameError:
-    return CallableNameError(
-        f"{name} can't be stored in a config: it is {what}, which no other process can load by name; "
-        "use a module-level function or class, or config_for(function, argument=value)"
-    )
+def _why_unnameable(obj: Any, qualname: Any) -> str:
+    if isinstance(obj, functools.partial):
+        return "a functools.partial"
+    if not isinstance(qualname, str):
+        return "an object without a name"
+    if "<lambda>" in qualname:
+        return "a lambda"
+    if "<locals>" in qualname:
+        return "defined inside a function (a closure)"
+    bound_to = getattr(obj, "__self__", None)
+    if isinstance(obj, types.MethodType) and not isinstance(bound_to, type):
+        return "a bound method"
+    return ""
 
 
 def _is_public(module: str, qualname: str) -> bool:

@@ -21,7 +21,7 @@ class FieldType:
     admit: Admit
 
     def mentions(self, *kinds: str) -> bool:
-        """Tells whether "callable", "class", "config" or "enum" occurs anywhere in the annotation."""
+        """Tells whether "callable", "class", "config", "enum" or "any" occurs in the annotation."""
         return any(_kind_of(part) in kinds for part in parts_of(self.annotation))
 
     def enums(self) -> list[type[enum.Enum]]:
@@ -62,7 +62,7 @@ def _argument_text(argument: Any) -> str:
 
 
 def parts_of(annotation: Any) -> list[Any]:
-    """Returns the annotation and everything inside it, except the arguments of Callable and type."""
+    """Returns the annotation and everything inside it, but for arguments of Callable and type."""
     origin = get_origin(annotation)
     if origin in (Literal, type, collections.abc.Callable):
         return [annotation]

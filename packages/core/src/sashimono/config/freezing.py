@@ -20,7 +20,7 @@ class IncompleteConfigError(ConfigError):
 
 
 def freeze_tree(root: Any) -> None:
-    """Freezes every node under `root`; raises IncompleteConfigError and freezes nothing otherwise."""
+    """Freezes every node under `root`, or raises IncompleteConfigError and freezes nothing."""
     nodes = list(walk_keys(root))
     problems = [problem for keys, node in nodes for problem in _problems(node, join_path(keys))]
     if problems:

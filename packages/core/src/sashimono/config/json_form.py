@@ -1,7 +1,7 @@
 """Configs as JSON that loads back to an equal config.
 
-A node is an object with "$type" (or "$call") and "$version"; what JSON has no word for is an object with
-one "$" key: $callable, $enum, $tuple, $float, $unset, $dict.
+A node is an object with "$type" (or "$call") and "$version"; what JSON has no word for is an object
+with one "$" key: $callable, $enum, $tuple, $float, $unset, $dict.
 """
 
 import enum

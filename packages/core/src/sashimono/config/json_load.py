@@ -1,4 +1,4 @@
-"""Loading configs from JSON, with renamed fields and clear words about versions that are too new."""
+"""Loading configs from JSON: renamed fields follow, versions that are too new are named."""
 
 from typing import Any
 

@@ -1,13 +1,15 @@
 """Overrides from the command line: `model.layers[0].norm.eps=1e-5`, read by the field's type."""
 
 import ast
+import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from sashimono.config.admit import FieldTypeError
 from sashimono.config.call_config import config_for
 from sashimono.config.callables import CallableNameError, resolve_callable
+from sashimono.config.field_types import parts_of
 from sashimono.config.json_load import decode_value
 from sashimono.config.record import Config
 from sashimono.config.schema import Field
@@ -31,7 +33,7 @@ def apply_override(cfg: Config, text: str) -> str:
     node, name, _, _ = owner_of(cfg, path)
     field = node.fields()[name]
     refusal: FieldTypeError | None = None
-    for candidate in _candidates(value_text, field):
+    for candidate in _candidates(path, value_text, field):
         try:
             cfg.set_path(path, candidate)
             return path
@@ -56,18 +58,11 @@ def _split(text: str) -> tuple[str, str]:
     raise OverrideError(message)
 
 
-def _candidates(text: str, field: Field) -> Iterator[Any]:
+def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:
     """Yields what the text may mean, most literal first."""
     if text in UNSET_BY_NAME:
         yield UNSET_BY_NAME[text]
-    try:
-        yield decode_value(json.loads(text))
-    except ValueError:
-        pass
-    try:
-        yield ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError):
-        pass
+    yield from _parsed(text)
     for cls in field.type.enums():
         member = text.rpartition(".")[2]
         if member in cls.__members__:
@@ -75,21 +70,25 @@ def _candidates(text: str, field: Field) -> Iterator[Any]:
     if text.lstrip("+-").lower() in ("inf", "nan", "infinity"):
         yield float(text)
     yield text
-    yield from _named(text, field)
+    yield from _named(path, text, field)
 
 
-def _named(text: str, field: Field) -> Iterator[Any]:
+def _parsed(text: str) -> Iterator[Any]:
+    with contextlib.suppress(ValueError):
+        yield decode_value(json.loads(text))
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError):
+        yield ast.literal_eval(text)
+
+
+def _named(path: str, text: str, field: Field) -> Iterator[Any]:
     """Yields the object behind a name, for fields that may hold one; imports nothing otherwise."""
     if not field.type.mentions("callable", "class", "config", "any"):
         return
     try:
         found = resolve_callable(text)
     except (CallableNameError, UnknownNameError) as error:
-        near = f": {error}" if ":" in text or "connected" not in str(error) else ""
-        if near:
-            message = f"{field.label}: expected {field.type.text}, got {text!r}{near}"
-            raise OverrideError(message) from error
-        return
+        message = f"{path}={text}: expected {field.type.text} ({field.label}); {error}"
+        raise OverrideError(message) from error
     yield found
     if isinstance(found, type) and issubclass(found, Config):
         yield found()
@@ -100,11 +99,9 @@ def _named(text: str, field: Field) -> Iterator[Any]:
 def _refused(path: str, text: str, field: Field) -> OverrideError:
     near = ""
     names = [n for cls in field.type.enums() for n in cls.__members__]
-    literals = [str(a) for a in getattr(field.type.annotation, "__args__", ()) if _is_atom(a)]
-    if names or literals:
-        near = did_you_mean(text, names + literals)
+    for part in parts_of(field.type.annotation):
+        if get_origin(part) is Literal:
+            names.extend(str(a) for a in get_args(part))
+    if names:
+        near = did_you_mean(text, names)
     return OverrideError(f"{path}={text}: expected {field.type.text} ({field.label}){near}")
-
-
-def _is_atom(value: Any) -> bool:
-    return isinstance(value, str | int | float)

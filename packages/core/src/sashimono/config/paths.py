@@ -2,8 +2,9 @@
 
 A path is a tuple of keys: field names and dict keys are strings, positions are integers. In text, a
 string that looks like a name is written `.name`, any other `["any text"]`, an integer `[3]`.
-In a glob, `*` stands for one dotted segment with its indices (`layer[0]` is one segment), `layer[*]` for
-any index, `lay*` for any name that starts so, and `**` for any number of segments, none included.
+In a glob, `*` stands for one dotted segment with its indices (`layer[0]` is one segment),
+`layer[*]` for any index, `lay*` for any name that starts so, and `**` for any number of segments,
+also none.
 """
 
 import json
@@ -65,10 +66,7 @@ def join_path(keys: Iterable[Key]) -> str:
 
 def sort_key(keys: Iterable[Key]) -> tuple[tuple[bool, int, str], ...]:
     """Orders paths with positions as numbers, before names."""
-    return tuple(
-        (False, k, "") if isinstance(k, int) else (True, 0, k)  #
-        for k in keys
-    )
+    return tuple((False, k, "") if isinstance(k, int) else (True, 0, k) for k in keys)
 
 
 def match_path(glob: str, path: str | tuple[Key, ...]) -> bool:

@@ -112,10 +112,10 @@ class Config(Node):
 
     def set_path(self, path: str, value: Any) -> Self:
         """Sets the value at a path and returns self."""
-        node, name, keys, _ = traverse.owner_of(self, path)
+        node, name, keys, at = traverse.owner_of(self, path)
         if keys:
             value = traverse.container_with(vars(node)[name], keys, value, path)
-        node._assign({name: value})
+        node._assign({name: value}, join_path((*at, name)))
         return self
 
     def walk(self) -> Iterator[tuple[str, "Config"]]:

@@ -72,8 +72,8 @@ def replace(
     """Swaps every node matching `target` and `where` for `new`, or edits it; returns changed paths.
 
     `target` is a Configurable (a role too), a Config class, a callable used with `config_for`, or a
-    tuple of these. With `new`, the outermost matches are swapped: a field set in `new` wins, a field
-    it leaves alone takes the value that was set on the old node. With `edit`, the function gets each
+    tuple of these. With `new`, the outermost matches are swapped: a field set in `new` wins, one it
+    leaves alone takes the value that was set on the old node. With `edit`, the function gets each
     node, innermost first; a config it returns takes the node's place, which is how to wrap one.
     Raises RewriteError for no match (unless allowed), a carried value of the wrong type, and a
     replacement inside, around or instead of one by another modifier.

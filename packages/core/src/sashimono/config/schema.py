@@ -58,7 +58,7 @@ class Field:
 
     @property
     def type(self) -> FieldType:
-        """Returns the resolved type; raises FieldTypeError when the annotation can't be resolved."""
+        """Returns the type; raises FieldTypeError when the annotation can't be resolved."""
         try:
             return self._resolved()
         except NameError as error:
@@ -214,12 +214,14 @@ def _check_redefault(cls: type, name: str, value: Any) -> None:
         raise SchemaError(message)
 
 
-_DESCRIPTORS = (types.FunctionType, property, classmethod, staticmethod, type)
-
-
 def _may_stay(cls: type, name: str, value: Any) -> bool:
-    if isinstance(value, _DESCRIPTORS) or (name.startswith("__") and name.endswith("__")):
+    if isinstance(value, property | classmethod | staticmethod):
         return True
+    if name.startswith("__") and name.endswith("__"):
+        return True
+    if isinstance(value, types.FunctionType | type):
+        # From the body: a method or nested class. From elsewhere: a forgotten annotation.
+        return value.__qualname__.startswith(f"{cls.__qualname__}.")
     if name.startswith(("_abc_", "_schema", "_target")):
         return True
     # A base's ClassVar, given a new value.

@@ -1,4 +1,4 @@
-"""Markers for config fields that hold no value yet; using one as a value is an error that names it."""
+"""Markers for fields that hold no value yet; using one as a value is an error that names it."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ def walk_keys(value: Any, at: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key,
 
 
 def leaf_keys(value: Any, at: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
-    """Yields (keys, value) for every value that is not a config; containers of configs are opened."""
+    """Yields (keys, value) for every value that is no config; containers of configs are opened."""
     if isinstance(value, Node):
         for name, inner in vars(value).items():
             yield from leaf_keys(inner, (*at, name))

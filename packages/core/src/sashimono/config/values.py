@@ -14,7 +14,7 @@ class FrozenConfigError(ConfigError, AttributeError):
 
 
 class Node:
-    """Marks config records, so that values can be told apart without importing the record itself."""
+    """Marks config records, so that values can be told apart without importing the record."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ ATOMS = frozenset({type(None), bool, int, float, str})
 
 
 def copy_value(value: Any) -> Any:
-    """Returns an independent, mutable copy: configs cloned, containers rebuilt, the rest as it is."""
+    """Returns an independent, mutable copy: configs cloned, containers rebuilt, the rest as is."""
     if type(value) in ATOMS:
         return value
     if isinstance(value, Node):
@@ -74,7 +74,7 @@ def copy_value(value: Any) -> Any:
 
 
 def freeze_value(value: Any) -> Any:
-    """Returns the value with its containers refusing change; configs inside stay the same objects."""
+    """Returns the value with containers that refuse change; configs inside stay as they are."""
     if isinstance(value, list):
         return FrozenList(freeze_value(v) for v in value)
     if isinstance(value, tuple):
