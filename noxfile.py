@@ -1,0 +1,260 @@
+"""Sessions that build, test and measure the seven packages; `nox -l` lists them.
+
+Every session works on wheels built from this checkout, never on the source tree: a file missing
+from a wheel or an undeclared dependency fails here and not at a user's.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+import nox
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_missing_interpreters = True
+nox.options.download_python = "never"
+os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+
+ROOT = pathlib.Path(__file__).parent
+PACKAGES = (
+    "core",
+    "layers",
+    "parallel",
+    "backends-gpu",
+    "backends-tpu",
+    "backends-neuron",
+    "runtime",
+)
+EVERYTHING = ("sashimono-core[train,neuron]", "sashimono-backends-gpu", "sashimono-backends-tpu")
+HEAVY = {"core", "layers", "parallel", "runtime", "integration"}
+RUN = "runs/quickstart"
+EXTRA_STEPS = 50
+
+
+@functools.cache
+def wheel_folder() -> tempfile.TemporaryDirectory:
+    """Returns this nox run's own folder for wheels: two runs at once can't disturb each other."""
+    return tempfile.TemporaryDirectory(prefix="sashimono-wheels-")
+
+
+def constraints_file(session: nox.Session) -> pathlib.Path:
+    """Returns the file that maps each distribution to its wheel; the first call builds them all."""
+    folder = pathlib.Path(wheel_folder().name)
+    constraints = folder / "local.txt"
+    if not constraints.exists():
+        build = ("uv", "build", "--quiet", "--wheel", f"--out-dir={folder}")
+        for package in PACKAGES:
+            session.run(*build, f"packages/{package}")
+        wheels = {wheel.name.split("-")[0]: wheel.as_uri() for wheel in folder.glob("*.whl")}
+        lines = [f"{name.replace('_', '-')} @ {uri}\n" for name, uri in sorted(wheels.items())]
+        constraints.write_text("".join(lines))
+    return constraints
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Installs requirements; every sashimono distribution among them comes from its fresh wheel."""
+    session.install("-c", str(constraints_file(session)), *requirements)
+
+
+def test_group(package: str) -> str:
+    """Returns the uv argument for a package's test dependencies."""
+    return f"--group=packages/{package}/pyproject.toml:test"
+
+
+def import_name(package: str) -> str:
+    """Returns what a package is imported as."""
+    return "sashimono" if package == "core" else f"sashimono_{package.replace('-', '_')}"
+
+
+def test_environment() -> dict[str, str | None]:
+    """Returns the variables of a test process: CPU only, one compile cache for all sessions."""
+    return {
+        "PYTHONPATH": None,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+    }
+
+
+def run_tests(
+    session: nox.Session, folder: str, *arguments: str, codes: tuple[int, ...] = (0,)
+) -> None:
+    """Runs the tests of a folder from an empty one, after checking that wheels are under test."""
+    root = ROOT / folder
+    packages = (root.name,) if root.name in PACKAGES else PACKAGES
+    workers = ("-n", "2") if root.name in HEAVY and (os.cpu_count() or 1) > 1 else ()
+    environment = test_environment()
+    check = ("python", str(ROOT / "tests" / "installed.py"), *map(import_name, packages))
+    command = (
+        "python",
+        "-m",
+        "pytest",
+        f"--config-file={ROOT / 'pytest.ini'}",
+        f"--rootdir={root}",
+    )
+    tests_folder = root / "tests" if root.name in PACKAGES else root
+    with session.chdir(session.create_tmp()):
+        session.run(*check, env=environment)
+        command += ("-p", "no:cacheprovider", *workers, *arguments, *session.posargs)
+        session.run(*command, str(tests_folder), env=environment, success_codes=codes)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """Each package's tests on its wheel, alone with its declared dependencies; then integration."""
+    install(session, f"sashimono-{package}", test_group(package), "pytest-xdist", "pytest-timeout")
+    run_tests(session, f"packages/{package}")
+    if not session.posargs:
+        session.notify("integration")
+        session.notify("footprint")
+
+
+@nox.session(default=False)
+def integration(session: nox.Session) -> None:
+    """Several packages together: experiments, eight devices, kills, strangers' plugins."""
+    install(session, *EVERYTHING, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
+    run_tests(session, "tests/integration")
+
+
+@nox.session(default=False)
+def footprint(session: nox.Session) -> None:
+    """How many distributions and megabytes the quickstart needs; fails beyond 50 or 750."""
+    install(session, "sashimono-core[train]")
+    session.run("python", "tests/footprint.py", env={"PYTHONPATH": None})
+
+
+@nox.session(default=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def minimums(session: nox.Session, package: str) -> None:
+    """Each package's tests on the lowest versions it declares."""
+    declared = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"][
+        "dependencies"
+    ]
+    files = {f"-rpackages/{name}/pyproject.toml" for name in (package, "core")}
+    install(session, *sorted(files), "--resolution=lowest-direct")
+    session.install("--no-deps", "-c", str(constraints_file(session)), f"sashimono-{package}")
+    install(session, test_group(package), "pytest-xdist", "pytest-timeout")
+    listing = session.run("uv", "pip", "list", "--format=json", silent=True)
+    found = {entry["name"]: Version(entry["version"]) for entry in json.loads(listing or "[]")}
+    for requirement in map(Requirement, declared):
+        floor = next(Version(s.version) for s in requirement.specifier if s.operator == ">=")
+        installed = found[canonicalize_name(requirement.name)]
+        if installed != floor:
+            session.error(
+                f"{requirement.name} {installed} is installed, the declared floor is {floor}"
+            )
+    run_tests(session, f"packages/{package}")
+
+
+@nox.session(python=">=3.12", default=False)
+def latest(session: nox.Session) -> None:
+    """Core and integration on Python 3.12 or newer, which brings the newest JAX allowed."""
+    install(session, *EVERYTHING, test_group("core"), "pytest-xdist", "pytest-timeout", "uv")
+    run_tests(session, "packages/core")
+    run_tests(session, "tests/integration")
+
+
+@nox.session(default=False)
+def nightly(session: nox.Session) -> None:
+    """The tests marked nightly, too slow for every change, in every package and together."""
+    install(session, *EVERYTHING, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
+    nothing_marked = 5
+    for folder in (*(f"packages/{package}" for package in PACKAGES), "tests/integration"):
+        run_tests(session, folder, "-m", "nightly", codes=(0, nothing_marked))
+
+
+@nox.session(default=False)
+def aot_tpu(session: nox.Session) -> None:
+    """Compiles kernels and steps for TPUs without one, with the public libtpu (about 1 GB)."""
+    install(session, *EVERYTHING, "sashimono-backends-tpu[tpu]", test_group("backends-tpu"))
+    session.install("pytest-xdist", "pytest-timeout")
+    run_tests(session, "packages/backends-tpu", "-m", "aot")
+
+
+@nox.session(default=False)
+def aot_gpu(session: nox.Session) -> None:
+    """Compiles kernels and steps for NVIDIA GPUs without one, with the CUDA wheels (about 5 GB)."""
+    install(session, *EVERYTHING, "sashimono-backends-gpu[compile]", test_group("backends-gpu"))
+    session.install("pytest-xdist", "pytest-timeout")
+    run_tests(session, "packages/backends-gpu", "-m", "aot")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style: ruff with the rules of ruff.toml; `-- --fix` mends what it can."""
+    session.install("ruff>=0.12")
+    session.run("ruff", "check", *session.posargs, ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types: mypy, strict on core, and on every signature elsewhere."""
+    install(session, *EVERYTHING, "mypy>=1.15")
+    for package in PACKAGES:
+        environment = {"MYPYPATH": f"packages/{package}/src"}
+        session.run("mypy", *session.posargs, f"packages/{package}/src", env=environment)
+
+
+@nox.session
+def shape(session: nox.Session) -> None:
+    """Laws of the tree: imports, import weight, file sizes, wheel metadata, entry points."""
+    install(session, "sashimono-core", "pytest>=8.3")
+    environment = {"SASHIMONO_WHEELS": str(constraints_file(session).parent), "PYTHONPATH": None}
+    session.run("python", "-m", "pytest", "tests/shape", *session.posargs, env=environment)
+
+
+@nox.session(default=False)
+def quickstart(session: nox.Session) -> None:
+    """Trains a small model on this Python's own source, then reports and writes some code."""
+    install(session, "sashimono-core[train]")
+    command = ["sashimono", "train", "quickstart", "--run", RUN]
+    finished = finished_step(ROOT / RUN / "events.jsonl")
+    if finished is not None:
+        command += ["--steps", str(finished + EXTRA_STEPS)]
+    session.run(*command, *session.posargs)
+    session.run("sashimono", "report", RUN)
+    session.run("sashimono", "generate", RUN, "--prompt", "def ")
+
+
+def finished_step(events: pathlib.Path) -> int | None:
+    """Returns the last step of a finished run; None if it never started or was stopped."""
+    if not events.exists():
+        return None
+    step, finished = 0, False
+    for line in events.read_text().splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a torn last line: the writer was killed
+        if event["event"] == "step":
+            step = event["step"]
+        finished = event["event"] == "run_ended" and event["outcome"] == "finished"
+    return step if finished else None
+
+
+@nox.session(default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Runs benchmarks/*.py, or those named after `--`, and prints their ratios."""
+    install(session, *EVERYTHING)
+    named = [ROOT / "benchmarks" / f"{name}.py" for name in session.posargs]
+    for script in named or sorted((ROOT / "benchmarks").glob("*.py")):
+        session.run("python", str(script), env={"PYTHONPATH": None, "JAX_PLATFORMS": "cpu"})
+
+
+@nox.session(default=False)
+def dev(session: nox.Session) -> None:
+    """Makes .venv-dev with everything editable, for editors and quick test runs."""
+    session.run("uv", "venv", "--clear", "--python", sys.executable, ".venv-dev")
+    editable = [f"--editable=packages/{package}" for package in PACKAGES]
+    groups = [test_group(package) for package in PACKAGES]
+    tools = ["ruff>=0.12", "mypy>=1.15", "pytest-xdist", "pytest-timeout", "nox[uv]"]
+    session.run("uv", "pip", "install", "--python", ".venv-dev", *editable, *groups, *tools)

@@ -1,0 +1,70 @@
+"""What importing loads, measured in fresh interpreters: sets of modules, never times."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCE_FOLDERS = [str(path) for path in sorted((ROOT / "packages").glob("*/src"))]
+PLUGIN_MODULES = sorted(
+    ".".join(path.relative_to(path.parents[1]).with_suffix("").parts)
+    for path in (ROOT / "packages").glob("*/src/*/plugin.py")
+)
+OURS = {"sashimono", *(module.split(".")[0] for module in PLUGIN_MODULES)}
+
+PROBE = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+before = set(sys.modules)
+exec(sys.argv[2])
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def loaded(statement: str) -> set[str]:
+    """Returns the modules that a statement loads beyond those of a bare interpreter."""
+    command = [sys.executable, "-I", "-c", PROBE, json.dumps(SOURCE_FOLDERS), statement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def third_party(modules: set[str]) -> set[str]:
+    tops = {module.split(".")[0] for module in modules}
+    return tops - set(sys.stdlib_module_names) - OURS
+
+
+def test_importing_sashimono_loads_no_third_party_module():
+    modules = loaded("import sashimono")
+    assert "sashimono" in modules
+    assert third_party(modules) == set()
+
+
+def test_config_and_plugins_load_no_jax():
+    modules = loaded("import sashimono.config, sashimono.plugins; sashimono.plugins.host")
+    assert not third_party(modules) & {"jax", "jaxlib", "numpy", "jaxtyping"}
+
+
+def test_the_command_line_starts_without_jax():
+    modules = loaded("import sashimono.cli.main")
+    assert not third_party(modules) & {"jax", "jaxlib", "numpy", "optax", "orbax", "grain", "rich"}
+
+
+@pytest.mark.parametrize("module", PLUGIN_MODULES)
+def test_a_plugin_module_imports_the_host_and_the_standard_library(module):
+    package = module.split(".")[0]
+    modules = loaded(f"import {module}")
+    assert third_party(modules) <= {"pluggy"}
+    ours = {name for name in modules if name.split(".")[0] in OURS}
+    foreign = {n for n in ours if n.split(".")[0] not in ("sashimono", package)}
+    assert not foreign
+    core = {name for name in ours if name.startswith("sashimono.")}
+    assert all(n.split(".")[1] in ("plugins", "errors", "_version") for n in core), sorted(core)
+
+
+def test_the_probe_sees_what_it_should():
+    assert "json.tool" in loaded("import json.tool")
+    assert third_party({"numpy.linalg", "os.path", "sashimono.config"}) == {"numpy"}
