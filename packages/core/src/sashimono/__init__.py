@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from sashimono._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sashimono.arrays import ExecutionPlan as ExecutionPlan
-    from sashimono.arrays import ParamSpec as ParamSpec
-    from sashimono.arrays import Precision as Precision
-    from sashimono.arrays import constrain as constrain
-    from sashimono.arrays import current_plan as current_plan
-    from sashimono.arrays import fan_in_normal as fan_in_normal
-    from sashimono.arrays import normal as normal
-    from sashimono.arrays import ones as ones
-    from sashimono.arrays import use_plan as use_plan
-    from sashimono.arrays import zeros as zeros
-    from sashimono.compose import Target as Target
+    from sashimono.arrays.constrain import constrain as constrain
+    from sashimono.arrays.init import fan_in_normal as fan_in_normal
+    from sashimono.arrays.init import normal as normal
+    from sashimono.arrays.init import ones as ones
+    from sashimono.arrays.init import zeros as zeros
+    from sashimono.arrays.plan import ExecutionPlan as ExecutionPlan
+    from sashimono.arrays.plan import current_plan as current_plan
+    from sashimono.arrays.plan import use_plan as use_plan
+    from sashimono.arrays.precision import Precision as Precision
+    from sashimono.arrays.spec import ParamSpec as ParamSpec
     from sashimono.compose import compose as compose
-    from sashimono.compose import parse_target as parse_target
+    from sashimono.compose.target import Target as Target
+    from sashimono.compose.target import parse_target as parse_target
     from sashimono.config import FROM_PARENT as FROM_PARENT
     from sashimono.config import REQUIRED as REQUIRED
     from sashimono.config import Config as Config
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from sashimono.module import Module as Module
     from sashimono.module import Outputs as Outputs
     from sashimono.module import Sum as Sum
-    from sashimono.module import call_name as call_name
     from sashimono.module import cond as cond
     from sashimono.module import current_context as current_context
     from sashimono.module import custom_vjp as custom_vjp
@@ -53,97 +52,52 @@ if TYPE_CHECKING:
     from sashimono.module import initial_state as initial_state
     from sashimono.module import initialize as initialize
     from sashimono.module import jit as jit
-    from sashimono.module import next_state as next_state
     from sashimono.module import nowrap as nowrap
     from sashimono.module import param_specs as param_specs
     from sashimono.module import remat as remat
     from sashimono.module import scan as scan
     from sashimono.module import shard_map as shard_map
-    from sashimono.module import state_specs as state_specs
     from sashimono.module import vmap as vmap
     from sashimono.module import while_loop as while_loop
     from sashimono.plugins import component as component
-    from sashimono.plugins import hookimpl as hookimpl
     from sashimono.plugins import host as host
+    from sashimono.plugins import hookimpl as hookimpl
 
 # Module of core to the public names it holds.
-_NAMES: dict[str, tuple[str, ...]] = {
-    "arrays": (
-        "ExecutionPlan",
-        "ParamSpec",
-        "Precision",
-        "constrain",
-        "current_plan",
-        "fan_in_normal",
-        "normal",
-        "ones",
-        "use_plan",
-        "zeros",
-    ),
-    "compose": (
-        "Target",
-        "compose",
-        "parse_target",
-    ),
+_NAMES = {
+    "arrays.constrain": "constrain",
+    "arrays.init": "fan_in_normal normal ones zeros",
+    "arrays.plan": "ExecutionPlan current_plan use_plan",
+    "arrays.precision": "Precision",
+    "arrays.spec": "ParamSpec",
+    "compose": "compose",
+    "compose.target": "Target parse_target",
     "config": (
-        "FROM_PARENT",
-        "REQUIRED",
-        "Config",
-        "Configurable",
-        "Modifier",
-        "config_for",
-        "diff",
-        "digest",
-        "from_json",
-        "origin",
-        "replace",
-        "to_json",
-        "to_text",
+        "FROM_PARENT REQUIRED Config Configurable Modifier config_for diff digest "
+        "from_json origin replace to_json to_text"
     ),
-    "contracts": ("Program",),
-    "errors": ("SashimonoError",),
+    "contracts": "Program",
+    "errors": "SashimonoError",
     "module": (
-        "Context",
-        "Last",
-        "Max",
-        "Mean",
-        "Module",
-        "Outputs",
-        "Sum",
-        "call_name",
-        "cond",
-        "current_context",
-        "custom_vjp",
-        "functional",
-        "initial_state",
-        "initialize",
-        "jit",
-        "next_state",
-        "nowrap",
-        "param_specs",
-        "remat",
-        "scan",
-        "shard_map",
-        "state_specs",
-        "vmap",
-        "while_loop",
+        "Context Last Max Mean Module Outputs Sum cond current_context custom_vjp "
+        "functional initial_state initialize jit nowrap param_specs remat scan shard_map "
+        "vmap while_loop"
     ),
-    "plugins": (
-        "component",
-        "host",
-        "hookimpl",
-    ),
+    "plugins": "component host hookimpl",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    """Resolves a public name on first use and keeps it."""
+    """Imports a public name on first use and keeps it."""
     if name not in _HOME:
         message = f"module 'sashimono' has no attribute {name!r}"
         raise AttributeError(message)
-    value = getattr(import_module(f"sashimono.{_HOME[name]}"), name)
+    module = import_module(f"sashimono.{_HOME[name]}")
+    if _HOME[name] == name:  # `sashimono.compose` is a package that can be called, see there
+        return module
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

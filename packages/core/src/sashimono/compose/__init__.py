@@ -1,5 +1,7 @@
 """Composition: targets, mesh rules, modifiers, and the one order in which an experiment becomes a program."""
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sashimono.compose.experiment import Composition as Composition
@@ -19,3 +21,13 @@ def __getattr__(name: str) -> Any:
         return environment
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
+
+
+class _CallablePackage(ModuleType):
+    """Lets `sm.compose(…)` work although importing this package binds its name in `sashimono`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Composition:
+        return compose(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage
