@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sashimono.module import Module as Module
     from sashimono.module import Outputs as Outputs
     from sashimono.module import Sum as Sum
+    from sashimono.module import call_name as call_name
     from sashimono.module import cond as cond
     from sashimono.module import current_context as current_context
     from sashimono.module import custom_vjp as custom_vjp
@@ -52,16 +53,18 @@ if TYPE_CHECKING:
     from sashimono.module import initial_state as initial_state
     from sashimono.module import initialize as initialize
     from sashimono.module import jit as jit
+    from sashimono.module import next_state as next_state
     from sashimono.module import nowrap as nowrap
     from sashimono.module import param_specs as param_specs
     from sashimono.module import remat as remat
     from sashimono.module import scan as scan
     from sashimono.module import shard_map as shard_map
+    from sashimono.module import state_specs as state_specs
     from sashimono.module import vmap as vmap
     from sashimono.module import while_loop as while_loop
     from sashimono.plugins import component as component
-    from sashimono.plugins import host as host
     from sashimono.plugins import hookimpl as hookimpl
+    from sashimono.plugins import host as host
 
 # Module of core to the public names it holds.
 _NAMES = {
@@ -79,9 +82,9 @@ _NAMES = {
     "contracts": "Program",
     "errors": "SashimonoError",
     "module": (
-        "Context Last Max Mean Module Outputs Sum cond current_context custom_vjp "
-        "functional initial_state initialize jit nowrap param_specs remat scan shard_map "
-        "vmap while_loop"
+        "Context Last Max Mean Module Outputs Sum call_name cond current_context "
+        "custom_vjp functional initial_state initialize jit next_state nowrap param_specs "
+        "remat scan shard_map state_specs vmap while_loop"
     ),
     "plugins": "component host hookimpl",
 }

@@ -65,7 +65,7 @@ def parse_target(selector: str) -> Target:
         device=device,
         chips=chips * slices,
         jax_devices=chips * slices * device.jax_devices_per_chip,
-        hosts=max(1, chips // device.chips_per_host) * slices,
+        hosts=-(-chips // device.chips_per_host) * slices,
         slices=slices,
         topology=_topology(text, device, chips),
     )
