@@ -103,7 +103,7 @@ def run_tests(
     tests_folder = root / "tests" if root.name in PACKAGES else root
     with session.chdir(session.create_tmp()):
         session.run(*check, env=environment)
-        command += ("-p", "no:cacheprovider", *workers, *arguments, *session.posargs)
+        command += ("-p", "no:cacheprovider", "--timeout=600", *workers, *arguments, *session.posargs)
         session.run(*command, str(tests_folder), env=environment, success_codes=codes)
 
 
