@@ -104,12 +104,18 @@ class MeshRule:
 
 @dataclass(frozen=True)
 class Command:
-    """A verb of the command line: `configure` adds arguments, `run` returns the exit code."""
+    """A verb of the command line: `configure` adds arguments, `run` returns the exit code.
+
+    Attributes:
+        help: one line, for the list of verbs.
+        example: command lines for the verb's own `--help`, such as "sashimono list layers".
+    """
 
     name: str
     help: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    example: str = ""
 
 
 @dataclass(frozen=True)
