@@ -1,1 +1,14 @@
-"""sashimono.kernels."""
+"""Operations and their kernels: what to compute, who can compute it here, and why the others can't.
+
+`attention`, `grouped_matmul`, `token_exchange` and `softmax_cross_entropy` are both subpackages and, here, the
+calls. Binding the calls now, not on first use, keeps Python from putting the subpackages in their place.
+"""
+
+from sashimono.kernels.attention.dispatch import attention as attention
+from sashimono.kernels.choice import KernelChoice as KernelChoice
+from sashimono.kernels.masks import CAUSAL as CAUSAL
+from sashimono.kernels.masks import FULL as FULL
+from sashimono.kernels.masks import MaskSpec as MaskSpec
+from sashimono.kernels.operation import Kernel as Kernel
+from sashimono.kernels.operation import Operation as Operation
+from sashimono.kernels.verdict import Verdict as Verdict

@@ -1,0 +1,39 @@
+"""Runs one call of an operation: split over the mesh, choose a kernel, record the choice, compute."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sashimono.arrays.axes import LogicalAxes
+from sashimono.kernels.custom_gradient import call
+from sashimono.kernels.operation import Operands, Operation, Problem
+from sashimono.kernels.selection import Selection, select
+from sashimono.kernels.sharded import Split, call_split, split_operands
+
+
+def run(
+    operation: Operation,
+    problem: Problem,
+    operands: Operands,
+    axes: Mapping[str, LogicalAxes] | None = None,
+) -> Any:
+    """Returns the operation's output by the best kernel installed.
+
+    `problem` and `operands` are global; kernels are asked about one shard's part of them. `axes` replaces some of
+    the operation's operand axes for this call. Raises KernelError as `select` does.
+    """
+    split = split_operands(operation, {**operation.operand_axes, **(axes or {})}, operands)
+    local, selection = choose(operation, problem, split)
+    kernel = selection.kernel
+    if kernel.local and split.axes:
+        return call_split(operation, split, lambda shard: call(kernel, local, shard), operands)
+    return call(kernel, problem, operands)
+
+
+def choose(operation: Operation, problem: Problem, split: Split) -> tuple[Problem, Selection]:
+    """Returns the local problem and the selection for it, which it records in the running module."""
+    from sashimono.module.context import record_kernel
+
+    local = problem.localize(split.shapes)
+    selection = select(operation, local, split.error)
+    record_kernel(selection.choice)
+    return local, selection
