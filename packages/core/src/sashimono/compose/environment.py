@@ -48,7 +48,7 @@ def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | Abstr
         if target is None:
             message = "an abstract mesh needs a target; give one with --on, such as --on cpu-8"
             raise TargetError(message)
-        shape = builder.shape(target.jax_devices)
+        shape = builder.shape(target.jax_devices, target.slices)
         kinds = (AxisType.Auto,) * len(shape)
         return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=kinds)
     found = jax.devices() if devices == "process" else list(devices)

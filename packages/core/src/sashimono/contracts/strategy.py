@@ -24,15 +24,18 @@ class Strategy(Configurable):
 
 
 class MeshBuilder(Configurable):
-    """Arranges devices in a mesh; `axes` sizes multiply to the device count, one may be -1 for the rest."""
+    """Arranges devices in a mesh: `axes` multiply to the devices of a slice, `dcn_axes` to the number of slices.
+
+    In each, one size may be -1 for what is left.
+    """
 
     class Config(Configurable.Config):
         axes: dict[str, int] = {}
         dcn_axes: dict[str, int] = {}
 
     @abc.abstractmethod
-    def shape(self, num_devices: int) -> Mapping[str, int]:
-        """Returns the resolved sizes; raises ShardingError where they don't multiply to the device count."""
+    def shape(self, num_devices: int, slices: int = 1) -> Mapping[str, int]:
+        """Returns the resolved sizes over all slices; raises ShardingError where they don't multiply to the count."""
 
     @abc.abstractmethod
     def mesh(self, devices: Sequence["jax.Device"], slices: int = 1) -> "jax.sharding.Mesh":

@@ -1,0 +1,114 @@
+"""Conformance of a layer: subclass `LayerConformance`, give a config and inputs, and pytest does the rest."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sashimono.arrays.plan import ExecutionPlan, use_plan
+from sashimono.arrays.precision import Precision
+from sashimono.arrays.tree import flatten_paths
+from sashimono.config import Config, from_json, to_json
+from sashimono.module import Module, functional, initial_state, initialize, param_specs
+
+
+class LayerConformance:
+    """What every layer promises. An author implements `config` and `inputs`, and lists what isn't supported.
+
+    `unsupported` may hold "gradients", "bfloat16", "dtype", with a reason each.
+    """
+
+    unsupported: ClassVar[dict[str, str]] = {}
+
+    def config(self) -> Config:
+        """Returns the layer's config, complete with what a parent would give."""
+        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        """Returns the arguments of `forward`, the first of which is an array."""
+        raise AssertionError("implement inputs() in the conformance class")  # noqa: EM101
+
+    # --- what the kit needs ----------------------------------------------------------------------------------
+
+    def build(self) -> tuple[Module, Any, Any]:
+        """Returns the module with parameters and state."""
+        module = self.config().build(name="layer")
+        key = jax.random.key(0)
+        return module, initialize(module, key), initial_state(module, key)
+
+    def call(self, params: Any, *inputs: Any, train: bool = False) -> Any:
+        """Returns the array a call gives: the result, or the first of several."""
+        module, _, state = self.build()
+        result, _ = functional(module)(params, state, *inputs, key=jax.random.key(1), train=train)
+        return result[0] if isinstance(result, tuple) else result
+
+    def skip_unless(self, feature: str) -> None:
+        """Skips the test with the author's reason where the feature is listed as unsupported."""
+        if feature in self.unsupported:
+            pytest.skip(f"{feature}: {self.unsupported[feature]}")
+
+    # --- the checks ------------------------------------------------------------------------------------------
+
+    def test_config_round_trips_through_json(self) -> None:
+        cfg = self.config()
+        assert from_json(to_json(cfg)) == cfg
+
+    def test_specs_match_parameters(self) -> None:
+        module, params, _ = self.build()
+        specs, arrays = flatten_paths(param_specs(module)), flatten_paths(params)
+        assert list(specs) == list(arrays)
+        for path, spec in specs.items():
+            assert arrays[path].shape == spec.shape, path
+            assert arrays[path].dtype == jnp.dtype(spec.dtype), path
+
+    def test_initialisation_is_finite_and_repeatable(self) -> None:
+        _, first, _ = self.build()
+        _, second, _ = self.build()
+        for path, array in flatten_paths(first).items():
+            assert np.isfinite(array).all(), path
+            assert np.array_equal(array, flatten_paths(second)[path]), path
+
+    def test_calls_are_deterministic_and_finite(self) -> None:
+        _, params, _ = self.build()
+        inputs = self.inputs(jax.random.key(2))
+        first, second = self.call(params, *inputs), self.call(params, *inputs)
+        assert np.isfinite(np.asarray(first, np.float32)).all()
+        assert np.array_equal(first, second)
+
+    def test_compiled_equals_eager(self) -> None:
+        _, params, _ = self.build()
+        inputs = self.inputs(jax.random.key(2))
+        eager, compiled = self.call(params, *inputs), jax.jit(self.call)(params, *inputs)
+        np.testing.assert_allclose(eager, compiled, rtol=2e-5, atol=2e-5)
+
+    def test_compute_dtype_is_kept(self) -> None:
+        self.skip_unless("bfloat16")
+        _, params, _ = self.build()
+        first, *rest = self.inputs(jax.random.key(2))
+        with use_plan(ExecutionPlan(precision=Precision(compute="bfloat16"))):
+            result = self.call(params, first.astype(jnp.bfloat16), *rest)
+        assert result.dtype == jnp.bfloat16
+
+    def test_every_parameter_gets_a_finite_gradient(self) -> None:
+        self.skip_unless("gradients")
+        _, params, _ = self.build()
+        inputs = self.inputs(jax.random.key(2))
+        weights = jax.random.normal(jax.random.key(3), self.call(params, *inputs).shape)
+        grads = jax.grad(lambda p: (self.call(p, *inputs).astype(jnp.float32) * weights).sum())(params)
+        for path, grad in flatten_paths(grads).items():
+            assert np.isfinite(grad).all(), path
+            assert np.abs(grad).max() > 0, f"{path} has no gradient"
+
+    def test_remat_changes_nothing(self) -> None:
+        self.skip_unless("gradients")
+        _, params, _ = self.build()
+        inputs = self.inputs(jax.random.key(2))
+
+        def loss(p: Any) -> jax.Array:
+            return self.call(p, *inputs).astype(jnp.float32).sum()
+
+        plain, again = jax.grad(loss)(params), jax.grad(jax.checkpoint(loss))(params)
+        for path, grad in flatten_paths(plain).items():
+            np.testing.assert_allclose(grad, flatten_paths(again)[path], rtol=1e-4, atol=1e-5, err_msg=path)

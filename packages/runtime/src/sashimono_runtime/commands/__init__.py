@@ -1,0 +1,1 @@
+"""The verbs that runtime adds to the command line, one file each."""

@@ -1,0 +1,47 @@
+"""`sashimono eval`: the held-out loss of a run's checkpoint."""
+
+import argparse
+import json
+from pathlib import Path
+
+from sashimono.cli.output import write
+from sashimono.plugins import Command
+
+
+def command() -> Command:
+    """Returns the verb."""
+    return Command("eval", "evaluate a run on its held-out split", configure, run)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.epilog = "example: sashimono eval runs/quickstart --json"
+    parser.add_argument("run_directory", metavar="RUN", help="a run directory")
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
+    parser.add_argument("--set", action="append", metavar="PATH=VALUE", help="override a config value")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates; returns 0."""
+    from sashimono.errors import UsageError
+
+    from sashimono_runtime.commands.process import prepare_process
+    from sashimono_runtime.serve.open_run import open_run
+    from sashimono_runtime.train.evaluate import Evaluator
+
+    prepare_process()
+    opened = open_run(
+        Path(args.run_directory), target=args.on, overrides=tuple(args.set or ()), step=args.step
+    )
+    cfg = opened.composition.config
+    program = opened.trainer.programs(opened.environment)["eval_step"]
+    with opened.environment.active():
+        found = Evaluator(cfg, program).evaluate(opened.params, opened.state)
+    if found is None:
+        message = f"the data of {args.run_directory} has no held-out split to evaluate on"
+        raise UsageError(message)
+    record = {"run": args.run_directory, "step": opened.step, **found}
+    write(json.dumps(record) if args.json else "\n".join(f"{k:>14}  {v}" for k, v in record.items()))
+    return 0

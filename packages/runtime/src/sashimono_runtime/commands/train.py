@@ -1,0 +1,54 @@
+"""`sashimono train`: train an experiment, or go on with a run."""
+
+import argparse
+from pathlib import Path
+
+from sashimono.cli.arguments import experiment_arguments
+from sashimono.plugins import Command
+
+_EXAMPLE = """example:
+  sashimono train quickstart --run runs/first
+  sashimono train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe
+
+exit codes: 0 done; 42 stopped by SIGTERM after saving, start it again; 2 usage; others permanent"""
+
+
+def command() -> Command:
+    """Returns the verb."""
+    return Command("train", "train an experiment, or resume its run", configure, run)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    experiment_arguments(parser)
+    parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/EXPERIMENT)")
+    parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
+    parser.add_argument(
+        "--require-fused", action="store_true", help="fail where a fused kernel would be refused"
+    )
+    gang = parser.add_argument_group("several processes (all take the same arguments)")
+    gang.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    gang.add_argument("--processes", type=int, metavar="N", help="number of processes")
+    gang.add_argument("--process-id", type=int, metavar="I", help="index of this process")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains; returns the exit code."""
+    from sashimono.compose import compose
+    from sashimono.compose.detect import local_target
+
+    from sashimono_runtime.commands.process import join_gang, prepare_process
+
+    prepare_process()
+    join_gang(args.coordinator, args.processes, args.process_id)
+    overrides = list(args.set or ())
+    if args.require_fused:
+        overrides.append("execution.require_fused=true")
+    target = args.on or local_target()
+    composition = compose(args.experiment, target, args.modify or (), overrides)
+    from sashimono_runtime.train.loop import Loop
+
+    directory = Path(args.run or f"runs/{args.experiment}")
+    return Loop(composition, directory, steps=args.steps).execute()

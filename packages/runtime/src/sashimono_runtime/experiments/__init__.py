@@ -1,0 +1,1 @@
+"""Experiments: functions that return a Trainer config; models are named by catalog, never imported."""

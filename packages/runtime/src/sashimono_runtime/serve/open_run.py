@@ -1,0 +1,73 @@
+"""Opening a run for use: its config, its model and the parameters of a committed step."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+from sashimono.compose.environment import environment
+from sashimono.compose.experiment import Composition, compose
+from sashimono.contracts import Environment
+from sashimono.errors import UsageError
+
+from sashimono_runtime.checkpoint import Checkpointer
+from sashimono_runtime.train.run_directory import read_config
+from sashimono_runtime.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedRun:
+    """A run's trainer with the parameters and state of step `step`."""
+
+    directory: Path
+    composition: Composition
+    trainer: Trainer
+    environment: Environment
+    params: Any
+    state: Any
+    step: int
+
+
+def open_run(
+    directory: Path,
+    *,
+    target: str | None = None,
+    modifiers: tuple[str, ...] = (),
+    overrides: tuple[str, ...] = (),
+    step: int | None = None,
+) -> OpenedRun:
+    """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
+
+    The mesh of the training run is dropped: `target` or this process's devices decide.
+    """
+    cfg = read_config(directory).clone()
+    cfg.execution.set(mesh=None, strategies=())
+    composition = compose(cfg, target, modifiers, overrides)
+    trainer: Trainer = composition.workload()
+    found = environment(composition)
+    abstract = trainer.abstract_state(found)
+    with found.active():
+        checkpoints = Checkpointer(directory / "checkpoints", read_only=True)
+        restored = checkpoints.restore({"params": abstract.params, "state": abstract.state}, step=step)
+    if restored is None:
+        message = f"{directory} holds no committed checkpoint yet; train it first: sashimono train … --run {directory}"
+        raise UsageError(message)
+    params, state = restored.items["params"], restored.items["state"]
+    return OpenedRun(directory, composition, trainer, found, params, state, restored.step)
+
+
+def tokenizer_of(run: OpenedRun) -> Any:
+    """Returns the tokenizer of the run's data; raises UsageError where the data has none."""
+    source = run.composition.config.data.build()
+    tokenizer = getattr(source, "tokenizer", None)
+    if tokenizer is None:
+        kind = type(source).__name__
+        message = f"{run.directory} was trained on {kind}, which has no tokenizer; give --prompt-ids 1,2,3 instead"
+        raise UsageError(message)
+    return tokenizer
+
+
+def device_summary() -> str:
+    """Returns what the process runs on, for records."""
+    device = jax.devices()[0]
+    return f"{jax.device_count()} x {device.device_kind} ({device.platform})"

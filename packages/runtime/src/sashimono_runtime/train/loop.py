@@ -1,0 +1,256 @@
+"""The training loop: restore or start, step, evaluate, save, stop; every fact goes to the event log as it happens.
+
+The host reads a step's numbers while the next one runs, so logging costs no device time.
+"""
+
+import dataclasses
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from sashimono.compose.environment import environment
+from sashimono.compose.experiment import Composition
+from sashimono.contracts import Batch, Environment
+from sashimono.errors import SashimonoError, UsageError
+from sashimono.plugins import host
+
+from sashimono_runtime.checkpoint import Checkpointer, Restored
+from sashimono_runtime.data.loader import Loader
+from sashimono_runtime.train.evaluate import Evaluator
+from sashimono_runtime.train.events import EventLog
+from sashimono_runtime.train.placement import check_vocabulary, global_batch, local_rows
+from sashimono_runtime.train.progress import Progress, progress_bar
+from sashimono_runtime.train.run_directory import RunDirectory
+from sashimono_runtime.train.signals import Preemption
+from sashimono_runtime.train.step_report import StepReport
+from sashimono_runtime.train.trainer import Trainer, TrainState
+
+logger = logging.getLogger(__name__)
+
+#: What `sashimono train` returns to the shell.
+EXIT_DONE, EXIT_RETRY = 0, 42
+
+
+class NonFiniteLossError(SashimonoError):
+    """The loss is NaN or infinite; the parameters of this step are never saved."""
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A step that the device may still be computing."""
+
+    step: int
+    report: StepReport
+    tokens: float
+    num_bytes: float | None
+    started: float
+
+
+class Loop:
+    """One attempt at a run, from opening its directory to the last event."""
+
+    def __init__(self, composition: Composition, directory: Path, *, steps: int | None = None) -> None:
+        self.composition = composition
+        self.config = composition.config
+        self.total = self.config.steps if steps is None else steps
+        if self.total < 1:
+            message = f"--steps is {self.total}, expected at least 1"
+            raise UsageError(message)
+        self.run = RunDirectory.open(directory, composition.config)
+        self.trainer: Trainer = composition.workload()
+        self.environment: Environment = environment(composition)
+        self.pending: _Pending | None = None
+        self.failed: Exception | None = None
+
+    def execute(self) -> int:
+        """Runs to `total` steps, to SIGTERM, or to an error; returns the exit code."""
+        with self.run, self.environment.active():
+            self.events: EventLog = self.run.events()
+            self.checkpoints = Checkpointer(
+                self.run.checkpoints,
+                keep_last_n=self.config.checkpoints.keep_last,
+                keep_every_n_steps=self.config.checkpoints.keep_every_steps,
+                on_event=self._checkpoint_event,
+            )
+            outcome = "failed"
+            try:
+                self._prepare()
+                outcome = self._steps()
+                self.checkpoints.close()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    outcome = "interrupted"
+                self._drain_quietly()
+                raise
+            finally:
+                self._event("run_ended", outcome=outcome, step=self.step)
+                host().notify("sashimono_run_ended", run=self.run, event={"outcome": outcome})
+        return EXIT_RETRY if outcome == "preempted" else EXIT_DONE
+
+    # --- before the first step -------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        started = time.perf_counter()
+        self.step = 0
+        self.source = self.config.data.build()
+        problem = check_vocabulary(self.source, self.config.model.vocab_size)
+        if problem:
+            raise UsageError(problem)
+        digest = self.source.digest
+        programs = self.trainer.programs(self.environment)
+        self.abstract_state, self.abstract_batch = programs["train_step"].abstract_args
+        self._event("run_started", **self.run.description(), data_digest=digest, total_steps=self.total)
+        host().notify("sashimono_run_started", run=self.run)
+        self.state = self._restored(digest)
+        if self.state is None:
+            self.state = programs["init"].lower().compile()()
+        self.step = int(self.state.step)
+        lowered = programs["train_step"].lower()
+        for choice in lowered.kernels:
+            self._event("kernel_selected", **choice.as_dict())
+        self.compiled = lowered.compile()
+        self.evaluator = Evaluator(self.config, programs["eval_step"])
+        self.digest = digest
+        self._event("prepared", step=self.step, seconds=time.perf_counter() - started)
+
+    def _restored(self, digest: str) -> TrainState | None:
+        abstract = {
+            "params": self.abstract_state.params,
+            "state": self.abstract_state.state,
+            "opt": self.abstract_state.opt,
+        }
+        found: Restored | None = self.checkpoints.restore(abstract)
+        if found is None:
+            return None
+        if found.data["digest"] != digest:
+            message = (
+                f"{self.run.path}: the data has digest {digest[:12]}, but this run was trained on "
+                f"{found.data['digest'][:12]}; the text, its tokenizer or the row order changed (the embedded corpus "
+                f"differs between Python versions). Start a new run directory, or bring the old data back"
+            )
+            raise UsageError(message)
+        step = jax.device_put(np.int32(found.step), self.abstract_state.step.sharding)
+        logger.info("resuming at step %d", found.step)
+        return TrainState(step, found.items["params"], found.items["state"], found.items["opt"])
+
+    # --- stepping --------------------------------------------------------------------------------------------
+
+    def _steps(self) -> str:
+        if self.step >= self.total:
+            logger.info("the run has %d steps already; ask for more with --steps", self.step)
+            return "done"
+        rows = local_rows(self.abstract_batch)
+        loader = Loader.Config().build(
+            source=self.source,
+            global_batch=self.config.batch_size,
+            local_rows=rows,
+            start_row=self.step * self.config.batch_size,
+        )
+        with Preemption() as preemption, progress_bar(self.total, self.step) as progress:
+            self.progress: Progress = progress
+            for local in loader:
+                self._one(local, rows)
+                if preemption.reached(self.step):
+                    self._drain()
+                    self._save()
+                    return "preempted"
+                if self.step >= self.total:
+                    break
+                self._between()
+            self._drain()
+            self._evaluate()
+            self._save()
+        return "done"
+
+    def _one(self, local: Batch, rows: range) -> None:
+        started = time.perf_counter()
+        batch = global_batch(local, self.abstract_batch, rows)
+        self.state, report = self.compiled(self.state, batch)
+        tokens = float(np.sum(local.loss_weights))
+        num_bytes = self.source.target_bytes(local.target_ids, local.loss_weights)
+        previous, self.pending = self.pending, _Pending(self.step, report, tokens, num_bytes, started)
+        self.step += 1
+        self._finish(previous)
+
+    def _between(self) -> None:
+        if self.step % self.config.evaluation.every_steps == 0:
+            self._drain()
+            self._evaluate()
+        if self.step % self.config.checkpoints.every_steps == 0:
+            self._drain()
+            self._save()
+
+    def _drain(self) -> None:
+        previous, self.pending = self.pending, None
+        self._finish(previous)
+
+    def _drain_quietly(self) -> None:
+        """Logs the last step on the way out of an error, unless that step is the error."""
+        try:
+            self._drain()
+        except SashimonoError:
+            logger.debug("the last step can't be logged", exc_info=True)
+
+    def _finish(self, pending: _Pending | None) -> None:
+        """Waits for a step and logs it; raises NonFiniteLossError."""
+        if pending is None:
+            return
+        numbers = pending.report.read()
+        loss = numbers.pop("loss")
+        seconds = time.perf_counter() - pending.started
+        fields: dict[str, Any] = {"step": pending.step, "loss": loss, "tokens": pending.tokens, "seconds": seconds}
+        if pending.num_bytes:
+            fields["nats_per_byte"] = loss * pending.tokens / pending.num_bytes
+        record = self._event("step", **fields, metrics=numbers)
+        self.progress.step(record)
+        if not math.isfinite(loss):
+            message = (
+                f"the loss at step {pending.step} is {loss}; nothing of this step is saved, and every earlier "
+                f"checkpoint is intact ({self.checkpoints.steps() or 'none yet'}). Lower the learning rate, lengthen "
+                f"the warm-up, or clip harder in a new run, or resume this one to see whether it repeats"
+            )
+            raise NonFiniteLossError(message)
+
+    # --- evaluating and saving -------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        found = self.evaluator.evaluate(self.state.params, self.state.state)
+        if found is not None:
+            self.progress.evaluation(self._event("eval", step=self.step, **found))
+
+    def _save(self) -> None:
+        try:
+            self.checkpoints.save(
+                self.step,
+                params=self.state.params,
+                state=self.state.state,
+                opt=self.state.opt,
+                data={"row": self.step * self.config.batch_size, "digest": self.digest},
+                meta=self.run.meta(),
+            )
+        except SashimonoError as error:
+            # An earlier save failed (it has its own event); this one is still worth trying.
+            logger.error("%s", error)
+            self.checkpoints.save(
+                self.step,
+                params=self.state.params,
+                state=self.state.state,
+                opt=self.state.opt,
+                data={"row": self.step * self.config.batch_size, "digest": self.digest},
+                meta=self.run.meta(),
+            )
+
+    def _checkpoint_event(self, kind: str, fields: Any) -> None:
+        record = self._event(kind, **fields)
+        if kind == "checkpoint_committed":
+            host().notify("sashimono_checkpoint_committed", run=self.run, event=record)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        record = self.events.write(kind, **fields)
+        if kind == "step":
+            host().notify("sashimono_step_ended", run=self.run, event=record)
+        return record

@@ -1,0 +1,149 @@
+"""The training workload: one config with slots for model, data, learner and gradients, and its programs."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import sashimono as sm
+from sashimono.arrays.prng import step_key
+from sashimono.arrays.shardings import abstract_params, array_sharding, replicated
+from sashimono.arrays.tree import flatten_paths, unflatten_paths
+from sashimono.contracts import (
+    BATCH_AXES,
+    Batch,
+    DataSource,
+    Environment,
+    GradientStrategy,
+    Program,
+    Workload,
+)
+from sashimono.module import Last, Outputs, next_state, param_specs, state_specs
+
+from sashimono_runtime.learn.learner import Learner
+from sashimono_runtime.train.gradients import WholeBatch
+from sashimono_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
+from sashimono_runtime.train.step_report import StepReport
+
+
+class TrainState(NamedTuple):
+    """All that a step changes; donated to the step. `opt` is flat: "transform/path" to array."""
+
+    step: jax.Array
+    params: dict[str, Any]
+    state: dict[str, Any]
+    opt: dict[str, jax.Array]
+
+
+class Trainer(Workload):
+    """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`."""
+
+    class Config(Workload.Config):
+        PLACEMENT = ("execution", "gradients", "evaluation", "checkpoints")
+
+        data: DataSource.Config = sm.REQUIRED
+        batch_size: int = sm.REQUIRED
+        steps: int = sm.REQUIRED
+        seed: int = 0
+        learner: Learner.Config = Learner.Config()
+        gradients: GradientStrategy.Config = WholeBatch.Config()
+        evaluation: EvaluationPolicy = EvaluationPolicy()
+        checkpoints: CheckpointPolicy = CheckpointPolicy()
+        sample_prompt: str = ""
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the sizes."""
+            sizes = {"batch_size": self.batch_size, "steps": self.steps}
+            return [f"{k} is {v}, expected at least 1" for k, v in sizes.items() if v < 1]
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.model = cfg.model.build()
+        self.specs = param_specs(self.model)
+        self.state_specs = state_specs(self.model)
+        self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
+        self.gradient_strategy = cfg.gradients.build()
+
+    # --- programs --------------------------------------------------------------------------------------------
+
+    def programs(self, environment: Environment) -> Mapping[str, Program]:
+        """Returns `init`, `train_step` and `eval_step`."""
+        state = self.abstract_state(environment)
+        batch = self.abstract_batch(environment)
+        mesh = environment.mesh
+        shardings = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+        whole = None if mesh is None else replicated(mesh)
+        both = None if mesh is None else (shardings, whole)
+        eval_args = (state.params, state.state, batch)
+        return {
+            "init": Program("init", self.init, (), (), shardings, environment),
+            "train_step": Program("train_step", self.train_step, (state, batch), (0,), both, environment),
+            "eval_step": Program("eval_step", self.eval_step, eval_args, (), whole, environment),
+        }
+
+    def init(self) -> TrainState:
+        """Returns the state before the first update; a pure function of the config."""
+        key = jax.random.key(self.config.seed, impl="threefry2x32")
+        params = sm.initialize(self.model, jax.random.fold_in(key, 0))
+        state = sm.initial_state(self.model, jax.random.fold_in(key, 1))
+        opt = self.rule.init(flatten_paths(params))
+        return TrainState(jnp.zeros((), jnp.int32), params, state, opt)
+
+    def train_step(self, before: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
+        """Returns the state after one update, and the report of the loss before it."""
+        key = step_key(self.config.seed, before.step)
+        grads, outputs = self.gradient_strategy.gradients(
+            self.loss, before.params, before.state, batch, key
+        )
+        params, opt, metrics = self.rule.update(
+            flatten_paths(grads), before.opt, flatten_paths(before.params)
+        )
+        after = TrainState(
+            before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt
+        )
+        return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
+
+    def eval_step(self, params: Any, state: Any, batch: Batch) -> StepReport:
+        """Returns the report of a batch without training on it."""
+        _, outputs = sm.functional(self.model)(params, state, batch, train=False)
+        return StepReport.of(outputs)
+
+    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Outputs:
+        """Returns the outputs of a training forward pass; its losses are the training loss."""
+        _, outputs = sm.functional(self.model)(params, state, batch, key=key, train=True)
+        return outputs
+
+    # --- shapes ----------------------------------------------------------------------------------------------
+
+    def abstract_state(self, environment: Environment) -> TrainState:
+        """Returns shapes, dtypes and shardings of the state; optimizer arrays shaped like a parameter follow it."""
+        rules, mesh = environment.plan.param_rules, environment.mesh
+        params = abstract_params(self.specs, rules, mesh)
+        state = abstract_params(self.state_specs, rules, mesh)
+        flat = flatten_paths(params)
+        opt = jax.eval_shape(self.rule.init, flat)
+        whole = None if mesh is None else replicated(mesh)
+        step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        placed = {name: _like_param(name, leaf, flat, whole) for name, leaf in opt.items()}
+        return TrainState(step, params, state, placed)
+
+    def abstract_batch(self, environment: Environment) -> Batch:
+        """Returns shapes, dtypes and shardings of one global batch, without opening the data."""
+        shape = (self.config.batch_size, self.config.data.sequence_length)
+        mesh, rules = environment.mesh, environment.plan.activation_rules
+        sharding = None
+        if mesh is not None:
+            sharding = array_sharding(shape, BATCH_AXES.input_ids, rules, mesh, "batch_size")
+        ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+        weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        packed = self.config.data._target.packed
+        return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
+
+
+def _like_param(
+    name: str, leaf: jax.ShapeDtypeStruct, params: Mapping[str, Any], whole: Any
+) -> jax.ShapeDtypeStruct:
+    """Returns an optimizer array's abstract form, sharded as the parameter its name ends with if shaped like it."""
+    param = params.get(name.rpartition("/")[2])
+    same = param is not None and param.shape == leaf.shape
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=param.sharding if same else whole)
