@@ -1,0 +1,58 @@
+"""Small decisions that all processes of a run must take alike."""
+
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+
+def is_primary() -> bool:
+    """Whether this process writes the shared files."""
+    return jax.process_index() == 0
+
+
+def agreed_steps(steps: list[int], limit: int = 64) -> list[int]:
+    """Returns the primary process's last `limit` steps on every process. All processes call."""
+    if jax.process_count() == 1:
+        return steps
+    from jax.experimental import multihost_utils
+
+    padded = np.full(limit, -1, np.int32)
+    recent = steps[-limit:]
+    padded[: len(recent)] = recent
+    return [int(s) for s in multihost_utils.broadcast_one_to_all(padded) if s >= 0]
+
+
+def all_agree(ok: bool) -> bool:
+    """Whether every process passes True. All processes call."""
+    if jax.process_count() == 1:
+        return ok
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
+
+
+def publish(key: str, outcome: str) -> None:
+    """Lets the other processes' `await_outcome(key)` return; safe from any thread."""
+    client = _client()
+    if client is not None:
+        client.key_value_set(key, outcome)
+
+
+def await_outcome(key: str, timeout_seconds: float) -> str:
+    """Returns what the primary published, from any thread; raises RuntimeError on timeout."""
+    client = _client()
+    return "" if client is None else client.blocking_key_value_get(key, int(timeout_seconds * 1000))
+
+
+def _client() -> Any:
+    """Returns the coordination service's client, None in a run of one process."""
+    if jax.process_count() == 1:
+        return None
+    # jax exposes no public key-value store (as of 0.11); orbax reaches it the same way.
+    from jax._src import distributed
+
+    return distributed.global_state.client

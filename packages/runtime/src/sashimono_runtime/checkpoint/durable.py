@@ -1,0 +1,54 @@
+"""Files that survive a crash: written beside, synced, then renamed."""
+
+import os
+from pathlib import Path
+
+
+def write_durable(path: Path, data: bytes) -> None:
+    """Replaces `path` atomically and durably: after a crash it holds the old bytes or the new.
+
+    Raises OSError.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes a directory's entries durable.
+
+    File systems that refuse fsync on directories need none.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(root: Path) -> int:
+    """Makes every file and directory under `root` durable; returns the bytes of all files.
+
+    Raises OSError.
+    """
+    total = 0
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            descriptor = os.open(Path(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                total += os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(folder))
+    return total

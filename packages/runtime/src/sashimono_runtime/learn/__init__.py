@@ -1,0 +1,1 @@
+"""The optax learner: optimizers, schedules, clipping, rules by parameter path."""

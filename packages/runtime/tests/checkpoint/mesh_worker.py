@@ -1,0 +1,91 @@
+"""Run by test_checkpoint_meshes.py in processes of their own: mode, directory.
+
+And for a gang address and index.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sashimono_runtime.checkpoint import Checkpointer
+
+HOST = {
+    "params": {"w": np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)},
+    "opt": {
+        "adam/mu/w": np.arange(128, dtype=np.float32).reshape(16, 8),
+        "adam/count": np.int32(9),
+    },
+}
+
+
+def _sharding(axes: int) -> NamedSharding:
+    mesh = jax.make_mesh((jax.device_count(),), ("fsdp",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec("fsdp") if axes else PartitionSpec())
+
+
+def _placed() -> Any:
+    def place(array: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(
+            array.shape, _sharding(array.ndim), lambda index: array[index]
+        )
+
+    return jax.tree.map(place, HOST)
+
+
+def _abstract() -> Any:
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding(a.ndim)), HOST
+    )
+
+
+def _check(checkpointer: Checkpointer, step: int) -> Any:
+    restored = checkpointer.restore(_abstract())
+    assert restored is not None
+    assert restored.step == step
+    assert restored.data == {"row": step}
+
+    def same(found: jax.Array, host: np.ndarray) -> None:
+        assert found.sharding == _sharding(host.ndim)
+        for shard in found.addressable_shards:
+            assert np.asarray(shard.data).tobytes() == host[shard.index].tobytes()
+
+    jax.tree.map(same, restored.items, HOST)
+    return restored
+
+
+def _gang(directory: Path, address: str, index: int) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, 2, index)
+    assert jax.device_count() == 4
+    checkpointer = Checkpointer(directory, keep_last_n=2, timeout_seconds=60)
+    for step in (1, 2, 3):
+        checkpointer.save(step, **_placed(), data={"row": step})
+    checkpointer.close()
+    assert checkpointer.steps() == [2, 3]
+    _check(checkpointer, 3)
+    jax.experimental.multihost_utils.sync_global_devices("checked")
+    if index == 0:
+        [data] = sorted((directory / "3" / "params").rglob("d/*"), key=lambda p: p.stat().st_size)[
+            -1:
+        ]
+        data.write_bytes(data.read_bytes()[:-20])
+    jax.experimental.multihost_utils.sync_global_devices("damaged")
+    assert _check(checkpointer, 2).damaged[3]
+
+
+def main(mode: str, directory: Path, *more: str) -> None:
+    """Does what `mode` says and exits with an error where an assertion fails."""
+    if mode == "gang":
+        _gang(directory, more[0], int(more[1]))
+        return
+    _check(Checkpointer(directory, read_only=True), 2)
+
+
+if __name__ == "__main__":
+    import jax.experimental.multihost_utils
+
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

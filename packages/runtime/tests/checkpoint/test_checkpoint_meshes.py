@@ -1,0 +1,77 @@
+"""A checkpoint saved on one mesh is restored on others, and by several processes."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sashimono_runtime.checkpoint import Checkpointer
+
+WORKER = Path(__file__).with_name("mesh_worker.py")
+HOST = {
+    "params": {"w": np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)},
+    "opt": {"adam/mu/w": np.arange(128, dtype=np.float32).reshape(16, 8)},
+}
+
+
+def _shardings(axes: dict[str, int], *spec: Any) -> NamedSharding:
+    mesh = jax.make_mesh(
+        tuple(axes.values()),
+        tuple(axes),
+        axis_types=(AxisType.Auto,) * len(axes),
+        devices=jax.devices()[: np.prod(list(axes.values()))],
+    )
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path) -> None:
+    layouts = [
+        _shardings({"fsdp": 8}, "fsdp"),
+        _shardings({"fsdp": 4}, "fsdp"),
+        _shardings({"fsdp": 1}),
+        _shardings({"fsdp": 2, "tp": 4}, "tp", "fsdp"),
+    ]
+    checkpointer = Checkpointer(tmp_path)
+    arrays = jax.device_put(HOST, layouts[0])
+    for step, layout in enumerate(layouts):
+        checkpointer.save(step, **arrays)
+        asked = jax.tree.map(
+            lambda a, at=layout: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at), HOST
+        )
+        restored = checkpointer.restore(asked, step=step)
+        assert restored is not None
+        arrays = dict(restored.items)
+        for found, host in zip(jax.tree.leaves(arrays), jax.tree.leaves(HOST), strict=True):
+            assert found.sharding == layout
+            assert np.asarray(found).tobytes() == host.tobytes()
+
+
+def _start(mode: str, directory: Path, devices: int, *more: str) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    command = [sys.executable, str(WORKER), mode, str(directory), *more]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _finish(*workers: subprocess.Popen[str]) -> None:
+    for worker in workers:
+        output, _ = worker.communicate(timeout=120)
+        assert worker.returncode == 0, output[-4000:]
+
+
+def test_two_processes_save_and_fall_back_together_and_one_reads(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    _finish(*(_start("gang", tmp_path, 2, address, str(index)) for index in range(2)))
+    _finish(_start("check", tmp_path, 1))

@@ -1,0 +1,207 @@
+"""Saving, restoring, keeping and refusing."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from sashimono_runtime.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointSaveError,
+    CheckpointStructureError,
+    array_store,
+)
+from sashimono_runtime.checkpoint.manifest import COMMIT
+
+from .checkpoint_trees import abstract, assert_bitwise, make_trees
+
+
+def _save(checkpointer: Checkpointer, step: int, **more: Any) -> None:
+    checkpointer.save(step, **make_trees(step), data={"row": step}, meta={"plugins": {}}, **more)
+
+
+def test_a_restore_gives_back_every_bit(tmp_path: Path, trees: dict[str, Any]) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    assert checkpointer.restore(abstract(trees)) is None
+    assert checkpointer.save(7, **trees, data={"row": 2**60}, meta={"digest": "ab"})
+    checkpointer.close()
+    restored = Checkpointer(tmp_path, read_only=True).restore(abstract(trees))
+    assert restored is not None
+    assert (restored.step, restored.data, restored.meta) == (7, {"row": 2**60}, {"digest": "ab"})
+    assert_bitwise(restored.items, trees)
+
+
+def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
+    original = {"w": jnp.arange(1 << 20, dtype=jnp.float32)}
+    expected = {"w": jnp.arange(1 << 20, dtype=jnp.float32)}
+    overwrite = jax.jit(lambda w: w * 0 - 1, donate_argnums=0)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, params=original, opt={})
+    for _ in range(3):
+        original["w"] = overwrite(original["w"])
+    jax.block_until_ready(original)
+    restored = checkpointer.restore(abstract({"params": expected}))
+    assert restored is not None
+    assert_bitwise(restored.items["params"], expected)
+
+
+def test_a_commit_is_reported_with_its_blocking_time(tmp_path: Path) -> None:
+    events: list[tuple[str, Any]] = []
+    checkpointer = Checkpointer(
+        tmp_path, on_event=lambda kind, fields: events.append((kind, dict(fields)))
+    )
+    _save(checkpointer, 3)
+    checkpointer.wait()
+    [(kind, fields)] = events
+    assert kind == "checkpoint_committed"
+    assert fields["step"] == 3
+    assert Path(fields["path"]) == tmp_path / "3"
+    assert 0 < fields["blocking_seconds"] <= fields["seconds"]
+    assert fields["bytes"] >= 48 * 16 * 4
+
+
+def test_old_steps_go_by_both_rules(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, keep_last_n=2, keep_every_n_steps=4)
+    for step in range(1, 8):
+        _save(checkpointer, step)
+    checkpointer.close()
+    assert checkpointer.steps() == [4, 6, 7]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["4", "6", "7"]
+
+
+def test_saving_the_restored_step_again_does_nothing_but_an_older_timeline_is_replaced(
+    tmp_path: Path,
+) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    for step in (1, 2, 3):
+        _save(checkpointer, step)
+    assert checkpointer.save(3, **make_trees(3)) is False
+    checkpointer.restore(abstract(make_trees()), step=2)
+    assert checkpointer.save(3, **make_trees(33))
+    checkpointer.close()
+    restored = checkpointer.restore(abstract(make_trees()), step=3)
+    assert restored is not None
+    assert_bitwise(restored.items, make_trees(33))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2", "3"]
+
+
+def test_unfinished_steps_do_not_count_and_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    _save(checkpointer, 1)
+    _save(checkpointer, 2)
+    checkpointer.close()
+    (tmp_path / "2" / COMMIT).unlink()
+    (tmp_path / "9.orbax-checkpoint-tmp-3").mkdir()
+    (tmp_path / "notes").mkdir()
+    reader = Checkpointer(tmp_path, read_only=True)
+    assert reader.latest() == 1
+    assert (tmp_path / "2").exists()
+    Checkpointer(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "notes"]
+
+
+def test_every_structural_difference_is_listed_in_one_error(
+    tmp_path: Path, trees: dict[str, Any]
+) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, **trees)
+    asked = abstract(trees)
+    del asked["params"]["embed"]
+    asked["params"]["extra"] = jax.ShapeDtypeStruct((2,), jnp.float32)
+    asked["params"]["stack"]["layers[0]"]["w"] = jax.ShapeDtypeStruct((24, 16), jnp.float32)
+    asked["ema"] = {}
+    with pytest.raises(CheckpointStructureError) as caught:
+        checkpointer.restore(asked)
+    assert set(caught.value.problems) == {
+        "params: extra is missing in the checkpoint",
+        "params: embed.weight is in the checkpoint but was not asked for",
+        "params: stack.layers[0].w has shape (16, 24) saved, (24, 16) asked for",
+        "params: stack.layers[0].w has dtype bfloat16 saved, float32 asked for",
+        "ema: the checkpoint has no such item; it has opt, params, state",
+    }
+    assert all(problem in str(caught.value) for problem in caught.value.problems)
+
+
+def test_one_item_can_be_restored_alone(tmp_path: Path, trees: dict[str, Any]) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, **trees)
+    restored = checkpointer.restore(abstract({"params": trees["params"]}))
+    assert restored is not None
+    assert_bitwise(restored.items, {"params": trees["params"]})
+
+
+def test_unsavable_leaves_and_values_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    with pytest.raises(CheckpointStructureError, match=r"params: w is a float"):
+        checkpointer.save(1, params={"w": 1.0}, opt={})
+    with pytest.raises(CheckpointStructureError, match=r"params: k is a"):
+        checkpointer.save(1, params={"k": jax.random.key(0)}, opt={})
+    with pytest.raises(CheckpointError, match="must be JSON values"):
+        checkpointer.save(1, params={}, opt={}, data={"row": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_explicit_step_must_exist(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    with pytest.raises(CheckpointNotFoundError, match=r"no committed checkpoint 5; it has \[1\]"):
+        checkpointer.restore(abstract(make_trees()), step=5)
+
+
+def test_a_full_disk_costs_one_checkpoint_and_no_older_one(tmp_path: Path) -> None:
+    events: list[str] = []
+    checkpointer = Checkpointer(tmp_path, on_event=lambda kind, fields: events.append(kind))
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    big = {"w": jax.random.normal(jax.random.key(0), (256, 1024))}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(
+            CheckpointSaveError, match=r"checkpoint 2 .*older checkpoints are intact: \[1\]"
+        ):
+            checkpointer.save(2, params=big, opt={})
+            checkpointer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert events == ["checkpoint_committed", "checkpoint_failed"]
+    assert [p.name for p in tmp_path.iterdir()] == ["1"]
+    assert checkpointer.save(2, params=big, opt={})
+    checkpointer.close()
+    assert checkpointer.steps() == [1, 2]
+    restored = checkpointer.restore(abstract(make_trees()), step=1)
+    assert restored is not None
+    assert_bitwise(restored.items, make_trees(1))
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = array_store.ArrayStore.wait
+
+    def full(self: array_store.ArrayStore) -> None:
+        written(self)
+        raise OSError(28, "No space left on device")
+
+    checkpointer = Checkpointer(tmp_path)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(array_store.ArrayStore, "wait", full)
+        _save(checkpointer, 2)
+        with pytest.raises(CheckpointSaveError, match="No space left on device"):
+            _save(checkpointer, 3)
+    _save(checkpointer, 3)
+    checkpointer.close()
+    assert checkpointer.steps() == [1, 3]
+
+
+def test_a_reader_cannot_save(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="for reading only"):
+        _save(Checkpointer(tmp_path, read_only=True), 1)
