@@ -112,10 +112,11 @@ class Config(Node):
 
     def set_path(self, path: str, value: Any) -> Self:
         """Sets the value at a path and returns self."""
-        node, name, keys, at = traverse.owner_of(self, path)
-        if keys:
-            value = traverse.container_with(vars(node)[name], keys, value, path)
-        node._assign({name: value}, join_path((*at, name)))
+        node, name, inside, above = traverse.owner_of(self, path)
+        at = (*above, name)
+        if inside:
+            value = traverse.container_with(vars(node)[name], at, inside, value)
+        node._assign({name: value}, join_path(at))
         return self
 
     def walk(self) -> Iterator[tuple[str, "Config"]]:

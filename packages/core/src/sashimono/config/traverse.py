@@ -56,21 +56,23 @@ def owner_of(root: Any, path: str) -> tuple[Any, str, tuple[Key, ...], tuple[Key
     return node, str(name), keys[at + 1 :], keys[:at]
 
 
-def container_with(value: Any, keys: tuple[Key, ...], new: Any, path: str) -> Any:
-    """Returns a copy of a container with the place at `keys` set to `new`."""
+def container_with(value: Any, at: tuple[Key, ...], keys: tuple[Key, ...], new: Any) -> Any:
+    """Returns a copy of the container at path `at` with the place at `keys` in it set to `new`."""
     if not keys:
         return new
     key, rest = keys[0], keys[1:]
+    path = join_path((*at, *keys))
+    at_key = (*at, key)
     if isinstance(value, dict):
         copied = dict(value)
         if rest and key not in value:
-            raise _nowhere(value, (), key, path)
-        copied[str(key)] = container_with(value.get(key), rest, new, path)
+            raise _nowhere(value, at, key, path)
+        copied[str(key)] = container_with(value.get(key), at_key, rest, new)
         return copied
     if not isinstance(value, list | tuple) or not _is_index(value, key):
-        raise _nowhere(value, (), key, path)
+        raise _nowhere(value, at, key, path)
     items = [
-        container_with(v, rest, new, path) if i == key else copy_value(v)
+        container_with(v, at_key, rest, new) if i == key else copy_value(v)
         for i, v in enumerate(value)
     ]
     return tuple(items) if isinstance(value, tuple) else items

@@ -1,0 +1,13 @@
+"""Config tests run with no catalog connected, whatever other tests did."""
+
+from collections.abc import Iterator
+
+import pytest
+from sashimono.config import callables
+
+
+@pytest.fixture(autouse=True)
+def _no_catalog(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(callables._Catalog, "name_of", None)
+    monkeypatch.setattr(callables._Catalog, "load", None)
+    yield
