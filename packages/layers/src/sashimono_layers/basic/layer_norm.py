@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float
+from sashimono.arrays.broadcast import along_last
 from sashimono.contracts import Norm
 
 
@@ -26,7 +27,7 @@ class LayerNorm(Norm):
         x32 = x.astype(jnp.float32)
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        y = centred * jax.lax.rsqrt(variance + self.config.eps) * self.param("scale", jnp.float32)
+        y = centred * jax.lax.rsqrt(variance + self.config.eps) * along_last(self.param("scale", jnp.float32), x.ndim)
         if self.config.bias:
-            y = y + self.param("bias", jnp.float32)
+            y = y + along_last(self.param("bias", jnp.float32), x.ndim)
         return y.astype(x.dtype)

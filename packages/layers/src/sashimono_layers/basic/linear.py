@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float
 from sashimono.arrays.axes import LogicalAxes
+from sashimono.arrays.broadcast import along_last
 
 
 class Linear(sm.Module):
@@ -44,7 +45,7 @@ class Linear(sm.Module):
         num_inputs = len(self.config.input_shape)
         dims = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
         y = jax.lax.dot_general(x, weight, (dims, ((), ())))
-        return y + self.param("bias") if self.config.bias else y
+        return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
 
     @sm.nowrap
     def flops_per_token(self, context_length: float) -> float:

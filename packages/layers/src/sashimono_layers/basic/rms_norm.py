@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float
+from sashimono.arrays.broadcast import along_last
 from sashimono.contracts import Norm
 
 
@@ -24,4 +25,4 @@ class RMSNorm(Norm):
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
         y = x32 * jax.lax.rsqrt(mean_square + self.config.eps)
-        return (y * self.param("scale", jnp.float32)).astype(x.dtype)
+        return (y * along_last(self.param("scale", jnp.float32), x.ndim)).astype(x.dtype)

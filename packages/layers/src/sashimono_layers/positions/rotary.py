@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float, Int
+from sashimono.arrays.broadcast import along_last
 from sashimono.contracts import Positions
 
 from sashimono_layers.positions.frequency_scaling import FrequencyScaling
@@ -40,7 +41,7 @@ class Rotary(Positions):
         self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
         """Returns q and k turned; scores then depend on position differences only."""
-        angles = positions[..., None].astype(jnp.float32) * self.inverse_frequencies()
+        angles = positions[..., None].astype(jnp.float32) * along_last(self.inverse_frequencies(), 3)
         cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
 

@@ -1,0 +1,140 @@
+"""Every layer of the package passes through the conformance kit that strangers use."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import sashimono as sm
+from sashimono.contracts import Sequences
+from sashimono.testing.layer import LayerConformance
+from sashimono.testing.modifier import ModifierConformance
+from sashimono_layers.attention.grouped_query import GroupedQueryAttention
+from sashimono_layers.basic.layer_norm import LayerNorm
+from sashimono_layers.basic.linear import Linear
+from sashimono_layers.basic.rms_norm import RMSNorm
+from sashimono_layers.feedforward.gated import GatedFeedForward
+from sashimono_layers.feedforward.plain import PlainFeedForward
+from sashimono_layers.modifiers.mixture import MoE
+from sashimono_layers.modifiers.rotary import Rope, RopeLinear, RopeLlama3, RopeNTK
+from sashimono_layers.moe.mixture import MixtureOfExperts
+from sashimono_layers.positions.none import NoPositions
+from sashimono_layers.recipes.llama import llama_tiny
+from sashimono_layers.stack.pre_norm import PreNormBlock
+from sashimono_layers.stack.repeated import RepeatedStack
+
+
+class _OnTokens(LayerConformance):
+    """Layers that take [batch, length, 16] activations."""
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        return (jax.random.normal(key, (2, 6, 16)),)
+
+
+class _WithSequences(LayerConformance):
+    """Layers that are also told about sequences: two packed segments and padding."""
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        segments = jnp.array([[1, 1, 1, 2, 2, 0]] * 2)
+        positions = jnp.array([[0, 1, 2, 0, 1, 0]] * 2)
+        return jax.random.normal(key, (2, 6, 16)), Sequences(positions, segments)
+
+
+class TestRMSNorm(_OnTokens):
+    def config(self) -> sm.Config:
+        return RMSNorm.Config(input_dim=16)
+
+
+class TestLayerNorm(_OnTokens):
+    def config(self) -> sm.Config:
+        return LayerNorm.Config(input_dim=16)
+
+
+class TestLinear(_OnTokens):
+    def config(self) -> sm.Config:
+        return Linear.Config(input_shape=(16,), output_shape=(2, 4), axes=("embed", "heads", "head_dim"), bias=True)
+
+
+class TestGatedFeedForward(_WithSequences):
+    def config(self) -> sm.Config:
+        return GatedFeedForward.Config(input_dim=16, hidden_dim=24)
+
+
+class TestPlainFeedForward(_WithSequences):
+    def config(self) -> sm.Config:
+        return PlainFeedForward.Config(input_dim=16, hidden_dim=24)
+
+
+class TestMixtureOfExperts(_WithSequences):
+    def config(self) -> sm.Config:
+        return MixtureOfExperts.Config(input_dim=16, hidden_dim=24, num_experts=4)
+
+
+class TestGroupedQueryAttention(_WithSequences):
+    def config(self) -> sm.Config:
+        return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
+
+
+class TestMultiHeadWindowedNormed(_WithSequences):
+    def config(self) -> sm.Config:
+        return GroupedQueryAttention.Config(
+            input_dim=16,
+            num_heads=2,
+            window=2,
+            logit_cap=20.0,
+            query_norm=RMSNorm.Config(),
+            key_norm=RMSNorm.Config(),
+            positions=NoPositions.Config(),
+        )
+
+
+def _block() -> PreNormBlock.Config:
+    return PreNormBlock.Config(
+        attention=GroupedQueryAttention.Config(num_heads=4, num_kv_heads=1),
+        feed_forward=GatedFeedForward.Config(hidden_dim=24),
+    )
+
+
+class TestPreNormBlock(_WithSequences):
+    def config(self) -> sm.Config:
+        return _block().set(input_dim=16)
+
+
+class TestScannedStack(_WithSequences):
+    def config(self) -> sm.Config:
+        return RepeatedStack.Config(input_dim=16, num_layers=3, layer=_block())
+
+
+class _OnLlama(ModifierConformance):
+    def config(self) -> sm.Config:
+        return llama_tiny()
+
+
+class TestMoE(_OnLlama):
+    touches = ("stack.layer.feed_forward", "stack.layer.feed_forward.**")
+
+    def modifier(self) -> sm.Modifier:
+        return MoE.Config(num_experts=4).build()
+
+
+class TestRope(_OnLlama):
+    touches = ("stack.layer.attention.positions", "stack.layer.attention.positions.**")
+
+    def modifier(self) -> sm.Modifier:
+        return Rope.Config(theta=5e5, fraction=0.5).build()
+
+
+class TestRopeLinear(_OnLlama):
+    touches = ("stack.layer.attention.positions.scaling", "stack.layer.attention.positions.scaling.**")
+
+    def modifier(self) -> sm.Modifier:
+        return RopeLinear.Config().build()
+
+
+class TestRopeNTK(TestRopeLinear):
+    def modifier(self) -> sm.Modifier:
+        return RopeNTK.Config().build()
+
+
+class TestRopeLlama3(TestRopeLinear):
+    def modifier(self) -> sm.Modifier:
+        return RopeLlama3.Config().build()
