@@ -103,7 +103,14 @@ def run_tests(
     tests_folder = root / "tests" if root.name in PACKAGES else root
     with session.chdir(session.create_tmp()):
         session.run(*check, env=environment)
-        command += ("-p", "no:cacheprovider", "--timeout=600", *workers, *arguments, *session.posargs)
+        command += (
+            "-p",
+            "no:cacheprovider",
+            "--timeout=600",
+            *workers,
+            *arguments,
+            *session.posargs,
+        )
         session.run(*command, str(tests_folder), env=environment, success_codes=codes)
 
 
@@ -237,7 +244,7 @@ def finished_step(events: pathlib.Path) -> int | None:
             continue  # a torn last line: the writer was killed
         if event["event"] == "step":
             step = event["step"]
-        finished = event["event"] == "run_ended" and event["outcome"] == "finished"
+        finished = event["event"] == "run_ended" and event["outcome"] == "done"
     return step if finished else None
 
 

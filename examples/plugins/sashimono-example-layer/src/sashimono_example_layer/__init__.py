@@ -1,0 +1,1 @@
+"""A feed-forward, its modifier and an attention kernel, as a plugin."""

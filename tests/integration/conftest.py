@@ -1,0 +1,112 @@
+"""The installed command, and strangers' plugins: real wheels, built here, beside our own."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "plugins" / "sashimono-example-layer"
+SLOW_SECONDS = 300
+
+
+@dataclasses.dataclass
+class Installation:
+    """A `sashimono` that sees a folder of plugins besides what the session installed."""
+
+    folder: pathlib.Path
+    plugins: pathlib.Path
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Runs the command line in the folder; the caller looks at the exit code."""
+        environment = {**os.environ, "PYTHONPATH": str(self.plugins), "JAX_PLATFORMS": "cpu"}
+        command = [str(pathlib.Path(sys.executable).with_name("sashimono")), *arguments]
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SLOW_SECONDS,
+            check=False,
+        )
+
+    def json(self, *arguments: str) -> object:
+        """Runs a verb that succeeds, with --json; returns what it wrote."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def events(self, run: str) -> list[dict]:
+        """Returns the records of a run."""
+        lines = (self.folder / run / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def install(self, *wheels: pathlib.Path) -> None:
+        """Installs wheels into the plugin folder, without what they require."""
+        command = ["uv", "pip", "install", "--quiet", "--no-deps", f"--target={self.plugins}"]
+        subprocess.run([*command, *map(str, wheels)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def installation(tmp_path) -> Installation:
+    """A fresh folder to work in, with no plugins but those of the session."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "plugins").mkdir()
+    return Installation(tmp_path / "work", tmp_path / "plugins")
+
+
+def build(project: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """Builds a project's wheel, outside the repository; returns it."""
+    command = ["uv", "build", "--quiet", "--wheel", f"--out-dir={out}", str(project)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def example_wheel(tmp_path_factory) -> pathlib.Path:
+    """The wheel of examples/plugins/sashimono-example-layer."""
+    return build(EXAMPLE, tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture
+def wheel_of(tmp_path):
+    """Builds a plugin's wheel from texts: `wheel_of(name, entry_points=, modules=, requires=)`."""
+
+    def build_from(
+        name: str,
+        *,
+        entry_points: dict[str, dict[str, str]],
+        modules: dict[str, str],
+        requires: tuple[str, ...] = ("sashimono-core>=0.1",),
+    ) -> pathlib.Path:
+        project = tmp_path / "projects" / name
+        package = name.replace("-", "_")
+        source = project / "src" / package
+        source.mkdir(parents=True)
+        (source / "__init__.py").write_text("")
+        for module, text in modules.items():
+            (source / f"{module}.py").write_text(textwrap.dedent(text))
+        lines = [
+            "[build-system]",
+            'requires = ["hatchling"]',
+            'build-backend = "hatchling.build"',
+            "[project]",
+            f'name = "{name}"',
+            'version = "1.2.3"',
+            f"dependencies = {json.dumps(requires)}",
+        ]
+        for group, entries in entry_points.items():
+            lines.append(f'[project.entry-points."{group}"]')
+            lines += [f'"{key}" = "{value}"' for key, value in entries.items()]
+        lines += ["[tool.hatch.build.targets.wheel]", f'packages = ["src/{package}"]']
+        (project / "pyproject.toml").write_text("\n".join(lines) + "\n")
+        return build(project, tmp_path / "wheels" / name)
+
+    return build_from
