@@ -135,7 +135,9 @@ def _leads_to(module: types.ModuleType, qualname: str, obj: Any) -> bool:
             found = getattr(found, attribute)
         except (AttributeError, ImportError):
             return False
-    return found is obj or (isinstance(obj, types.MethodType) and found == obj)
+    # A class method is a new object at each look-up.
+    bound = isinstance(obj, types.MethodType | types.BuiltinMethodType)
+    return found is obj or (bound and type(found) is type(obj) and found == obj)
 
 
 def _elsewhere(obj: Any, home: str, qualname: str) -> Iterator[str]:

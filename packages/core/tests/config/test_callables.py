@@ -1,0 +1,97 @@
+"""Names of callables: catalog first, else the shortest public path to the same object."""
+
+import collections
+import functools
+import json
+import sys
+import types
+from typing import Any
+
+import pytest
+from sashimono.config import (
+    CallableNameError,
+    Config,
+    callable_name,
+    public_name,
+    resolve_callable,
+    set_name_resolver,
+    to_json,
+    to_text,
+)
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A package whose function lives in a private module and is exported twice."""
+    names = ["shop", "shop.api", "shop.api.deep", "shop._impl"]
+    modules = {name: types.ModuleType(name) for name in names}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    impl = modules["shop._impl"]
+    exec("def buy(): pass\ndef hidden(): pass\ndef wrapped(): pass", vars(impl))
+    for name in ("shop.api", "shop.api.deep"):
+        modules[name].buy = impl.buy  # type: ignore[attr-defined]
+    return impl
+
+
+def test_shortest_public_path(package: Any) -> None:
+    assert public_name(package.buy) == "shop.api:buy"
+
+
+def test_a_parent_package_comes_first(package: Any) -> None:
+    sys.modules["shop"].buy = package.buy  # type: ignore[attr-defined]
+    assert public_name(package.buy) == "shop:buy"
+
+
+def test_never_a_private_path(package: Any) -> None:
+    with pytest.raises(CallableNameError, match="no public module:attribute is this object; export"):
+        public_name(package.hidden)
+
+
+def test_another_object_of_the_same_name_does_not_count(package: Any) -> None:
+    sys.modules["shop"].buy = print  # type: ignore[attr-defined]
+    assert public_name(package.buy) == "shop.api:buy"
+
+
+def test_a_wrapper_is_found_under_its_own_name(package: Any) -> None:
+    api: Any = sys.modules["shop.api"]
+    api.fast = functools.wraps(package.wrapped)(lambda: None)
+    api.fast.__module__ = "shop.api"
+    assert public_name(api.fast) == "shop.api:fast"
+    assert resolve_callable("shop.api:fast") is api.fast
+
+
+@pytest.mark.parametrize("obj", [json.dumps, collections.OrderedDict, len, dict.fromkeys, int])
+def test_names_lead_back(obj: Any) -> None:
+    assert resolve_callable(public_name(obj)) == obj
+    assert public_name(json.dumps) == "json:dumps"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("json:dump_s", "can't load 'json:dump_s': 'json' has no 'dump_s'; did you mean 'dumps'"),
+        ("no_such_package:f", "importing 'no_such_package' failed"),
+        ("json:f.<locals>.g", "it was defined inside a function; move it to module level"),
+        ("gelu", "no catalog is connected; write module:attribute"),
+    ],
+)
+def test_names_that_lead_nowhere(name: str, message: str) -> None:
+    with pytest.raises(CallableNameError) as caught:
+        resolve_callable(name)
+    assert message in str(caught.value)
+
+
+class Holder(Config):
+    function: Any = json.dumps
+
+
+def test_the_catalog_name_is_preferred_in_text_and_json() -> None:
+    set_name_resolver(lambda o: "dumps" if o is json.dumps else None, {"dumps": json.dumps}.get)
+    assert callable_name(json.dumps) == "dumps"
+    assert callable_name(json.loads) == "json:loads"
+    assert resolve_callable("dumps") is json.dumps
+    assert "function: dumps\n" in to_text(Holder())
+    assert to_json(Holder())["function"] == {"$callable": "dumps"}
+    set_name_resolver(None, None)
+    assert callable_name(json.dumps) == "json:dumps"
