@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs, one file each, in a folder per operation."""

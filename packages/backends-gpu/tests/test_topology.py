@@ -1,0 +1,22 @@
+"""Without the CUDA wheels, a topology is an error that says which are missing."""
+
+import re
+
+import pytest
+
+from sashimono.compose.target import parse_target
+from sashimono.errors import TargetError
+from sashimono_backends_gpu import plugin, topology
+
+
+def test_missing_wheels():
+    missing = topology.missing_wheels()
+    if not missing:
+        pytest.skip("the GPU compiler is installed: see tests/aot")
+    text = f'missing: {", ".join(missing)}; run: pip install "sashimono-backends-gpu[compile]"'
+    with pytest.raises(TargetError, match=re.escape(text)):
+        plugin.sashimono_topology(parse_target("h100-8"))
+
+
+def test_other_targets_are_not_ours():
+    assert plugin.sashimono_topology(parse_target("cpu")) is None

@@ -1,0 +1,36 @@
+"""What a Trainium selector means, and that the figures hang together."""
+
+import pytest
+
+from sashimono.compose.target import parse_target
+from sashimono.errors import TargetError
+from sashimono_backends_neuron.device import DEVICES
+
+# selector: chips, JAX devices, hosts
+TABLE = {
+    "trn1": (1, 2, 1),
+    "trn1-32": (32, 64, 2),
+    "trn2": (1, 4, 1),
+    "trn2-16": (16, 64, 1),
+    "trn2-64": (64, 256, 4),
+    "trn2-1024": (1024, 4096, 64),
+}
+
+
+@pytest.mark.parametrize("selector", TABLE)
+def test_selector(selector):
+    target = parse_target(selector)
+    assert (target.chips, target.jax_devices, target.hosts) == TABLE[selector]
+
+
+def test_instances_must_be_full():
+    with pytest.raises(TargetError, match="trn2-16 or trn2-32"):
+        parse_target("trn2-20")
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_figures_hang_together(device):
+    assert device.peak_flops["float32"] < device.peak_flops["bfloat16"]
+    assert device.link_bandwidth > device.network_bandwidth
+    # Reading all of its memory takes a chip tens of milliseconds: catches a wrong power of ten.
+    assert 10 < device.memory_bandwidth / device.memory_bytes < 100

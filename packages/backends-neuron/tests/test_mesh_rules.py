@@ -1,0 +1,15 @@
+"""Golden: the mesh and remat policy for each number of chips and model size."""
+
+import pytest
+
+TABLE = {
+    ("trn1-32", 1e9): ({"fsdp": -1, "tensor": 2}, {}, ""),
+    ("trn2", 1e8): ({"fsdp": -1, "tensor": 4}, {}, ""),
+    ("trn2-64", 7e9): ({"fsdp": -1, "tensor": 4}, {}, "save_qkv_and_output"),
+    ("trn2-1024", 70e9): ({"fsdp": -1, "tensor": 4}, {}, "save_qkv_and_output"),
+}
+
+
+@pytest.mark.parametrize("selector, parameters", TABLE)
+def test_mesh(mesh_row, selector, parameters):
+    assert mesh_row(selector, parameters) == TABLE[selector, parameters]

@@ -1,0 +1,1 @@
+"""Kernels for TPUs, one file each, in a folder per operation."""

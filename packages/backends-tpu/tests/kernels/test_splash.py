@@ -1,0 +1,123 @@
+"""Splash in Pallas's interpreter against core's reference, and what it refuses."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sashimono.kernels.attention.problem import AttentionProblem
+from sashimono.kernels.attention.reference import ReferenceAttention
+from sashimono.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
+from sashimono_backends_tpu.kernels.attention.splash import SplashAttention
+
+
+class Interpreted(SplashAttention):
+    """The same kernel without a TPU."""
+
+    interpret: ClassVar[bool] = True
+
+
+PLAIN = AttentionProblem(
+    batch=2,
+    q_length=256,
+    kv_length=256,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    v_head_dim=64,
+    dtype="float32",
+    mask=CAUSAL,
+    scale=0.11,
+)
+CASES = {
+    "causal segments": {"mask": MaskSpec(causal=True, segments=True)},
+    "full, more keys": {"mask": FULL, "kv_length": 384},
+    "window and sinks": {"mask": sliding_window(100), "has_sinks": True},
+    "two-sided window": {"mask": MaskSpec(window=(30, 70))},
+    "chunk and cap": {"mask": MaskSpec(causal=True, chunk=96), "logit_cap": 5.0},
+    "wide bfloat16": {"head_dim": 192, "v_head_dim": 128, "dtype": "bfloat16"},
+}
+
+
+def operands_of(problem: AttentionProblem) -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(0), 5)
+    b, t, s = problem.batch, problem.q_length, problem.kv_length
+    shapes = {
+        "q": (b, t, problem.num_heads, problem.head_dim),
+        "k": (b, s, problem.num_kv_heads, problem.head_dim),
+        "v": (b, s, problem.num_kv_heads, problem.v_head_dim),
+    }
+    operands: dict[str, Any] = {
+        name: jax.random.normal(key, shape, problem.dtype)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+    }
+    if problem.has_segments:
+        ends = jnp.array([[90, 200], [10, 256]])
+        ids = 1 + jnp.sum(jnp.arange(t)[None, :, None] >= ends[:, None], axis=-1, dtype=jnp.int32)
+        operands |= {"q_segment_ids": ids, "kv_segment_ids": ids}
+    if problem.has_sinks:
+        operands["sinks"] = jax.random.normal(keys[3], (problem.num_heads,), jnp.float32)
+    return operands
+
+
+def close(found: jax.Array, wanted: jax.Array, dtype: str) -> None:
+    tolerance = 2e-5 if dtype == "float32" else 4e-2
+    found, wanted = np.asarray(found, np.float32), np.asarray(wanted, np.float32)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_against_the_reference(case):
+    problem = dataclasses.replace(PLAIN, **CASES[case])
+    kernel, reference = Interpreted(), ReferenceAttention()
+    assert kernel.supports(problem, None)
+    operands = operands_of(problem)
+    out, lse = kernel.forward(problem, operands)
+    wanted, wanted_lse = reference.forward(problem, operands)
+    assert (out.dtype, lse.dtype) == (wanted.dtype, jnp.float32)
+    close(out, wanted, problem.dtype)
+    close(lse, wanted_lse, problem.dtype)
+    dout = jax.random.normal(jax.random.key(9), out.shape, out.dtype)
+    grads = kernel.backward(problem, operands, out, lse, dout)
+    expected = reference.backward(problem, operands, wanted, wanted_lse, dout)
+    assert set(grads) == set(expected)
+    for name, grad in grads.items():
+        close(grad, expected[name], problem.dtype)
+
+
+def test_backward_for_a_part_of_the_keys():
+    """As ring attention calls it: out and log-sum-exp of all keys, gradient for half of them."""
+    whole = dataclasses.replace(PLAIN, mask=FULL)
+    half = dataclasses.replace(whole, kv_length=128)
+    kernel, reference, operands = Interpreted(), ReferenceAttention(), operands_of(whole)
+    out, lse = reference.forward(whole, operands)
+    dout = jax.random.normal(jax.random.key(9), out.shape)
+    first = operands | {"k": operands["k"][:, :128], "v": operands["v"][:, :128]}
+    grads = kernel.backward(half, first, out, lse, dout)
+    expected = reference.backward(whole, operands, out, lse, dout)
+    close(grads["k"], expected["k"][:, :128], "float32")
+    close(grads["v"], expected["v"][:, :128], "float32")
+
+
+REFUSALS = {
+    "in pages": {"page_size": 16},
+    "dense bias": {"bias_shape": (1, 2, 256, 256)},
+    "mask has prefix": {"mask": MaskSpec(causal=True, prefix=True)},
+    "chunk only as": {"mask": MaskSpec(chunk=64)},
+    "positions or lengths": {"has_q_positions": True},
+    "dtype float16": {"dtype": "float16"},
+    "q_length 1 isn't": {"q_length": 1, "mode": "decode"},
+    "kv_length 200 isn't": {"kv_length": 200},
+    "see no key": {"q_length": 512, "mask": sliding_window(8)},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_refusals_say_why(reason):
+    problem = dataclasses.replace(PLAIN, **REFUSALS[reason])
+    verdict = SplashAttention().supports(problem, None)
+    assert not verdict
+    assert reason in verdict.reason

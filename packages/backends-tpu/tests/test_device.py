@@ -1,0 +1,56 @@
+"""What a TPU selector means, and that the figures hang together."""
+
+import math
+
+import pytest
+
+from sashimono.compose.target import parse_target
+from sashimono.errors import TargetError
+from sashimono_backends_tpu.device import DEVICES
+
+# selector: chips, JAX devices, hosts, slices, topology
+TABLE = {
+    "v4-8": (4, 4, 1, 1, "2x2x1"),
+    "v4-1024": (512, 512, 128, 1, "8x8x8"),
+    "v4-2048": (1024, 1024, 256, 1, "8x8x16"),
+    "v5e-1": (1, 1, 1, 1, "1x1"),
+    "v5e-256": (256, 256, 64, 1, "16x16"),
+    "v5e-256x4": (1024, 1024, 256, 4, "16x16"),
+    "v5p-8": (4, 4, 1, 1, "2x2x1"),
+    "v5p-512": (256, 256, 64, 1, "4x8x8"),
+    "v5p-1024": (512, 512, 128, 1, "8x8x8"),
+    "v5p-1024x2": (1024, 1024, 256, 2, "8x8x8"),
+    "v6e-8": (8, 8, 2, 1, "2x4"),
+    "v6e-256x8": (2048, 2048, 512, 8, "16x16"),
+    "v7x-128": (64, 128, 16, 1, "4x4x4"),
+    "tpu7x-256": (128, 256, 32, 1, "4x4x8"),
+}
+
+
+@pytest.mark.parametrize("selector", TABLE)
+def test_selector(selector):
+    target = parse_target(selector)
+    found = (target.chips, target.jax_devices, target.hosts, target.slices, target.topology)
+    assert found == TABLE[selector]
+
+
+def test_a_slice_that_is_not_sold_names_the_nearest():
+    with pytest.raises(TargetError, match="v5p-512"):
+        parse_target("v5p-500")
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_figures_hang_together(device):
+    for chips, topology in device.topologies.items():
+        sides = [int(side) for side in topology.split("x")]
+        assert math.prod(sides) == chips <= device.domain_chips
+        assert sides == sorted(sides) or topology == "2x2x1"
+    assert device.peak_flops["float32"] < device.peak_flops["bfloat16"]
+    assert device.link_bandwidth > device.network_bandwidth
+    # Reading all of its memory takes a chip tens of milliseconds: catches a wrong power of ten.
+    assert 10 < device.memory_bandwidth / device.memory_bytes < 100
+
+
+def test_no_device_kind_is_claimed_by_two_chips():
+    kinds = [kind for device in DEVICES if device.name != "tpu7x" for kind in device.device_kinds]
+    assert len(kinds) == len(set(kinds))

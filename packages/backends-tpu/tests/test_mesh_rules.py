@@ -1,0 +1,25 @@
+"""Golden: the mesh and remat policy for each slice and model size."""
+
+import pytest
+
+TABLE = {
+    ("v5e-1", 1e8): ({}, {}, ""),
+    ("v5e-8", 1e8): ({"fsdp": -1}, {}, ""),
+    ("v5e-256", 7e9): ({"fsdp": -1}, {}, "full"),
+    ("v5e-256x4", 7e9): ({"fsdp": -1}, {"data": 4}, "full"),
+    ("v4-1024", 7e9): ({"data": -1, "fsdp": 16}, {}, "save_qkv_and_output"),
+    ("v4-1024", 70e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
+    ("v5p-8", 7e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
+    ("v5p-512", 7e9): ({"data": -1, "fsdp": 64}, {}, "dots"),
+    ("v5p-1024", 70e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
+    ("v5p-1024x2", 405e9): ({"fsdp": -1}, {"data": 2}, "save_qkv_and_output"),
+    ("v6e-256", 7e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
+    ("v6e-256x4", 70e9): ({"fsdp": -1}, {"data": 4}, "full"),
+    ("v7x-128", 70e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
+    ("tpu7x-256", 1e9): ({"fsdp": -1}, {}, ""),
+}
+
+
+@pytest.mark.parametrize("selector, parameters", TABLE)
+def test_mesh(mesh_row, selector, parameters):
+    assert mesh_row(selector, parameters) == TABLE[selector, parameters]
