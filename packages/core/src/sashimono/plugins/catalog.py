@@ -10,8 +10,8 @@ from typing import Any
 
 from sashimono.errors import PluginError, UnknownNameError, did_you_mean
 from sashimono.plugins.discovery import normalise
+from sashimono.plugins.failure import Failure
 from sashimono.plugins.loading import load_value
-from sashimono.plugins.registration import Failure
 from sashimono.plugins.states import ComponentState, State
 
 FIRST_PARTY: tuple[str, ...] = (

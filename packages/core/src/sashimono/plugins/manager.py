@@ -15,6 +15,7 @@ from sashimono.errors import PluginError, SashimonoError
 from sashimono.plugins.catalog import Catalog, plugin_set_digest
 from sashimono.plugins.claims import SKIP_VARIABLE, mark_conflicts, parse_skip
 from sashimono.plugins.discovery import Provider, discover
+from sashimono.plugins.failure import Failure
 from sashimono.plugins.states import ComponentState, PluginState, State
 
 if TYPE_CHECKING:
@@ -187,11 +188,7 @@ class PluginHost:
         hook: str,
         arguments: dict[str, Any],
     ) -> list[tuple[str, Any]]:
-        from sashimono.plugins.registration import (
-            Failure,
-            check_contribution,
-            implementations,
-        )
+        from sashimono.plugins.registration import check_contribution, implementations
         from sashimono.plugins.startup import broken
 
         results = []

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pluggy import HookImpl, PluginManager, PluginValidationError
 
 from sashimono.errors import PluginError, did_you_mean
 from sashimono.plugins import specs
+from sashimono.plugins.failure import Failure
 from sashimono.plugins.markers import PROJECT
 
 PREFIX = f"{PROJECT}_"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a plugin is broken: one line, and the traceback if there is one."""
-
-    reason: str
-    traceback: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Returns the failure that a caught exception stands for."""
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        text = "".join(traceback.format_exception(error))
-        return cls(f"{type(error).__name__}: {first_line}", text)
 
 
 def assemble(plugins: Mapping[str, object]) -> tuple[PluginManager, dict[str, Failure]]:

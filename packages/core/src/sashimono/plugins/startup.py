@@ -9,8 +9,9 @@ from pluggy import PluginManager
 
 from sashimono.plugins import claims
 from sashimono.plugins.discovery import Provider
+from sashimono.plugins.failure import Failure
 from sashimono.plugins.loading import load_value
-from sashimono.plugins.registration import Failure, assemble
+from sashimono.plugins.registration import assemble
 from sashimono.plugins.states import ComponentState, PluginState, State
 
 LOCAL = "local"

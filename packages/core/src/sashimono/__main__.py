@@ -1,0 +1,7 @@
+"""Lets `python -m sashimono` do what `sashimono` does."""
+
+import sys
+
+from sashimono.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,191 @@
+"""The command line: exit codes, streams, JSON keys, and verbs from plugins."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from sashimono._version import __version__
+from sashimono.cli.arguments import experiment_arguments
+from sashimono.cli.main import main
+from sashimono.cli.verbs import core_verbs
+
+VERBS = """
+import sys
+from sashimono.errors import SashimonoError, UsageError
+from sashimono.plugins import Command, hookimpl
+
+class Preempted(SashimonoError):
+    exit_code = 42
+
+def configure(parser):
+    parser.add_argument("how")
+
+def run(args):
+    if args.how == "preempted":
+        error = Preempted("told to stop")
+        error.add_note("after step 7")
+        raise error
+    if args.how == "interrupted":
+        raise KeyboardInterrupt
+    if args.how == "bug":
+        raise ZeroDivisionError("oops")
+    return int(args.how)
+
+@hookimpl
+def sashimono_commands():
+    return [Command("{verb}", "pretend", configure, run)]
+"""
+
+
+@pytest.fixture
+def plugin_verb(fake_distribution):
+    def add(dist, verb):
+        module = dist.replace("-", "_")
+        source = VERBS.replace("{verb}", verb)
+        entry_points = {"sashimono.plugins": [f"{dist} = {module}"]}
+        return fake_distribution(dist, entry_points, {module: source})
+
+    return add
+
+
+def shell(*arguments, path=(), **kwargs):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-m", "sashimono", *arguments]
+    return subprocess.Popen(command, env=environment, text=True, **kwargs)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sashimono {__version__}\n"
+
+
+def test_no_verb_prints_help_and_is_a_usage_error(capsys):
+    assert main([]) == 2
+    assert "list components that configs can name" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", sorted(core_verbs()))
+def test_help_of_every_verb_has_an_example(capsys, verb):
+    assert main([verb, "--help"]) == 0
+    assert f"example:\n  sashimono {verb}" in capsys.readouterr().out
+
+
+def test_unknown_verb(capsys):
+    assert main(["lst"]) == 2
+    assert "invalid choice: 'lst'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("0", 0, ""),
+        ("7", 7, ""),
+        ("preempted", 42, "sashimono: error: told to stop\n  after step 7\n"),
+        ("interrupted", 130, "sashimono: interrupted\n"),
+    ],
+)
+def test_exit_code_and_message_of_a_plugin_verb(capsys, plugin_verb, how, code, message):
+    plugin_verb("fake-verbs", "pretend")
+    assert main(["pretend", how]) == code
+    assert capsys.readouterr() == ("", message)
+
+
+def test_bug_shows_its_traceback(capsys, plugin_verb):
+    plugin_verb("fake-verbs", "pretend")
+    assert main(["pretend", "bug"]) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError: oops" in error
+    assert "Traceback" in error
+    assert "this is a bug" in error
+
+
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_traceback_of_a_deliberate_error_only_when_asked(capsys, plugin_verb, monkeypatch, by):
+    plugin_verb("fake-verbs", "pretend")
+    if by == "variable":
+        monkeypatch.setenv("SASHIMONO_TRACEBACK", "1")
+    arguments = ["pretend", "preempted", *(["--traceback"] if by == "flag" else [])]
+    assert main(arguments) == 42
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_plugin_verb_is_listed_and_cannot_replace_cores(capsys, plugin_verb):
+    plugin_verb("fake-verbs", "list")
+    plugin_verb("fake-more", "pretend")
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "pretend" in out
+    assert "list components that configs can name" in out
+
+
+def test_verb_claimed_twice_is_an_error_only_when_used(capsys, plugin_verb):
+    plugin_verb("fake-a", "pretend")
+    plugin_verb("fake-b", "pretend")
+    assert main(["plugins"]) == 0
+    assert main(["pretend", "0"]) == 1
+    assert "verb 'pretend' is offered by fake-a:fake-a and fake-b:fake-b" in capsys.readouterr().err
+
+
+def test_plugins_json(capsys, fake_distribution):
+    fake_distribution("fake-bad", {"sashimono.plugins": ["bad = fake_bad"]}, {"fake_bad": "1/0"})
+    assert main(["plugins", "--json"]) == 0
+    (bad,) = [p for p in json.loads(capsys.readouterr().out) if p["name"] == "bad"]
+    assert {key: bad[key] for key in ("name", "distribution", "version", "state", "reason")} == {
+        "name": "bad",
+        "distribution": "fake-bad",
+        "version": "1.0",
+        "state": "broken",
+        "reason": "ZeroDivisionError: division by zero",
+    }
+    assert main(["plugins"]) == 0
+    assert "bad " in capsys.readouterr().out
+
+
+def test_list_one_kind_as_json_and_as_a_table(capsys, fake_distribution):
+    fake_distribution("fake-a", {"sashimono.widgets": ["w = fake_a:W"]}, version="2.5")
+    assert main(["list", "widgets", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    expected = {"name": "w", "kind": "widgets", "distribution": "fake-a", "version": "2.5"}
+    assert found.items() >= {**expected, "state": "available"}.items()
+    assert main(["list", "widgets"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert row.split() == ["widgets", "w", "fake-a", "2.5", "available"]
+    assert header.index("VERSION") == row.index("2.5")
+
+
+def test_list_of_an_unknown_kind(capsys):
+    assert main(["list", "layer"]) == 2
+    assert "there is no kind 'layer'; did you mean 'layers'?" in capsys.readouterr().err
+
+
+def test_experiment_arguments():
+    parser = argparse.ArgumentParser()
+    experiment_arguments(parser)
+    text = "tiny --on cpu-8 --modify moe:num_experts=8,k=2 --set a=1 --modify x --set b.c=2"
+    args = parser.parse_args(text.split())
+    assert (args.experiment, args.on) == ("tiny", "cpu-8")
+    assert (args.modify, args.set) == (["moe:num_experts=8,k=2", "x"], ["a=1", "b.c=2"])
+
+
+def test_reader_that_stops_reading_is_no_error(fake_distribution):
+    # More than a pipe holds, so that writing goes on after the reader has gone.
+    lines = [f"w{number} = fake_a:W" for number in range(5000)]
+    site = fake_distribution("fake-a", {"sashimono.widgets": lines})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with shell("list", "widgets", path=[site], **pipes) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 0
+
+
+def test_module_can_be_run(fake_distribution):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with shell("show", "nowhere", **pipes) as process:
+        out, error = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert error.startswith("sashimono: error: no installed distribution provides 'nowhere'")
+    assert "Traceback" not in error

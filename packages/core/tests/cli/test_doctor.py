@@ -1,0 +1,117 @@
+"""Preflight checks against pretended machines, and the verb on this one."""
+
+import json
+
+import pytest
+from sashimono.cli import preflight
+from sashimono.cli.main import main
+
+
+def installed(**versions):
+    return {name.replace("_", "-"): version for name, version in versions.items()}.get
+
+
+def levels(findings):
+    return {finding.subject: finding.level for finding in findings}
+
+
+def test_gpu_without_its_wheel_is_cpu_by_accident():
+    found = preflight.check_platforms({"gpu": "/dev/nvidia0"}, installed(), {})
+    assert levels(found) == {"platform": "ok", "gpu": "error"}
+    assert found[0].message == "JAX will try: cpu"
+    assert "/dev/nvidia0 is here but no JAX plugin for it" in found[1].message
+    assert found[1].fix == 'pip install "sashimono-core[gpu]"'
+
+
+def test_gpu_with_its_wheel_is_chosen():
+    wheels = installed(jax_cuda13_pjrt="0.10.2")
+    found = preflight.check_platforms({"gpu": "/dev/nvidia0"}, wheels, {})
+    assert found[0].message == "JAX will try: gpu,cpu"
+    assert levels(found)["gpu"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("forced", "level"), [("cpu", "warning"), ("cuda", "ok"), ("gpu,cpu", "ok")]
+)
+def test_jax_platforms_that_leaves_hardware_out(forced, level):
+    wheels = installed(jax_cuda13_pjrt="0.10.2")
+    environment = {"JAX_PLATFORMS": forced}
+    found = preflight.check_platforms({"gpu": "/dev/nvidia0"}, wheels, environment)
+    assert levels(found)["gpu"] == level
+
+
+@pytest.mark.parametrize(
+    ("jax", "jaxlib", "level"),
+    [
+        ("0.10.2", "0.10.2", "ok"),
+        ("0.10.2", "0.10.1", "ok"),
+        ("0.10.1", "0.10.2", "error"),
+        ("0.11.0", "0.10.2", "error"),
+        ("0.9.0", "0.9.0", "error"),
+        ("0.12.0", "0.12.0", "error"),
+        (None, "0.10.2", "error"),
+    ],
+)
+def test_jax_and_jaxlib_must_fit(jax, jaxlib, level):
+    assert preflight.check_jax(installed(jax=jax, jaxlib=jaxlib)).level == level
+
+
+@pytest.mark.parametrize(
+    ("flags", "level", "message"),
+    [
+        ("", "ok", "not set"),
+        ("--xla_a=1 --xla_b", "ok", "--xla_a=1 --xla_b"),
+        ("xla_a=1", "error", "'xla_a=1' is not a flag"),
+        ("--xla_a=1 --xla_a=2", "warning", "--xla_a is both '1' and '2'; the last one wins"),
+    ],
+)
+def test_xla_flags(flags, level, message):
+    (found,) = preflight.check_xla_flags({"XLA_FLAGS": flags})
+    assert (found.level, found.message) == (level, message)
+
+
+def test_old_python_is_a_warning():
+    assert preflight.check_python((3, 14)).level == "warning"
+    assert preflight.check_python((3, 11)).level == "ok"
+
+
+@pytest.fixture
+def sound_machine(monkeypatch):
+    monkeypatch.setattr(preflight, "findings", lambda: [preflight.check_python((3, 12))])
+
+
+def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(
+    sound_machine, fake_distribution, capsys
+):
+    fake_distribution("fake-ok", {"sashimono.plugins": ["fine = fake_ok"]}, {"fake_ok": ""})
+    assert main(["doctor"]) == 0
+    source = """
+    from sashimono.plugins import Finding, hookimpl
+    @hookimpl
+    def sashimono_doctor():
+        return [Finding("error", "driver", "too old", "update it")]
+    """
+    fake_distribution("fake-doc", {"sashimono.plugins": ["doc = fake_doc"]}, {"fake_doc": source})
+    capsys.readouterr()
+    from sashimono.plugins import host
+
+    host().refresh()
+    assert main(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    finding = {"level": "error", "subject": "driver", "message": "too old", "fix": "update it"}
+    assert finding in found
+    assert main(["doctor"]) == 1
+    assert "error    driver" in capsys.readouterr().out
+
+
+def test_doctor_reports_a_plugin_whose_own_check_raises(sound_machine, fake_distribution, capsys):
+    source = """
+    from sashimono.plugins import hookimpl
+    @hookimpl
+    def sashimono_doctor():
+        raise OSError("no such file")
+    """
+    fake_distribution("fake-doc", {"sashimono.plugins": ["doc = fake_doc"]}, {"fake_doc": source})
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "fake-doc 1.0 is broken: sashimono_doctor: OSError: no such file" in out

@@ -1,0 +1,46 @@
+"""What importing costs: sets of loaded modules in a fresh process, not times."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def third_party_after(code):
+    script = (
+        f"import sys; before = set(sys.modules); {code}; "
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
+        "print(*sorted(new - sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("import sashimono", set()),
+        ("import sashimono.plugins", set()),
+        ("from sashimono.plugins import DeviceSpec, MeshRule, Command, host", set()),
+        ("from sashimono.plugins import hookimpl, Component, Finding", {"pluggy"}),
+        ("import sashimono.cli.main", set()),
+    ],
+)
+def test_imports_nothing_more_than(code, allowed):
+    ours = {m for m in third_party_after(code) if not m.startswith("sashimono")}
+    assert ours <= allowed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sashimono; sashimono.host().components()",
+        "from sashimono.plugins.devices import device_specs; device_specs()",
+        "import sashimono.compose.target as t; t.parse_target('cpu-8')",
+        "from sashimono.cli.main import main; main(['list'])",
+        "from sashimono.cli.main import main; main(['doctor'])",
+    ],
+)
+def test_does_not_import_jax(code):
+    assert not {"jax", "jaxlib", "numpy"} & third_party_after(code)
