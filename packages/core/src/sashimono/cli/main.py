@@ -59,10 +59,10 @@ def _run(arguments: list[str]) -> int:
         args = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse has already written its message
         return int(stop.code or 0)
-    if args.run is None:
+    if args.run_verb is None:
         parser.print_help()
         return 2
-    return int(args.run(args) or 0)
+    return int(args.run_verb(args) or 0)
 
 
 def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
@@ -73,7 +73,7 @@ def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"sashimono {__version__}")
-    parser.set_defaults(run=None)
+    parser.set_defaults(run_verb=None)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for name, command in sorted(commands.items()):
         verb = verbs.add_parser(
@@ -86,7 +86,7 @@ def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
         if command.example:
             verb.epilog = "\n  ".join(["example:", *command.example.strip().splitlines()])
         command.configure(verb)
-        verb.set_defaults(run=command.run)
+        verb.set_defaults(run_verb=command.run)  # not `run`: verbs have a --run
     return parser
 
 
