@@ -35,7 +35,13 @@ def adam(
     key: Any = object(),  # noqa: B008
     odd: "NoSuchName" = 1,  # type: ignore[name-defined]  # noqa: F821
 ) -> dict[str, Any]:
-    return {"learning_rate": learning_rate, "b1": b1, "mask": mask, "nesterov": nesterov, "odd": odd}
+    return {
+        "learning_rate": learning_rate,
+        "b1": b1,
+        "mask": mask,
+        "nesterov": nesterov,
+        "odd": odd,
+    }
 
 
 def constant(value: float) -> str:
@@ -69,7 +75,9 @@ def test_fields_come_from_the_signature() -> None:
 
 
 def test_unknown_and_mistyped_arguments() -> None:
-    with pytest.raises(UnknownFieldError, match=r"has no field 'learning_rat'; did you mean 'learning"):
+    with pytest.raises(
+        UnknownFieldError, match=r"has no field 'learning_rat'; did you mean 'learning"
+    ):
         config_for(adam, learning_rat=1)
     with pytest.raises(FieldTypeError, match=r"b1: expected float, got 'x'"):
         config_for(adam, b1="x")
@@ -95,7 +103,9 @@ def test_runtime_arguments_win() -> None:
     cfg = config_for(adam, learning_rate=FROM_PARENT, b1=0.5).freeze()
     assert cfg.build(learning_rate=3, b1=0.1)["b1"] == 0.1
     assert config_for(adam).build(learning_rate=3)["learning_rate"] == 3
-    with pytest.raises(ConfigError, match="test_call_config:adam takes no argument 'masks'; did you"):
+    with pytest.raises(
+        ConfigError, match="test_call_config:adam takes no argument 'masks'; did you"
+    ):
         cfg.build(masks=1)
 
 

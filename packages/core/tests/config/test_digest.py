@@ -1,5 +1,6 @@
 """Digests: what must match to resume, and what may change."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -56,7 +57,7 @@ def test_another_process_agrees() -> None:
     digests = {
         subprocess.run(
             [sys.executable, "-c", script],
-            capture_output=True, text=True, check=True, timeout=60, env={"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip

@@ -88,7 +88,11 @@ def test_admitted(field: str, given: Any, stored: Any) -> None:
         ("axes", ("a", 1), "Everything.axes[1]: expected str (declared tuple[str, ...]), got 1"),
         ("axes", "abc", "Everything.axes: expected tuple[str, ...], got 'abc' (str)"),
         ("pair", (1,), "Everything.pair: expected tuple[int, str], got (1,) (tuple)"),
-        ("mesh", {"a": "b"}, "Everything.mesh['a']: expected int (declared dict[str, int]), got 'b'"),
+        (
+            "mesh",
+            {"a": "b"},
+            "Everything.mesh['a']: expected int (declared dict[str, int]), got 'b'",
+        ),
         ("mesh", {1: 1}, "the key 1 is not a str"),
         ("nested", {"a": [1, "x"]}, "Everything.nested['a'][1]: expected int"),
         ("kind", int, "Everything.kind: expected type[Norm], got <class 'int'>"),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sashimono.config import (
     FROM_PARENT,
@@ -76,6 +76,7 @@ MODELS = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(MODELS)
 def test_round_trip_through_text(model: Model.Config) -> None:
     text = json.dumps(to_json(model, origins=True), allow_nan=False)
@@ -131,14 +132,23 @@ def test_fields_added_since_keep_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"$version": 4}, "was written as version 4, the installed packages knows version 3: upgrade"),
+        (
+            {"$version": 4},
+            "was written as version 4, the installed packages knows version 3: upgrade",
+        ),
         ({"widht": 1}, "Model.Config has no field 'widht'; did you mean 'width'"),
         ({"size": 1}, "both 'size' and its new name 'width' are given"),
         ({"$type": "no_such:X"}, "importing 'no_such' failed"),
         ({"$type": "json:dumps"}, "'json:dumps' is not a Config class"),
         ({"norm": {"$type": f"{__name__}:Norm.Confg"}}, "norm: can't load"),
-        ({"norm": {"$type": f"{__name__}:Norm.Config", "ep": 1}}, "norm: Norm.Config has no field 'ep'"),
-        ({"anything": {"$future": 1}}, "anything: can't read {'$future': 1}: it was written by a newer"),
+        (
+            {"norm": {"$type": f"{__name__}:Norm.Config", "ep": 1}},
+            "norm: Norm.Config has no field 'ep'",
+        ),
+        (
+            {"anything": {"$future": 1}},
+            "anything: can't read {'$future': 1}: it was written by a newer",
+        ),
         ({"anything": {"$enum": f"{__name__}:Shade", "member": "LIHGT"}}, "did you mean 'LIGHT'"),
     ],
 )

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sashimono.config import PathError, join_path, match_path, parse_path
 
@@ -11,11 +11,13 @@ NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,4}", fullmatch=True)
 KEYS = st.lists(st.one_of(NAMES, st.text(max_size=6), st.integers(0, 99)), max_size=6)
 
 
+@settings(deadline=None, max_examples=60)
 @given(KEYS)
 def test_join_then_parse_is_identity(keys: list[str | int]) -> None:
     assert parse_path(join_path(keys)) == tuple(keys)
 
 
+@settings(deadline=None, max_examples=60)
 @given(KEYS, KEYS)
 def test_a_path_without_wildcards_matches_only_itself(keys: list, others: list) -> None:
     path, other = join_path(["root", *keys]), join_path(["root", *others])
@@ -43,7 +45,8 @@ def test_parse(path: str, keys: tuple) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["a..b", ".a", "a.", "a[", "a[]", "a[-1]", "a[0", 'a["x]', "a b", "a[0]b", "*", "a[*]", "0a"]
+    "path",
+    ["a..b", ".a", "a.", "a[", "a[]", "a[-1]", "a[0", 'a["x]', "a b", "a[0]b", "*", "a[*]", "0a"],
 )
 def test_unreadable_paths_say_where(path: str) -> None:
     with pytest.raises(PathError, match=r"can't read path .*expected .* at character \d+, found"):
@@ -84,7 +87,9 @@ def test_glob(glob: str, path: str, matches: bool) -> None:
     assert match_path(glob, path) is matches
 
 
-GLOBS = st.lists(st.sampled_from(["a", "b", "*", "**", "a*", "a[0]", "a[*]"]), min_size=1, max_size=5)
+GLOBS = st.lists(
+    st.sampled_from(["a", "b", "*", "**", "a*", "a[0]", "a[*]"]), min_size=1, max_size=5
+)
 PATHS = st.lists(st.sampled_from(["a", "b", "ab", "a[0]", "a[1]", "b[0]"]), max_size=6)
 
 
@@ -99,6 +104,7 @@ def _regex(segments: list[str]) -> str:
     return text
 
 
+@settings(deadline=None, max_examples=60)
 @given(GLOBS, PATHS)
 def test_glob_agrees_with_a_regular_expression(glob: list[str], path: list[str]) -> None:
     expected = re.fullmatch(_regex(glob), "".join(s + "." for s in path)) is not None

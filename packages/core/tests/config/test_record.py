@@ -39,7 +39,9 @@ def complete() -> Branch:
 
 
 def test_unknown_field_names_class_and_near_names() -> None:
-    with pytest.raises(UnknownFieldError, match=r"Leaf has no field 'widht'; did you mean 'width'\?"):
+    with pytest.raises(
+        UnknownFieldError, match=r"Leaf has no field 'widht'; did you mean 'width'\?"
+    ):
         Leaf(widht=3)
     with pytest.raises(UnknownFieldError, match="did you mean 'scale'"):
         Leaf().scal = 1
@@ -103,7 +105,10 @@ def test_get_and_set_path() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("leef.scale", "path 'leef.scale': the root (Branch) has no field 'leef'; did you mean 'leaf'"),
+        (
+            "leef.scale",
+            "path 'leef.scale': the root (Branch) has no field 'leef'; did you mean 'leaf'",
+        ),
         ("leaf.scal", "leaf (Leaf) has no field 'scal'"),
         ("twins[2].scale", "twins has 2 items; 2 is not one of their indices"),
         ("leaves_.c.scale", "leaves_ has no key 'c'"),
@@ -278,7 +283,9 @@ class Inner(Configurable):
 
 
 def test_bodies_that_cannot_work() -> None:
-    with pytest.raises(SchemaError, match=r"Bare.width = 3 \(int\) has no annotation: write `width: int"):
+    with pytest.raises(
+        SchemaError, match=r"Bare.width = 3 \(int\) has no annotation: write `width: int"
+    ):
 
         class Bare(Config):
             width = 3

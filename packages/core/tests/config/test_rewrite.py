@@ -125,14 +125,20 @@ def test_carried_type_mismatch_is_reported() -> None:
 
 
 def test_slot_type_mismatch_is_reported() -> None:
-    with pytest.raises(RewriteError, match=r"can't put MoE.Config at 'strict': .*expected Dense.Config"):
+    with pytest.raises(
+        RewriteError, match=r"can't put MoE.Config at 'strict': .*expected Dense.Config"
+    ):
         replace(Model(), target=Dense, new=MoE.Config(), where="strict")
 
 
 def test_no_match() -> None:
-    with pytest.raises(RewriteError, match=r"no MoE under '\*\*' in Model: the config has Block, Dense"):
+    with pytest.raises(
+        RewriteError, match=r"no MoE under '\*\*' in Model: the config has Block, Dense"
+    ):
         replace(Model(), target=MoE, new=MoE.Config())
-    with pytest.raises(RewriteError, match=r"no Norm under 'head' in Model: there are some at layers"):
+    with pytest.raises(
+        RewriteError, match=r"no Norm under 'head' in Model: there are some at layers"
+    ):
         replace(Model(), target=Norm, new=LayerNorm.Config(), where="head")
     assert replace(Model(), target=MoE, new=MoE.Config(), allow_none=True) == []
 
@@ -140,7 +146,9 @@ def test_no_match() -> None:
 def test_targets() -> None:
     model = Model()
     assert replace(model, target=Norm.Config, new=LayerNorm.Config(), where="layers[0].norm")
-    assert replace(model, target=(MoE, LayerNorm), edit=lambda n: n.set(eps=1)) == ["layers[0].norm"]
+    assert replace(model, target=(MoE, LayerNorm), edit=lambda n: n.set(eps=1)) == [
+        "layers[0].norm"
+    ]
 
 
 def scale(by: float = 1) -> float:
@@ -160,9 +168,7 @@ def test_a_configured_callable_is_a_target() -> None:
 def test_edit_returns_only_what_it_changed() -> None:
     model = Model()
     model.layers[1].norm.eps = 0.5
-    changed = replace(
-        model, target=Norm, edit=lambda n: n.set(eps=0.5), where="layers[*].norm"
-    )
+    changed = replace(model, target=Norm, edit=lambda n: n.set(eps=0.5), where="layers[*].norm")
     assert changed == ["layers[0].norm", "layers[2].norm"]
 
 
@@ -196,7 +202,9 @@ class UseMoE(Modifier):
         experts: int = 4
 
     def __call__(self, cfg: Config) -> Config:
-        replace(cfg, target=Dense, new=MoE.Config(experts=self.config.experts), where="layers[*].ff")
+        replace(
+            cfg, target=Dense, new=MoE.Config(experts=self.config.experts), where="layers[*].ff"
+        )
         return cfg
 
 
@@ -221,7 +229,11 @@ def test_modifiers_compose() -> None:
     ("first", "second", "names"),
     [
         (UseMoE.Config(), UseMoE.Config(), ("UseMoE would replace", "UseMoE already")),
-        (UseLayerNorm.Config(), UseLayerNorm.Config(), ("UseLayerNorm would", "UseLayerNorm already")),
+        (
+            UseLayerNorm.Config(),
+            UseLayerNorm.Config(),
+            ("UseLayerNorm would", "UseLayerNorm already"),
+        ),
         # Around: the layer that UseMoE swaps holds a norm that UseLayerNorm put in.
         (UseLayerNorm.Config(), UseMoE.Config(), ("'layers[0].ff'", "'layers[0].ff.norm'")),
     ],
@@ -255,7 +267,9 @@ def test_inside_a_replaced_node_overlaps_too() -> None:
         model = Model()
         replace(model, target=MoE, new=MoE.Config(), allow_none=True)
         replace(model, target=Dense, new=Dense.Config(), where="head")
-        with pytest.raises(RewriteError, match=r"the replace at .*would replace 'head.norm', but the"):
+        with pytest.raises(
+            RewriteError, match=r"the replace at .*would replace 'head.norm', but the"
+        ):
             replace(model, target=Norm, new=LayerNorm.Config(), where="head.norm")
 
 

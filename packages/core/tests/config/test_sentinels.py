@@ -25,7 +25,7 @@ USES: list[Callable[[Any], Any]] = [
     lambda s: s[0],
     lambda s: s(),
     lambda s: s < 3,
-    lambda s: 3 < s,
+    lambda s: s >= 3,
     lambda s: 1 in s,
     lambda s: [1, 2][s],
 ]

@@ -44,7 +44,7 @@ def test_dump() -> None:
         "layers[0].input_dim: FROM_PARENT\n"
         "mesh: {'data': -1, 'model': 2}\n"
         "mode: Mode.FAST\n"
-        "name: \"it's\\n\"\n"
+        'name: "it\'s\\n"\n'
         "nothing: None\n"
         "on: True\n"
         "one: (1,)\n"

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from sashimono.config.admit import FieldTypeError, Mismatch, admit_any
@@ -115,18 +115,22 @@ def config_for(callable_: Callable[..., Any], /, **values: Any) -> Any:
     """
     if isinstance(callable_, type) and issubclass(callable_, Configurable):
         return callable_.Config(**values)
+    if not isinstance(callable_, Hashable):
+        message = f"config_for({callable_!r}): it is not hashable; wrap it in a function"
+        raise ConfigError(message)
     return call_config_class(callable_)(**values)
 
 
 @functools.lru_cache(maxsize=1024)
-def call_config_class(callable_: Callable[..., Any]) -> type[CallableConfig]:
+def call_config_class(callable_: Any) -> type[CallableConfig]:
     """Returns the config class of a callable, the same one every time."""
     name = public_name(callable_)
     label = f"config_for({name})"
-    cls = type(label, (CallableConfig,), {"__module__": __name__})
+    cls: Any = type(label, (CallableConfig,), {"__module__": __name__})
     cls.callee = _Callee(callable_)
     cls._schema = Schema(_fields(callable_, name, cls), frozenset(), {})
-    return cls
+    made: type[CallableConfig] = cls
+    return made
 
 
 class _Callee:

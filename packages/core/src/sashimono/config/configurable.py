@@ -36,7 +36,7 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = vars(cls).get("Config")
+        own: Any = vars(cls).get("Config")
         parents = _parent_configs(cls)
         if own is None or (isinstance(own, type) and "_target" in vars(own)):
             bases = parents if own is None else (own,)

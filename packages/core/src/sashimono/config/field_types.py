@@ -48,7 +48,7 @@ def annotation_text(annotation: Any) -> str:
     if origin is Annotated:
         return annotation_text(args[0])
     if isinstance(origin, type) and args:
-        name = "Callable" if origin is collections.abc.Callable else origin.__qualname__
+        name = origin.__qualname__
         return f"{name}[{', '.join(_argument_text(a) for a in args)}]"
     if isinstance(annotation, type):
         return annotation.__qualname__

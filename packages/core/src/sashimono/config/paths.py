@@ -117,8 +117,7 @@ def _segment_matches(glob: Segment, segment: Segment) -> bool:
         len(glob.subscripts) == len(segment.subscripts)
         and _name_pattern(glob.name).fullmatch(segment.name) is not None
         and all(
-            g is _ANY or g == s
-            for g, s in zip(glob.subscripts, segment.subscripts, strict=True)
+            g is _ANY or g == s for g, s in zip(glob.subscripts, segment.subscripts, strict=True)
         )
     )
 

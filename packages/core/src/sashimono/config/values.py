@@ -27,7 +27,7 @@ class Node:
         raise TypeError
 
 
-class FrozenList(list):
+class FrozenList(list[Any]):
     """The list of a frozen config: equal to a list, refuses to change."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ class FrozenList(list):
         return FrozenList, (list(self),)
 
 
-class FrozenDict(dict):
+class FrozenDict(dict[str, Any]):
     """The dict of a frozen config: equal to a dict, refuses to change."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
