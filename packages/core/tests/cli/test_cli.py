@@ -52,8 +52,9 @@ def plugin_verb(fake_distribution):
 
 
 def shell(*arguments, path=(), **kwargs):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    command = [sys.executable, "-m", "sashimono", *arguments]
+    paths = [*map(str, path), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-m", "sashimono.cli", *arguments]
     return subprocess.Popen(command, env=environment, text=True, **kwargs)
 
 

@@ -9,8 +9,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from glob import glob
+from typing import Literal
 
-from sashimono.plugins import Finding, host
+from sashimono.plugins import ComponentState, Finding, PluginState, host
 from sashimono.plugins.discovery import installed_version
 
 # JAX platform to: signs of the hardware, a distribution of its JAX plugin, what installs it.
@@ -131,8 +132,10 @@ def check_disk(folder: str) -> Finding:
 def plugin_findings() -> list[Finding]:
     """Returns the state of each plugin, and of each component that can't be used."""
     found = []
-    for state in (*host().plugins(), *(c for c in host().components() if c.state.bad)):
-        level = "error" if state.state.bad else "ok"
+    states: list[PluginState | ComponentState] = list(host().plugins())
+    states += [component for component in host().components() if component.state.bad]
+    for state in states:
+        level: Literal["ok", "error"] = "error" if state.state.bad else "ok"
         message = f"{state.distribution} {state.version} is {state.state}"
         if state.reason:
             message += f": {state.reason}"

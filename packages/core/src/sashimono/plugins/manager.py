@@ -89,9 +89,11 @@ class PluginHost:
         """Returns distribution to version for all that offer something that can be used."""
         running = self._start()
         # A component in conflict can still be selected, so its distribution takes part.
+        states: list[PluginState | ComponentState] = list(running.plugins.values())
+        states += running.catalog.states()
         usable = {
             state.distribution
-            for state in (*running.plugins.values(), *running.catalog.states())
+            for state in states
             if state.state.usable or state.state is State.CONFLICT
         }
         return {name: v for name, v in running.versions.items() if name in usable}

@@ -58,7 +58,7 @@ def _bound(implementation: HookImpl, arguments: Mapping[str, Any]) -> Callable[[
 
 def _register(manager: PluginManager, plugins: Mapping[str, object]) -> dict[str, Failure]:
     failed = {}
-    for key, plugin in reversed(plugins.items()):  # pluggy calls the last registered first
+    for key, plugin in reversed(list(plugins.items())):  # pluggy calls the last registered first
         try:
             manager.register(plugin, key)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Lets `python -m sashimono` do what `sashimono` does."""
+"""Lets `python -m sashimono.cli` do what `sashimono` does."""
 
 import sys
 
