@@ -6,9 +6,15 @@ calls. Binding the calls now, not on first use, keeps Python from putting the su
 
 from sashimono.kernels.attention.dispatch import attention as attention
 from sashimono.kernels.choice import KernelChoice as KernelChoice
+from sashimono.kernels.grouped_matmul.dispatch import grouped_matmul as grouped_matmul
 from sashimono.kernels.masks import CAUSAL as CAUSAL
 from sashimono.kernels.masks import FULL as FULL
 from sashimono.kernels.masks import MaskSpec as MaskSpec
+from sashimono.kernels.masks import sliding_window as sliding_window
 from sashimono.kernels.operation import Kernel as Kernel
 from sashimono.kernels.operation import Operation as Operation
+from sashimono.kernels.softmax_cross_entropy.dispatch import (
+    softmax_cross_entropy as softmax_cross_entropy,
+)
+from sashimono.kernels.token_exchange.dispatch import token_exchange as token_exchange
 from sashimono.kernels.verdict import Verdict as Verdict

@@ -38,7 +38,8 @@ class Operation:
     Attributes:
         operand_axes: logical axes of every operand, absent ones included.
         output_axes: logical axes of each output, in order (one entry: the output is that array), or SUMMED.
-        manual_axes: logical axes that a local kernel is split over; None for the whole mesh.
+        manual_axes: logical axes that a local kernel is split over, the rest being left to the compiler; None
+            for the whole mesh; empty if only the caller can split, so that a mesh rules local kernels out.
         fused_platforms: where a kernel with `fused=False` counts as a fallback (see `require_fused`).
     """
 

@@ -42,6 +42,10 @@ def split_operands(
     sizes = _free_mesh_axes()
     if not sizes:
         return Split({name: PartitionSpec() for name in operands}, shapes)
+    if operation.manual_axes == ():
+        mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        error = f"it runs on one shard, but mesh axes {mesh} are left: call it inside shard_map over them"
+        return Split({name: PartitionSpec() for name in operands}, shapes, error=error)
     specs, errors = {}, []
     assigned: dict[str, tuple[str, ...]] = {}
     for name, shape in shapes.items():

@@ -1,0 +1,79 @@
+"""Logits, and the losses of each token from them, in fp32: what both kernels compute."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sashimono.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
+
+
+class TokenLosses(NamedTuple):
+    """Per token, fp32 of the targets' shape: what is minimised, its parts, and whether the argmax was right."""
+
+    loss: jax.Array
+    nll: jax.Array
+    z_loss: jax.Array
+    correct: jax.Array
+    log_sum_exp: jax.Array
+
+
+class Sums(NamedTuple):
+    """Weighted sums over tokens, fp32 scalars."""
+
+    loss: jax.Array
+    weight: jax.Array
+    nll: jax.Array
+    z_loss: jax.Array
+    correct: jax.Array
+
+
+def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns capped logits [..., vocab] in fp32."""
+    equation = "...d,vd->...v" if problem.tied else "...d,dv->...v"
+    logits = jnp.einsum(equation, hidden, weight, preferred_element_type=jnp.float32)
+    if problem.logit_cap is not None:
+        logits = problem.logit_cap * jnp.tanh(logits / problem.logit_cap)
+    return logits
+
+
+def token_losses(
+    problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array
+) -> TokenLosses:
+    """Returns each token's losses from logits [..., vocab] and targets [...]."""
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    log_sum_exp = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+    # A sum over a comparison, not a gather: it stays in place where the vocabulary is split.
+    chosen = jnp.sum(jnp.where(is_target(logits, targets), logits, 0.0), axis=-1)
+    nll = log_sum_exp - chosen
+    loss = nll
+    if problem.label_smoothing:
+        spread = log_sum_exp - jnp.mean(logits, axis=-1)
+        loss = (1 - problem.label_smoothing) * nll + problem.label_smoothing * spread
+    z_loss = jnp.zeros_like(nll)
+    if problem.z_loss:
+        z_loss = problem.z_loss * jnp.square(log_sum_exp)
+        loss = loss + z_loss
+    return TokenLosses(loss, nll, z_loss, (chosen >= top).astype(jnp.float32), log_sum_exp)
+
+
+def weighted_sums(losses: TokenLosses, loss_weights: jax.Array) -> Sums:
+    """Returns the sums of losses times weights. A token of weight 0 adds nothing, even if its loss is NaN."""
+    weights = loss_weights.astype(jnp.float32)
+
+    def total(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(weights == 0, 0.0, x * weights))
+
+    return Sums(
+        loss=total(losses.loss),
+        weight=jnp.sum(weights),
+        nll=total(losses.nll),
+        z_loss=total(losses.z_loss),
+        correct=total(losses.correct),
+    )
+
+
+def is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Returns bool [..., vocab], true at each token's target."""
+    index = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    return index == targets[..., None]
