@@ -48,7 +48,7 @@ def constant(value: float) -> str:
     return f"constant {value}"
 
 
-def join(schedules: Sequence[Any], boundaries: Sequence[int] = ()) -> tuple:
+def join(schedules: Sequence[Schedule], boundaries: Sequence[int] = ()) -> tuple:
     return tuple(schedules), tuple(boundaries)
 
 

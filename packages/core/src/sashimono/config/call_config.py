@@ -13,7 +13,7 @@ from sashimono.config.origin import Origin
 from sashimono.config.record import Config, revive
 from sashimono.config.schema import Field, Schema
 from sashimono.config.sentinels import CALLEE_DEFAULT, REQUIRED, Sentinel
-from sashimono.config.values import Node, copy_value, holds_config, same_value
+from sashimono.config.values import copy_value, holds_config, same_value
 from sashimono.errors import ConfigError, did_you_mean
 
 
@@ -97,9 +97,8 @@ class _CallField(Field):
         default = self.default
 
         def admit(value: Any, copy: bool) -> Any:
-            if isinstance(value, Node):
-                return value.clone() if copy else value
-            if same_value(value, default):
+            # A nested config stands for what it builds, whose type is not known yet.
+            if holds_config(value) or same_value(value, default):
                 return admit_any(value, copy)
             return declared.admit(value, copy)
 
