@@ -236,24 +236,25 @@ def finished_step(events: pathlib.Path) -> int | None:
     """Returns the last step of a finished run; None if it never started or was stopped."""
     if not events.exists():
         return None
-    step, finished = 0, False
+    finished = None
     for line in events.read_text().splitlines():
         try:
             event = json.loads(line)
         except json.JSONDecodeError:
             continue  # a torn last line: the writer was killed
-        if event["event"] == "step":
-            step = event["step"]
-        finished = event["event"] == "run_ended" and event["outcome"] == "done"
-    return step if finished else None
+        if event["event"] in ("run_started", "run_ended"):
+            finished = event["step"] if event.get("outcome") == "done" else None
+    return finished
 
 
 @nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Runs benchmarks/*.py, or those named after `--`, and prints their ratios."""
+    """Runs the scripts of benchmarks/, or those named after `--`; each prints its ratios."""
     install(session, *EVERYTHING)
+    scripts = sorted((ROOT / "benchmarks").glob("*.py"))
+    runnable = [script for script in scripts if "__main__" in script.read_text()]
     named = [ROOT / "benchmarks" / f"{name}.py" for name in session.posargs]
-    for script in named or sorted((ROOT / "benchmarks").glob("*.py")):
+    for script in named or runnable:
         session.run("python", str(script), env={"PYTHONPATH": None, "JAX_PLATFORMS": "cpu"})
 
 

@@ -53,7 +53,7 @@ def test_it_is_trained_with_and_its_kernel_is_chosen(with_example):
 
 
 def test_its_kernel_gives_the_loss_of_the_others(with_example):
-    pin = "execution.kernel_pins=(('attention', 'attention.any.reference'),)"
+    pin = "execution.kernels={'attention': 'attention.any.reference'}"
     runs = {"theirs": (), "reference": ("--set", pin)}
     losses = {}
     for name, extra in runs.items():
