@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sashimono.plugins import DeviceSpec
 
 _LANES = 128
-_LARGEST_BLOCK = 512
 _MASK_PARTS = frozenset({"causal", "window", "chunk", "segments"})
 _MASK_VALUE = splash.DEFAULT_MASK_VALUE
 
@@ -36,6 +35,8 @@ class SplashAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    #: Queries or keys that one step of the grid holds on chip, at most.
+    largest_block: ClassVar[int] = 512
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
@@ -131,7 +132,7 @@ class SplashAttention(Kernel):
         mask = masks.MultiHeadMask([_mask(problem)] * problem.num_heads)
         return splash.make_splash_mha(
             mask,
-            block_sizes=_blocks(problem),
+            block_sizes=_blocks(problem, self.largest_block),
             head_shards=1,
             q_seq_shards=1,
             save_residuals=save_residuals,
@@ -152,8 +153,8 @@ def _mask(problem: AttentionProblem) -> masks.Mask:
     return masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
 
 
-def _blocks(problem: AttentionProblem) -> splash.BlockSizes:
-    q, kv = _block(problem.q_length), _block(problem.kv_length)
+def _blocks(problem: AttentionProblem, largest: int) -> splash.BlockSizes:
+    q, kv = _block(problem.q_length, largest), _block(problem.kv_length, largest)
     return splash.BlockSizes(
         block_q=q,
         block_kv=kv,
@@ -166,9 +167,9 @@ def _blocks(problem: AttentionProblem) -> splash.BlockSizes:
     )
 
 
-def _block(length: int) -> int:
-    """Returns the largest multiple of 128 up to 512 that divides `length`."""
-    sizes = range(_LARGEST_BLOCK, 0, -_LANES)
+def _block(length: int, largest: int) -> int:
+    """Returns the largest multiple of 128 up to `largest` that divides `length`."""
+    sizes = range(largest, 0, -_LANES)
     return next(size for size in sizes if length % size == 0)
 
 
