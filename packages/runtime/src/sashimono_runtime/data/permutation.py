@@ -6,24 +6,31 @@ order of a run when it resumes on another version. Sorting hashed indices can't 
 
 import numpy as np
 
-_GAMMA = 0x9E3779B97F4A7C15
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
 def mix(words: np.ndarray) -> np.ndarray:
     """Returns splitmix64's finaliser of each uint64 (Steele, Lea and Flood, OOPSLA 2014)."""
     z = words.astype(np.uint64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
     return z ^ (z >> np.uint64(31))
 
 
 def stream_key(*words: int) -> int:
     """Returns a 64-bit key that depends on every integer in `words` and on their order."""
-    key = np.zeros(1, np.uint64)
+    key = 0
     for word in words:
-        key = mix((key ^ np.uint64(word & _MASK)) + np.uint64(_GAMMA))
-    return int(key[0])
+        key = _mix_one(((key ^ word) + _GAMMA) & _MASK)
+    return key
+
+
+def _mix_one(word: int) -> int:
+    # `mix` for one word: NumPy's cost per call would exceed that of a short row.
+    word = ((word ^ (word >> 30)) * _FIRST) & _MASK
+    word = ((word ^ (word >> 27)) * _SECOND) & _MASK
+    return word ^ (word >> 31)
 
 
 def random_words(count: int, *key: int) -> np.ndarray:
