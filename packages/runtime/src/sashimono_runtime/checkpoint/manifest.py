@@ -109,7 +109,8 @@ def _parse(directory: Path, body: Mapping[str, Any]) -> Manifest:
     if body["format"] > FORMAT or body["digest"] != ALGORITHM:
         message = (
             f"{directory} was written by a newer sashimono-runtime (format {body['format']}, "
-            f"digest {body['digest']!r}); this one reads format {FORMAT}, digest {ALGORITHM!r}: upgrade it"
+            f"digest {body['digest']!r}); this one reads format {FORMAT}, digest {ALGORITHM!r}: "
+            "upgrade it"
         )
         raise CheckpointStructureError(message, (message,))
     arrays = {

@@ -1,0 +1,48 @@
+"""Exceptions by parameter path: freeze, another learning-rate scale, another weight decay."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from sashimono.arrays.spec import ParamSpec
+from sashimono.config import REQUIRED, Config, match_path
+from sashimono.errors import did_you_mean
+
+from sashimono_runtime.learn.errors import ParameterRuleError
+
+
+class ParameterRule(Config):
+    """Applies to every parameter whose path matches the glob `where`; later rules win.
+
+    `lr_scale` and `weight_decay` replace the layer's own multipliers; None leaves them. A
+    frozen parameter keeps its value, gets no optimizer state and counts in no norm.
+    """
+
+    where: str = REQUIRED
+    frozen: bool = False
+    lr_scale: float | None = None
+    weight_decay: float | None = None
+
+
+def apply_rules(
+    specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]
+) -> dict[str, ParamSpec]:
+    """Returns the specs of the parameters to train, with the rules applied.
+
+    Raises ParameterRuleError for a rule that matches nothing, and where nothing is left to train.
+    """
+    changed = dict(specs)
+    frozen: set[str] = set()
+    for rule in rules:
+        matched = [path for path in specs if match_path(rule.where, path)]
+        if not matched:
+            message = f"no parameter matches {rule.where!r}{did_you_mean(rule.where, specs)}"
+            raise ParameterRuleError(message)
+        values = {"lr_scale": rule.lr_scale, "weight_decay": rule.weight_decay}
+        given = {name: value for name, value in values.items() if value is not None}
+        for path in matched:
+            changed[path] = dataclasses.replace(changed[path], **given)
+            (frozen.add if rule.frozen else frozen.discard)(path)
+    if specs and len(frozen) == len(specs):
+        message = f"the rules freeze all {len(specs)} parameters: nothing is left to train"
+        raise ParameterRuleError(message)
+    return {path: spec for path, spec in changed.items() if path not in frozen}

@@ -1,0 +1,57 @@
+"""Schedules at their corners."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from sashimono.contracts import ScheduleFactory
+from sashimono.errors import UsageError
+from sashimono_runtime.learn.schedules import (
+    Constant,
+    WarmupCosine,
+    WarmupLinear,
+    WarmupStableDecay,
+)
+
+
+def _values(cfg: ScheduleFactory.Config, steps: list[int], total: int = 100) -> list[float]:
+    schedule = jax.jit(cfg.build().schedule(total))
+    return [float(schedule(np.int32(step))) for step in steps]
+
+
+def test_constant() -> None:
+    assert _values(Constant.Config(peak=2.0), [0, 50, 500]) == [2.0, 2.0, 2.0]
+    assert _values(Constant.Config(peak=2.0, warmup_steps=4), [0, 1, 4, 9]) == [0.0, 0.5, 2.0, 2.0]
+
+
+def test_cosine_halves_half_way_and_stays_at_the_end() -> None:
+    cfg = WarmupCosine.Config(peak=1.0, warmup_steps=20, final_fraction=0.2)
+    found = _values(cfg, [0, 10, 20, 60, 100, 1000])
+    assert found == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.2])
+    quarter = 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert _values(cfg, [40]) == pytest.approx([quarter])
+
+
+def test_decay_steps_win_over_the_run_length() -> None:
+    cfg = WarmupCosine.Config(peak=1.0, decay_steps=50, final_fraction=0.0)
+    assert _values(cfg, [25, 50, 99]) == pytest.approx([0.5, 0.0, 0.0], abs=1e-6)
+
+
+def test_linear() -> None:
+    cfg = WarmupLinear.Config(peak=1.0, warmup_steps=20)
+    assert _values(cfg, [20, 40, 60, 100]) == pytest.approx([1.0, 0.75, 0.5, 0.0])
+
+
+def test_stable_then_decay() -> None:
+    cfg = WarmupStableDecay.Config(peak=1.0, warmup_steps=10, decay_fraction=0.2)
+    assert _values(cfg, [5, 10, 79, 80, 90, 100]) == pytest.approx([0.5, 1, 1, 1, 0.5, 0], abs=1e-6)
+
+
+def test_schedules_without_room_are_refused() -> None:
+    with pytest.raises(UsageError, match="warm-up alone takes 20"):
+        WarmupCosine.Config(peak=1.0, warmup_steps=20).build().schedule(20)
+    with pytest.raises(UsageError, match="no room for a warm-up of 95"):
+        WarmupStableDecay.Config(peak=1.0, warmup_steps=95).build().schedule(100)
+    with pytest.raises(UsageError, match="expected 0 or more"):
+        Constant.Config(peak=1.0, warmup_steps=-1).build().schedule(10)
