@@ -12,6 +12,10 @@ from sashimono.arrays.plan import ExecutionPlan, use_plan
 from sashimono.module.outputs import Outputs
 
 
+#: Our platform names that JAX lowers under another one.
+_LOWERED_AS = {"gpu": "cuda"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Environment:
     """Where programs run: the plan, the mesh (None: one device), and the platform's compiler options."""
@@ -62,11 +66,20 @@ class Program:
         options = {} if self.out_shardings is None else {"out_shardings": self.out_shardings}
         return jax.jit(self.fn, donate_argnums=self.donate, **options)
 
+    def trace(self) -> jax.stages.Traced:
+        """Traces for the environment's platform; no device is touched, and no compiler is needed."""
+        with self.environment.active():
+            return self.jitted().trace(*self.abstract_args)
+
+    def kernels(self) -> tuple[Any, ...]:
+        """Returns the manifest: the kernel every operation gets on this environment's platform."""
+        return manifest(self.trace().out_info)
+
     def lower(self) -> Lowered:
         """Traces and lowers for the environment's platform; no device is touched."""
-        platform = self.environment.plan.platform
+        platform = _LOWERED_AS.get(self.environment.plan.platform or "", self.environment.plan.platform)
+        traced = self.trace()
         with self.environment.active():
-            traced = self.jitted().trace(*self.abstract_args)
             lowered = traced.lower(lowering_platforms=(platform,)) if platform else traced.lower()
         return Lowered(lowered, manifest(traced.out_info), self.environment)
 

@@ -7,30 +7,33 @@ from sashimono.kernels import softmax_cross_entropy
 
 
 class CrossEntropy(sm.Module):
-    """Mean negative log-likelihood over tokens of weight 1, fp32, with optional z-loss and logit cap."""
+    """Mean negative log-likelihood over the batch's weighted tokens, fp32.
+
+    `z_loss` and `label_smoothing` shape the training loss only; evaluation reports the plain likelihood.
+    """
 
     class Config(sm.Module.Config):
         z_loss: float = 0.0
+        label_smoothing: float = 0.0
         logit_cap: float | None = None
 
     def forward(
-        self, x: Float[Array, "B T E"], weight: Float[Array, "V E"], batch: Batch, *, transposed: bool
+        self, x: Float[Array, "B T E"], weight: Float[Array, "V E"], batch: Batch, *, tied: bool
     ) -> None:
-        """Adds the loss of hidden states against `batch.target_ids`.
-
-        `weight` is [vocab, embed] when `transposed` (a tied table), else [embed, vocab].
-        """
-        cfg = self.config
+        """Adds the loss of hidden states; `weight` is [vocab, embed] when `tied`, else [embed, vocab]."""
+        cfg, train = self.config, self.train
         total, count, extra = softmax_cross_entropy(
-            x.reshape(-1, x.shape[-1]),
+            x,
             weight,
-            batch.target_ids.reshape(-1),
-            batch.loss_weights.reshape(-1),
-            transposed=transposed,
+            batch.target_ids,
+            batch.loss_weights,
+            tied=tied,
             logit_cap=cfg.logit_cap,
-            z_loss=cfg.z_loss,
+            z_loss=cfg.z_loss if train else 0.0,
+            label_smoothing=cfg.label_smoothing if train else 0.0,
         )
         self.add_loss("cross_entropy", total, count)
-        self.record("accuracy", sm.Mean(extra["correct"], count))
-        if cfg.z_loss:
-            self.add_loss("z_loss", extra["z_loss"], count, cfg.z_loss)
+        if not train:
+            self.record("accuracy", sm.Mean(extra["correct"], count))
+        elif cfg.z_loss or cfg.label_smoothing:
+            self.record("nll", sm.Mean(extra["nll"], count))

@@ -43,7 +43,7 @@ class DecoderLM(CausalLM):
     def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
         """Adds the cross entropy of the normalised stream."""
         head = self.head
-        self.loss(self.norm(x), head.weight(), batch, transposed=head.transposed)
+        self.loss(self.norm(x), head.weight(), batch, tied=head.tied)
 
     def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """Returns fp32 logits of the normalised stream."""

@@ -8,14 +8,14 @@ from jaxtyping import Array, Float
 
 
 class Head(sm.Module):
-    """Maps the last residual stream to logits; `weight` and `transposed` let the loss avoid building them all."""
+    """Maps the last residual stream to logits; `weight` and `tied` let the loss avoid building them all."""
 
     class Config(sm.Module.Config):
         input_dim: int = sm.FROM_PARENT
         vocab_size: int = sm.FROM_PARENT
 
     #: Whether `weight` is [vocab, embed] rather than [embed, vocab].
-    transposed: bool = False
+    tied: bool = False
 
     @abc.abstractmethod
     def weight(self) -> Float[Array, "..."]:
@@ -44,7 +44,7 @@ class UntiedHead(Head):
 class TiedHead(Head):
     """The embedding table, shared by the model (Press and Wolf 2017, arXiv:1608.05859)."""
 
-    transposed = True
+    tied = True
 
     def weight(self) -> Float[Array, "V E"]:
         """Returns the shared table."""
@@ -54,5 +54,5 @@ class TiedHead(Head):
 def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
     """Returns fp32 logits of hidden states."""
     weight = head.weight()
-    spec = "bte,ve->btv" if head.transposed else "bte,ev->btv"
+    spec = "bte,ve->btv" if head.tied else "bte,ev->btv"
     return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)

@@ -10,17 +10,22 @@ from sashimono.plugins import Command
 
 def command() -> Command:
     """Returns the verb."""
-    return Command("eval", "evaluate a run on its held-out split", configure, run)
+    return Command(
+        name="eval",
+        help="evaluate a run on its held-out split",
+        configure=configure,
+        run=run,
+        example="sashimono eval runs/quickstart --json",
+    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.epilog = "example: sashimono eval runs/quickstart --json"
     parser.add_argument("run_directory", metavar="RUN", help="a run directory")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
     parser.add_argument("--set", action="append", metavar="PATH=VALUE", help="override a config value")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="write JSON for a machine to read")
 
 
 def run(args: argparse.Namespace) -> int:

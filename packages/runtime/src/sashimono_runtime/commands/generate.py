@@ -8,20 +8,23 @@ from sashimono.cli.output import write
 from sashimono.errors import UsageError
 from sashimono.plugins import Command
 
-_EXAMPLE = """example:
-  sashimono generate runs/quickstart --prompt "def " --max-tokens 100 --temperature 0.7 --top-p 0.9
-  sashimono generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json"""
-
 
 def command() -> Command:
     """Returns the verb."""
-    return Command("generate", "continue prompts with a run's model", configure, run)
+    return Command(
+        name="generate",
+        help="continue prompts with a run's model",
+        configure=configure,
+        run=run,
+        example=(
+            'sashimono generate runs/quickstart --prompt "def " --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
+            "sashimono generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json"
+        ),
+    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.epilog = _EXAMPLE
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run_directory", metavar="RUN", help="a run directory")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue (repeatable)")
     parser.add_argument("--prompt-ids", action="append", metavar="1,2,3", help="token ids to continue")

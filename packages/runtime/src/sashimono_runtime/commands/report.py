@@ -9,12 +9,17 @@ from sashimono.plugins import Command
 
 def command() -> Command:
     """Returns the verb."""
-    return Command("report", "write one HTML page about runs", configure, run)
+    return Command(
+        name="report",
+        help="write one HTML page about runs",
+        configure=configure,
+        run=run,
+        example="sashimono report runs/a runs/b --out compare.html",
+    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.epilog = "example: sashimono report runs/a runs/b --out compare.html"
     parser.add_argument("run_directories", nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("--out", metavar="FILE", help="page to write (default: RUN/report.html of the first)")
 

@@ -3,27 +3,29 @@
 import argparse
 from pathlib import Path
 
-from sashimono.cli.arguments import experiment_arguments
+from sashimono.cli.arguments import compose_from, experiment_arguments
 from sashimono.plugins import Command
-
-_EXAMPLE = """example:
-  sashimono train quickstart --run runs/first
-  sashimono train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe
-
-exit codes: 0 done; 42 stopped by SIGTERM after saving, start it again; 2 usage; others permanent"""
 
 
 def command() -> Command:
     """Returns the verb."""
-    return Command("train", "train an experiment, or resume its run", configure, run)
+    return Command(
+        name="train",
+        help="train an experiment, or resume its run",
+        configure=configure,
+        run=run,
+        example=(
+            "sashimono train quickstart --run runs/first\n"
+            "sashimono train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe\n"
+            "exit codes: 0 done; 42 stopped by SIGTERM after saving, run it again; 2 usage; others permanent"
+        ),
+    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.epilog = _EXAMPLE
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     experiment_arguments(parser)
-    parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/EXPERIMENT)")
+    parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/EXPERIMENT)")
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
     parser.add_argument(
         "--require-fused", action="store_true", help="fail where a fused kernel would be refused"
@@ -36,19 +38,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
-    from sashimono.compose import compose
     from sashimono.compose.detect import local_target
 
     from sashimono_runtime.commands.process import join_gang, prepare_process
 
     prepare_process()
     join_gang(args.coordinator, args.processes, args.process_id)
-    overrides = list(args.set or ())
     if args.require_fused:
-        overrides.append("execution.require_fused=true")
-    target = args.on or local_target()
-    composition = compose(args.experiment, target, args.modify or (), overrides)
+        args.set.append("execution.require_fused=true")
+    composition = compose_from(args, on=args.on or local_target())
     from sashimono_runtime.train.loop import Loop
 
-    directory = Path(args.run or f"runs/{args.experiment}")
+    directory = Path(args.directory or f"runs/{args.experiment}")
     return Loop(composition, directory, steps=args.steps).execute()

@@ -111,7 +111,7 @@ class Loop:
         self.step = int(self.state.step)
         lowered = programs["train_step"].lower()
         for choice in lowered.kernels:
-            self._event("kernel_selected", **choice.as_dict())
+            self._event("kernel_selected", **choice.as_json())
         self.compiled = lowered.compile()
         self.evaluator = Evaluator(self.config, programs["eval_step"])
         self.digest = digest
