@@ -90,7 +90,9 @@ def run_tests(
     """Runs the tests of a folder from an empty one, after checking that wheels are under test."""
     root = ROOT / folder
     packages = (root.name,) if root.name in PACKAGES else PACKAGES
-    workers = ("-n", "2") if root.name in HEAVY and (os.cpu_count() or 1) > 1 else ()
+    workers = (
+        ("-n", "2", "--dist=loadfile") if root.name in HEAVY and (os.cpu_count() or 1) > 1 else ()
+    )
     environment = test_environment()
     check = ("python", str(ROOT / "tests" / "installed.py"), *map(import_name, packages))
     command = (

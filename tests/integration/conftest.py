@@ -53,12 +53,24 @@ class Installation:
         subprocess.run([*command, *map(str, wheels)], check=True, capture_output=True)
 
 
+@pytest.fixture(scope="session")
+def fresh_installation(tmp_path_factory):
+    """Makes installations, each with a fresh folder and no plugins but those of the session."""
+
+    def make() -> Installation:
+        folder = tmp_path_factory.mktemp("installation")
+        installation = Installation(folder / "work", folder / "plugins")
+        installation.folder.mkdir()
+        installation.plugins.mkdir()
+        return installation
+
+    return make
+
+
 @pytest.fixture
-def installation(tmp_path) -> Installation:
-    """A fresh folder to work in, with no plugins but those of the session."""
-    (tmp_path / "work").mkdir()
-    (tmp_path / "plugins").mkdir()
-    return Installation(tmp_path / "work", tmp_path / "plugins")
+def installation(fresh_installation) -> Installation:
+    """One for this test alone."""
+    return fresh_installation()
 
 
 def build(project: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
