@@ -9,8 +9,13 @@ from sashimono.plugins import component
 
 
 def parse_modifier(text: str) -> tuple[str, dict[str, str]]:
-    """Returns (name, {field: text}) of `NAME[:key=value,…]`; commas inside brackets don't separate."""
-    name, _, rest = text.partition(":")
+    """Returns (name, {field: text}) of `NAME[:key=value,…]`; commas inside brackets don't separate.
+
+    NAME may be `distribution:name`, so the fields start after the last colon before the first `=`.
+    """
+    head, equals, _ = text.partition("=")
+    name = head.rpartition(":")[0] if equals else text
+    rest = text[len(name) :].removeprefix(":")
     fields: dict[str, str] = {}
     for part in _split(rest):
         key, equals, value = part.partition("=")
