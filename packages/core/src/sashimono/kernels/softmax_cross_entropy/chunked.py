@@ -140,8 +140,7 @@ def _dlogits(
         grad = grad - smoothing / problem.vocab
     if problem.logit_cap is not None:
         grad = grad * (1 - jnp.square(logits / problem.logit_cap))
-    weights = loss_weights.astype(jnp.float32)[:, None]
-    return jnp.where(weights == 0, 0.0, grad * weights)
+    return grad * loss_weights.astype(jnp.float32)[:, None]
 
 
 def _no_sums() -> Sums:

@@ -34,8 +34,8 @@ def softmax_cross_entropy(
     Args:
         hidden: [N, D] or [B, T, D]; keep B and T apart under a mesh, so that both stay split.
         weight: [D, V], or with `tied` an embedding [V, D].
-        targets: int [N] or [B, T], in [0, V).
-        loss_weights: float, like targets; a token of weight 0 adds nothing to any sum.
+        targets: int [N] or [B, T], in [0, V); anything where the weight is 0.
+        loss_weights: float, like targets; 0 for a token that doesn't count.
         logit_cap: logits become cap * tanh(logits / cap).
         z_loss: coefficient of the squared log-sum-exp (PaLM, section 5).
         label_smoothing: share of the target's probability spread evenly.

@@ -58,18 +58,14 @@ def token_losses(
 
 
 def weighted_sums(losses: TokenLosses, loss_weights: jax.Array) -> Sums:
-    """Returns the sums of losses times weights. A token of weight 0 adds nothing, even if its loss is NaN."""
+    """Returns the sums of losses times weights."""
     weights = loss_weights.astype(jnp.float32)
-
-    def total(x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(weights == 0, 0.0, x * weights))
-
     return Sums(
-        loss=total(losses.loss),
+        loss=jnp.sum(losses.loss * weights),
         weight=jnp.sum(weights),
-        nll=total(losses.nll),
-        z_loss=total(losses.z_loss),
-        correct=total(losses.correct),
+        nll=jnp.sum(losses.nll * weights),
+        z_loss=jnp.sum(losses.z_loss * weights),
+        correct=jnp.sum(losses.correct * weights),
     )
 
 

@@ -1,0 +1,58 @@
+"""Cross entropies that every kernel is asked, and random operands for any problem."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sashimono.kernels.compare import Examples
+from sashimono.kernels.operation import Operands
+from sashimono.kernels.softmax_cross_entropy.losses import Sums
+from sashimono.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
+from sashimono.kernels.softmax_cross_entropy.reference import ReferenceCrossEntropy
+
+BASE = CrossEntropyProblem(
+    tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32
+)
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"dtype": "bfloat16", "weight_dtype": "bfloat16"},
+    {"tied": True},
+    {"tokens": 83},
+    {"logit_cap": 3.0},
+    {"z_loss": 0.01},
+    {"label_smoothing": 0.1},
+    {"logit_cap": 3.0, "z_loss": 0.01, "label_smoothing": 0.1, "tied": True},
+    {"chunk_tokens": None},
+)
+
+
+def example_operands(problem: CrossEntropyProblem, key: jax.Array) -> dict[str, jax.Array]:
+    """Returns random operands; about one token in four has weight 0."""
+    p = problem
+    keys = jax.random.split(key, 4)
+    shape = (p.vocab, p.width) if p.tied else (p.width, p.vocab)
+    weight = jax.random.normal(keys[1], shape) * p.width**-0.5
+    draws = jax.random.uniform(keys[3], (p.tokens,))
+    return {
+        "hidden": jax.random.normal(keys[0], (p.tokens, p.width)).astype(p.dtype),
+        "weight": weight.astype(p.weight_dtype),
+        "targets": jax.random.randint(keys[2], (p.tokens,), 0, p.vocab, jnp.int32),
+        "loss_weights": jnp.where(draws < 0.25, 0.0, draws),
+    }
+
+
+def _specified(problem: CrossEntropyProblem, operands: Operands, out: Sums) -> Sums:
+    """Returns the sums with those that carry no gradient cut off, as the public call does."""
+    cut = jax.lax.stop_gradient
+    return out._replace(nll=cut(out.nll), z_loss=cut(out.z_loss), correct=cut(out.correct))
+
+
+EXAMPLES = Examples(
+    reference=ReferenceCrossEntropy(),
+    problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
+    operands=example_operands,
+    specified=_specified,
+)

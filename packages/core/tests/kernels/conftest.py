@@ -1,0 +1,70 @@
+"""Kernel tests: eight CPU devices, and a host that always has core's own kernels."""
+
+import os
+import sys
+
+if "jax" not in sys.modules:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "force_host_platform_device_count" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from sashimono.plugins import PluginHost, set_host  # noqa: E402
+from sashimono.plugins.discovery import Entry, Provider, discover  # noqa: E402
+
+CORE = {
+    "attention.any.reference": "attention.reference:ReferenceAttention",
+    "attention.cpu.blockwise": "attention.blockwise:BlockwiseAttention",
+    "grouped_matmul.any.reference": "grouped_matmul.reference:ReferenceGroupedMatmul",
+    "token_exchange.any.padded": "token_exchange.padded:PaddedTokenExchange",
+    "softmax_cross_entropy.any.chunked": "softmax_cross_entropy.chunked:ChunkedCrossEntropy",
+    "softmax_cross_entropy.any.reference": "softmax_cross_entropy.reference:ReferenceCrossEntropy",
+}
+
+
+def provider(name, kernels):
+    """Returns a distribution that offers kernels, as {name: "module:Class"}."""
+    entries = tuple(Entry(kind="kernels", name=n, value=v) for n, v in kernels.items())
+    return Provider(name=name, version="1.0", entries=entries)
+
+
+@pytest.fixture(autouse=True)
+def core_host():
+    """A host with core's kernels alone: what else this machine has installed must not matter."""
+    found = {name: f"sashimono.kernels.{value}" for name, value in CORE.items()}
+    old = set_host(PluginHost(discover=lambda: [provider("sashimono-core", found)]))
+    yield
+    set_host(old)
+
+
+@pytest.fixture
+def install():
+    """Returns a function that replaces the host by one with these distributions' kernels."""
+
+    def replace(**distributions):
+        providers = [provider(name, kernels) for name, kernels in sorted(distributions.items())]
+        set_host(PluginHost(discover=lambda: providers))
+
+    return replace
+
+
+@pytest.fixture
+def core_metadata():
+    """The kernels that the installed sashimono-core declares, as {name: value}."""
+    core = [p for p in discover() if p.name == "sashimono-core"]
+    if not core:
+        pytest.skip("sashimono-core isn't installed, only on the path")
+    return {e.name: e.value for e in core[0].entries if e.kind == "kernels"}
+
+
+@pytest.fixture
+def keys():
+    """Returns an endless supply of PRNG keys."""
+
+    def supply():
+        for index in range(10_000):
+            yield jax.random.fold_in(jax.random.key(7), index)
+
+    return supply()

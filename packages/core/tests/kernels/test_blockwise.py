@@ -1,0 +1,99 @@
+"""Blockwise attention against the reference, its skipping of empty blocks, and its refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from sashimono.kernels import FULL, MaskSpec, attention, sliding_window
+from sashimono.kernels.attention.blocks import key_block_ranges
+from sashimono.kernels.attention.blockwise import BlockwiseAttention
+from sashimono.kernels.attention.examples import BASE
+from sashimono.kernels.attention.operands import mask_array
+from sashimono.kernels.compare import compare_with_reference
+
+SMALL = dataclasses.replace(BASE, q_length=32, kv_length=32, head_dim=8, v_head_dim=8)
+
+
+class SmallBlocks(BlockwiseAttention):
+    """The same algorithm with blocks that suit a test."""
+
+    shortest = 16
+    largest_block = 8
+    smallest_block = 4
+
+
+CHANGES = {
+    "plain": {},
+    "multi-query bfloat16": {"num_kv_heads": 1, "dtype": "bfloat16"},
+    "window cap": {"mask": sliding_window(11), "logit_cap": 2.0, "num_kv_heads": 4},
+    "segments sinks": {"mask": sliding_window(20) & MaskSpec(segments=True), "has_sinks": True},
+    "bias per head": {"bias_shape": (1, 4, 32, 32), "has_sinks": True},
+    "broadcast bias, full": {"bias_shape": (2, 1, 1, 32), "mask": FULL, "q_length": 16},
+    "offset queries, prefix": {
+        "q_length": 16,
+        "has_q_positions": True,
+        "mask": MaskSpec(causal=True, prefix=True),
+        "v_head_dim": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_agrees_with_the_reference(change):
+    problem = dataclasses.replace(SMALL, **CHANGES[change])
+    (agreement,) = compare_with_reference(SmallBlocks(), [problem])
+    assert agreement.errors and agreement.ok, agreement.describe()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        FULL,
+        MaskSpec(causal=True),
+        sliding_window(5),
+        MaskSpec(window=(3, 9)),
+        MaskSpec(chunk=12),
+        MaskSpec(causal=True, chunk=8),
+        MaskSpec(causal=True, prefix=True),
+    ],
+    ids=lambda m: m.describe(),
+)
+def test_only_empty_blocks_are_skipped_and_all_at_the_ends_are(mask):
+    problem = dataclasses.replace(SMALL, mask=mask)
+    operands = {"prefix_lengths": jnp.array([32, 32])} if mask.prefix else {}
+    dense = mask_array(problem, operands)
+    dense = np.ones((1, 32, 32), bool) if dense is None else np.asarray(dense)
+    needed = dense.any(0).reshape(8, 4, 4, 8).any((1, 3))
+    first, end = key_block_ranges(problem, 4, 8)
+    for row, low, high in zip(needed, first, end, strict=True):
+        seen = np.flatnonzero(row)
+        assert (low, high) == (seen[0], seen[-1] + 1)
+
+
+def test_memory_grows_with_length_not_with_its_square():
+    x = jax.ShapeDtypeStruct((1, 4096, 1, 8), jnp.float32)
+    pins = KernelPolicy(pins=(("attention", "attention.cpu.blockwise"),))
+    with use_plan(ExecutionPlan(kernels=pins)):
+        compiled = jax.jit(attention).lower(x, x, x).compile()
+    scores = 4 * 4096 * 4096
+    assert compiled.memory_analysis().temp_size_in_bytes < scores / 8
+
+
+LONG = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
+REFUSALS = {
+    "kv_length 256 is under 2048": {"q_length": 256, "kv_length": 256},
+    "keys are paged": {"page_size": 16, "has_kv_lengths": True},
+    "rows have kv_lengths": {"has_kv_lengths": True},
+    "q_length 1 is under 64": {"q_length": 1, "has_q_positions": True},
+    "length 4099 has no divisor between 64 and 512": {"kv_length": 4099, "has_q_positions": True},
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_refuses_with_a_reason(words):
+    verdict = BlockwiseAttention().supports(dataclasses.replace(LONG, **REFUSALS[words]), None)
+    assert not verdict.ok and words in verdict.reason
+    assert BlockwiseAttention().supports(LONG, None).ok

@@ -1,0 +1,201 @@
+"""The reference against a per-query NumPy oracle, its gradients, and its program against hand-written JAX."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from sashimono.errors import KernelError
+from sashimono.kernels import CAUSAL, FULL, MaskSpec, attention, sliding_window
+from sashimono.kernels.attention.examples import EXAMPLES
+from sashimono.kernels.compare import compare_with_reference
+
+_spec = importlib.util.spec_from_file_location(
+    "attention_oracle", Path(__file__).with_name("attention_oracle.py")
+)
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+B, T, H, K, D, DV = 2, 6, 4, 2, 8, 5
+SEGMENTS = np.array([[1, 1, 2, 2, 2, 3], [1, 1, 1, 1, 2, 2]], np.int32)
+
+
+@pytest.fixture
+def qkv(keys):
+    shapes = ((B, T, H, D), (B, T, K, D), (B, T, K, DV))
+    return tuple(jax.random.normal(next(keys), shape) for shape in shapes)
+
+
+def causal(b, t, s):
+    return s <= t
+
+
+CASES = {
+    "causal": ({}, causal),
+    "full": ({"mask": FULL}, lambda b, t, s: True),
+    "window": ({"mask": sliding_window(3)}, lambda b, t, s: t - 2 <= s <= t),
+    "chunk": ({"mask": MaskSpec(causal=True, chunk=4)}, lambda b, t, s: s <= t and s // 4 == t // 4),
+    "segments": (
+        {"q_segment_ids": SEGMENTS},
+        lambda b, t, s: s <= t and SEGMENTS[b, s] == SEGMENTS[b, t],
+    ),
+    "prefix": (
+        {"mask": MaskSpec(causal=True, prefix=True), "prefix_lengths": np.array([4, 0])},
+        lambda b, t, s: s <= t or s < (4, 0)[b],
+    ),
+    "positions": (
+        {"q_positions": np.array([[5, 0, 3, 1, 2, 4]] * B), "kv_positions": np.arange(6)[::-1].copy()},
+        lambda b, t, s: 5 - s <= (5, 0, 3, 1, 2, 4)[t],
+    ),
+    "lengths": (
+        {"mask": FULL, "kv_lengths": np.array([2, 5], np.int32)},
+        lambda b, t, s: s < (2, 5)[b],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_masks_match_the_oracle(case, qkv):
+    options, allowed = CASES[case]
+    options = {n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    expected = oracle.attend(*qkv, allowed, D**-0.5)
+    np.testing.assert_allclose(attention(*qkv, **options), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_bias_sinks_cap_and_scale_match_the_oracle(kv_heads, qkv, keys):
+    q, k, v = qkv
+    k, v = (jnp.repeat(x[:, :, :1], kv_heads, axis=2) for x in (k, v))
+    k += jax.random.normal(next(keys), k.shape)
+    bias = jax.random.normal(next(keys), (1, H, T, T))
+    sinks = jax.random.normal(next(keys), (H,))
+    found = attention(q, k, v, bias=bias, sinks=sinks, logit_cap=1.5, scale=0.7)
+    expected = oracle.attend(q, k, v, causal, 0.7, bias, np.asarray(sinks), 1.5)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_decoding_equals_the_last_row_of_the_whole(qkv):
+    q, k, v = qkv
+    lengths = jnp.array([4, 6], jnp.int32)
+    step = jnp.take_along_axis(q, (lengths - 1)[:, None, None, None], axis=1)
+    found = attention(step, k, v, kv_lengths=lengths, mode="decode")
+    whole = attention(*qkv)
+    for row in range(B):
+        np.testing.assert_allclose(found[row, 0], whole[row, lengths[row] - 1], atol=1e-6)
+
+
+def test_pages_equal_the_dense_cache(qkv, keys):
+    q, k, v = qkv
+    lengths = jnp.array([5, 6], jnp.int32)
+    table = jnp.array([[3, 0, 5], [1, 4, 2]], jnp.int32)
+    pools = []
+    for x in (k, v):
+        pool = jnp.zeros((6, 2, *x.shape[2:])).at[table.reshape(-1)].set(x.reshape(6, 2, *x.shape[2:]))
+        pools.append(pool)
+    options = {"kv_lengths": lengths, "mode": "prefill"}
+    expected = attention(q[:, -2:], k, v, **options)
+    found = attention(q[:, -2:], *pools, page_table=table, **options)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+    ragged = jnp.concatenate([q[0, -2:], q[1, -1:], jnp.full((1, H, D), 9.0)])[None]
+    starts = jnp.array([0, 2, 3], jnp.int32)
+    packed = attention(ragged, *pools, page_table=table, query_starts=starts, **options)
+    np.testing.assert_allclose(packed[0, :2], expected[0], atol=1e-6)
+    np.testing.assert_allclose(packed[0, 2], expected[1, 1], atol=1e-6)
+    np.testing.assert_array_equal(packed[0, 3], 0)
+
+
+def test_a_query_without_keys_gets_zero_and_finite_gradients(qkv):
+    def total(q, k, v, sinks=None):
+        lengths = jnp.array([0, 3], jnp.int32)
+        return attention(q, k, v, mask=FULL, kv_lengths=lengths, sinks=sinks)
+
+    for sinks in (None, jnp.zeros(H)):
+        out = total(*qkv, sinks)
+        np.testing.assert_array_equal(out[0], 0)
+        assert jnp.all(out[1] != 0)
+        grads = jax.grad(lambda *x, s=sinks: jnp.sum(total(*x, s) ** 2), argnums=(0, 1, 2))(*qkv)
+        for grad in grads:
+            assert jnp.all(jnp.isfinite(grad))
+            np.testing.assert_array_equal(grad[0], 0)
+
+
+def test_gradients_match_finite_differences(qkv, keys):
+    bias, sinks = jax.random.normal(next(keys), (1, H, 3, 3)), jax.random.normal(next(keys), (H,))
+    small = tuple(x[:1, :3] for x in qkv)
+
+    def out(q, k, v, bias, sinks):
+        return attention(q, k, v, bias=bias, sinks=sinks, logit_cap=2.0)
+
+    check_grads(out, (*small, bias, sinks), order=1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+class ByLogSumExp(type(EXAMPLES.reference)):
+    """The reference with its own backward, as ring attention uses it."""
+
+    autodiff = False
+
+
+@pytest.mark.parametrize("index", [8, 10, 11, 13, 19])
+def test_backward_from_the_log_sum_exp_agrees_with_autodiff(index):
+    import dataclasses
+
+    problem = EXAMPLES.problems[index]
+    bias = problem.bias_shape and tuple(min(n, 32) for n in problem.bias_shape)
+    problem = dataclasses.replace(problem, q_length=32, kv_length=32, bias_shape=bias)
+    (agreement,) = compare_with_reference(ByLogSumExp(), [problem])
+    assert agreement.ok and not agreement.refused, agreement.describe()
+
+
+def hand_written(q, k, v):
+    """What one would write without a framework."""
+    scores = jnp.einsum("bthd,bshd->bhts", q * q.shape[-1] ** -0.5, k)
+    mask = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))[None, None]
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def test_it_costs_what_hand_written_attention_costs():
+    x = jnp.ones((2, 128, 4, 32))
+
+    def compiled(f):
+        loss = jax.jit(jax.grad(lambda *x: jnp.sum(f(*x) ** 2), argnums=(0, 1, 2)))
+        return loss.lower(x, x, x).compile()
+
+    ours, theirs = compiled(attention), compiled(hand_written)
+    assert ours.cost_analysis()["flops"] <= theirs.cost_analysis()["flops"] * 1.01
+    temporaries = [c.memory_analysis().temp_size_in_bytes for c in (ours, theirs)]
+    assert temporaries[0] <= temporaries[1] * 1.01
+
+
+WRONG = {
+    "k has width 4": lambda q, k, v: attention(q, k[..., :4], v),
+    "4 heads over 3 key heads": lambda q, k, v: attention(q, *[jnp.repeat(x, 3, 2)[:, :, :3] for x in (k, v)]),
+    "must have 4 dimensions": lambda q, k, v: attention(q[0], k, v),
+    "pass q_positions or kv_lengths": lambda q, k, v: attention(q[:, :2], k, v),
+    "need q_segment_ids and kv": lambda q, k, v: attention(q, k, v, mask=MaskSpec(segments=True)),
+    "pass prefix_lengths": lambda q, k, v: attention(q, k, v, mask=MaskSpec(prefix=True)),
+    "sinks has shape": lambda q, k, v: attention(q, k, v, sinks=jnp.zeros(3)),
+    "doesn't broadcast": lambda q, k, v: attention(q, k, v, bias=jnp.zeros((1, 3, T, T))),
+    "page_table needs kv_lengths": lambda q, k, v: attention(
+        q, k, v, mask=FULL, page_table=jnp.zeros((B, 1), jnp.int32)
+    ),
+    "mode 'serve' is not one of train": lambda q, k, v: attention(q, k, v, mode="serve"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_impossible_input_raises_and_says_what(words, qkv):
+    with pytest.raises(KernelError, match=words):
+        WRONG[words](*qkv)
+
+
+def test_causal_is_the_default_and_dtype_is_kept(qkv):
+    q, k, v = (x.astype(jnp.bfloat16) for x in qkv)
+    found = attention(q, k, v)
+    assert found.dtype == jnp.bfloat16
+    exact = attention(*(x.astype(jnp.float32) for x in (q, k, v)), mask=CAUSAL)
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=3e-2)
