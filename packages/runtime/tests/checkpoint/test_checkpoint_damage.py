@@ -1,13 +1,13 @@
 """A damaged checkpoint is restored bit for bit, reported, or passed over; never silently wrong."""
 
+import gc
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from sashimono_runtime.checkpoint import CheckpointDamagedError, Checkpointer, CheckpointError
 
 from .checkpoint_trees import abstract, assert_bitwise, make_trees
@@ -17,6 +17,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collects those coroutines here, not in a later test that knows nothing of them."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

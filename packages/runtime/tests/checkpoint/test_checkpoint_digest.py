@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-
 from sashimono_runtime.checkpoint.digest import digest_text, start_digest
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-
 from sashimono_runtime.checkpoint import (
     Checkpointer,
     CheckpointError,
