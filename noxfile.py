@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 
@@ -152,7 +153,8 @@ def minimums(session: nox.Session, package: str) -> None:
     install(session, *sorted(files), "--resolution=lowest-direct")
     session.install("--no-deps", "-c", str(constraints_file(session)), f"sashimono-{package}")
     install(session, test_group(package), "pytest-xdist", "pytest-timeout")
-    listing = session.run("uv", "pip", "list", "--format=json", silent=True)
+    command = ("uv", "pip", "list", "--format=json")
+    listing = session.run(*command, silent=True, stderr=subprocess.DEVNULL)
     found = {entry["name"]: Version(entry["version"]) for entry in json.loads(listing or "[]")}
     for requirement in map(Requirement, declared):
         floor = next(Version(s.version) for s in requirement.specifier if s.operator == ">=")

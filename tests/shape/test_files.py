@@ -89,7 +89,6 @@ def test_every_package_has_the_same_shape(root):
     for package in sorted((root / "packages").iterdir()):
         missing = [name for name in SHAPE if not (package / name).is_file()]
         assert not missing, f"{package.name} lacks {missing}"
-        assert len(list((package / "src").iterdir())) == 1, (
-            f"{package.name}: one import package in src"
-        )
+        folders = [p for p in (package / "src").iterdir() if not p.name.startswith(".")]
+        assert len(folders) == 1, f"{package.name}: one import package in src"
         assert list((package / "tests").rglob("test_*.py")), f"{package.name} has no tests"

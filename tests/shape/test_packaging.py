@@ -168,7 +168,7 @@ def test_component_groups_carry_objects_and_hooks_a_module(package, wheel):
 def test_wheel_holds_every_source_file_and_nothing_else(package, wheel):
     folder = ROOT / "packages" / package / "src"
     expected = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    expected = {name for name in expected if "__pycache__" not in name and "/." not in name}
+    expected = {name for name in expected if "__pycache__" not in name and "/." not in f"/{name}"}
     found = {name for name in wheel.names if ".dist-info/" not in name}
     assert found == expected
     assert f"{import_name(package)}/py.typed" in found
