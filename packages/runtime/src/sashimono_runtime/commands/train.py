@@ -1,6 +1,7 @@
 """`sashimono train`: train an experiment, or go on with a run."""
 
 import argparse
+import logging
 from pathlib import Path
 
 from sashimono.cli.arguments import compose_from, experiment_arguments
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     from sashimono_runtime.commands.process import join_gang, prepare_process
 
+    logging.getLogger("sashimono_runtime").setLevel(logging.INFO)
     prepare_process()
     join_gang(args.coordinator, args.processes, args.process_id)
     if args.require_fused:

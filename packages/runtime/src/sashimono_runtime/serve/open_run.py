@@ -4,13 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 from sashimono.compose.environment import environment
 from sashimono.compose.experiment import Composition, compose
 from sashimono.contracts import Environment
 from sashimono.errors import UsageError
 
 from sashimono_runtime.checkpoint import Checkpointer
+from sashimono_runtime.data.tokenizers.tokenizer import load_tokenizer
+from sashimono_runtime.train.loop import TOKENIZER
 from sashimono_runtime.train.run_directory import read_config
 from sashimono_runtime.train.trainer import Trainer
 
@@ -57,17 +58,9 @@ def open_run(
 
 
 def tokenizer_of(run: OpenedRun) -> Any:
-    """Returns the tokenizer of the run's data; raises UsageError where the data has none."""
-    source = run.composition.config.data.build()
-    tokenizer = getattr(source, "tokenizer", None)
-    if tokenizer is None:
-        kind = type(source).__name__
-        message = f"{run.directory} was trained on {kind}, which has no tokenizer; give --prompt-ids 1,2,3 instead"
-        raise UsageError(message)
-    return tokenizer
-
-
-def device_summary() -> str:
-    """Returns what the process runs on, for records."""
-    device = jax.devices()[0]
-    return f"{jax.device_count()} x {device.device_kind} ({device.platform})"
+    """Returns the tokenizer kept with the run; raises UsageError where its data has none."""
+    kept = run.directory / TOKENIZER
+    if kept.exists():
+        return load_tokenizer(kept)
+    message = f"{run.directory} was trained on data without a tokenizer; give --prompt-ids 1,2,3 instead of --prompt"
+    raise UsageError(message)

@@ -18,7 +18,7 @@ from sashimono.contracts import Batch, Environment
 from sashimono.errors import SashimonoError, UsageError
 from sashimono.plugins import host
 
-from sashimono_runtime.checkpoint import Checkpointer, Restored
+from sashimono_runtime.checkpoint import Checkpointer, CheckpointSaveError, Restored
 from sashimono_runtime.data.loader import Loader
 from sashimono_runtime.train.evaluate import Evaluator
 from sashimono_runtime.train.events import EventLog
@@ -31,6 +31,8 @@ from sashimono_runtime.train.trainer import Trainer, TrainState
 
 logger = logging.getLogger(__name__)
 
+#: The tokenizer of the run's data, in its directory.
+TOKENIZER = "tokenizer.json"
 #: What `sashimono train` returns to the shell.
 EXIT_DONE, EXIT_RETRY = 0, 42
 
@@ -45,7 +47,7 @@ class _Pending:
 
     step: int
     report: StepReport
-    tokens: float
+    local_tokens: float
     num_bytes: float | None
     started: float
 
@@ -64,7 +66,7 @@ class Loop:
         self.trainer: Trainer = composition.workload()
         self.environment: Environment = environment(composition)
         self.pending: _Pending | None = None
-        self.failed: Exception | None = None
+        self.finished = 0.0
 
     def execute(self) -> int:
         """Runs to `total` steps, to SIGTERM, or to an error; returns the exit code."""
@@ -82,8 +84,7 @@ class Loop:
                 outcome = self._steps()
                 self.checkpoints.close()
             except BaseException as error:
-                if not isinstance(error, Exception):
-                    outcome = "interrupted"
+                outcome = "failed" if isinstance(error, Exception) else "interrupted"
                 self._drain_quietly()
                 raise
             finally:
@@ -104,6 +105,7 @@ class Loop:
         programs = self.trainer.programs(self.environment)
         self.abstract_state, self.abstract_batch = programs["train_step"].abstract_args
         self._event("run_started", **self.run.description(), data_digest=digest, total_steps=self.total)
+        self._keep_tokenizer()
         host().notify("sashimono_run_started", run=self.run)
         self.state = self._restored(digest)
         if self.state is None:
@@ -116,6 +118,13 @@ class Loop:
         self.evaluator = Evaluator(self.config, programs["eval_step"])
         self.digest = digest
         self._event("prepared", step=self.step, seconds=time.perf_counter() - started)
+
+    def _keep_tokenizer(self) -> None:
+        """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""
+        tokenizer = getattr(self.source, "tokenizer", None)
+        path = self.run.path / TOKENIZER
+        if tokenizer is not None and self.run.is_primary and not path.exists():
+            tokenizer.save(path)
 
     def _restored(self, digest: str) -> TrainState | None:
         abstract = {
@@ -172,7 +181,8 @@ class Loop:
         self.state, report = self.compiled(self.state, batch)
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self.source.target_bytes(local.target_ids, local.loss_weights)
-        previous, self.pending = self.pending, _Pending(self.step, report, tokens, num_bytes, started)
+        pending = _Pending(self.step, report, tokens, num_bytes, started)
+        previous, self.pending = self.pending, pending
         self.step += 1
         self._finish(previous)
 
@@ -201,10 +211,14 @@ class Loop:
             return
         numbers = pending.report.read()
         loss = numbers.pop("loss")
-        seconds = time.perf_counter() - pending.started
-        fields: dict[str, Any] = {"step": pending.step, "loss": loss, "tokens": pending.tokens, "seconds": seconds}
-        if pending.num_bytes:
-            fields["nats_per_byte"] = loss * pending.tokens / pending.num_bytes
+        nats, tokens = pending.report.main_loss()
+        now = time.perf_counter()
+        # Steps overlap on the device's queue: a step's own time starts when the one before it ended.
+        seconds, self.finished = now - max(pending.started, self.finished), now
+        fields: dict[str, Any] = {"step": pending.step, "loss": loss, "tokens": tokens, "seconds": seconds}
+        if pending.num_bytes and pending.local_tokens:
+            # A host knows the bytes of its own rows only; they stand for all.
+            fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
         record = self._event("step", **fields, metrics=numbers)
         self.progress.step(record)
         if not math.isfinite(loss):
@@ -223,26 +237,21 @@ class Loop:
             self.progress.evaluation(self._event("eval", step=self.step, **found))
 
     def _save(self) -> None:
-        try:
-            self.checkpoints.save(
-                self.step,
-                params=self.state.params,
-                state=self.state.state,
-                opt=self.state.opt,
-                data={"row": self.step * self.config.batch_size, "digest": self.digest},
-                meta=self.run.meta(),
-            )
-        except SashimonoError as error:
-            # An earlier save failed (it has its own event); this one is still worth trying.
-            logger.error("%s", error)
-            self.checkpoints.save(
-                self.step,
-                params=self.state.params,
-                state=self.state.state,
-                opt=self.state.opt,
-                data={"row": self.step * self.config.batch_size, "digest": self.digest},
-                meta=self.run.meta(),
-            )
+        """Starts a save. An earlier one that failed has its own event and error line; training goes on."""
+        for attempt in range(2):
+            try:
+                self.checkpoints.save(
+                    self.step,
+                    params=self.state.params,
+                    state=self.state.state,
+                    opt=self.state.opt,
+                    data={"row": self.step * self.config.batch_size, "digest": self.digest},
+                    meta=self.run.meta(),
+                )
+                return
+            except CheckpointSaveError:
+                if attempt:
+                    logger.warning("training goes on without checkpoint %d", self.step)
 
     def _checkpoint_event(self, kind: str, fields: Any) -> None:
         record = self._event(kind, **fields)

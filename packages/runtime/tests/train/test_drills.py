@@ -1,0 +1,151 @@
+"""Fire drills on the real command in real processes: kills, SIGTERM, NaN, another experiment, a full disk."""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from sashimono_runtime.train.events import read_events, step_records
+
+STEPS = 300
+COMMAND = [sys.executable, "-m", "sashimono.cli", "train", "tiny"]
+OPTIONS = ["--steps", str(STEPS), "--set", "checkpoints.every_steps=40"]
+
+
+def environment():
+    clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return {**clean, "JAX_PLATFORMS": "cpu"}
+
+
+def start(run, *options):
+    return subprocess.Popen(
+        [*COMMAND, "--run", str(run), *(options or OPTIONS)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(run, *options):
+    process = start(run, *options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def losses(run):
+    records = step_records(read_events(pathlib.Path(run) / "events.jsonl"))
+    return {step: record["loss"] for step, record in records.items()}
+
+
+def steps_logged(run):
+    path = pathlib.Path(run) / "events.jsonl"
+    return path.read_bytes().count(b'"event": "step"') if path.exists() else 0
+
+
+def wait_for_steps(process, run, count):
+    deadline = time.monotonic() + 120
+    while steps_logged(run) < count and process.poll() is None:
+        assert time.monotonic() < deadline, "the run makes no progress"
+        time.sleep(0.001)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    run = tmp_path_factory.mktemp("golden") / "run"
+    code, _, err = finish(run)
+    assert code == 0, err
+    found = losses(run)
+    assert list(found) == list(range(STEPS))
+    return found
+
+
+def test_two_runs_are_the_same_bit_for_bit(uninterrupted, tmp_path):
+    """Without this, the kill test would prove nothing."""
+    assert finish(tmp_path / "run")[0] == 0
+    assert losses(tmp_path / "run") == uninterrupted
+
+
+def test_killed_five_times_the_losses_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path):
+    run, rng = tmp_path / "run", random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+    for count in sorted(rng.randrange(1, STEPS - 20) for _ in range(5)):
+        process = start(run)
+        wait_for_steps(process, run, count)
+        process.kill()
+        process.communicate()
+    code, _, err = finish(run)
+    assert code == 0, err
+    assert losses(run) == uninterrupted
+
+
+def test_sigterm_saves_exits_42_and_resumes(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    process = start(run)
+    wait_for_steps(process, run, 50)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 42, err
+    events = read_events(run / "events.jsonl")
+    assert events[-1]["event"] == "run_ended"
+    assert events[-1]["outcome"] == "preempted"
+    saved = [e["step"] for e in events if e["event"] == "checkpoint_committed"]
+    assert saved[-1] == events[-1]["step"]
+    assert finish(run)[0] == 0
+    assert losses(run) == uninterrupted
+
+
+def test_a_finished_run_says_so_and_exits_0(tmp_path):
+    assert finish(tmp_path / "run", "--steps", "10")[0] == 0
+    code, _, err = finish(tmp_path / "run", "--steps", "10")
+    assert code == 0
+    assert "the run has 10 steps already; ask for more with --steps" in err
+
+
+def test_nan_stops_the_run_and_keeps_every_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    assert finish(run, "--steps", "40")[0] == 0
+    code, _, err = finish(tmp_path / "bad", "--set", "learner.schedule.peak=1e38", "--set", "learner.clip_norm=null")
+    assert code == 1
+    assert "nothing of this step is saved, and every earlier checkpoint is intact" in err
+    events = read_events(tmp_path / "bad" / "events.jsonl")
+    assert events[-1]["outcome"] == "failed"
+    assert any(e["event"] == "step" and e["loss"] in ("nan", "inf", "-inf") for e in events)
+
+
+def test_another_experiment_is_refused_naming_the_difference(tmp_path):
+    run = tmp_path / "run"
+    assert finish(run, "--steps", "5")[0] == 0
+    code, _, err = finish(run, "--set", "model.input_dim=16")
+    assert code == 2
+    assert "belongs to another experiment" in err
+    assert "model.input_dim" in err
+
+
+def test_more_steps_and_another_cadence_are_the_same_experiment(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    assert finish(run, "--steps", "30")[0] == 0
+    assert finish(run, "--steps", "60", "--set", "checkpoints.every_steps=7")[0] == 0
+    found = losses(run)
+    assert found == {step: uninterrupted[step] for step in range(60)}
+
+
+def test_a_disk_that_fills_up_loses_nothing(tmp_path):
+    """RLIMIT_FSIZE makes every file of the checkpoint fail with EFBIG, also in C++."""
+    run = tmp_path / "run"
+    assert finish(run, "--steps", "40")[0] == 0
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000));"
+        "from sashimono.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "train", "tiny", "--run", str(run), "--steps", "60"],
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    code, _, err = finish(run, "--steps", "60")
+    assert code == 0, err
+    assert list(losses(run)) == list(range(60))

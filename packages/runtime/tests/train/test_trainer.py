@@ -1,0 +1,92 @@
+"""The trainer's programs, on the tiny model of core: loss falls, state is sharded, kernels and shapes are declared."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sashimono as sm
+from sashimono.contracts import Batch, Environment
+from sashimono.testing.tiny import CountingTokens, TinyLM
+from sashimono_runtime.learn.learner import Learner
+from sashimono_runtime.learn.schedules import Constant
+from sashimono_runtime.train.trainer import Trainer
+
+
+def config(**changes):
+    cfg = Trainer.Config(
+        model=TinyLM.Config(),
+        data=CountingTokens.Config(),
+        batch_size=8,
+        steps=20,
+        learner=Learner.Config(schedule=Constant.Config(peak=3e-2)),
+    )
+    return cfg.set(**changes)
+
+
+def batch(index=0):
+    rows = [CountingTokens.Config().build().row(index * 8 + i) for i in range(8)]
+    return Batch(**{name: np.stack([row[name] for row in rows]) for name in Batch._fields})
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return config().build().programs(Environment())
+
+
+def test_loss_falls_and_steps_are_counted(programs):
+    state = programs["init"].lower().compile()()
+    step = programs["train_step"].lower().compile()
+    losses = []
+    for index in range(20):
+        state, report = step(state, batch(index))
+        losses.append(report.read()["loss"])
+    assert losses[0] == pytest.approx(np.log(64), abs=0.2)
+    assert losses[-1] < losses[0] - 0.5
+    assert int(state.step) == 20
+    assert int(state.opt["adam/count"]) == 20
+
+
+def test_a_step_is_a_pure_function_of_state_and_batch(programs):
+    step = programs["train_step"].lower().compile()
+    runs = []
+    for _ in range(2):
+        state = programs["init"].lower().compile()()
+        state, report = step(state, batch())
+        runs.append((report.values, state))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, *runs))
+
+
+def test_the_report_divides_on_the_host(programs):
+    state = programs["init"].lower().compile()()
+    report = programs["eval_step"].lower().compile()(state.params, state.state, batch())
+    numbers = report.read()
+    total, weight = report.main_loss()
+    assert weight == 8 * 16
+    assert numbers["cross_entropy"] == pytest.approx(total / weight)
+
+
+def test_two_batches_weigh_by_tokens(programs):
+    state = programs["init"].lower().compile()()
+    evaluate = programs["eval_step"].lower().compile()
+    half = batch()._replace(loss_weights=np.repeat(np.eye(2, 8, dtype=np.float32).sum(0)[:, None], 16, 1))
+    reports = [evaluate(state.params, state.state, b) for b in (batch(), half)]
+    total, weight = reports[0].main_loss(sum(np.asarray(r.values) for r in reports))
+    assert weight == 8 * 16 + 2 * 16
+    assert total == pytest.approx(sum(r.main_loss()[0] for r in reports), rel=1e-6)
+
+
+def test_nothing_is_opened_to_describe_a_program():
+    class Closed(CountingTokens):
+        class Config(CountingTokens.Config):
+            """Unchanged."""
+
+        def row(self, index):
+            raise AssertionError(index)
+
+    programs = config(data=Closed.Config()).build().programs(Environment())
+    assert programs["train_step"].abstract_args[1].input_ids.shape == (8, 16)
+
+
+def test_sizes_are_checked():
+    with pytest.raises(sm.SashimonoError, match="steps is 0, expected at least 1"):
+        config(steps=0).freeze()
