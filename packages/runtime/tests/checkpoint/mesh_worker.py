@@ -1,7 +1,4 @@
-"""Run by test_checkpoint_meshes.py in processes of their own: mode, directory.
-
-And for a gang address and index.
-"""
+"""One of two processes that save and restore together: directory, address, index."""
 
 import sys
 from pathlib import Path
@@ -56,7 +53,8 @@ def _check(checkpointer: Checkpointer, step: int) -> Any:
     return restored
 
 
-def _gang(directory: Path, address: str, index: int) -> None:
+def main(directory: Path, address: str, index: int) -> None:
+    """Saves three steps, damages the newest, restores; an assertion is an error exit."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, 2, index)
     assert jax.device_count() == 4
@@ -76,15 +74,7 @@ def _gang(directory: Path, address: str, index: int) -> None:
     assert _check(checkpointer, 2).damaged[3]
 
 
-def main(mode: str, directory: Path, *more: str) -> None:
-    """Does what `mode` says and exits with an error where an assertion fails."""
-    if mode == "gang":
-        _gang(directory, more[0], int(more[1]))
-        return
-    _check(Checkpointer(directory, read_only=True), 2)
-
-
 if __name__ == "__main__":
     import jax.experimental.multihost_utils
 
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

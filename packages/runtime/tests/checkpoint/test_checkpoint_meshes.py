@@ -51,26 +51,26 @@ def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path)
             assert np.asarray(found).tobytes() == host.tobytes()
 
 
-def _start(mode: str, directory: Path, devices: int, *more: str) -> subprocess.Popen[str]:
+def _start(directory: Path, address: str, index: int) -> subprocess.Popen[str]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
-    command = [sys.executable, str(WORKER), mode, str(directory), *more]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def _finish(*workers: subprocess.Popen[str]) -> None:
-    for worker in workers:
-        output, _ = worker.communicate(timeout=120)
-        assert worker.returncode == 0, output[-4000:]
+    command = [sys.executable, str(WORKER), str(directory), address, str(index)]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment, **output)
 
 
 def test_two_processes_save_and_fall_back_together_and_one_reads(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    _finish(*(_start("gang", tmp_path, 2, address, str(index)) for index in range(2)))
-    _finish(_start("check", tmp_path, 1))
+    for worker in [_start(tmp_path, address, index) for index in range(2)]:
+        output, _ = worker.communicate(timeout=120)
+        assert worker.returncode == 0, output[-4000:]
+    layout = _shardings({"fsdp": 8}, "fsdp")
+    asked = {"params": {"w": jax.ShapeDtypeStruct((16, 8), np.float32, sharding=layout)}}
+    restored = Checkpointer(tmp_path, read_only=True).restore(asked)
+    assert restored is not None
+    assert (restored.step, restored.data) == (2, {"row": 2})
+    assert np.asarray(restored.items["params"]["w"]).tobytes() == HOST["params"]["w"].tobytes()

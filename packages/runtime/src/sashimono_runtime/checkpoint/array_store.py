@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
+from etils import epath  # type: ignore[import-untyped]
 from orbax import checkpoint as orbax
 
 from sashimono_runtime.checkpoint.errors import CheckpointStructureError

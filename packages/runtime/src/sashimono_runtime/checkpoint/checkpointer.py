@@ -143,12 +143,12 @@ class Checkpointer:
         unexpected or differ, CheckpointDamagedError where nothing sound is left.
         """
         self.wait()
-        asked = {item: tree for item, tree in abstract.items()}
+        restored: Restored | None
         if step is not None:
-            restored = restore_step(self.directory, step, asked)
+            restored = restore_step(self.directory, step, abstract)
         else:
             steps = agreement.agreed_steps(self.steps())
-            restored, damaged = restore_newest(self.directory, steps, asked)
+            restored, damaged = restore_newest(self.directory, steps, abstract)
             for found, reasons in damaged.items():
                 self._report_damaged(found, reasons, restored.step if restored else None)
         if restored is not None:

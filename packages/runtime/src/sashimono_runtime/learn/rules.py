@@ -37,10 +37,13 @@ def apply_rules(
         if not matched:
             message = f"no parameter matches {rule.where!r}{did_you_mean(rule.where, specs)}"
             raise ParameterRuleError(message)
-        values = {"lr_scale": rule.lr_scale, "weight_decay": rule.weight_decay}
-        given = {name: value for name, value in values.items() if value is not None}
         for path in matched:
-            changed[path] = dataclasses.replace(changed[path], **given)
+            spec = changed[path]
+            changed[path] = dataclasses.replace(
+                spec,
+                lr_scale=spec.lr_scale if rule.lr_scale is None else rule.lr_scale,
+                weight_decay=spec.weight_decay if rule.weight_decay is None else rule.weight_decay,
+            )
             (frozen.add if rule.frozen else frozen.discard)(path)
     if specs and len(frozen) == len(specs):
         message = f"the rules freeze all {len(specs)} parameters: nothing is left to train"
