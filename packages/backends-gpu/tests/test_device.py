@@ -1,7 +1,6 @@
 """What a GPU selector means, and that the figures hang together."""
 
 import pytest
-
 from sashimono.compose.target import parse_target
 from sashimono.errors import TargetError
 from sashimono_backends_gpu.device import DEVICES

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from sashimono.compose.target import parse_target
 from sashimono.errors import TargetError
 from sashimono_backends_gpu import plugin, topology

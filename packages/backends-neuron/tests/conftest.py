@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-
 from sashimono.compose.mesh_rules import dcn_axes, find_rule
 from sashimono.compose.target import parse_target
 

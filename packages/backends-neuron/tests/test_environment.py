@@ -1,7 +1,6 @@
 """The runtime's variables, as AWS's guides spell them."""
 
 import pytest
-
 from sashimono.errors import UsageError
 from sashimono_backends_neuron.environment import compiler_flags, runtime_environment
 

@@ -3,7 +3,6 @@
 import jax
 import pytest
 from jax.errors import JaxRuntimeError
-
 from sashimono.compose.target import parse_target
 from sashimono_backends_tpu import plugin
 from sashimono_backends_tpu.compiler import checked

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from sashimono.compose.target import parse_target
 from sashimono.errors import TargetError
 from sashimono_backends_tpu.device import DEVICES

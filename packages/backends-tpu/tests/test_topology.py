@@ -1,7 +1,6 @@
 """Without libtpu, a topology is an error that says what to install."""
 
 import pytest
-
 from sashimono.compose.target import parse_target
 from sashimono.errors import TargetError
 from sashimono_backends_tpu import plugin, topology

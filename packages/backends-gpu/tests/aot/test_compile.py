@@ -1,4 +1,4 @@
-"""Compiles for GPUs that aren't there: kernels, every option, a sharded step on one host and on many.
+"""Compiles for GPUs that aren't there: kernels, options, a sharded step on one host and many.
 
 Slow, and needs the CUDA wheels: SASHIMONO_AOT=1 python -m pytest packages/backends-gpu/tests/aot
 """
@@ -15,7 +15,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sashimono.arrays.plan import ExecutionPlan, use_plan
 from sashimono.compose.target import parse_target
 from sashimono.kernels import CAUSAL, FULL, attention, grouped_matmul, sliding_window
-
 from sashimono_backends_gpu import plugin
 from sashimono_backends_gpu.compiler import checked
 from sashimono_backends_gpu.topology import missing_wheels

@@ -6,7 +6,6 @@ import inspect
 import jax
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from sashimono_backends_gpu.kernels.attention.cudnn import CudnnAttention

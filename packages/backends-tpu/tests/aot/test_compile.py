@@ -16,7 +16,6 @@ from sashimono.arrays.plan import ExecutionPlan, use_plan
 from sashimono.compose.target import parse_target
 from sashimono.errors import TargetError
 from sashimono.kernels import CAUSAL, attention, grouped_matmul, sliding_window
-
 from sashimono_backends_tpu import plugin
 from sashimono_backends_tpu.compiler import checked
 from sashimono_backends_tpu.topology import has_compiler
@@ -84,7 +83,7 @@ def test_splash_forward_and_backward(selector, case):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("selector", ["v5p-8", "v6e-4"])
 def test_megablox_forward_and_backward(selector, dtype):
-    """Each of the four devices has rows and groups of its own, as expert parallelism leaves them."""
+    """Each device has rows and groups of its own, as expert parallelism leaves them."""
     mesh, split = mesh_for(selector, "data"), PartitionSpec("data")
     shapes = [
         jax.ShapeDtypeStruct((4 * 4096, 1024), dtype),

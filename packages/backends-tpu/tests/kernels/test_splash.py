@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.attention.reference import ReferenceAttention
 from sashimono.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from sashimono.kernels.operation import Kernel
 from sashimono_backends_tpu.kernels.attention.splash import SplashAttention
+from sashimono_backends_tpu.kernels.attention.splash import _mask as splash_mask
 
 
 class Interpreted(SplashAttention):
@@ -35,12 +35,22 @@ PLAIN = AttentionProblem(
     scale=0.11,
 )
 CASES = {
-    "causal segments": {"mask": MaskSpec(causal=True, segments=True), "batch": 2},
-    "full, more keys": {"mask": FULL, "kv_length": 384},
-    "window and sinks": {"mask": sliding_window(100), "has_sinks": True},
-    "two-sided window": {"mask": MaskSpec(window=(30, 70))},
-    "chunk and cap": {"mask": MaskSpec(causal=True, chunk=96), "logit_cap": 5.0},
-    "wide bfloat16": {"head_dim": 192, "v_head_dim": 128, "dtype": "bfloat16"},
+    "packed": {"mask": MaskSpec(causal=True, segments=True), "batch": 2},
+    "window, sinks and cap": {"mask": sliding_window(100), "has_sinks": True, "logit_cap": 5.0},
+    "full, more keys, wide bfloat16": {
+        **{"mask": FULL, "kv_length": 384, "dtype": "bfloat16"},
+        **{"head_dim": 192, "v_head_dim": 128},
+    },
+}
+MASKS = {
+    "full": FULL,
+    "causal": CAUSAL,
+    "sliding": sliding_window(100),
+    "two-sided": MaskSpec(window=(30, 70)),
+    "open to the left": MaskSpec(window=(None, 5)),
+    "open to the right": MaskSpec(window=(5, None)),
+    "chunk": MaskSpec(causal=True, chunk=96),
+    "segments are operands": MaskSpec(causal=True, segments=True),
 }
 
 
@@ -97,6 +107,17 @@ def test_against_the_reference(case):
     assert set(grads) == set(expected)
     for name, grad in grads.items():
         close(grad, expected[name], problem.dtype)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_mean_what_the_references_do(name):
+    problem = dataclasses.replace(PLAIN, mask=MASKS[name])
+    assert SplashAttention().supports(problem, None)
+    position = jnp.arange(256)
+    wanted = MASKS[name].without_segments.allowed(position, position)
+    wanted = np.ones((256, 256), bool) if wanted is None else np.asarray(wanted)
+    found = splash_mask(problem)[slice(0, 256), slice(0, 256)]
+    np.testing.assert_array_equal(np.broadcast_to(found, (256, 256)), wanted.reshape(256, 256))
 
 
 def test_backward_for_a_part_of_the_keys():

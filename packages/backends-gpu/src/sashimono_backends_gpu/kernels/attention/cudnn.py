@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.operation import Kernel, Operands
 from sashimono.kernels.verdict import Verdict, first_refusal

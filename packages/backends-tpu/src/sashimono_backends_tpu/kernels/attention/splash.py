@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
 from sashimono.kernels.attention.gradient import row_delta, sinks_gradient
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.operation import Kernel, Operands

@@ -37,7 +37,10 @@ class Megablox(Kernel):
         """Returns support, or what the problem has that the kernel doesn't."""
         dtypes = {problem.dtype, problem.rhs_dtype}
         return first_refusal(
-            (not dtypes <= set(_LARGEST_TILE), f"dtypes {sorted(dtypes)}; needs bfloat16 or float32"),
+            (
+                not dtypes <= set(_LARGEST_TILE),
+                f"dtypes {sorted(dtypes)}; needs bfloat16 or float32",
+            ),
             (problem.rows % _LANES != 0, f"{problem.rows} rows aren't a multiple of {_LANES}"),
             (problem.rows == 0, "no rows"),
         )
