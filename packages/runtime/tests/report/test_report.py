@@ -56,7 +56,7 @@ def _run(path: Path, *, rate: float = 1e-3, attempts: int = 2) -> Path:
         clock += 2.0
         common = {"attempt": attempt, "clock": clock}
         records.append(common | {"event": "prepared", "step": start, "seconds": 2.0})
-        for step in range(start, stop):
+        for step in range(start + 1, stop + 1):
             clock += 0.5
             loss = "nan" if step == 7 else 4.0 - 0.05 * step
             common = {"attempt": attempt, "clock": clock}
@@ -143,8 +143,8 @@ def test_time_adds_up_and_repeated_steps_are_told(tmp_path: Path) -> None:
     assert spent["training"] == pytest.approx(40 * 0.5)
     assert spent["steps repeated after a restart"] == pytest.approx(10 * 0.5)
     assert spent["starting and compiling"] == pytest.approx(4.0)
-    assert run.throughput()[0] == (1.0, 200.0)
-    assert {step for step, _ in run.step_seconds()} == set(map(float, range(1, 40)))
+    assert run.throughput()[0] == (2.0, 200.0)
+    assert {step for step, _ in run.step_seconds()} == set(map(float, range(2, 41)))
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_one_line_at_the_start_one_each_interval_and_one_at_the_end(
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     with caplog.at_level(logging.INFO, logger=module.__name__), progress_bar(100) as progress:
-        for step in range(100):
+        for step in range(1, 101):
             now += 0.5
             progress.step(_record(step))
     lines = [record.message for record in caplog.records]
@@ -38,9 +38,9 @@ def test_the_bar_takes_the_same_records(
     pytest.importorskip("rich")
     monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bar(3) as progress:
-        for step in range(3):
+        for step in range(1, 4):
             progress.step(_record(step))
-        progress.evaluation(_record(2))
+        progress.evaluation(_record(3))
     said = capsys.readouterr().err
     assert "3/3" in said
     assert "loss 2.5000" in said

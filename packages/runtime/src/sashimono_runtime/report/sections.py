@@ -27,7 +27,7 @@ def facts(run: RunData) -> dict[str, str]:
     if run.steps:
         last = max(run.steps)
         total = run.last("run_started").get("total_steps")
-        found["completed updates"] = f"{last + 1:,}" + (
+        found["completed updates"] = f"{last:,}" + (
             f" of {total:,}" if isinstance(total, int) else ""
         )
         found["last loss"] = f"{float(run.steps[last].get('loss', 'nan')):.4f}"

@@ -50,14 +50,14 @@ class Progress:
         logger.info("step %s: evaluation %s", record.get("step"), self.losses(record))
 
     def _show(self, record: Mapping[str, Any], now: float) -> None:
-        done = int(record["step"]) + 1
+        done = int(record["step"])
         if self._said is None or now - self._said >= self._line_seconds or done >= self.total:
             self._said = now
             logger.info("%s", self.line(record))
 
     def line(self, record: Mapping[str, Any]) -> str:
         """Returns "step 40/600  loss 2.31  0.71 nats/byte  9.2k tokens/s  1:02 left"."""
-        done = int(record["step"]) + 1
+        done = int(record["step"])
         parts = [f"step {done}/{self.total}", self.losses(record), *self.speeds(record)]
         return "  ".join(part for part in parts if part)
 
@@ -73,7 +73,7 @@ class Progress:
         if self._seconds is None:
             return []
         rate = number(record.get("tokens", 0)) / max(self._seconds, 1e-9)
-        left = max(0, self.total - int(record["step"]) - 1) * self._seconds
+        left = max(0, self.total - int(record["step"])) * self._seconds
         return [f"{human_count(rate)} tokens/s", f"{human_duration(left)} left"]
 
 
@@ -101,7 +101,7 @@ class _Bar(Progress):
 
     def _show(self, record: Mapping[str, Any], now: float) -> None:
         text = "  ".join([self.losses(record), *self.speeds(record)])
-        self._bar.update(self._task, completed=int(record["step"]) + 1, text=text)
+        self._bar.update(self._task, completed=int(record["step"]), text=text)
 
 
 @contextlib.contextmanager
