@@ -9,7 +9,8 @@ if "jax" not in sys.modules:
     if "force_host_platform_device_count" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 
-import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from sashimono.plugins import PluginHost, set_host  # noqa: E402
 from sashimono.plugins.discovery import Entry, Provider, discover  # noqa: E402
@@ -60,11 +61,7 @@ def core_metadata():
 
 
 @pytest.fixture
-def keys():
-    """Returns an endless supply of PRNG keys."""
-
-    def supply():
-        for index in range(10_000):
-            yield jax.random.fold_in(jax.random.key(7), index)
-
-    return supply()
+def normal():
+    """Returns a function from a shape to fp32 normals; drawn by NumPy, which compiles nothing."""
+    rng = np.random.default_rng(7)
+    return lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)

@@ -26,17 +26,19 @@ class SmallBlocks(BlockwiseAttention):
 
 
 CHANGES = {
-    "plain": {},
     "multi-query bfloat16": {"num_kv_heads": 1, "dtype": "bfloat16"},
-    "window cap": {"mask": sliding_window(11), "logit_cap": 2.0, "num_kv_heads": 4},
-    "segments sinks": {"mask": sliding_window(20) & MaskSpec(segments=True), "has_sinks": True},
-    "bias per head": {"bias_shape": (1, 4, 32, 32), "has_sinks": True},
-    "broadcast bias, full": {"bias_shape": (2, 1, 1, 32), "mask": FULL, "q_length": 16},
-    "offset queries, prefix": {
+    "window, cap, segments, sinks": {
+        "mask": sliding_window(11) & MaskSpec(segments=True),
+        "logit_cap": 2.0,
+        "num_kv_heads": 4,
+        "has_sinks": True,
+    },
+    "bias per head": {"bias_shape": (1, 4, 32, 32), "v_head_dim": 4},
+    "offset queries, prefix, broadcast bias": {
         "q_length": 16,
         "has_q_positions": True,
+        "bias_shape": (2, 1, 1, 32),
         "mask": MaskSpec(causal=True, prefix=True),
-        "v_head_dim": 4,
     },
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sashimono.errors import KernelError, did_you_mean
 from sashimono.kernels.custom_gradient import call
@@ -32,14 +33,14 @@ class Examples:
     Attributes:
         reference: the kernel that is right.
         problems: a sweep that any kernel may be asked.
-        operands: makes random operands for a problem.
+        operands: makes random operands for a problem, as NumPy arrays (compiling a generator takes seconds).
         differentiable: whether the problem is ever differentiated.
         specified: gives the output with zeros where the contract leaves it open.
     """
 
     reference: Kernel
     problems: tuple[Any, ...]
-    operands: Callable[[Any, jax.Array], dict[str, Any]]
+    operands: Callable[[Any, np.random.Generator], dict[str, Any]]
     differentiable: Callable[[Any], bool] = lambda problem: True
     specified: Callable[[Any, Operands, Any], Any] = lambda problem, operands, out: out
 
@@ -108,17 +109,26 @@ def compare_with_reference(
 
 def compare_one(kernel: Kernel, problem: Any, examples: Examples, seed: int) -> dict[str, float]:
     """Returns the relative errors of a kernel's outputs and gradients on one supported problem."""
-    key, cotangent_key = jax.random.split(jax.random.key(seed))
-    operands = examples.operands(problem, key)
-    exact = {name: _to_fp32(x) for name, x in operands.items()}
     replaced = {
         f.name: "float32" for f in dataclasses.fields(problem) if f.name.endswith("dtype")
     }
     truth = dataclasses.replace(problem, **replaced)
     gradients = examples.differentiable(problem)
-    ours = _evaluate(kernel, problem, operands, examples, cotangent_key, gradients)
-    right = _evaluate(examples.reference, truth, exact, examples, cotangent_key, gradients)
-    return {name: _relative_error(ours[name], right[name]) for name in right}
+
+    rng = np.random.default_rng(seed)
+    operands = {n: jnp.asarray(x) for n, x in examples.operands(problem, rng).items()}
+    outs = jax.eval_shape(lambda operands: _outputs(kernel, problem, operands, examples), operands)
+    cotangents = [jnp.asarray(rng.standard_normal(out.shape), jnp.float32) for out in outs]
+
+    # One compiled program: op by op, compiling would take most of a sweep's time.
+    @jax.jit
+    def errors(operands: Operands, cotangents: list[jax.Array]) -> dict[str, jax.Array]:
+        exact = {name: _to_fp32(x) for name, x in operands.items()}
+        both = [(kernel, problem, operands), (examples.reference, truth, exact)]
+        ours, right = (_evaluate(*one, examples, cotangents, gradients) for one in both)
+        return {name: _relative_error(ours[name], right[name]) for name in right}
+
+    return {name: float(error) for name, error in errors(operands, cotangents).items()}
 
 
 def _evaluate(
@@ -126,39 +136,38 @@ def _evaluate(
     problem: Any,
     operands: Operands,
     examples: Examples,
-    key: jax.Array,
+    cotangents: list[jax.Array],
     gradients: bool,
 ) -> dict[str, jax.Array]:
-    """Returns outputs, and gradients of their product with random fp32 cotangents, by name."""
+    """Returns outputs, and gradients of their product with the cotangents, by name."""
     floats = {n: x for n, x in operands.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     rest = {n: x for n, x in operands.items() if n not in floats}
 
-    def outputs(floats: Operands) -> list[jax.Array]:
-        everything = {**floats, **rest}
-        out = call(kernel, problem, everything)
-        return jax.tree.leaves(examples.specified(problem, everything, out))
-
     def product(floats: Operands) -> tuple[jax.Array, list[jax.Array]]:
-        outs = outputs(floats)
+        outs = _outputs(kernel, problem, {**floats, **rest}, examples)
         total = jnp.zeros((), jnp.float32)
-        for index, out in enumerate(outs):
-            draw = jax.random.normal(jax.random.fold_in(key, index), out.shape)
-            total += jnp.sum(draw * out.astype(jnp.float32))
+        for out, cotangent in zip(outs, cotangents, strict=True):
+            total += jnp.sum(cotangent * out.astype(jnp.float32))
         return total, outs
 
-    if not gradients:
-        return {f"out[{i}]": x for i, x in enumerate(jax.jit(outputs)(floats))}
-    grads, outs = jax.jit(jax.grad(product, has_aux=True))(floats)
+    grads, outs = jax.grad(product, has_aux=True)(floats) if gradients else ({}, product(floats)[1])
     named = {f"out[{i}]": x for i, x in enumerate(outs)}
     return {**named, **{f"d{name}": grad for name, grad in grads.items()}}
+
+
+def _outputs(
+    kernel: Kernel, problem: Any, operands: Operands, examples: Examples
+) -> list[jax.Array]:
+    out = call(kernel, problem, operands)
+    return jax.tree.leaves(examples.specified(problem, operands, out))
 
 
 def _to_fp32(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _relative_error(ours: jax.Array, right: jax.Array) -> float:
+def _relative_error(ours: jax.Array, right: jax.Array) -> jax.Array:
     """Returns the largest difference over the largest magnitude; NaN if there is one."""
     scale = jnp.maximum(jnp.max(jnp.abs(right)), 1e-3)
     difference = jnp.max(jnp.abs(ours.astype(jnp.float32) - right.astype(jnp.float32)))
-    return float(difference / scale)
+    return difference / scale

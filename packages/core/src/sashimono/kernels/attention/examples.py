@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.attention.reference import ReferenceAttention
@@ -63,16 +64,15 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def example_operands(problem: AttentionProblem, key: jax.Array) -> dict[str, Any]:
+def example_operands(problem: AttentionProblem, rng: np.random.Generator) -> dict[str, Any]:
     """Returns random operands: packed segments with padding, varied lengths, shuffled pages."""
     p = problem
-    keys = iter(jax.random.split(key, 16))
     rows = p.batch if p.ragged_sequences is None else p.ragged_sequences
     entries = 0 if p.page_size is None else p.kv_length // p.page_size
     kv = (p.batch, p.kv_length) if p.page_size is None else (rows * entries, p.page_size)
 
-    def normal(*shape: int) -> jax.Array:
-        return jax.random.normal(next(keys), shape, jnp.float32).astype(p.dtype)
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(jnp.dtype(p.dtype))
 
     found: dict[str, Any] = {
         "q": normal(p.batch, p.q_length, p.num_heads, p.head_dim),
@@ -85,36 +85,30 @@ def example_operands(problem: AttentionProblem, key: jax.Array) -> dict[str, Any
         found["sinks"] = normal(p.num_heads)
     first = max(p.kv_length - p.q_length, 0)
     if p.has_q_positions:
-        found["q_positions"] = first + jnp.arange(p.q_length, dtype=jnp.int32)[None]
+        found["q_positions"] = np.arange(first, first + p.q_length)[None]
     if p.has_kv_positions:
-        found["kv_positions"] = jnp.arange(p.kv_length, dtype=jnp.int32)[None]
+        found["kv_positions"] = np.arange(p.kv_length)[None]
     if p.mask.needs_segments:
-        ids = _segments(next(keys), p.batch, max(p.q_length, p.kv_length))
+        ids = _segments(rng, p.batch, max(p.q_length, p.kv_length))
         found["q_segment_ids"] = ids[:, ids.shape[1] - p.q_length :]
         found["kv_segment_ids"] = ids[:, ids.shape[1] - p.kv_length :]
     if p.mask.needs_prefix:
-        lengths = jax.random.randint(next(keys), (p.batch,), 0, p.kv_length + 1, jnp.int32)
-        found["prefix_lengths"] = lengths
+        found["prefix_lengths"] = rng.integers(0, p.kv_length + 1, p.batch)
     if p.has_kv_lengths:
         least = min(p.q_length, p.kv_length)
-        found["kv_lengths"] = jax.random.randint(
-            next(keys), (rows,), least, p.kv_length + 1, jnp.int32
-        )
+        found["kv_lengths"] = rng.integers(least, p.kv_length + 1, rows)
     if p.page_size is not None:
-        order = jax.random.permutation(next(keys), rows * entries).astype(jnp.int32)
-        found["page_table"] = order.reshape(rows, entries)
+        found["page_table"] = rng.permutation(rows * entries).reshape(rows, entries)
     if p.ragged_sequences is not None:
-        cuts = jnp.linspace(0, p.q_length, p.ragged_sequences + 1)
-        found["query_starts"] = cuts.astype(jnp.int32)
-    return found
+        found["query_starts"] = np.linspace(0, p.q_length, p.ragged_sequences + 1).astype(int)
+    return {n: x.astype(np.int32) if x.dtype == np.int64 else x for n, x in found.items()}
 
 
-def _segments(key: jax.Array, batch: int, length: int) -> jax.Array:
-    """Returns ids 1, 2, 3 and then padding 0, cut at random places: int32 [batch, length]."""
-    cuts = jnp.sort(jax.random.randint(key, (batch, 3), 1, length), axis=-1)
-    index = jnp.arange(length)[None, :, None]
-    passed = jnp.sum((index >= cuts[:, None, :]).astype(jnp.int32), axis=-1)
-    return jnp.where(passed == 3, 0, passed + 1)
+def _segments(rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
+    """Returns ids 1, 2, 3 and then padding 0, cut at random places: int [batch, length]."""
+    cuts = np.sort(rng.integers(1, length, (batch, 1, 3)), axis=-1)
+    passed = np.sum(np.arange(length)[None, :, None] >= cuts, axis=-1)
+    return np.where(passed == 3, 0, passed + 1)
 
 
 def _specified(problem: AttentionProblem, operands: Operands, out: jax.Array) -> jax.Array:

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sashimono.kernels.compare import Examples
 from sashimono.kernels.grouped_matmul.problem import GroupedMatmulProblem
@@ -23,16 +23,17 @@ CHANGES: tuple[dict[str, int | str], ...] = (
 )
 
 
-def example_operands(problem: GroupedMatmulProblem, key: jax.Array) -> dict[str, jax.Array]:
+def example_operands(
+    problem: GroupedMatmulProblem, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Returns random operands; some groups may be empty, and some rows belong to none."""
     p = problem
-    keys = jax.random.split(key, 3)
-    edges = jax.random.randint(keys[2], (p.groups,), 0, p.rows + 1, jnp.int32)
-    edges = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.sort(edges)])
+    edges = np.sort(rng.integers(0, p.rows + 1, p.groups))
+    rhs = rng.standard_normal((p.groups, p.inner, p.columns))
     return {
-        "lhs": jax.random.normal(keys[0], (p.rows, p.inner)).astype(p.dtype),
-        "rhs": jax.random.normal(keys[1], (p.groups, p.inner, p.columns)).astype(p.rhs_dtype),
-        "group_sizes": jnp.diff(edges),
+        "lhs": rng.standard_normal((p.rows, p.inner)).astype(jnp.dtype(p.dtype)),
+        "rhs": rhs.astype(jnp.dtype(p.rhs_dtype)),
+        "group_sizes": np.diff(edges, prepend=0).astype(np.int32),
     }
 
 

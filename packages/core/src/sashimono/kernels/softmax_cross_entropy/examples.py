@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sashimono.kernels.compare import Examples
 from sashimono.kernels.operation import Operands
@@ -29,18 +30,19 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def example_operands(problem: CrossEntropyProblem, key: jax.Array) -> dict[str, jax.Array]:
+def example_operands(
+    problem: CrossEntropyProblem, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Returns random operands; about one token in four has weight 0."""
     p = problem
-    keys = jax.random.split(key, 4)
     shape = (p.vocab, p.width) if p.tied else (p.width, p.vocab)
-    weight = jax.random.normal(keys[1], shape) * p.width**-0.5
-    draws = jax.random.uniform(keys[3], (p.tokens,))
+    weight = rng.standard_normal(shape) * p.width**-0.5
+    draws = rng.uniform(size=p.tokens).astype(np.float32)
     return {
-        "hidden": jax.random.normal(keys[0], (p.tokens, p.width)).astype(p.dtype),
-        "weight": weight.astype(p.weight_dtype),
-        "targets": jax.random.randint(keys[2], (p.tokens,), 0, p.vocab, jnp.int32),
-        "loss_weights": jnp.where(draws < 0.25, 0.0, draws),
+        "hidden": rng.standard_normal((p.tokens, p.width)).astype(jnp.dtype(p.dtype)),
+        "weight": weight.astype(jnp.dtype(p.weight_dtype)),
+        "targets": rng.integers(0, p.vocab, p.tokens).astype(np.int32),
+        "loss_weights": np.where(draws < 0.25, np.float32(0), draws),
     }
 
 
