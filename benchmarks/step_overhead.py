@@ -22,6 +22,7 @@ from paired import compare
 from sashimono.arrays.tree import flatten_paths
 from sashimono.contracts import Batch, Environment
 from sashimono_layers.recipes.llama import llama
+from sashimono_runtime.data.loader import Loader
 from sashimono_runtime.data.random_tokens import RandomTokens
 from sashimono_runtime.learn.learner import Learner
 from sashimono_runtime.learn.schedules import WarmupCosine
@@ -167,8 +168,7 @@ def host(pairs: int) -> dict[str, Any]:
     compiled = programs["train_step"].lower().compile()
     abstract = programs["train_step"].abstract_args[1]
     source, rows = trainer.config.data.build(), local_rows(abstract)
-    row = source.row(0)
-    local = Batch(*(np.stack([row[n]] * 4) if getattr(abstract, n) is not None else None for n in Batch._fields))
+    local = Loader.Config().build(source=source, global_batch=4).batch(0)
     state = programs["init"].lower().compile()()
     call, rest = [], []
     for _ in range(max(200, pairs)):

@@ -20,7 +20,7 @@ def small(**changes):
 @pytest.fixture(scope="module", params=[{}, {"window": 3}, {"logit_cap": 5.0}], ids=str)
 def bundle(request):
     model = small(**request.param).build()
-    return model, sm.initialize(model, jax.random.key(0))
+    return model, jax.jit(lambda k: sm.initialize(model, k))(jax.random.key(0))
 
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 11), 0, 50)
@@ -33,10 +33,10 @@ def empty(model, rows, length):
 
 
 def full(model, params):
-    return sm.functional(model, "predict")(params, {}, TOKENS)[0]
+    return jax.jit(sm.functional(model, "predict"))(params, {}, TOKENS)[0]
 
 
-@pytest.mark.parametrize("cuts", [[11], [4, 7], [5] + [1] * 6, [1] * 11], ids=str)
+@pytest.mark.parametrize("cuts", [[11], [4, 7], [5] + [1] * 6], ids=str)
 @pytest.mark.parametrize("per_row", [False, True])
 def test_cached_equals_full(bundle, cuts, per_row):
     model, params = bundle
@@ -55,7 +55,7 @@ def test_cached_equals_full(bundle, cuts, per_row):
 def test_rows_of_different_length_do_not_disturb_each_other(bundle):
     model, params = bundle
     lengths = jnp.array([2, 5, 8])
-    decode = sm.functional(model, "decode")
+    decode = jax.jit(sm.functional(model, "decode"))
     # Prefill all rows as if they were long; what lies past a row's length is rubbish.
     (_, caches), _ = decode(params, {}, TOKENS[:, :8], Sequences(lengths=jnp.zeros((), int)), empty(model, 3, 16))
     following = jnp.take_along_axis(TOKENS, lengths[:, None], 1)
@@ -66,11 +66,12 @@ def test_rows_of_different_length_do_not_disturb_each_other(bundle):
 
 def test_packed_rows_equal_separate_ones():
     model = small().build()
-    params = sm.initialize(model, jax.random.key(0))
+    params = jax.jit(lambda k: sm.initialize(model, k))(jax.random.key(0))
     segments = jnp.array([[1] * 4 + [2] * 5 + [0] * 2])
     positions = jnp.array([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0]])
     x = jax.random.normal(jax.random.key(2), (1, 11, 32))
-    run = lambda y, s: sm.functional(model.stack)(params["stack"], {}, y, s)[0][0]  # noqa: E731
+    stack = jax.jit(sm.functional(model.stack))
+    run = lambda y, s: stack(params["stack"], {}, y, s)[0][0]  # noqa: E731
     packed = run(x, Sequences(positions, segments))
     np.testing.assert_allclose(packed[:, :4], run(x[:, :4], Sequences()), atol=1e-5)
     np.testing.assert_allclose(packed[:, 4:9], run(x[:, 4:9], Sequences()), atol=1e-5)

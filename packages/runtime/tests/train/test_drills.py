@@ -60,7 +60,7 @@ def uninterrupted(tmp_path_factory):
     code, _, err = finish(run)
     assert code == 0, err
     found = losses(run)
-    assert list(found) == list(range(STEPS))
+    assert list(found) == list(range(1, STEPS + 1))
     return found
 
 
@@ -130,7 +130,7 @@ def test_more_steps_and_another_cadence_are_the_same_experiment(uninterrupted, t
     assert finish(run, "--steps", "30")[0] == 0
     assert finish(run, "--steps", "60", "--set", "checkpoints.every_steps=7")[0] == 0
     found = losses(run)
-    assert found == {step: uninterrupted[step] for step in range(60)}
+    assert found == {step: uninterrupted[step] for step in range(1, 61)}
 
 
 def test_a_disk_that_fills_up_loses_nothing(tmp_path):
@@ -148,4 +148,4 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path):
     assert done.returncode != 0
     code, _, err = finish(run, "--steps", "60")
     assert code == 0, err
-    assert list(losses(run)) == list(range(60))
+    assert list(losses(run)) == list(range(1, 61))

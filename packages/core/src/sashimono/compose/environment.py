@@ -10,7 +10,7 @@ from sashimono.arrays.plan import ExecutionPlan, KernelPolicy
 from sashimono.compose.experiment import Composition
 from sashimono.compose.target import Target
 from sashimono.contracts import Environment
-from sashimono.errors import TargetError
+from sashimono.errors import PluginError, TargetError
 from sashimono.plugins import host
 
 Devices = Literal["process", "abstract"] | Sequence[jax.Device]
@@ -69,9 +69,18 @@ def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | Abstr
 
 
 def _options(target: Target | None, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the backends' compiler options with the config's laid over; backends must not contradict each other."""
     options: dict[str, Any] = {}
+    givers: dict[str, str] = {}
     if target is not None:
         found = host().collect("sashimono_compiler_options", device=target.device, purpose="train")
-        for _, contributed in found:
-            options.update(contributed or {})
+        for plugin, contributed in found:
+            for name, value in (contributed or {}).items():
+                if options.get(name, value) != value and name not in own:
+                    message = (
+                        f"{givers[name]} sets compiler option {name} to {options[name]!r}, {plugin} to {value!r}; "
+                        f"decide with --set execution.compiler_options={{\"{name}\": …}}"
+                    )
+                    raise PluginError(message)
+                options[name], givers[name] = value, plugin
     return {**options, **own}

@@ -7,8 +7,14 @@ from typing import Any
 from sashimono.compose.mesh_rules import dcn_axes, find_rule
 from sashimono.compose.modifiers import apply_modifier, parse_modifier
 from sashimono.compose.target import Target, parse_target
-from sashimono.config import Config, apply_override, origin
-from sashimono.errors import CompositionError, ConfigError, SashimonoError
+from sashimono.config import Config, apply_override, origin, rewriting, set_name_resolver
+from sashimono.errors import (
+    CompositionError,
+    ConfigError,
+    SashimonoError,
+    UnknownNameError,
+    did_you_mean,
+)
 from sashimono.plugins import MeshRule, component, host
 
 
@@ -41,9 +47,12 @@ def compose(
     rule = None
     if found is not None:
         cfg, rule = _for_target(cfg, found)
-    for text in modifiers:
-        modifier, values = parse_modifier(text)
-        cfg = apply_modifier(cfg, modifier, values, "modifier")
+    with rewriting():
+        for text in modifiers:
+            modifier, values = parse_modifier(text)
+            cfg = apply_modifier(cfg, modifier, values, "modifier")
+    # Names are read from the catalog, never written: a config's text must not depend on what is installed.
+    set_name_resolver(None, catalogued)
     with origin("command line", "--set"):
         for text in overrides:
             apply_override(cfg, text)
@@ -51,6 +60,19 @@ def compose(
     if problems:
         raise CompositionError([f"{name}: {problem}" for problem in problems])
     return Composition(name, cfg, found, rule)
+
+
+def catalogued(name: str) -> object:
+    """Returns the component that `--set path=name` means; raises UnknownNameError unless exactly one kind has it."""
+    found = host().components()
+    kinds = sorted({state.kind for state in found if state.name == name})
+    if len(kinds) == 1:
+        return component(kinds[0], name)
+    if kinds:
+        message = f"{name!r} is in several kinds: {', '.join(kinds)}; write module:attribute instead"
+    else:
+        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in found})}"
+    raise UnknownNameError(message)
 
 
 def _base(experiment: str | Config) -> tuple[str, Config]:
@@ -76,8 +98,9 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None]:
     if target.jax_devices > 1:
         axes = {"axes": dict(rule.mesh), "dcn_axes": dcn_axes(rule, target)}
         cfg = apply_modifier(cfg, "mesh", axes, "mesh rule")
-    for name, values in rule.modifiers:
-        cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
+    with rewriting():
+        for name, values in rule.modifiers:
+            cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
     return cfg, rule
 
 

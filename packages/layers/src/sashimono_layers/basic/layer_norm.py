@@ -26,7 +26,7 @@ class LayerNorm(Norm):
         """Returns the normalised array."""
         x32 = x.astype(jnp.float32)
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.config.eps) * along_last(self.param("scale", jnp.float32), x.ndim)
         if self.config.bias:
             y = y + along_last(self.param("bias", jnp.float32), x.ndim)

@@ -23,6 +23,7 @@ class RMSNorm(Norm):
     def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
         """Returns the normalised array."""
         x32 = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        # x * x, not jnp.square: the latter keeps 2 x for the backward pass, an array more a norm.
+        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
         y = x32 * jax.lax.rsqrt(mean_square + self.config.eps)
         return (y * along_last(self.param("scale", jnp.float32), x.ndim)).astype(x.dtype)

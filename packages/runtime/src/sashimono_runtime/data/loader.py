@@ -92,10 +92,16 @@ class Loader(Configurable):
         return None if rows is None else max(0, -(-(rows - self.start_row) // self.global_batch))
 
     def batch(self, step: int) -> Batch:
-        """Returns batch `step` (0 starts at `start_row`): NumPy arrays [local rows, length]."""
+        """Returns batch `step` (0 starts at `start_row`): NumPy arrays [local rows, length].
+
+        A source that isn't packed gives None for positions and segment ids.
+        """
         first = self.start_row + step * self.global_batch
         rows = [self._row(first + place) for place in self.local_rows]
-        return Batch(**{name: np.stack([row[name] for row in rows]) for name in _DTYPES})
+        arrays = {name: np.stack([row[name] for row in rows]) for name in _DTYPES}
+        if not self.source.packed:
+            arrays |= {"positions": None, "segment_ids": None}
+        return Batch(**arrays)
 
     def _row(self, index: int) -> dict[str, np.ndarray]:
         end = self.source.num_rows

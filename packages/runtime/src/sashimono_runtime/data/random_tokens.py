@@ -13,7 +13,9 @@ from sashimono_runtime.data.permutation import random_words
 
 
 class RandomTokens(DataSource):
-    """Uniform token ids; each row is one full segment."""
+    """Uniform token ids; each row is one full segment, so batches carry neither positions nor segment ids."""
+
+    packed = False
 
     class Config(DataSource.Config):
         vocab_size: int = 2048

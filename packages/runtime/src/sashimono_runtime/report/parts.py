@@ -6,6 +6,9 @@ from html import escape
 from sashimono_runtime.report.plot import WIDE, Series, line_plot
 from sashimono_runtime.train.progress import human_duration
 
+#: Smaller parts of a bar are not drawn; each part keeps its colour on all bars.
+_LEAST_SHARE = 0.005
+
 
 def section(title: str, body: str) -> str:
     """Returns a titled section; `body` is HTML."""
@@ -87,6 +90,8 @@ def time_bar(spent: Mapping[str, float], name: str) -> str:
     pieces, legend = [], []
     for index, (label, seconds) in enumerate(spent.items(), 1):
         share = seconds / total
+        if share < _LEAST_SHARE:
+            continue
         pieces.append(f'<i style="width:{100 * share:.2f}%;background:var(--c{index})"></i>')
         legend.append(
             f'<span><i style="background:var(--c{index})"></i>{escape(label)} '

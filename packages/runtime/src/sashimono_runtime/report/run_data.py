@@ -96,7 +96,7 @@ class RunData:
             ),
         }
         parts["evaluation and everything else"] = max(0.0, elapsed - sum(parts.values()))
-        return {name: seconds for name, seconds in parts.items() if seconds >= 0.5}
+        return parts
 
     def _spans(self) -> list[tuple[float, float]]:
         clocks: dict[Any, list[float]] = {}

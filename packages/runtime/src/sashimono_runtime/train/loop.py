@@ -43,7 +43,7 @@ class NonFiniteLossError(SashimonoError):
 
 @dataclasses.dataclass
 class _Pending:
-    """A step that the device may still be computing."""
+    """A step that the device may still be computing; `step` is the number of its update, from 1."""
 
     step: int
     report: StepReport
@@ -181,9 +181,9 @@ class Loop:
         self.state, report = self.compiled(self.state, batch)
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self.source.target_bytes(local.target_ids, local.loss_weights)
+        self.step += 1
         pending = _Pending(self.step, report, tokens, num_bytes, started)
         previous, self.pending = self.pending, pending
-        self.step += 1
         self._finish(previous)
 
     def _between(self) -> None:
