@@ -1,0 +1,215 @@
+"""Choosing kernels: platform, pins, priority, ties, refusals, fused kernels, and what is imported at all."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from sashimono.errors import KernelError
+from sashimono.kernels import Kernel, Verdict, attention
+from sashimono.kernels.attention.examples import BASE
+from sashimono.kernels.attention.problem import ATTENTION
+from sashimono.kernels.platform import current_platform
+from sashimono.kernels.selection import select
+from sashimono.kernels.softmax_cross_entropy.examples import BASE as CROSS_ENTROPY
+from sashimono.kernels.softmax_cross_entropy.problem import SOFTMAX_CROSS_ENTROPY
+from sashimono.plugins import DeviceSpec, hookimpl, host
+
+HERE = __name__
+
+
+class Fake(Kernel):
+    """Claims to do everything."""
+
+    operation = "attention"
+
+    def supports(self, problem, device):
+        return Verdict(True)
+
+    def forward(self, problem, operands):
+        return operands["v"], None
+
+
+class General(Fake):
+    name = "attention.any.general"
+
+
+class GpuSlow(Fake):
+    name = "attention.gpu.slow"
+
+
+class GpuFused(Fake):
+    name = "attention.gpu.fused"
+    priority = 5
+    fused = True
+
+
+class GpuOther(GpuFused):
+    name = "attention.gpu.other"
+
+
+class GpuPicky(GpuFused):
+    name = "attention.gpu.picky"
+    priority = 9
+
+    def supports(self, problem, device):
+        return Verdict(problem.head_dim <= 32, f"head_dim {problem.head_dim} is over 32")
+
+
+class Mislabelled(GpuFused):
+    name = "attention.gpu.mislabelled"
+    platforms = ("tpu",)
+
+
+def values(*classes):
+    return {c.name: f"{HERE}:{c.__name__}" for c in classes}
+
+
+def choose(platform="gpu", pins=(), require_fused=False, problem=BASE):
+    policy = KernelPolicy(pins=tuple(("attention", p) for p in pins), require_fused=require_fused)
+    with use_plan(ExecutionPlan(kernels=policy, platform=platform)):
+        return select(ATTENTION, problem).choice
+
+
+def test_core_kernels_are_declared_and_ranked_on_a_cpu(core_metadata):
+    for name, value in core_metadata.items():
+        module, _, attribute = value.partition(":")
+        kernel = getattr(__import__(module, fromlist=[attribute]), attribute)
+        assert kernel.name == name
+    import dataclasses
+
+    long = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
+    assert choose("cpu", problem=long).kernel == "attention.cpu.blockwise"
+    short = choose("cpu")
+    assert short.kernel == "attention.any.reference"
+    (refusal,) = short.refused
+    assert refusal[0] == "attention.cpu.blockwise" and "kv_length 256 is under 2048" in refusal[1]
+
+
+def test_platform_comes_before_priority_and_priority_before_name(install):
+    install(a=values(General, GpuSlow))
+    assert choose().kernel == "attention.gpu.slow"
+    install(a=values(General, GpuSlow, GpuFused))
+    assert choose().kernel == "attention.gpu.fused"
+    install(a=values(GpuOther, GpuFused))
+    assert choose().kernel == "attention.gpu.fused"
+
+
+def test_other_platforms_are_never_imported(install):
+    install(a=values(General) | {"attention.tpu.splash": "module_that_would_fail:Splash"})
+    choice = choose()
+    assert (choice.kernel, choice.refused) == ("attention.any.general", ())
+    on_tpu = choose("tpu")
+    assert on_tpu.kernel == "attention.any.general"
+    (refusal,) = on_tpu.refused
+    assert refusal[0] == "attention.tpu.splash" and "module_that_would_fail" in refusal[1]
+
+
+def test_a_refused_favourite_is_listed_with_its_reason(install):
+    install(a=values(GpuPicky, GpuFused, Mislabelled))
+    choice = choose()
+    assert choice.kernel == "attention.gpu.fused"
+    assert dict(choice.refused) == {
+        "attention.gpu.picky": "head_dim 64 is over 32",
+        "attention.gpu.mislabelled": "runs on tpu, not gpu",
+    }
+    assert choice.as_json()["problem"] == BASE.describe()
+    assert choice.as_json()["refused"][0].keys() == {"kernel", "reason"}
+
+
+def test_pins_win_in_their_order_and_must_hold(install):
+    install(a=values(General, GpuFused, GpuPicky))
+    assert choose(pins=["attention.any.general"]).kernel == "attention.any.general"
+    pins = ["attention.gpu.picky", "attention.any.general"]
+    assert choose(pins=pins).kernel == "attention.any.general"
+    with pytest.raises(KernelError, match=r"picky refuses attention .* head_dim 64 is over 32"):
+        choose(pins=["attention.gpu.picky"])
+    with pytest.raises(KernelError, match=r"not installed for gpu; did you mean 'attention.gpu.fused'"):
+        choose(pins=["attention.gpu.fuse"])
+
+
+def test_a_tie_between_distributions_is_refused_and_a_pin_settles_it(install):
+    install(a=values(GpuFused), b=values(GpuOther))
+    with pytest.raises(KernelError, match="a:attention.gpu.fused and b:attention.gpu.other rank equally"):
+        choose()
+    assert choose(pins=["attention.gpu.other"]).kernel == "attention.gpu.other"
+
+
+def test_requiring_a_fused_kernel_lists_every_refusal(install):
+    install(a=values(General, GpuPicky, GpuFused))
+    assert choose(require_fused=True).kernel == "attention.gpu.fused"
+    install(a=values(General, GpuPicky))
+    with pytest.raises(KernelError) as error:
+        choose(require_fused=True)
+    text = str(error.value)
+    assert "gets attention.any.general, which isn't fused" in text
+    assert "attention.gpu.picky: head_dim 64 is over 32" in text
+    assert choose("cpu", require_fused=True).kernel == "attention.any.general"
+
+
+def test_operations_without_fused_kernels_never_fail_for_one():
+    with use_plan(ExecutionPlan(kernels=KernelPolicy(require_fused=True), platform="tpu")):
+        selection = select(SOFTMAX_CROSS_ENTROPY, CROSS_ENTROPY)
+    assert selection.choice.kernel == "softmax_cross_entropy.any.chunked"
+
+
+def test_nothing_installed_is_an_error_that_says_so(install):
+    install(a=values(GpuPicky))
+    with pytest.raises(KernelError, match=r"(?s)no installed kernel supports.*picky: head_dim"):
+        choose()
+    install(a={})
+    with pytest.raises(KernelError, match="no other kernel of the operation is installed"):
+        choose()
+
+
+class AsksForTheDevice(Fake):
+    name = "attention.gpu.asks"
+
+    def supports(self, problem, device):
+        return Verdict(False, f"device is {getattr(device, 'name', None)}")
+
+
+class Hopper:
+    """A plugin that knows one device."""
+
+    @hookimpl
+    def sashimono_device_specs(self):
+        figures = dict.fromkeys(
+            ("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1
+        )
+        spec = DeviceSpec(
+            name="h100",
+            platform="gpu",
+            device_kinds=("NVIDIA H100",),
+            chips_per_host=8,
+            source="test",
+            **figures,
+        )
+        return [spec]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("NVIDIA H100", "h100"), ("NVIDIA X", None)])
+def test_a_kernel_is_told_the_device_if_it_is_known(install, kind, name):
+    install(a=values(General, AsksForTheDevice))
+    host().register(Hopper(), "hopper")
+    with use_plan(ExecutionPlan(platform="gpu", device_kind=kind)):
+        choice = select(ATTENTION, BASE).choice
+    assert dict(choice.refused) == {"attention.gpu.asks": f"device is {name}"}
+
+
+def test_the_mesh_says_the_platform_before_the_process_does(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cuda")
+    assert current_platform()[0] == "gpu"
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
+        assert current_platform() == ("cpu", "cpu")
+        with use_plan(ExecutionPlan(platform="tpu", device_kind="TPU v5")):
+            assert current_platform() == ("tpu", "TPU v5")
+
+
+def test_a_new_host_is_asked_anew(install):
+    install(a=values(General))
+    x = jnp.ones((1, 2, 1, 4))
+    assert jnp.all(attention(x, x, 2 * x) == 2)
+    install(a={})
+    with pytest.raises(KernelError, match="no installed kernel"):
+        attention(x, x, x)

@@ -1,0 +1,179 @@
+"""Local kernels over eight devices: same values and gradients, on local problems, or a reason."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from sashimono.errors import KernelError
+from sashimono.kernels import MaskSpec, attention, grouped_matmul, softmax_cross_entropy
+from sashimono.kernels.attention.reference import ReferenceAttention
+
+RULES = (
+    ("batch", ("data",)),
+    ("length", ("context",)),
+    ("heads", ("tensor",)),
+    ("kv_heads", ("tensor",)),
+    ("vocab", ("tensor",)),
+)
+SEEN = []
+
+
+class LocalAttention(ReferenceAttention):
+    """The reference, run shard by shard and through the custom_vjp, as a fused kernel would be."""
+
+    name = "attention.cpu.local"
+    platforms = ("cpu",)
+    local = True
+    autodiff = False
+
+    def supports(self, problem, device):
+        SEEN.append(problem)
+        return super().supports(problem, device)
+
+    def forward(self, problem, operands):
+        assert operands["q"].shape[:3] == (problem.batch, problem.q_length, problem.num_heads)
+        return super().forward(problem, operands)
+
+
+@pytest.fixture
+def local(install):
+    SEEN.clear()
+    reference = "sashimono.kernels.attention.reference:ReferenceAttention"
+    install(
+        core={
+            LocalAttention.name: f"{__name__}:LocalAttention",
+            "attention.any.reference": reference,
+        }
+    )
+
+
+def mesh(**axes):
+    sizes = {"data": 1, "context": 1, "tensor": 1, **axes}
+    kinds = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
+
+
+def pinned(name):
+    policy = KernelPolicy(pins=(("attention", name),))
+    return ExecutionPlan(activation_rules=RULES, kernels=policy)
+
+
+def loss(q, k, v, bias, sinks, ids):
+    mask = MaskSpec(causal=True, window=(5, None))
+    out = attention(q, k, v, mask=mask, q_segment_ids=ids, bias=bias, sinks=sinks)
+    return jnp.sum(jnp.sin(out)), out
+
+
+def evaluate(name, operands, over=None):
+    grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))
+    with use_plan(pinned(name)):
+        if over is None:
+            return grad(*operands)
+        with jax.set_mesh(over):
+            return grad(*operands)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 4, "tensor": 2}, {"context": 4, "tensor": 2}],
+    ids=["rows and heads", "positions and heads"],
+)
+def test_values_and_gradients_are_those_of_one_device(axes, local, normal):
+    operands = (
+        normal(4, 16, 4, 8),
+        normal(4, 16, 2, 8),
+        normal(4, 16, 2, 8),
+        normal(1, 4, 16, 16),
+        normal(4),
+        jnp.repeat(jnp.array([[1, 2]]), 8, axis=1).repeat(4, axis=0),
+    )
+    expected = evaluate("attention.any.reference", operands)
+    found = evaluate(LocalAttention.name, operands, mesh(**axes))
+    for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-5, atol=3e-6)
+    problem = SEEN[-1]
+    assert problem.batch == 4 // axes.get("data", 1)
+    assert (problem.num_heads, problem.num_kv_heads) == (2, 1)
+    assert problem.q_length == 16 // axes.get("context", 1)
+    assert problem.kv_length == 16
+    assert problem.has_q_positions == ("context" in axes)
+
+
+def test_a_size_that_does_not_divide_rules_out_local_kernels(local):
+    x = jnp.ones((2, 4, 3, 4))
+    plan = ExecutionPlan(activation_rules=RULES)
+    with use_plan(plan), jax.set_mesh(mesh(tensor=2, data=4)):
+        np.testing.assert_allclose(jax.jit(attention)(x, x, x), x)
+    with (
+        use_plan(pinned(LocalAttention.name)),
+        jax.set_mesh(mesh(tensor=2, data=4)),
+        pytest.raises(KernelError, match=r"heads 3 of q doesn't divide over tensor=2"),
+    ):
+        jax.jit(attention)(x, x, x)
+
+
+def test_inside_a_shard_map_operands_are_taken_as_they_are(local, normal):
+    x = normal(8, 4, 2, 4)
+    with use_plan(pinned(LocalAttention.name)), jax.set_mesh(mesh(data=8)):
+        split = jax.shard_map(lambda x: attention(x, x, x), in_specs=P("data"), out_specs=P("data"))
+        found = jax.jit(split)(x)
+    assert SEEN[-1].batch == 1
+    np.testing.assert_allclose(found, jax.jit(attention)(x, x, x), atol=1e-6)
+
+
+def reductions_inside_loops(text, over):
+    """The all-reduces over groups of at least `over` devices in computations that a while loop calls."""
+    bodies = set(re.findall(r"body=%?([\w.\-]+)", text))
+    found, inside = [], False
+    for line in text.splitlines():
+        header = re.match(r"(?:ENTRY )?%?([\w.\-]+) \(", line)
+        if header:
+            inside = header[1] in bodies
+        if inside and re.search(r" (all-reduce|reduce-scatter)\(", line) and "16,64" in line:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
+def test_chunked_cross_entropy_adds_up_over_shards(axes, normal):
+    hidden, weight = normal(8, 12, 16), normal(16, 64)
+    targets = jnp.arange(96, dtype=jnp.int32).reshape(8, 12) % 64
+    weights = jnp.abs(normal(8, 12))
+
+    def loss(hidden, weight, weights, chunk):
+        total, count, extra = softmax_cross_entropy(
+            hidden, weight, targets, weights, z_loss=0.1, chunk_tokens=chunk
+        )
+        return total / count, extra
+
+    both = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+    expected = jax.jit(lambda *x: both(*x, None))(hidden, weight, weights)
+    with use_plan(ExecutionPlan(activation_rules=RULES)), jax.set_mesh(mesh(**axes)):
+        split = jax.device_put(weight, P(None, "tensor"))
+        compiled = jax.jit(lambda *x: both(*x, 5)).lower(hidden, split, weights).compile()
+        found = compiled(hidden, split, weights)
+    for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-6)
+    # Shards' gradients of the weight are added up once, not once a chunk.
+    assert not reductions_inside_loops(compiled.as_text(), over=axes["data"])
+
+
+def test_grouped_products_need_a_shard_map_for_a_local_kernel(install, normal):
+    from sashimono.kernels.grouped_matmul.examples import BASE
+    from sashimono.kernels.grouped_matmul.problem import GROUPED_MATMUL
+    from sashimono.kernels.sharded import split_operands
+
+    operands = {"lhs": normal(8, 2), "rhs": normal(2, 2, 2), "group_sizes": jnp.array([4, 4])}
+    with jax.set_mesh(mesh(data=8)):
+        split = split_operands(GROUPED_MATMUL, GROUPED_MATMUL.operand_axes, operands)
+    assert split.error == (
+        "it runs on one shard, but mesh axes data=8 are left: call it inside shard_map over them"
+    )
+    assert dataclasses.replace(BASE).localize(split.shapes).rows == 8
+    assert grouped_matmul.__module__.startswith("sashimono.kernels.grouped_matmul")

@@ -1,0 +1,118 @@
+"""Cross entropy against JAX's own log-softmax, chunked against whole, and what each holds in memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sashimono.errors import KernelError
+from sashimono.kernels import softmax_cross_entropy
+from sashimono.kernels.compare import compare_with_reference, examples_for
+from sashimono.kernels.softmax_cross_entropy.chunked import ChunkedCrossEntropy, chunk_size
+
+N, D, V = 24, 8, 32
+
+
+@pytest.fixture
+def operands(normal):
+    targets = (jnp.arange(N, dtype=jnp.int32) * 7) % V
+    return normal(N, D), normal(D, V), targets, jnp.abs(normal(N)).at[3].set(0)
+
+
+def oracle(hidden, weight, targets, weights, cap, z, smoothing):
+    """The definition by log_softmax and a dense target distribution."""
+    logits = hidden @ weight
+    if cap:
+        logits = cap * jnp.tanh(logits / cap)
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    goal = (1 - smoothing) * jax.nn.one_hot(targets, V) + smoothing / V
+    loss = -jnp.sum(goal * log_probs, axis=-1)
+    loss += z * jax.scipy.special.logsumexp(logits, axis=-1) ** 2
+    right = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
+    nll = -jnp.take_along_axis(log_probs, targets[:, None], axis=-1)[:, 0]
+    return tuple(jnp.sum(weights * x) for x in (loss, jnp.ones(N), nll, right))
+
+
+@pytest.mark.parametrize("chunk", [None, 10], ids=["whole", "chunked"])
+@pytest.mark.parametrize("options", [(None, 0.0, 0.0), (2.0, 0.1, 0.2)], ids=["plain", "all"])
+def test_sums_and_gradients_match_the_oracle(options, chunk, operands):
+    cap, z, smoothing = options
+
+    def ours(*x):
+        loss, weight, extra = softmax_cross_entropy(
+            *x, logit_cap=cap, z_loss=z, label_smoothing=smoothing, chunk_tokens=chunk
+        )
+        return loss, weight, extra["nll"], extra["correct"]
+
+    def everything(f):
+        def mean(h, w, lw):
+            loss, weight, *_ = f(h, w, operands[2], lw)
+            return loss / weight
+
+        h, w, _, lw = operands
+        return jax.jit(lambda *x: (f(*operands), jax.grad(mean, argnums=(0, 1, 2))(*x)))(h, w, lw)
+
+    right = everything(lambda *x: oracle(*x, cap, z, smoothing))
+    for mine, want in zip(*map(jax.tree.leaves, (everything(ours), right)), strict=True):
+        np.testing.assert_allclose(mine, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("index", [1, 3, 7])
+def test_chunked_agrees_with_the_reference(index):
+    problem = examples_for("softmax_cross_entropy").problems[index]
+    (agreement,) = compare_with_reference(ChunkedCrossEntropy(), [problem])
+    assert agreement.errors and agreement.ok, agreement.describe()
+
+
+def test_tied_and_batched_are_the_same_numbers(operands):
+    hidden, weight, targets, weights = operands
+    flat = softmax_cross_entropy(*operands)
+    rows = (x.reshape(4, 6, *x.shape[1:]) for x in (hidden, targets, weights))
+    batched = next(rows)
+    tied = softmax_cross_entropy(batched, weight.T, *rows, tied=True, chunk_tokens=9)
+    for mine, right in zip(jax.tree.leaves(tied), jax.tree.leaves(flat), strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-5)
+
+
+def test_extras_carry_no_gradient(operands):
+    for chunk in (None, 10):
+        grad = jax.grad(lambda h, c=chunk: softmax_cross_entropy(h, *operands[1:], chunk_tokens=c)[2]["nll"])
+        np.testing.assert_array_equal(grad(operands[0]), 0)
+
+
+def test_chunked_never_holds_all_logits_and_whole_costs_what_plain_jax_costs():
+    tokens, width, vocab = 1024, 32, 2048
+    hidden, weight = jnp.ones((tokens, width)), jnp.ones((width, vocab))
+    targets, weights = jnp.zeros(tokens, jnp.int32), jnp.ones(tokens)
+
+    def plain(hidden, weight):
+        logits = hidden @ weight
+        picked = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+        return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+    def ours(chunk):
+        return lambda h, w: softmax_cross_entropy(h, w, targets, weights, chunk_tokens=chunk)[0]
+
+    def memory(f):
+        compiled = jax.jit(jax.value_and_grad(f, argnums=(0, 1))).lower(hidden, weight).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    logits = tokens * vocab * 4
+    assert memory(ours(64)) < logits / 4
+    assert memory(ours(None)) <= memory(plain) * 1.01
+
+
+def test_one_chunk_is_refused_with_a_reason_and_chunks_are_even():
+    (whole,) = examples_for("softmax_cross_entropy").problems[-1:]
+    verdict = ChunkedCrossEntropy().supports(whole, None)
+    assert verdict.reason == "96 tokens fit in one chunk of 96: nothing to save"
+    import dataclasses
+
+    assert chunk_size(dataclasses.replace(whole, tokens=100, chunk_tokens=64)) == 50
+
+
+def test_wrong_shapes_are_named(operands):
+    hidden, weight, targets, weights = operands
+    with pytest.raises(KernelError, match=r"expected \[N, D\] or \[B, T, D\], \[V, D\]"):
+        softmax_cross_entropy(hidden, weight, targets, weights, tied=True)
+    with pytest.raises(KernelError, match="chunk_tokens 0 must be at least 1"):
+        softmax_cross_entropy(*operands, chunk_tokens=0)
