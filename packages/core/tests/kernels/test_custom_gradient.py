@@ -1,4 +1,4 @@
-"""The one custom_vjp: a kernel's own backward is used, for every kind of operand, and can be saved by remat."""
+"""The one custom_vjp: a kernel's own backward, for every operand, and remat by name."""
 
 import jax
 import jax.numpy as jnp

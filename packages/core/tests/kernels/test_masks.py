@@ -32,7 +32,9 @@ def dense(mask):
         jnp.asarray(SEGMENTS)[None],
         jnp.array([PREFIX]),
     )
-    return np.ones((7, 7), bool) if found is None else np.broadcast_to(np.asarray(found), (1, 7, 7))[0]
+    return (
+        np.ones((7, 7), bool) if found is None else np.broadcast_to(np.asarray(found), (1, 7, 7))[0]
+    )
 
 
 def oracle(mask, q, k):

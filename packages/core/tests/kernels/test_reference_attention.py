@@ -1,4 +1,4 @@
-"""The reference against a per-query NumPy oracle, its gradients, and its program against hand-written JAX."""
+"""The reference against a NumPy oracle, its gradients, its cost against hand-written JAX."""
 
 import importlib.util
 from pathlib import Path
@@ -43,7 +43,10 @@ CASES = {
     "causal": ({}, causal),
     "full": ({"mask": FULL}, lambda b, t, s: True),
     "window": ({"mask": sliding_window(3)}, lambda b, t, s: t - 2 <= s <= t),
-    "chunk": ({"mask": MaskSpec(causal=True, chunk=4)}, lambda b, t, s: s <= t and s // 4 == t // 4),
+    "chunk": (
+        {"mask": MaskSpec(causal=True, chunk=4)},
+        lambda b, t, s: s <= t and s // 4 == t // 4,
+    ),
     "segments": (
         {"q_segment_ids": SEGMENTS},
         lambda b, t, s: s <= t and SEGMENTS[b, s] == SEGMENTS[b, t],
@@ -53,7 +56,10 @@ CASES = {
         lambda b, t, s: s <= t or s < (4, 0)[b],
     ),
     "positions": (
-        {"q_positions": np.array([[5, 0, 3, 1, 2, 4]] * B), "kv_positions": np.arange(6)[::-1].copy()},
+        {
+            "q_positions": np.array([[5, 0, 3, 1, 2, 4]] * B),
+            "kv_positions": np.arange(6)[::-1].copy(),
+        },
         lambda b, t, s: 5 - s <= (5, 0, 3, 1, 2, 4)[t],
     ),
     "lengths": (
@@ -99,7 +105,9 @@ def test_pages_equal_the_dense_cache(qkv, normal):
     table = jnp.array([[3, 0, 5], [1, 4, 2]], jnp.int32)
     pools = []
     for x in (k, v):
-        pool = jnp.zeros((6, 2, *x.shape[2:])).at[table.reshape(-1)].set(x.reshape(6, 2, *x.shape[2:]))
+        pool = (
+            jnp.zeros((6, 2, *x.shape[2:])).at[table.reshape(-1)].set(x.reshape(6, 2, *x.shape[2:]))
+        )
         pools.append(pool)
     options = {"kv_lengths": lengths, "mode": "prefill"}
     expected = run(q[:, -2:], k, v, **options)
@@ -182,7 +190,9 @@ def test_it_costs_what_hand_written_attention_costs():
 
 WRONG = {
     "k has width 4": lambda q, k, v: attention(q, k[..., :4], v),
-    "4 heads over 3 key heads": lambda q, k, v: attention(q, *[jnp.repeat(x, 3, 2)[:, :, :3] for x in (k, v)]),
+    "4 heads over 3 key heads": lambda q, k, v: attention(
+        q, *[jnp.repeat(x, 3, 2)[:, :, :3] for x in (k, v)]
+    ),
     "must have 4 dimensions": lambda q, k, v: attention(q[0], k, v),
     "pass q_positions or kv_lengths": lambda q, k, v: attention(q[:, :2], k, v),
     "need q_segment_ids and kv": lambda q, k, v: attention(q, k, v, mask=MaskSpec(segments=True)),

@@ -1,4 +1,4 @@
-"""Choosing kernels: platform, pins, priority, ties, refusals, fused kernels, and what is imported at all."""
+"""Choosing kernels: platform, pins, priority, ties, refusals, fused kernels, imports."""
 
 import jax
 import jax.numpy as jnp
@@ -124,13 +124,17 @@ def test_pins_win_in_their_order_and_must_hold(install):
     assert choose(pins=pins).kernel == "attention.any.general"
     with pytest.raises(KernelError, match=r"picky refuses attention .* head_dim 64 is over 32"):
         choose(pins=["attention.gpu.picky"])
-    with pytest.raises(KernelError, match=r"not installed for gpu; did you mean 'attention.gpu.fused'"):
+    with pytest.raises(
+        KernelError, match=r"not installed for gpu; did you mean 'attention.gpu.fused'"
+    ):
         choose(pins=["attention.gpu.fuse"])
 
 
 def test_a_tie_between_distributions_is_refused_and_a_pin_settles_it(install):
     install(a=values(GpuFused), b=values(GpuOther))
-    with pytest.raises(KernelError, match="a:attention.gpu.fused and b:attention.gpu.other rank equally"):
+    with pytest.raises(
+        KernelError, match="a:attention.gpu.fused and b:attention.gpu.other rank equally"
+    ):
         choose()
     assert choose(pins=["attention.gpu.other"]).kernel == "attention.gpu.other"
 

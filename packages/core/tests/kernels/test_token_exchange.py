@@ -19,7 +19,7 @@ def mesh():
 
 @pytest.fixture
 def sizes():
-    """sizes[i, j]: rows from shard i to shard j; shard 0 sends all to 5, shard 1 nothing, the rest vary."""
+    """sizes[i, j]: rows from i to j; shard 0 sends all to 5, shard 1 nothing, the rest vary."""
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(ROWS - 1, np.ones(SHARDS) / SHARDS, size=SHARDS)
     drawn[0], drawn[1] = np.eye(SHARDS, dtype=int)[5] * ROWS, 0
@@ -51,7 +51,9 @@ def test_rows_arrive_in_order_and_what_does_not_fit_is_dropped(room, mesh, sizes
     def exchange(rows, sizes):
         return token_exchange(rows, sizes, axis_name="expert", output_rows=room)
 
-    received, counts = sharded(mesh, exchange)(rows.reshape(-1, WIDTH), jnp.asarray(sizes.reshape(-1)))
+    received, counts = sharded(mesh, exchange)(
+        rows.reshape(-1, WIDTH), jnp.asarray(sizes.reshape(-1))
+    )
     received = np.asarray(received).reshape(SHARDS, room, WIDTH)
     np.testing.assert_array_equal(np.asarray(counts).reshape(SHARDS, SHARDS), sizes.T)
     for shard in range(SHARDS):

@@ -1,7 +1,8 @@
 """Operations and their kernels: what to compute, who can compute it here, and why the others can't.
 
-`attention`, `grouped_matmul`, `token_exchange` and `softmax_cross_entropy` are both subpackages and, here, the
-calls. Binding the calls now, not on first use, keeps Python from putting the subpackages in their place.
+`attention`, `grouped_matmul`, `token_exchange` and `softmax_cross_entropy` are both subpackages
+and, here, the calls. Binding the calls now, not on first use, keeps Python from putting the
+subpackages in their place.
 """
 
 from sashimono.kernels.attention.dispatch import attention as attention

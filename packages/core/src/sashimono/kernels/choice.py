@@ -1,4 +1,4 @@
-"""What was chosen for one call of an operation: hashable text, kept as static data beside the outputs."""
+"""What was chosen for one call of an operation: hashable text, static data of the outputs."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Compares a kernel with the reference over a sweep of problems: outputs and gradients, or the refusal's reason."""
+"""Compares a kernel with the reference over a sweep: outputs and gradients, or the refusal."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,8 @@ class Examples:
     Attributes:
         reference: the kernel that is right.
         problems: a sweep that any kernel may be asked.
-        operands: makes random operands for a problem, as NumPy arrays (compiling a generator takes seconds).
+        operands: makes random operands for a problem, as NumPy arrays (compiling a generator takes
+            seconds).
         differentiable: whether the problem is ever differentiated.
         specified: gives the output with zeros where the contract leaves it open.
     """
@@ -78,7 +79,9 @@ def examples_for(operation: str) -> Examples:
     """Returns core's examples for one of its operations; raises KernelError for another's."""
     if operation not in _EXAMPLES:
         near = did_you_mean(operation, _EXAMPLES)
-        message = f"core has no examples for operation {operation!r}{near}; pass Examples of your own"
+        message = (
+            f"core has no examples for operation {operation!r}{near}; pass Examples of your own"
+        )
         raise KernelError(message)
     return import_module(_EXAMPLES[operation]).EXAMPLES
 
@@ -109,9 +112,7 @@ def compare_with_reference(
 
 def compare_one(kernel: Kernel, problem: Any, examples: Examples, seed: int) -> dict[str, float]:
     """Returns the relative errors of a kernel's outputs and gradients on one supported problem."""
-    replaced = {
-        f.name: "float32" for f in dataclasses.fields(problem) if f.name.endswith("dtype")
-    }
+    replaced = {f.name: "float32" for f in dataclasses.fields(problem) if f.name.endswith("dtype")}
     truth = dataclasses.replace(problem, **replaced)
     gradients = examples.differentiable(problem)
 

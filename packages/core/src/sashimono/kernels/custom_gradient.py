@@ -1,4 +1,4 @@
-"""The one custom_vjp: it puts a kernel's own forward and backward in place of JAX's differentiation."""
+"""The one custom_vjp: a kernel's own forward and backward in place of JAX's."""
 
 import functools
 from typing import Any

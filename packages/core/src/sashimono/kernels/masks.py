@@ -1,4 +1,4 @@
-"""MaskSpec: a static description of who may attend to whom, which a kernel takes natively or as an array.
+"""MaskSpec: who may attend to whom, static; a kernel takes it natively or as an array.
 
 Shapes: B batch (or 1, which broadcasts), T queries, S keys.
 """
@@ -23,20 +23,20 @@ class MaskError(KernelError):
 class MaskSpec:
     """Static and hashable. A query may attend to a key if every condition that is set holds.
 
-    Segments apply to everything else; `prefix` is an exception to `causal`, `window`, `chunk` and `predicates`:
-    `MaskSpec(causal=True, prefix=True)` is the prefix language model, and a lone `prefix=True` allows the
-    prefix only. Combine with `&` and `|`.
+    Segments apply to everything else; `prefix` is an exception to `causal`, `window`, `chunk` and
+    `predicates`: `MaskSpec(causal=True, prefix=True)` is the prefix language model, and a lone
+    `prefix=True` allows the prefix only. Combine with `&` and `|`.
 
     Attributes:
         causal: key position <= query position.
-        window: (left, right): query - left <= key <= query + right; None leaves a side open. A sliding window
-            of W tokens, the query included, is `causal=True, window=(W - 1, None)`.
+        window: (left, right): query - left <= key <= query + right; None leaves a side open. A
+            sliding window of W tokens, the query included, is `causal=True, window=(W - 1, None)`.
         chunk: both positions lie in the same chunk of this many positions.
         prefix: keys before the row's prefix length (an operand) are always allowed.
-        segments: both have the same segment id (operands). Id 0 is padding: what its rows get is unspecified,
-            but finite.
-        predicates: names of kind "masks" in the catalog: functions of (query positions [B, T, 1], key positions
-            [B, 1, S]) returning booleans.
+        segments: both have the same segment id (operands). Id 0 is padding: what its rows get is
+            unspecified, but finite.
+        predicates: names of kind "masks" in the catalog: functions of (query positions [B, T, 1],
+            key positions [B, 1, S]) returning booleans.
         any_of: groups of masks; in each group at least one must allow.
     """
 
@@ -135,9 +135,10 @@ class MaskSpec:
         kv_segments: jax.Array | None = None,
         prefix_lengths: jax.Array | None = None,
     ) -> jax.Array | None:
-        """Returns which keys each query may attend to: bool [B, T, S], or None where all are allowed.
+        """Returns which keys each query may attend to: bool [B, T, S], or None for all.
 
-        Positions and segments: int [B, T] and [B, S], or [T] and [S] for every row; prefix_lengths: int [B].
+        Positions and segments: int [B, T] and [B, S], or [T] and [S] for every row.
+        prefix_lengths: int [B].
         Raises MaskError where an operand that the mask needs is missing.
         """
         q, k = _rows(q_positions)[:, :, None], _rows(kv_positions)[:, None, :]

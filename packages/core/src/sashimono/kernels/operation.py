@@ -1,4 +1,4 @@
-"""The two halves of the kernel contract: what an operation is, and what a kernel for it must offer."""
+"""The two halves of the kernel contract: what an operation is, what a kernel must offer."""
 
 import abc
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 #: Operand name to array (or a pytree of arrays); an absent operand has no key.
 Operands = Mapping[str, Any]
 
-#: In `Operation.output_axes`: every shard holds a part of the sum, so that the wrapper adds them up.
+#: In `Operation.output_axes`: every shard holds a part of the sum, so that the wrapper adds them
+#: up.
 SUMMED = "summed"
 
 
@@ -37,10 +38,13 @@ class Operation:
 
     Attributes:
         operand_axes: logical axes of every operand, absent ones included.
-        output_axes: logical axes of each output, in order (one entry: the output is that array), or SUMMED.
-        manual_axes: logical axes that a local kernel is split over, the rest being left to the compiler; None
-            for the whole mesh; empty if only the caller can split, so that a mesh rules local kernels out.
-        fused_platforms: where a kernel with `fused=False` counts as a fallback (see `require_fused`).
+        output_axes: logical axes of each output, in order (one entry: the output is that array), or
+            SUMMED.
+        manual_axes: logical axes that a local kernel is split over, the rest being left to the
+            compiler; None for the whole mesh; empty if only the caller can split, so that a mesh
+            rules local kernels out.
+        fused_platforms: where a kernel with `fused=False` counts as a fallback (see
+            `require_fused`).
     """
 
     name: str
@@ -53,8 +57,9 @@ class Operation:
 class Kernel(abc.ABC):
     """One implementation of an operation, made without arguments and without state.
 
-    A kernel sees operands as `Operation.operand_axes` orders them, and never a mesh, a context or a config.
-    `forward` and `backward` must be pure. Subclasses are final; they set the class variables.
+    A kernel sees operands as `Operation.operand_axes` orders them, and never a mesh, a context or a
+    config. `forward` and `backward` must be pure. Subclasses are final; they set the class
+    variables.
 
     Attributes:
         name: the catalog name, `<operation>.<platform>.<name>`.
@@ -75,14 +80,14 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
-        """Returns whether it can do the local problem; `device` is None where the device isn't known.
+        """Returns whether it can do the local problem; `device` is None where it isn't known.
 
         Must be quick, and must not touch a device. Reasons name the value found and the limit.
         """
 
     @abc.abstractmethod
     def forward(self, problem: Any, operands: Operands) -> tuple[Any, Any]:
-        """Returns (out, residuals): residuals are what `backward` needs beside operands and out."""
+        """Returns (out, residuals): what `backward` needs beside operands and out."""
 
     def apply(self, problem: Any, operands: Operands) -> Any:
         """Returns the output alone, for calls that need no residuals."""

@@ -1,4 +1,4 @@
-"""Which platform and device a program is being built for: the plan says, else the mesh, else the process."""
+"""Which platform and device a program is built for: the plan says, else the mesh or the process."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ _NAMES = {"cuda": "gpu", "rocm": "gpu"}
 
 
 def current_platform() -> tuple[str, str | None]:
-    """Returns (platform, device_kind) of the program being traced; the kind is None where it isn't known.
+    """Returns (platform, device_kind) of the program being traced; the kind is None if unknown.
 
     A mesh of compile-only topology devices counts like real ones.
     """

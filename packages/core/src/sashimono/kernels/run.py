@@ -1,4 +1,4 @@
-"""Runs one call of an operation: split over the mesh, choose a kernel, record the choice, compute."""
+"""Runs one call of an operation: split over the mesh, choose a kernel, record it, compute."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,9 @@ def run(
 ) -> Any:
     """Returns the operation's output by the best kernel installed.
 
-    `problem` and `operands` are global; kernels are asked about one shard's part of them. `axes` replaces some of
-    the operation's operand axes for this call. Raises KernelError as `select` does.
+    `problem` and `operands` are global; kernels are asked about one shard's part of them. `axes`
+    replaces some of the operation's operand axes for this call. Raises KernelError as `select`
+    does.
     """
     split = split_operands(operation, {**operation.operand_axes, **(axes or {})}, operands)
     local, selection = choose(operation, problem, split)
@@ -30,7 +31,7 @@ def run(
 
 
 def choose(operation: Operation, problem: Problem, split: Split) -> tuple[Problem, Selection]:
-    """Returns the local problem and the selection for it, which it records in the running module."""
+    """Returns the local problem and its selection, recorded in the running module."""
     from sashimono.module.context import record_kernel
 
     local = problem.localize(split.shapes)

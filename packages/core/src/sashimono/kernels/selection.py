@@ -1,6 +1,7 @@
 """Ranks the installed kernels for one call of an operation, and says why the others were refused.
 
-Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU code.
+Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU
+code.
 """
 
 import functools
@@ -45,8 +46,8 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
 
     Order: pins of the plan in force, kernels for this platform before general ones, priority, name.
     `split_error` says why operands can't be split over the mesh, which rules out local kernels.
-    Raises KernelError where a pin can't be kept, none supports the problem, two distributions tie, or a fused
-    kernel is required and none applies.
+    Raises KernelError where a pin can't be kept, none supports the problem, two distributions tie,
+    or a fused kernel is required and none applies.
     """
     from sashimono.arrays.plan import current_plan
     from sashimono.plugins import host
@@ -73,7 +74,7 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
 def _answer(question: _Question) -> Selection:
     pins = tuple(name for op, name in question.policy.pins if op == question.operation.name)
     refused: list[tuple[str, str]] = []
-    supporting: list[tuple["ComponentState", Kernel]] = []
+    supporting: list[tuple[ComponentState, Kernel]] = []
     for state in question.installed:
         kernel, verdict = _ask(question, state)
         if kernel is not None and verdict.ok:
@@ -112,7 +113,7 @@ def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "
 
 @functools.lru_cache(maxsize=256)
 def _instance(key: str, value: str) -> Kernel:
-    """Returns the one instance of a kernel class: identity matters, it is static data of a custom_vjp."""
+    """Returns the one instance of a kernel class: its identity is static data of a custom_vjp."""
     from sashimono.plugins import component
 
     return component("kernels", key)()
@@ -138,7 +139,8 @@ def _best(
         tied = _rank(ranked[0])[:2] == _rank((other, _))[:2]
         if tied and other.distribution != state.distribution:
             message = (
-                f"{state.key} and {other.key} rank equally for {_what(question)}; pin one of them in the plan: "
+                f"{state.key} and {other.key} rank equally for {_what(question)}; "
+                f"pin one of them in the plan: "
                 f"KernelPolicy(pins=(({question.operation.name!r}, {state.name!r}),))"
             )
             raise KernelError(message)
@@ -173,8 +175,8 @@ def _check_fused(question: _Question, kernel: Kernel, refused: list[tuple[str, s
         return
     message = (
         f"a fused kernel is required but {_what(question)} gets {kernel.name}, which isn't fused"
-        f"{_listing(refused)}\nchange the problem so that one applies, install a backend that has one, or drop "
-        f"require_fused"
+        f"{_listing(refused)}\nchange the problem so that one applies, install a backend that has "
+        f"one, or drop require_fused"
     )
     raise KernelError(message)
 

@@ -1,4 +1,4 @@
-"""Splits an operation's operands over the context mesh, for kernels that the compiler can't partition."""
+"""Splits operands over the context mesh, for kernels that the compiler can't partition."""
 
 import dataclasses
 import math
@@ -44,13 +44,17 @@ def split_operands(
         return Split({name: PartitionSpec() for name in operands}, shapes)
     if operation.manual_axes == ():
         mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        error = f"it runs on one shard, but mesh axes {mesh} are left: call it inside shard_map over them"
+        error = (
+            f"it runs on one shard, but mesh axes {mesh} are left: "
+            f"call it inside shard_map over them"
+        )
         return Split({name: PartitionSpec() for name in operands}, shapes, error=error)
     specs, errors = {}, []
     assigned: dict[str, tuple[str, ...]] = {}
     for name, shape in shapes.items():
         parts = _resolve(operation, operand_axes[name], sizes)
-        entries, local = [], list(shape)
+        entries: list[tuple[str, ...] | None] = []
+        local = list(shape)
         for index, (axis, mesh_axes) in enumerate(zip(operand_axes[name], parts, strict=True)):
             count = math.prod(sizes[m] for m in mesh_axes)
             if shape[index] == 1 or axis is None or count == 1:

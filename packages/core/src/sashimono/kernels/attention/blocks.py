@@ -1,4 +1,4 @@
-"""Cutting an attention problem into blocks of queries and keys, and finding the blocks that a mask empties."""
+"""Cutting attention into blocks of queries and keys, and finding those that a mask empties."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def block_size(length: int, largest: int, smallest: int) -> int | None:
 
 
 def block_problem(problem: AttentionProblem, queries: int, keys: int) -> AttentionProblem:
-    """Returns the problem of one block: positions are explicit, and sinks are left to the merging."""
+    """Returns the problem of one block: positions are explicit, sinks left to the merging."""
     bias = problem.bias_shape
     if bias is not None:
         bias = (*bias[:2], min(bias[2], queries), min(bias[3], keys))

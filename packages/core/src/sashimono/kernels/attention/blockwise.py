@@ -1,7 +1,8 @@
 """attention.cpu.blockwise: exact attention in blocks, never holding more than one block of scores.
 
-Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021), with the backward of FlashAttention-2.
-Blocks that a mask empties for certain are skipped, so a causal mask halves the work.
+Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021), with the backward of
+FlashAttention-2. Blocks that a mask empties for certain are skipped, so a causal mask halves the
+work.
 """
 
 from typing import Any, ClassVar
@@ -65,20 +66,18 @@ class BlockwiseAttention(Kernel):
             ),
             (
                 problem.q_length < self.smallest_block,
-                f"q_length {problem.q_length} is under {self.smallest_block}: one row of blocks is no saving",
+                f"q_length {problem.q_length} is under {self.smallest_block}: no block of queries",
             ),
             (queries is None, uneven.format(problem.q_length, *sizes)),
             (keys is None, uneven.format(problem.kv_length, *sizes)),
         )
 
-    def forward(
-        self, problem: AttentionProblem, operands: Operands
-    ) -> tuple[jax.Array, jax.Array]:
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
         queries, keys = self._sizes(problem)
         block = block_problem(problem, queries, keys)
         explicit = with_positions(problem, operands)
-        first, end = key_block_ranges(problem, queries, keys)
+        first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
         rows = (problem.batch, queries, problem.num_heads, problem.v_head_dim)
         empty = (
             jnp.zeros(rows, jnp.float32),
@@ -118,7 +117,7 @@ class BlockwiseAttention(Kernel):
         block = block_problem(problem, queries, keys)
         delta = row_delta(out, cotangents)
         explicit = {**with_positions(problem, operands), "dout": cotangents}
-        first, end = key_block_ranges(problem, queries, keys)
+        first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
         whole = {n: jnp.zeros(operands[n].shape, jnp.float32) for n in ("k", "v")}
         if problem.has_bias:
             whole["bias"] = jnp.zeros(operands["bias"].shape, jnp.float32)
@@ -127,17 +126,17 @@ class BlockwiseAttention(Kernel):
         def one_query_block(whole: Any, item: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
             index, start, stop = item
             mine = query_block(explicit, index, queries)
-            rows = [
+            lse_rows, delta_rows = (
                 jax.lax.dynamic_slice_in_dim(x, index * queries, queries, 2)
                 for x in (residuals, delta)
-            ]
+            )
 
             def one_key_block(j: jax.Array, total: tuple[jax.Array, Any]) -> Any:
                 dq, whole = total
                 theirs = key_block(mine, j, keys)
                 dout = theirs.pop("dout")
                 mask = mask_array(block, theirs)
-                grads = block_gradient(block, theirs, mask, *rows, dout)
+                grads = block_gradient(block, theirs, mask, lse_rows, delta_rows, dout)
                 added = {n: add_block(whole[n], grads[n], 1, j * keys) for n in ("k", "v")}
                 if problem.has_bias:
                     dbias = bias_gradient(grads["scores"], block)

@@ -1,6 +1,7 @@
 """The public call: checks shapes, makes the problem, and runs the best kernel.
 
-Legend: B rows, T queries, S keys, H query heads, K key heads, D head width, Dv value width; pages: P in the
+Legend: B rows, T queries, S keys, H query heads, K key heads, D head width, Dv value width; pages:
+    P in the
 pool, N tokens each, R table entries per row.
 """
 
@@ -47,22 +48,27 @@ def attention(
 ) -> jax.Array:
     """Returns softmax(mask(cap(scale * q k^T) + bias)) v: [B, T, H, Dv] in the dtype of q.
 
-    Softmax runs in fp32. Query head h uses key head h // (H / K). A query that may attend to nothing gets zeros.
+    Softmax runs in fp32. Query head h uses key head h // (H / K). A query that may attend to
+    nothing gets zeros.
 
     Args:
         q: [B, T, H, D].
-        k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and [P, N, K, Dv].
+        k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and [P, N, K,
+            Dv].
         mask: who may attend to whom. Segment ids, where given, are added to it.
-        q_positions: int [B, T] or [T]. Default: with kv_lengths, each row's last positions; else 0, 1, 2, …
+        q_positions: int [B, T] or [T]. Default: with kv_lengths, each row's last positions; else 0,
+            1, 2, …
         kv_positions: int [B, S] or [S]; default 0, 1, 2, …
-        q_segment_ids, kv_segment_ids: int [B, T], [B, S]; the second defaults to the first where T = S.
+        q_segment_ids, kv_segment_ids: int [B, T], [B, S]; the second defaults to the first where T
+            = S.
         prefix_lengths: int [B], for a mask with a prefix.
         kv_lengths: int [B]; keys from there on don't exist.
         bias: float, [B, H, T, S], any of them 1; differentiable.
         sinks: float [H]: logits that join the softmax without a value; differentiable.
         page_table: int [B, R]: the pages of each row, in order. Needs kv_lengths.
         query_starts: int [sequences + 1]: q is one row [1, T, H, D] and sequence i owns queries
-            query_starts[i] to query_starts[i + 1]; page_table and kv_lengths then have a row per sequence.
+            query_starts[i] to query_starts[i + 1]; page_table and kv_lengths then have a row per
+            sequence.
         scale: default D ** -0.5.
         logit_cap: scores become cap * tanh(scores / cap).
         mode: "train" may be differentiated; "prefill" and "decode" never are.
@@ -141,13 +147,16 @@ def _axes(problem: AttentionProblem) -> dict[str, Any]:
 def _with_positions(
     problem: AttentionProblem, operands: dict[str, Any]
 ) -> tuple[AttentionProblem, dict[str, Any]]:
-    """Returns both with explicit query positions if queries are split, since a shard can't tell its own."""
+    """Returns both, with explicit query positions if queries are split over the mesh."""
     axes = {**ATTENTION.operand_axes, **_axes(problem)}
     split = split_operands(ATTENTION, axes, {"q": operands["q"]})
     if "length" not in split.assigned or problem.has_q_positions:
         return problem, operands
     positions = q_positions(problem, operands)
-    return dataclasses.replace(problem, has_q_positions=True), {**operands, "q_positions": positions}
+    return dataclasses.replace(problem, has_q_positions=True), {
+        **operands,
+        "q_positions": positions,
+    }
 
 
 def _rows(x: jax.Array | None) -> jax.Array | None:

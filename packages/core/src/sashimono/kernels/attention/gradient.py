@@ -1,4 +1,4 @@
-"""The backward pass of attention from its log-sum-exp (FlashAttention-2, algorithm 2), in plain JAX.
+"""Attention's backward from its log-sum-exp (FlashAttention-2, algorithm 2), in plain JAX.
 
 With p = exp(score - lse): dv = p^T dout, dscore = p * (dout v^T - rowsum(dout * out)).
 """

@@ -1,6 +1,7 @@
-"""Merging attention over disjoint sets of keys by their log-sum-exps, as blockwise and ring attention do.
+"""Merging attention over disjoint sets of keys by log-sum-exp, for blockwise and ring attention.
 
-Legend: B rows, T queries, H heads, D value width. A row that saw no key has out 0 and log-sum-exp -inf.
+Legend: B rows, T queries, H heads, D value width. A row that saw no key has out 0 and log-sum-exp
+    -inf.
 """
 
 import jax
@@ -19,9 +20,7 @@ def merge(
     return out_a.astype(jnp.float32) * weight_a + out_b.astype(jnp.float32) * weight_b, lse
 
 
-def merge_sinks(
-    out: jax.Array, lse: jax.Array, sinks: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def merge_sinks(out: jax.Array, lse: jax.Array, sinks: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (out, log-sum-exp) with each head's sink [H] added to the softmax, in fp32.
 
     Add sinks once, after all keys: block kernels are called without them.

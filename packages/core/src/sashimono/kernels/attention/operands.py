@@ -1,4 +1,4 @@
-"""The operands of attention: positions that weren't given, and the mask as an array for those that need one."""
+"""The operands of attention: positions that weren't given, and the mask as an array."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from sashimono.kernels.operation import Operands
 
 
 def q_positions(problem: AttentionProblem, operands: Operands) -> jax.Array:
-    """Returns the queries' positions, int [B or 1, T]: given, else each row's last ones, else 0, 1, 2, …"""
+    """Returns int [B or 1, T]: positions given, else each row's last ones, else 0, 1, 2, …"""
     if problem.has_q_positions:
         return operands["q_positions"]
     index = jnp.arange(problem.q_length, dtype=jnp.int32)[None]
@@ -44,6 +44,6 @@ def mask_array(problem: AttentionProblem, operands: Operands) -> jax.Array | Non
 
 
 def _causal_hides_missing_keys(problem: AttentionProblem) -> bool:
-    """True where queries are the last ones of their row, so that causality hides what comes after."""
+    """True where queries are their row's last, so that causality hides what comes after."""
     implied = not (problem.has_q_positions or problem.has_kv_positions)
     return implied and problem.mask.causal and not problem.mask.prefix

@@ -1,6 +1,7 @@
 """Page tables and ragged queries, brought to plain dense attention: the meaning, not the fast way.
 
-Legend: P pages in the pool, N tokens in a page, R page-table entries per row, S = R * N keys per row.
+Legend: P pages in the pool, N tokens in a page, R page-table entries per row, S = R * N keys per
+    row.
 """
 
 import dataclasses
@@ -17,7 +18,8 @@ def gather_pages(
 ) -> tuple[AttentionProblem, Operands]:
     """Returns an equal dense problem and its operands; the very same ones if there are no pages.
 
-    k, v: [P, N, K, D]; page_table: int32 [rows, R]; key j of a row sits at position j, and exists if it is
+    k, v: [P, N, K, D]; page_table: int32 [rows, R]; key j of a row sits at position j, and exists
+        if it is
     less than kv_lengths[row].
     """
     if problem.page_size is None:
@@ -34,13 +36,11 @@ def gather_pages(
     return _one_row(problem, dense)
 
 
-def _one_row(
-    problem: AttentionProblem, operands: Operands
-) -> tuple[AttentionProblem, Operands]:
+def _one_row(problem: AttentionProblem, operands: Operands) -> tuple[AttentionProblem, Operands]:
     """Returns ragged queries as one row whose sequences are segments.
 
-    Sequence i owns queries query_starts[i] to query_starts[i + 1]; they are its last ones, so query t sits
-    at kv_lengths[i] - (query_starts[i + 1] - t) unless q_positions say otherwise.
+    Sequence i owns queries query_starts[i] to query_starts[i + 1]; they are its last ones, so query
+    t sits at kv_lengths[i] - (query_starts[i + 1] - t) unless q_positions say otherwise.
     """
     starts, lengths = operands["query_starts"], operands["kv_lengths"]
     sequences, keys = operands["k"].shape[:2]

@@ -53,11 +53,12 @@ class AttentionProblem:
         bias_shape: shape of the bias, dimensions of size 1 broadcasting; None without one.
         has_sinks: one learned logit per query head joins the softmax and contributes no value.
         has_q_positions, has_kv_positions: explicit operands; otherwise positions are 0, 1, 2, …
-        has_kv_lengths: keys from row b's kv_lengths[b] on don't exist, and queries without explicit positions
-            are the row's last ones: query t sits at kv_lengths[b] - q_length + t.
+        has_kv_lengths: keys from row b's kv_lengths[b] on don't exist, and queries without explicit
+            positions are the row's last ones: query t sits at kv_lengths[b] - q_length + t.
         mode: "prefill" and "decode" are never differentiated.
         page_size: tokens in a page; None for dense keys and values.
-        ragged_sequences: q is one row holding this many sequences' queries, cut at query_starts; else None.
+        ragged_sequences: q is one row holding this many sequences' queries, cut at query_starts;
+            else None.
     """
 
     batch: int
@@ -102,7 +103,7 @@ class AttentionProblem:
 
     @property
     def has_default_positions(self) -> bool:
-        """True where queries and keys sit at 0, 1, 2, …, so that the mask is known when compiling."""
+        """True where queries and keys sit at 0, 1, 2, …: the mask is known when compiling."""
         explicit = self.has_q_positions or self.has_kv_positions
         return not (explicit or self.has_kv_lengths or self.paged)
 
@@ -117,7 +118,7 @@ class AttentionProblem:
         return not (aligned and self.mask.keeps_own_position)
 
     def describe(self) -> str:
-        """Returns one line, such as "train bfloat16 q[8,4096,32,128] kv[8,4096,8,128] causal&segments"."""
+        """Returns one line, such as "train bfloat16 q[8,4096,32,128] kv[8,4096,8,128] causal"."""
         q = f"q[{self.batch},{self.q_length},{self.num_heads},{self.head_dim}]"
         kv = f"kv[{self.batch},{self.kv_length},{self.num_kv_heads},{self.v_head_dim}]"
         parts = [self.mode, self.dtype, q, kv, self.mask.describe()]

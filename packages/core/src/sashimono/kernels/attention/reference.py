@@ -1,7 +1,8 @@
 """attention.any.reference: the truth for attention on any device, in plain JAX.
 
-Softmax in fp32, products in the operands' dtype with fp32 accumulation. Differentiated by JAX; `forward`
-and `backward` exist so that it can be an inner kernel of ring attention, which needs the log-sum-exp.
+Softmax in fp32, products in the operands' dtype with fp32 accumulation. Differentiated by JAX;
+`forward` and `backward` exist so that it can be an inner kernel of ring attention, which needs the
+log-sum-exp.
 """
 
 from typing import Any, ClassVar
@@ -40,10 +41,8 @@ class ReferenceAttention(Kernel):
         out = sc.weigh_values(probs, operands["v"], problem)
         return _zero_masked_rows(out, mask, problem)
 
-    def forward(
-        self, problem: AttentionProblem, operands: Operands
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns (out, log-sum-exp fp32 [B, H, T], sinks included; -inf for a fully masked row)."""
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Returns (out, log-sum-exp fp32 [B, H, T]): sinks included, -inf for an empty row."""
         dense_problem, dense = gather_pages(problem, operands)
         scores, _ = sc.masked_scores(dense_problem, dense, mask_array(dense_problem, dense))
         if problem.has_sinks:
@@ -62,7 +61,7 @@ class ReferenceAttention(Kernel):
         residuals: jax.Array,
         cotangents: jax.Array,
     ) -> dict[str, jax.Array]:
-        """Returns cotangents from out and a log-sum-exp, which may be that of more keys than these."""
+        """Returns cotangents, given a log-sum-exp that may be of more keys than these."""
         from sashimono.kernels.attention.gradient import attention_gradient
 
         return attention_gradient(problem, operands, out, residuals, cotangents)

@@ -1,20 +1,21 @@
 """Attention scores in plain JAX, shared by the reference and by blockwise attention.
 
 Legend: B batch, T queries, S keys, H query heads, K key heads, G = H / K, D head width. Scores are
-[B, H, T, S] where G is 1 and [B, K, T, G, S] otherwise: keys are never repeated, and XLA's CPU backend runs
-five-dimensional products at half speed where four dimensions would do.
+[B, H, T, S] where G is 1 and [B, K, T, G, S] otherwise: keys are never repeated, and XLA's CPU
+backend runs five-dimensional products at half speed where four dimensions would do.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.operation import Operands
 
 #: Finite, so that a fully masked row gives no NaN in the softmax or in its gradient.
-MASKED = float(jnp.finfo(jnp.float32).min)
+MASKED = float(np.finfo(np.float32).min)
 
 
 def fold_heads(x: jax.Array, num_kv_heads: int) -> jax.Array:
@@ -86,7 +87,7 @@ def dot_keys(x: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.Array
 
 
 def weigh_values(weights: jax.Array, v: jax.Array, problem: AttentionProblem) -> jax.Array:
-    """Returns the sum over S of weights (like scores) times [B, S, K, D], as [B, T, H, D] in v's dtype."""
+    """Returns the sum over S of weights times [B, S, K, D], as [B, T, H, D] in v's dtype."""
     weights = weights.astype(v.dtype)
     if problem.group_size == 1:
         return jnp.einsum("bhts,bshd->bthd", weights, v)
@@ -95,7 +96,7 @@ def weigh_values(weights: jax.Array, v: jax.Array, problem: AttentionProblem) ->
 
 
 def weigh_queries(weights: jax.Array, x: jax.Array, problem: AttentionProblem) -> jax.Array:
-    """Returns the sum over T and G of weights times folded rows, as [B, S, K, D] in fp32."""
+    """Returns the sum over T and G of weights times folded rows: fp32 [B, S, K, D]."""
     weights = weights.astype(x.dtype)
     if problem.group_size == 1:
         return jnp.einsum("bhts,bthd->bshd", weights, x, preferred_element_type=jnp.float32)
@@ -104,7 +105,7 @@ def weigh_queries(weights: jax.Array, x: jax.Array, problem: AttentionProblem) -
 
 
 def scale_in_queries(problem: AttentionProblem) -> bool:
-    """True where scaling q (a factor S cheaper) rounds nothing that scaling fp32 scores would not."""
+    """True where scaling q, which is cheaper, rounds no more than scaling fp32 scores."""
     return problem.dtype == "float32" or math.frexp(problem.scale)[0] == 0.5
 
 
@@ -123,7 +124,7 @@ def capped_scores(q: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.
 def masked_scores(
     problem: AttentionProblem, operands: Operands, mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (scores with bias and mask, capped scores before them) in fp32; masked ones are MASKED."""
+    """Returns (scores with bias and mask, capped ones before them) in fp32; masked ones: MASKED."""
     capped = capped_scores(operands["q"], operands["k"], problem)
     scores = capped
     if problem.has_bias:

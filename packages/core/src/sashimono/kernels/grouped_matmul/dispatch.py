@@ -14,21 +14,23 @@ def grouped_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> ja
     Args:
         lhs: [M, K], rows sorted by group.
         rhs: [G, K, N].
-        group_sizes: int [G]: group g owns the next group_sizes[g] rows. Their sum may be less than M: the rows
-            after it come out as zeros.
+        group_sizes: int [G]: group g owns the next group_sizes[g] rows. Their sum may be less than
+            M: the rows after it come out as zeros.
 
-    Inside shard_map, every shard multiplies its own rows with its own groups. Raises KernelError where shapes
-    don't fit together or no kernel applies.
+    Inside shard_map, every shard multiplies its own rows with its own groups. Raises KernelError
+    where shapes don't fit together or no kernel applies.
     """
     fits = lhs.ndim == 2 and rhs.ndim == 3 and lhs.shape[1] == rhs.shape[1]
     if not fits or group_sizes.shape != rhs.shape[:1]:
         message = (
-            f"grouped_matmul: lhs {lhs.shape}, rhs {rhs.shape}, group_sizes {group_sizes.shape}; expected "
-            f"[M, K], [G, K, N] and [G]"
+            f"grouped_matmul: lhs {lhs.shape}, rhs {rhs.shape}, group_sizes {group_sizes.shape}; "
+            f"expected [M, K], [G, K, N] and [G]"
         )
         raise KernelError(message)
     if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        message = f"grouped_matmul: group_sizes is {group_sizes.dtype}; it counts rows, pass integers"
+        message = (
+            f"grouped_matmul: group_sizes is {group_sizes.dtype}; it counts rows, pass integers"
+        )
         raise KernelError(message)
     problem = GroupedMatmulProblem(
         rows=lhs.shape[0],

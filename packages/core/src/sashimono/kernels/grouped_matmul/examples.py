@@ -1,6 +1,7 @@
 """Grouped products that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ BASE = GroupedMatmulProblem(
     rows=256, inner=128, columns=128, groups=4, dtype="float32", rhs_dtype="float32"
 )
 
-CHANGES: tuple[dict[str, int | str], ...] = (
+CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"dtype": "bfloat16", "rhs_dtype": "bfloat16"},
     {"groups": 1},

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from sashimono.kernels.operation import Operation
 
-#: Rows of one group may lie on any shard, so splitting over the mesh is the caller's to do (token_exchange).
+#: Rows of one group may lie on any shard, so splitting over the mesh is the caller's to do
+#: (token_exchange).
 GROUPED_MATMUL = Operation(
     name="grouped_matmul",
     operand_axes={"lhs": (None, None), "rhs": (None, None, None), "group_sizes": (None,)},

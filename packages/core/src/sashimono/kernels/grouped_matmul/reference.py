@@ -21,10 +21,8 @@ class ReferenceGroupedMatmul(Kernel):
         """Returns support, always."""
         return SUPPORTED
 
-    def forward(
-        self, problem: GroupedMatmulProblem, operands: Operands
-    ) -> tuple[jax.Array, None]:
-        """Returns (out [rows, columns] in the dtype of lhs, None). Rows past the last group are zero."""
+    def forward(self, problem: GroupedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (out [rows, columns] like lhs, None). Rows past the last group are zero."""
         product = jax.lax.ragged_dot(
             operands["lhs"],
             operands["rhs"],

@@ -1,8 +1,9 @@
-"""softmax_cross_entropy.any.chunked: logits of a few tokens at a time, and their gradient while they exist.
+"""softmax_cross_entropy.any.chunked: logits of a few tokens at a time.
 
-The loss is the last thing a model computes, so its gradient is wanted at once: `forward` computes it chunk by
-chunk for a cotangent of one, and `backward` only scales it (as in Liger-Kernel's fused linear cross entropy).
-That costs no more products than keeping all logits.
+The loss is the last thing a model computes, so its gradient is wanted at once: `forward` computes
+    it chunk by
+chunk for a cotangent of one, and `backward` only scales it (as in Liger-Kernel's fused linear cross
+entropy). That costs no more products than keeping all logits.
 """
 
 import math
@@ -64,11 +65,16 @@ class ChunkedCrossEntropy(Kernel):
             logits = project(problem, hidden, weight)
             losses = token_losses(problem, logits, targets)
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
-            across, by_weight = ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
+            across, by_weight = (
+                ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
+            )
             dhidden = jnp.einsum(across, dlogits, weight)
             pair = (dlogits, hidden) if problem.tied else (hidden, dlogits)
             dweight += jnp.einsum(by_weight, *pair, preferred_element_type=jnp.float32)
-            return (_add(sums, weighted_sums(losses, loss_weights)), dweight), (dhidden, losses.loss)
+            return (_add(sums, weighted_sums(losses, loss_weights)), dweight), (
+                dhidden,
+                losses.loss,
+            )
 
         start = (_no_sums(), jnp.zeros(weight.shape, jnp.float32))
         chunks = _chunks(problem, operands)
@@ -94,7 +100,7 @@ class ChunkedCrossEntropy(Kernel):
 
 
 def chunk_size(problem: CrossEntropyProblem) -> int:
-    """Returns how many tokens a chunk holds: as many as asked for, or as fit, in chunks of one size."""
+    """Returns how many tokens a chunk holds: as many as asked for, or as fit, evenly."""
     largest = problem.chunk_tokens or max(1, CHUNK_BYTES // (4 * problem.vocab))
     count = math.ceil(problem.tokens / largest)
     return math.ceil(problem.tokens / count)
@@ -105,7 +111,7 @@ def _chunks(problem: CrossEntropyProblem, operands: Operands) -> tuple[jax.Array
     size = chunk_size(problem)
     count = math.ceil(problem.tokens / size)
     tokens = problem.tokens
-    flat = (
+    flat: tuple[jax.Array, ...] = (
         operands["hidden"].reshape(tokens, problem.width),
         operands["targets"].reshape(tokens),
         operands["loss_weights"].reshape(tokens),

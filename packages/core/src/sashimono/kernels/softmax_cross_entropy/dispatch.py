@@ -28,8 +28,9 @@ def softmax_cross_entropy(
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Returns (loss sum, weight sum, extra): divide the first two, after adding them up everywhere.
 
-    Reductions run in fp32. `extra` holds weighted sums that aren't differentiated: "nll" (without smoothing and
-    z-loss), "z_loss" (included in the loss sum) and "correct" (tokens whose target has the highest logit).
+    Reductions run in fp32. `extra` holds weighted sums that aren't differentiated: "nll" (without
+    smoothing and z-loss), "z_loss" (included in the loss sum) and "correct" (tokens whose target
+    has the highest logit).
 
     Args:
         hidden: [N, D] or [B, T, D]; keep B and T apart under a mesh, so that both stay split.
@@ -39,17 +40,20 @@ def softmax_cross_entropy(
         logit_cap: logits become cap * tanh(logits / cap).
         z_loss: coefficient of the squared log-sum-exp (PaLM, section 5).
         label_smoothing: share of the target's probability spread evenly.
-        chunk_tokens: most tokens whose logits exist at a time on a shard; by default 128 MiB of them.
+        chunk_tokens: most tokens whose logits exist at a time on a shard; by default 128 MiB of
+            them.
 
-    Differentiable in hidden, weight and loss_weights. Raises KernelError where shapes don't fit together.
+    Differentiable in hidden, weight and loss_weights. Raises KernelError where shapes don't fit
+    together.
     """
     width, vocab = weight.shape[::-1] if tied else weight.shape
     fits = hidden.ndim in (2, 3) and hidden.shape[-1] == width and weight.ndim == 2
     if not fits or not hidden.shape[:-1] == targets.shape == loss_weights.shape:
         expected = "[V, D]" if tied else "[D, V]"
         message = (
-            f"softmax_cross_entropy: hidden {hidden.shape}, weight {weight.shape}, targets {targets.shape}, "
-            f"loss_weights {loss_weights.shape}; expected [N, D] or [B, T, D], {expected}, and [N] or [B, T] twice"
+            f"softmax_cross_entropy: hidden {hidden.shape}, weight {weight.shape}, targets "
+            f"{targets.shape}, loss_weights {loss_weights.shape}; expected [N, D] or [B, T, D], "
+            f"{expected}, and [N] or [B, T] twice"
         )
         raise KernelError(message)
     if chunk_tokens is not None and chunk_tokens < 1:

@@ -9,7 +9,7 @@ from sashimono.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 
 
 class TokenLosses(NamedTuple):
-    """Per token, fp32 of the targets' shape: what is minimised, its parts, and whether the argmax was right."""
+    """Per token, fp32: what is minimised, its parts, and whether the argmax was right."""
 
     loss: jax.Array
     nll: jax.Array

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from sashimono.arrays.axes import LogicalAxes
 from sashimono.kernels.operation import SUMMED, Operation
 
-#: Tokens are split by hand, so that the weight's gradient is added up over shards once and not once a chunk; the
-#: vocabulary is left to the compiler. No fused kernel is expected anywhere.
+#: Tokens are split by hand, so that the weight's gradient is added up over shards once and not once
+#: a chunk; the vocabulary is left to the compiler. No fused kernel is expected anywhere.
 SOFTMAX_CROSS_ENTROPY = Operation(
     name="softmax_cross_entropy",
     operand_axes={
@@ -32,14 +32,15 @@ FLAT_AXES: dict[str, LogicalAxes] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CrossEntropyProblem:
-    """A projection of `tokens` rows of `width` to `vocab` logits, and the loss against one target each.
+    """A projection of `tokens` rows to `vocab` logits, and the loss against one target each.
 
     Attributes:
         tied: the weight is an embedding [vocab, width], else [width, vocab].
         logit_cap: logits become cap * tanh(logits / cap); None for no cap.
         z_loss: coefficient of the squared log-sum-exp.
         label_smoothing: share of the target's probability spread evenly over the vocabulary.
-        chunk_tokens: most tokens whose logits exist at a time on a shard; None leaves it to the kernel.
+        chunk_tokens: most tokens whose logits exist at a time on a shard; None leaves it to the
+            kernel.
     """
 
     tokens: int

@@ -1,7 +1,9 @@
 """token_exchange.any.padded: an all-to-all of equal, padded buffers, which every backend can do.
 
-XLA's `ragged_all_to_all` would send no padding, but doesn't exist on its CPU backend. Rows that a peer can't
-have sent cost bandwidth here: a buffer has room for min(rows, output_rows) from each pair of shards.
+XLA's `ragged_all_to_all` would send no padding, but doesn't exist on its CPU backend. Rows that a
+peer can't
+have sent cost bandwidth here: a buffer has room for min(rows, output_rows) from each pair of
+    shards.
 """
 
 from typing import Any, ClassVar
@@ -15,7 +17,7 @@ from sashimono.kernels.verdict import SUPPORTED, Verdict
 
 
 class PaddedTokenExchange(Kernel):
-    """Supports every problem. Linear in the rows, so JAX differentiates it into the exchange back."""
+    """Supports every problem. Linear in the rows: JAX differentiates it into the way back."""
 
     name: ClassVar[str] = "token_exchange.any.padded"
     operation: ClassVar[str] = "token_exchange"
@@ -28,7 +30,7 @@ class PaddedTokenExchange(Kernel):
     def forward(
         self, problem: TokenExchangeProblem, operands: Operands
     ) -> tuple[tuple[jax.Array, jax.Array], None]:
-        """Returns ((received [output_rows, width], sizes received from each shard [shards]), None)."""
+        """Returns ((received [output_rows, width], sizes by source [shards]), None)."""
         rows, sizes = operands["rows"], operands["send_sizes"]
         room = min(problem.rows, problem.output_rows)
         starts = jnp.cumsum(sizes) - sizes
@@ -51,10 +53,8 @@ def _take(rows: jax.Array, start: jax.Array, size: jax.Array, room: int) -> jax.
     return jnp.where((index < size)[:, None], taken, jnp.zeros((), rows.dtype))
 
 
-def _place(
-    buffers: jax.Array, offsets: jax.Array, sizes: jax.Array, output_rows: int
-) -> jax.Array:
-    """Returns the sources' rows [shards, room, width] at their offsets; what doesn't fit is dropped."""
+def _place(buffers: jax.Array, offsets: jax.Array, sizes: jax.Array, output_rows: int) -> jax.Array:
+    """Returns rows [shards, room, width] at their offsets; what doesn't fit is dropped."""
     shards, room, width = buffers.shape
     index = jnp.arange(room, dtype=offsets.dtype)[None]
     target = jnp.where(index < sizes[:, None], offsets[:, None] + index, output_rows)
