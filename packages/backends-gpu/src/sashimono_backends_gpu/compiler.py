@@ -6,18 +6,21 @@ ones another version accepts.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from sashimono.plugins import DeviceSpec
 
 _MIB = 2**20
 _SCHEDULE: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
-# Gathers and scatters of one scanned layer run while the next one computes.
+# Gathers and scatters of one scanned layer run while the next one computes. XLA lost these options
+# between jaxlib 0.10.2 and 0.11.2.
 _PIPELINE: dict[str, Any] = {
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_enable_pipelined_reduce_scatter": True,
     "xla_gpu_enable_pipelined_all_reduce": True,
 }
+_WITHOUT_PIPELINE = (0, 11)
 # Small collectives are joined up to these sizes: large enough for full link speed, small enough
 # to overlap.
 _COMBINE: dict[str, Any] = {
@@ -33,8 +36,13 @@ def compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any]:
     """Returns the options for `device`; `purpose` is "train", "prefill" or "decode"."""
     del device  # No option here depends on the generation so far.
     if purpose == "train":
-        return _SCHEDULE | _PIPELINE | _COMBINE
+        return _SCHEDULE | _COMBINE | (_PIPELINE if _jaxlib() < _WITHOUT_PIPELINE else {})
     return dict(_SCHEDULE)
+
+
+def _jaxlib() -> tuple[int, ...]:
+    """Returns major and minor version of jaxlib, read from its metadata."""
+    return tuple(int(part) for part in version("jaxlib").split(".")[:2])
 
 
 @dataclass(frozen=True)
