@@ -85,15 +85,11 @@ def test_environment() -> dict[str, str | None]:
     }
 
 
-def run_tests(
-    session: nox.Session, folder: str, *arguments: str, codes: tuple[int, ...] = (0,)
-) -> None:
+def run_tests(session: nox.Session, folder: str, *arguments: str, codes: tuple[int, ...] = (0,)) -> None:
     """Runs the tests of a folder from an empty one, after checking that wheels are under test."""
     root = ROOT / folder
     packages = (root.name,) if root.name in PACKAGES else PACKAGES
-    workers = (
-        ("-n", "2", "--dist=loadfile") if root.name in HEAVY and (os.cpu_count() or 1) > 1 else ()
-    )
+    workers = ("-n", "2", "--dist=loadfile") if root.name in HEAVY and (os.cpu_count() or 1) > 1 else ()
     environment = test_environment()
     check = ("python", str(ROOT / "tests" / "installed.py"), *map(import_name, packages))
     command = (
@@ -146,9 +142,7 @@ def footprint(session: nox.Session) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def minimums(session: nox.Session, package: str) -> None:
     """Each package's tests on the lowest versions it declares."""
-    declared = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"][
-        "dependencies"
-    ]
+    declared = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"]["dependencies"]
     files = {f"-rpackages/{name}/pyproject.toml" for name in (package, "core")}
     install(session, *sorted(files), "--resolution=lowest-direct")
     session.install("--no-deps", "-c", str(constraints_file(session)), f"sashimono-{package}")
@@ -160,9 +154,7 @@ def minimums(session: nox.Session, package: str) -> None:
         floor = next(Version(s.version) for s in requirement.specifier if s.operator == ">=")
         installed = found[canonicalize_name(requirement.name)]
         if installed != floor:
-            session.error(
-                f"{requirement.name} {installed} is installed, the declared floor is {floor}"
-            )
+            session.error(f"{requirement.name} {installed} is installed, the declared floor is {floor}")
     run_tests(session, f"packages/{package}")
 
 

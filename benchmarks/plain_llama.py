@@ -117,9 +117,7 @@ def optimizer() -> optax.GradientTransformation:
     )
 
 
-def train_step(
-    params: Tree, opt: Any, tokens: jax.Array, shape: Shape
-) -> tuple[Tree, Any, jax.Array]:
+def train_step(params: Tree, opt: Any, tokens: jax.Array, shape: Shape) -> tuple[Tree, Any, jax.Array]:
     """One update; returns new parameters, optimizer state and the loss before it."""
     value, grads = jax.value_and_grad(loss)(params, tokens, shape)
     updates, opt = optimizer().update(grads, opt, params)

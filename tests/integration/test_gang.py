@@ -1,4 +1,4 @@
-"""One experiment on one device, on eight, and on two processes of four: the same losses; a gang stops and resumes together."""
+"""One device, eight, two processes of four: the same losses; a gang stops and resumes together."""
 
 import json
 import os
@@ -26,9 +26,7 @@ def environment(devices):
 
 
 def start(run, devices, *options):
-    return subprocess.Popen(
-        command(run, *options), env=environment(devices), stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command(run, *options), env=environment(devices), stderr=subprocess.PIPE, text=True)
 
 
 def start_gang(run, *options):

@@ -51,9 +51,7 @@ def test_its_components_are_listed(with_example, kind, name):
 
 
 def test_the_modifier_changes_every_feed_forward_and_nothing_else(with_example):
-    changes = with_example.json(
-        "show", "quickstart", "--modify", "squared-relu", "--diff", "quickstart"
-    )
+    changes = with_example.json("show", "quickstart", "--modify", "squared-relu", "--diff", "quickstart")
     assert changes
     assert all("feed_forward" in change["path"] for change in changes)
 

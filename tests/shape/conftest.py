@@ -21,9 +21,7 @@ class Source:
     @property
     def module(self) -> str:
         """The dotted name it is imported as."""
-        parts = (
-            self.path.relative_to(ROOT / "packages" / self.package / "src").with_suffix("").parts
-        )
+        parts = self.path.relative_to(ROOT / "packages" / self.package / "src").with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @property

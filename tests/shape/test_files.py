@@ -23,9 +23,7 @@ def test_no_file_is_longer_than_the_ceiling(sources, package_tests):
 
 
 def test_the_median_file_is_short(sources):
-    assert (
-        statistics.median(lines(s) for s in sources if s.path.name != "__init__.py") <= MAX_MEDIAN
-    )
+    assert statistics.median(lines(s) for s in sources if s.path.name != "__init__.py") <= MAX_MEDIAN
 
 
 def test_functions_fit_on_a_screen(sources):
@@ -68,9 +66,7 @@ def test_libraries_do_not_print(sources):
         f"{source.where}:{node.lineno}"
         for source in sources
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing, "\n".join(printing)
 

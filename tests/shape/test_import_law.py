@@ -85,16 +85,12 @@ def test_tests_of_a_package_import_only_it_and_core(package_tests):
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for top in (name.split(".")[0] for name in names):
                 if top in IMPORT_NAMES.values() and top not in own:
-                    breaches.append(
-                        f"{source.where}:{node.lineno} imports {top}: see tests/integration"
-                    )
+                    breaches.append(f"{source.where}:{node.lineno} imports {top}: see tests/integration")
     assert not breaches, "\n".join(breaches)
 
 
 def test_every_part_of_core_has_a_rank(sources):
-    parts = {
-        source.module.split(".")[1] for source in sources if source.module.startswith("sashimono.")
-    }
+    parts = {source.module.split(".")[1] for source in sources if source.module.startswith("sashimono.")}
     assert parts <= set(RANK), f"give these a rank: {sorted(parts - set(RANK))}"
 
 
@@ -109,14 +105,10 @@ def test_inside_core_imports_point_one_way(sources):
             if there is None or there == here:
                 continue
             facade = there == FACADE and RANK[here] < RANK["testing"]
-            upward = there != FACADE and (
-                RANK[there] > RANK[here] or {here, there} == {"testing", "cli"}
-            )
+            upward = there != FACADE and (RANK[there] > RANK[here] or {here, there} == {"testing", "cli"})
             if not (facade or upward):
                 continue
-            allowed = [
-                pair for pair in ALLOWED if pair[0] == source.module and name.startswith(pair[1])
-            ]
+            allowed = [pair for pair in ALLOWED if pair[0] == source.module and name.startswith(pair[1])]
             used.update(allowed)
             if not allowed:
                 breaches.append(f"{source.where}:{line} {here} imports {name}")

@@ -46,9 +46,7 @@ class Wheel:
 
     def always(self) -> set[str]:
         """Names required without any extra."""
-        return {
-            r.name for r in self.requires if r.marker is None or r.marker.evaluate({"extra": ""})
-        }
+        return {r.name for r in self.requires if r.marker is None or r.marker.evaluate({"extra": ""})}
 
     def top_level_names(self, module: str) -> set[str] | None:
         """Returns what a module defines at its top, read from its text; None if it isn't there."""
@@ -65,9 +63,7 @@ def defined(body: list[ast.stmt]) -> list[str]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.append(node.name)
         elif isinstance(node, ast.Assign):
-            found += [
-                n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
-            ]
+            found += [n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.append(node.target.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -101,9 +97,7 @@ def test_core_requires_five_distributions():
 
 def test_no_vendor_wheel_and_nothing_unasked(package, wheel):
     for requirement in wheel.requires:
-        assert not VENDOR.match(requirement.name), (
-            f"{requirement}: take it through jax's own extras"
-        )
+        assert not VENDOR.match(requirement.name), f"{requirement}: take it through jax's own extras"
     assert not wheel.always() & UNASKED
     backends = {r.name for r in wheel.requires if r.name.startswith("nvidia")}
     assert not backends & wheel.always()
@@ -117,16 +111,12 @@ def test_jax_window_is_the_same_everywhere(package, wheel):
 def test_plugins_take_core_over_three_minors(package, wheel):
     if package == "core":
         lower_only = [r for r in wheel.requires if r.name.startswith("sashimono")]
-        assert all(
-            str(r.specifier).startswith(">=") and "," not in str(r.specifier) for r in lower_only
-        )
+        assert all(str(r.specifier).startswith(">=") and "," not in str(r.specifier) for r in lower_only)
         return
     (core,) = (r for r in wheel.requires if r.name == "sashimono-core")
     bounds = {s.operator: s.version.split(".") for s in core.specifier}
     assert int(bounds["<"][1]) == int(bounds[">="][1]) + 3
-    siblings = {r.name for r in wheel.requires if r.name.startswith("sashimono")} - {
-        "sashimono-core"
-    }
+    siblings = {r.name for r in wheel.requires if r.name.startswith("sashimono")} - {"sashimono-core"}
     assert not siblings, "plugins meet through core only"
 
 
@@ -142,9 +132,7 @@ def test_version_is_a_final_literal_and_tops_the_changelog(package, wheel):
 
 def test_every_entry_point_names_something_that_exists(package, wheel):
     points = wheel.entry_points
-    listed = [
-        (group, key, value) for group in points.sections() for key, value in points[group].items()
-    ]
+    listed = [(group, key, value) for group in points.sections() for key, value in points[group].items()]
     assert listed, "a package without entry points is invisible"
     for group, key, value in listed:
         module, _, attribute = value.partition(":")

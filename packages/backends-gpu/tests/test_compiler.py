@@ -34,9 +34,7 @@ def test_an_unknown_option_is_refused_with_the_compilers_reason():
 
 def test_a_wrong_value_is_refused():
     program = lowered()
-    found = checked(
-        {"xla_cpu_enable_fast_math": "perhaps"}, lambda o: program.compile(compiler_options=o)
-    )
+    found = checked({"xla_cpu_enable_fast_math": "perhaps"}, lambda o: program.compile(compiler_options=o))
     assert not found.accepted
     assert "perhaps" in found.refused["xla_cpu_enable_fast_math"]
 

@@ -53,9 +53,7 @@ class Checked:
     refused: dict[str, str]
 
 
-def checked(
-    options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]
-) -> Checked:
+def checked(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> Checked:
     """Returns which options `compile_with` accepts: it compiles some small program with the
     options it is given.
 
@@ -67,10 +65,7 @@ def checked(
     if _reason(options, compile_with, JaxRuntimeError) is None:
         return Checked(dict(options), {})
     compile_with({})
-    reasons = {
-        name: _reason({name: value}, compile_with, JaxRuntimeError)
-        for name, value in options.items()
-    }
+    reasons = {name: _reason({name: value}, compile_with, JaxRuntimeError) for name, value in options.items()}
     return Checked(
         {name: value for name, value in options.items() if reasons[name] is None},
         {name: reason for name, reason in reasons.items() if reason is not None},

@@ -98,6 +98,4 @@ def target_config(device: DeviceSpec) -> str:
 
 
 def _version(parts: tuple[int, int, int]) -> str:
-    return " ".join(
-        f"{name}: {part}" for name, part in zip(("major", "minor", "patch"), parts, strict=True)
-    )
+    return " ".join(f"{name}: {part}" for name, part in zip(("major", "minor", "patch"), parts, strict=True))

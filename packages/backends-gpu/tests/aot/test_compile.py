@@ -20,9 +20,7 @@ from sashimono_backends_gpu.compiler import checked
 from sashimono_backends_gpu.topology import missing_wheels
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"
-    ),
+    pytest.mark.skipif(os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"),
     pytest.mark.skipif(
         bool(missing_wheels()),
         reason='no GPU compiler: pip install "sashimono-backends-gpu[compile]"',
@@ -110,9 +108,7 @@ def lowered_step(mesh: Mesh) -> jax.stages.Lowered:
     )
 
 
-@pytest.mark.parametrize(
-    "selector", ["h100", "a100-8", "a100_40gb-8", "h100-8", "h200-8", "b200-8", "h100-64"]
-)
+@pytest.mark.parametrize("selector", ["h100", "a100-8", "a100_40gb-8", "h100-8", "h200-8", "b200-8", "h100-64"])
 def test_a_sharded_step_with_the_recommended_options(selector):
     mesh = mesh_for(selector, "fsdp")
     options = plugin.sashimono_compiler_options(parse_target(selector).device, "train")

@@ -79,9 +79,7 @@ def test_against_the_reference(case):
     heads = {"q": problem.num_heads, "k": problem.num_kv_heads, "v": problem.num_kv_heads}
     lengths = {"q": problem.q_length, "k": problem.kv_length, "v": problem.kv_length}
     operands = {
-        name: jax.random.normal(
-            jax.random.key(i), (2, lengths[name], heads[name], problem.head_dim), problem.dtype
-        )
+        name: jax.random.normal(jax.random.key(i), (2, lengths[name], heads[name], problem.head_dim), problem.dtype)
         for i, name in enumerate("qkv")
     }
     kernel, reference = CudnnAttention(), ReferenceAttention()

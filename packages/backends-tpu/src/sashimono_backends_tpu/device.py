@@ -29,9 +29,7 @@ _SLICES_3D = _topologies(
 )
 
 
-def _peaks(
-    bfloat16: float, int8: float | None = None, float8: float | None = None
-) -> dict[str, float]:
+def _peaks(bfloat16: float, int8: float | None = None, float8: float | None = None) -> dict[str, float]:
     peaks = {"bfloat16": bfloat16, "float32": bfloat16 / _FLOAT32_PASSES}
     if int8 is not None:
         peaks["int8"] = int8

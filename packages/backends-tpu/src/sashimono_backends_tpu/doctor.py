@@ -11,9 +11,5 @@ def findings() -> list[Finding]:
         return [Finding("ok", "tpu", "libtpu is installed: TPU targets can be compiled")]
     fix = 'pip install "sashimono-backends-tpu[tpu]"'
     if has_tpu():
-        return [
-            Finding(
-                "error", "tpu", "this machine has TPU chips but no libtpu: JAX uses the CPU", fix
-            )
-        ]
+        return [Finding("error", "tpu", "this machine has TPU chips but no libtpu: JAX uses the CPU", fix)]
     return [Finding("warning", "tpu", "no libtpu: plans for TPU targets can't be compiled", fix)]

@@ -21,12 +21,8 @@ from sashimono_backends_tpu.compiler import checked
 from sashimono_backends_tpu.topology import has_compiler
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"
-    ),
-    pytest.mark.skipif(
-        not has_compiler(), reason='no libtpu: pip install "sashimono-backends-tpu[tpu]"'
-    ),
+    pytest.mark.skipif(os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"),
+    pytest.mark.skipif(not has_compiler(), reason='no libtpu: pip install "sashimono-backends-tpu[tpu]"'),
     # libtpu's own start-up message about the environment that it doesn't find.
     pytest.mark.filterwarnings("default"),
 ]

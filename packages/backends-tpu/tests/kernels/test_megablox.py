@@ -18,9 +18,7 @@ class Interpreted(Megablox):
     interpret: ClassVar[bool] = True
 
 
-PLAIN = GroupedMatmulProblem(
-    rows=256, inner=96, columns=160, groups=4, dtype="float32", rhs_dtype="float32"
-)
+PLAIN = GroupedMatmulProblem(rows=256, inner=96, columns=160, groups=4, dtype="float32", rhs_dtype="float32")
 SIZES = {
     "whole tiles": [128, 128, 0, 0],
     "ragged, empty in between": [3, 0, 250, 3],
@@ -40,9 +38,7 @@ def by_kernel(problem: GroupedMatmulProblem, operands: dict[str, Any], dout: jax
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def by_reference(
-    problem: GroupedMatmulProblem, operands: dict[str, Any], dout: jax.Array
-) -> Products:
+def by_reference(problem: GroupedMatmulProblem, operands: dict[str, Any], dout: jax.Array) -> Products:
     def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return ReferenceGroupedMatmul().apply(problem, {**operands, "lhs": lhs, "rhs": rhs})
 
@@ -63,9 +59,7 @@ def test_against_the_reference(case, dtype):
     dout = random.normal(size=(256, 160)).astype(dtype)
     assert Interpreted().supports(problem, None)
     tolerance = 1e-4 if dtype == "float32" else 2e-2
-    everything = zip(
-        by_kernel(problem, operands, dout), by_reference(problem, operands, dout), strict=True
-    )
+    everything = zip(by_kernel(problem, operands, dout), by_reference(problem, operands, dout), strict=True)
     for found, expected in everything:
         assert found.dtype == expected.dtype
         found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)

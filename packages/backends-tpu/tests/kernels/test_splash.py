@@ -62,9 +62,7 @@ def operands_of(problem: AttentionProblem) -> dict[str, Any]:
         "k": (b, s, problem.num_kv_heads, problem.head_dim),
         "v": (b, s, problem.num_kv_heads, problem.v_head_dim),
     }
-    operands = {
-        name: random.normal(size=shape).astype(problem.dtype) for name, shape in shapes.items()
-    }
+    operands = {name: random.normal(size=shape).astype(problem.dtype) for name, shape in shapes.items()}
     if problem.has_segments:
         ends = np.array([[90, 200], [10, 256]])
         ids = 1 + np.sum(np.arange(t)[None, :, None] >= ends[:, None], axis=-1, dtype=np.int32)

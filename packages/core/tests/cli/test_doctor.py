@@ -30,9 +30,7 @@ def test_gpu_with_its_wheel_is_chosen():
     assert levels(found)["gpu"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("forced", "level"), [("cpu", "warning"), ("cuda", "ok"), ("gpu,cpu", "ok")]
-)
+@pytest.mark.parametrize(("forced", "level"), [("cpu", "warning"), ("cuda", "ok"), ("gpu,cpu", "ok")])
 def test_jax_platforms_that_leaves_hardware_out(forced, level):
     wheels = installed(jax_cuda13_pjrt="0.10.2")
     environment = {"JAX_PLATFORMS": forced}
@@ -80,9 +78,7 @@ def sound_machine(monkeypatch):
     monkeypatch.setattr(preflight, "findings", lambda: [preflight.check_python((3, 12))])
 
 
-def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(
-    sound_machine, fake_distribution, capsys
-):
+def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(sound_machine, fake_distribution, capsys):
     fake_distribution("fake-ok", {"sashimono.plugins": ["fine = fake_ok"]}, {"fake_ok": ""})
     assert main(["doctor"]) == 0
     source = """

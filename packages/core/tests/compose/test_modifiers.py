@@ -1,7 +1,6 @@
 """What `--modify` text means."""
 
 import pytest
-
 from sashimono.compose.modifiers import parse_modifier
 from sashimono.errors import ConfigError
 

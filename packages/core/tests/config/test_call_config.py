@@ -75,9 +75,7 @@ def test_fields_come_from_the_signature() -> None:
 
 
 def test_unknown_and_mistyped_arguments() -> None:
-    with pytest.raises(
-        UnknownFieldError, match=r"has no field 'learning_rat'; did you mean 'learning"
-    ):
+    with pytest.raises(UnknownFieldError, match=r"has no field 'learning_rat'; did you mean 'learning"):
         config_for(adam, learning_rat=1)
     with pytest.raises(FieldTypeError, match=r"b1: expected float, got 'x'"):
         config_for(adam, b1="x")
@@ -92,9 +90,7 @@ def test_nested_configs_are_built() -> None:
 
 
 def test_a_parameter_that_wants_the_config_gets_it() -> None:
-    record, built = config_for(
-        describe, record=Record(x=2), other=config_for(constant, value=1)
-    ).build()
+    record, built = config_for(describe, record=Record(x=2), other=config_for(constant, value=1)).build()
     assert record == Record(x=2)
     assert built == "constant 1.0"
 
@@ -103,9 +99,7 @@ def test_runtime_arguments_win() -> None:
     cfg = config_for(adam, learning_rate=FROM_PARENT, b1=0.5).freeze()
     assert cfg.build(learning_rate=3, b1=0.1)["b1"] == 0.1
     assert config_for(adam).build(learning_rate=3)["learning_rate"] == 3
-    with pytest.raises(
-        ConfigError, match="test_call_config:adam takes no argument 'masks'; did you"
-    ):
+    with pytest.raises(ConfigError, match="test_call_config:adam takes no argument 'masks'; did you"):
         cfg.build(masks=1)
 
 

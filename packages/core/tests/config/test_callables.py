@@ -44,9 +44,7 @@ def test_a_parent_package_comes_first(package: Any) -> None:
 
 
 def test_never_a_private_path(package: Any) -> None:
-    with pytest.raises(
-        CallableNameError, match="no public module:attribute is this object; export"
-    ):
+    with pytest.raises(CallableNameError, match="no public module:attribute is this object; export"):
         public_name(package.hidden)
 
 

@@ -62,9 +62,7 @@ def test_building_an_incomplete_config() -> None:
 
 
 def test_building_a_role() -> None:
-    with pytest.raises(
-        ConfigError, match=r"Role is a role, not an implementation \(abstract: area"
-    ):
+    with pytest.raises(ConfigError, match=r"Role is a role, not an implementation \(abstract: area"):
         Role.Config(width=1).build()
 
 

@@ -69,9 +69,7 @@ MODELS = st.builds(
     norm=st.one_of(st.none(), st.builds(Norm.Config, eps=st.floats())),
     axes=st.lists(st.text(max_size=3), max_size=3).map(tuple),
     anything=VALUES,
-    mesh=st.dictionaries(
-        st.text(max_size=4), st.one_of(st.floats(), st.lists(st.integers(), max_size=2).map(tuple))
-    ),
+    mesh=st.dictionaries(st.text(max_size=4), st.one_of(st.floats(), st.lists(st.integers(), max_size=2).map(tuple))),
     norms=st.lists(st.builds(Norm.Config), max_size=2),
 )
 

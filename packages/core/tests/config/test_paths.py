@@ -87,9 +87,7 @@ def test_glob(glob: str, path: str, matches: bool) -> None:
     assert match_path(glob, path) is matches
 
 
-GLOBS = st.lists(
-    st.sampled_from(["a", "b", "*", "**", "a*", "a[0]", "a[*]"]), min_size=1, max_size=5
-)
+GLOBS = st.lists(st.sampled_from(["a", "b", "*", "**", "a*", "a[0]", "a[*]"]), min_size=1, max_size=5)
 PATHS = st.lists(st.sampled_from(["a", "b", "ab", "a[0]", "a[1]", "b[0]"]), max_size=6)
 
 

@@ -39,9 +39,7 @@ def complete() -> Branch:
 
 
 def test_unknown_field_names_class_and_near_names() -> None:
-    with pytest.raises(
-        UnknownFieldError, match=r"Leaf has no field 'widht'; did you mean 'width'\?"
-    ):
+    with pytest.raises(UnknownFieldError, match=r"Leaf has no field 'widht'; did you mean 'width'\?"):
         Leaf(widht=3)
     with pytest.raises(UnknownFieldError, match="did you mean 'scale'"):
         Leaf().scal = 1
@@ -283,9 +281,7 @@ class Inner(Configurable):
 
 
 def test_bodies_that_cannot_work() -> None:
-    with pytest.raises(
-        SchemaError, match=r"Bare.width = 3 \(int\) has no annotation: write `width: int"
-    ):
+    with pytest.raises(SchemaError, match=r"Bare.width = 3 \(int\) has no annotation: write `width: int"):
 
         class Bare(Config):
             width = 3

@@ -99,9 +99,7 @@ def test_set_fields_carry_over_and_defaults_do_not() -> None:
 def test_a_field_set_in_new_wins_even_at_its_default() -> None:
     model = Model()
     model.head.activation = "relu"
-    replace(
-        model, target=Dense, new=MoE.Config(experts=4, activation="gelu", hidden=32), where="head"
-    )
+    replace(model, target=Dense, new=MoE.Config(experts=4, activation="gelu", hidden=32), where="head")
     head: Any = model.head
     assert (head.activation, head.hidden) == ("gelu", 32)
 
@@ -125,20 +123,14 @@ def test_carried_type_mismatch_is_reported() -> None:
 
 
 def test_slot_type_mismatch_is_reported() -> None:
-    with pytest.raises(
-        RewriteError, match=r"can't put MoE.Config at 'strict': .*expected Dense.Config"
-    ):
+    with pytest.raises(RewriteError, match=r"can't put MoE.Config at 'strict': .*expected Dense.Config"):
         replace(Model(), target=Dense, new=MoE.Config(), where="strict")
 
 
 def test_no_match() -> None:
-    with pytest.raises(
-        RewriteError, match=r"no MoE under '\*\*' in Model: the config has Block, Dense"
-    ):
+    with pytest.raises(RewriteError, match=r"no MoE under '\*\*' in Model: the config has Block, Dense"):
         replace(Model(), target=MoE, new=MoE.Config())
-    with pytest.raises(
-        RewriteError, match=r"no Norm under 'head' in Model: there are some at layers"
-    ):
+    with pytest.raises(RewriteError, match=r"no Norm under 'head' in Model: there are some at layers"):
         replace(Model(), target=Norm, new=LayerNorm.Config(), where="head")
     assert replace(Model(), target=MoE, new=MoE.Config(), allow_none=True) == []
 
@@ -146,9 +138,7 @@ def test_no_match() -> None:
 def test_targets() -> None:
     model = Model()
     assert replace(model, target=Norm.Config, new=LayerNorm.Config(), where="layers[0].norm")
-    assert replace(model, target=(MoE, LayerNorm), edit=lambda n: n.set(eps=1)) == [
-        "layers[0].norm"
-    ]
+    assert replace(model, target=(MoE, LayerNorm), edit=lambda n: n.set(eps=1)) == ["layers[0].norm"]
 
 
 def scale(by: float = 1) -> float:
@@ -174,9 +164,7 @@ def test_edit_returns_only_what_it_changed() -> None:
 
 def test_edit_may_wrap() -> None:
     model = Model()
-    paths = replace(
-        model, target=Dense, edit=lambda n: MoE.Config(experts=2, dense=n), where="layers[*].ff"
-    )
+    paths = replace(model, target=Dense, edit=lambda n: MoE.Config(experts=2, dense=n), where="layers[*].ff")
     assert len(paths) == 3
     assert model.get("layers[2].ff.dense.hidden") == 16
     with pytest.raises(RewriteError, match="the edit of 'head' returned 3"):
@@ -202,9 +190,7 @@ class UseMoE(Modifier):
         experts: int = 4
 
     def __call__(self, cfg: Config) -> Config:
-        replace(
-            cfg, target=Dense, new=MoE.Config(experts=self.config.experts), where="layers[*].ff"
-        )
+        replace(cfg, target=Dense, new=MoE.Config(experts=self.config.experts), where="layers[*].ff")
         return cfg
 
 
@@ -267,9 +253,7 @@ def test_inside_a_replaced_node_overlaps_too() -> None:
         model = Model()
         replace(model, target=MoE, new=MoE.Config(), allow_none=True)
         replace(model, target=Dense, new=Dense.Config(), where="head")
-        with pytest.raises(
-            RewriteError, match=r"the replace at .*would replace 'head.norm', but the"
-        ):
+        with pytest.raises(RewriteError, match=r"the replace at .*would replace 'head.norm', but the"):
             replace(model, target=Norm, new=LayerNorm.Config(), where="head.norm")
 
 

@@ -86,7 +86,7 @@ def test_memory_grows_with_length_not_with_its_square():
 
 LONG = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
 REFUSALS = {
-    "kv_length 256 is under 2048": {"q_length": 256, "kv_length": 256},
+    "kv_length 256 is under 1024": {"q_length": 256, "kv_length": 256},
     "keys are paged": {"page_size": 16, "has_kv_lengths": True},
     "rows have kv_lengths": {"has_kv_lengths": True},
     "q_length 1 is under 64": {"q_length": 1, "has_q_positions": True},

@@ -33,9 +33,7 @@ class Broken(ReferenceAttention):
         return grads
 
 
-@pytest.mark.parametrize(
-    ("error", "blamed"), [("", set()), ("value", {"out[0]"}), ("gradient", {"dk"}), ("nan", None)]
-)
+@pytest.mark.parametrize(("error", "blamed"), [("", set()), ("value", {"out[0]"}), ("gradient", {"dk"}), ("nan", None)])
 def test_errors_are_found_where_they_are(error, blamed):
     kernel = Broken()
     kernel.error = error

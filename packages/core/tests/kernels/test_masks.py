@@ -32,9 +32,7 @@ def dense(mask):
         jnp.asarray(SEGMENTS)[None],
         jnp.array([PREFIX]),
     )
-    return (
-        np.ones((7, 7), bool) if found is None else np.broadcast_to(np.asarray(found), (1, 7, 7))[0]
-    )
+    return np.ones((7, 7), bool) if found is None else np.broadcast_to(np.asarray(found), (1, 7, 7))[0]
 
 
 def oracle(mask, q, k):
@@ -59,9 +57,7 @@ def test_atoms_match_their_definition(mask):
     np.testing.assert_array_equal(dense(mask), expected)
 
 
-@pytest.mark.parametrize(
-    ("a", "b"), list(itertools.combinations(ATOMS, 2)), ids=lambda m: m.describe()
-)
+@pytest.mark.parametrize(("a", "b"), list(itertools.combinations(ATOMS, 2)), ids=lambda m: m.describe())
 def test_and_or_are_those_of_booleans(a, b):
     np.testing.assert_array_equal(dense(a & b), dense(a) & dense(b))
     np.testing.assert_array_equal(dense(a | b), dense(a) | dense(b))

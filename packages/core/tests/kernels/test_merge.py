@@ -53,9 +53,7 @@ def test_sinks_are_one_more_key_without_a_value():
     scores, values = parts(3, [5], {1})
     sinks = np.array([0.3, -2.0])
     column = np.broadcast_to(sinks[None, :, None, None], (1, H, T, 1))
-    with_sink = attend(
-        np.concatenate([scores, column], -1), np.pad(values, [(0, 0), (0, 1)] + [(0, 0)] * 2)
-    )
+    with_sink = attend(np.concatenate([scores, column], -1), np.pad(values, [(0, 0), (0, 1)] + [(0, 0)] * 2))
     block = (jnp.asarray(x, jnp.float32) for x in attend(scores, values))
     found = merge_sinks(*block, jnp.asarray(sinks, jnp.float32))
     for mine, expected in zip(found, with_sink, strict=True):

@@ -13,9 +13,7 @@ from sashimono.kernels import CAUSAL, FULL, MaskSpec, attention, sliding_window
 from sashimono.kernels.attention.examples import EXAMPLES
 from sashimono.kernels.compare import compare_with_reference
 
-_spec = importlib.util.spec_from_file_location(
-    "attention_oracle", Path(__file__).with_name("attention_oracle.py")
-)
+_spec = importlib.util.spec_from_file_location("attention_oracle", Path(__file__).with_name("attention_oracle.py"))
 oracle = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(oracle)
 
@@ -105,9 +103,7 @@ def test_pages_equal_the_dense_cache(qkv, normal):
     table = jnp.array([[3, 0, 5], [1, 4, 2]], jnp.int32)
     pools = []
     for x in (k, v):
-        pool = (
-            jnp.zeros((6, 2, *x.shape[2:])).at[table.reshape(-1)].set(x.reshape(6, 2, *x.shape[2:]))
-        )
+        pool = jnp.zeros((6, 2, *x.shape[2:])).at[table.reshape(-1)].set(x.reshape(6, 2, *x.shape[2:]))
         pools.append(pool)
     options = {"kv_lengths": lengths, "mode": "prefill"}
     expected = run(q[:, -2:], k, v, **options)
@@ -190,9 +186,7 @@ def test_it_costs_what_hand_written_attention_costs():
 
 WRONG = {
     "k has width 4": lambda q, k, v: attention(q, k[..., :4], v),
-    "4 heads over 3 key heads": lambda q, k, v: attention(
-        q, *[jnp.repeat(x, 3, 2)[:, :, :3] for x in (k, v)]
-    ),
+    "4 heads over 3 key heads": lambda q, k, v: attention(q, *[jnp.repeat(x, 3, 2)[:, :, :3] for x in (k, v)]),
     "must have 4 dimensions": lambda q, k, v: attention(q[0], k, v),
     "pass q_positions or kv_lengths": lambda q, k, v: attention(q[:, :2], k, v),
     "need q_segment_ids and kv": lambda q, k, v: attention(q, k, v, mask=MaskSpec(segments=True)),

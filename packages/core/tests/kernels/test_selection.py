@@ -83,7 +83,7 @@ def test_core_kernels_are_declared_and_ranked_on_a_cpu(core_metadata):
     short = choose("cpu")
     assert short.kernel == "attention.any.reference"
     (refusal,) = short.refused
-    assert refusal[0] == "attention.cpu.blockwise" and "kv_length 256 is under 2048" in refusal[1]
+    assert refusal[0] == "attention.cpu.blockwise" and "kv_length 256 is under 1024" in refusal[1]
 
 
 def test_platform_comes_before_priority_and_priority_before_name(install):
@@ -124,17 +124,13 @@ def test_pins_win_in_their_order_and_must_hold(install):
     assert choose(pins=pins).kernel == "attention.any.general"
     with pytest.raises(KernelError, match=r"picky refuses attention .* head_dim 64 is over 32"):
         choose(pins=["attention.gpu.picky"])
-    with pytest.raises(
-        KernelError, match=r"not installed for gpu; did you mean 'attention.gpu.fused'"
-    ):
+    with pytest.raises(KernelError, match=r"not installed for gpu; did you mean 'attention.gpu.fused'"):
         choose(pins=["attention.gpu.fuse"])
 
 
 def test_a_tie_between_distributions_is_refused_and_a_pin_settles_it(install):
     install(a=values(GpuFused), b=values(GpuOther))
-    with pytest.raises(
-        KernelError, match="a:attention.gpu.fused and b:attention.gpu.other rank equally"
-    ):
+    with pytest.raises(KernelError, match="a:attention.gpu.fused and b:attention.gpu.other rank equally"):
         choose()
     assert choose(pins=["attention.gpu.other"]).kernel == "attention.gpu.other"
 
@@ -178,9 +174,7 @@ class Hopper:
 
     @hookimpl
     def sashimono_device_specs(self):
-        figures = dict.fromkeys(
-            ("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1
-        )
+        figures = dict.fromkeys(("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1)
         spec = DeviceSpec(
             name="h100",
             platform="gpu",

@@ -75,9 +75,7 @@ def test_tied_and_batched_are_the_same_numbers(operands):
 
 def test_extras_carry_no_gradient(operands):
     for chunk in (None, 10):
-        grad = jax.grad(
-            lambda h, c=chunk: softmax_cross_entropy(h, *operands[1:], chunk_tokens=c)[2]["nll"]
-        )
+        grad = jax.grad(lambda h, c=chunk: softmax_cross_entropy(h, *operands[1:], chunk_tokens=c)[2]["nll"])
         np.testing.assert_array_equal(grad(operands[0]), 0)
 
 

@@ -28,9 +28,7 @@ def sizes():
 
 def sharded(mesh, function):
     """`function` on local arrays, global ones being stacked along their first dimension."""
-    mapped = jax.shard_map(
-        function, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False
-    )
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False)
     return jax.jit(mapped)
 
 
@@ -51,9 +49,7 @@ def test_rows_arrive_in_order_and_what_does_not_fit_is_dropped(room, mesh, sizes
     def exchange(rows, sizes):
         return token_exchange(rows, sizes, axis_name="expert", output_rows=room)
 
-    received, counts = sharded(mesh, exchange)(
-        rows.reshape(-1, WIDTH), jnp.asarray(sizes.reshape(-1))
-    )
+    received, counts = sharded(mesh, exchange)(rows.reshape(-1, WIDTH), jnp.asarray(sizes.reshape(-1)))
     received = np.asarray(received).reshape(SHARDS, room, WIDTH)
     np.testing.assert_array_equal(np.asarray(counts).reshape(SHARDS, SHARDS), sizes.T)
     for shard in range(SHARDS):

@@ -153,9 +153,7 @@ def test_remat_changes_neither_results_nor_gradients(tower):
     module, params, state = tower
 
     def loss(p, remat):
-        result, outputs = sm.functional(module)(
-            p, state, X, key=jax.random.key(2), train=True, remat=remat
-        )
+        result, outputs = sm.functional(module)(p, state, X, key=jax.random.key(2), train=True, remat=remat)
         return result.sum() + outputs.total_loss()
 
     plain, again = jax.grad(loss)(params, False), jax.grad(loss)(params, True)

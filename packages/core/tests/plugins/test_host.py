@@ -126,9 +126,7 @@ def test_hook_wrappers_are_refused(fake_distribution):
     assert "wrappers are not supported" in state_of("wrap").reason
 
 
-def test_same_plugin_name_is_a_conflict_for_both_until_one_is_skipped(
-    fake_distribution, monkeypatch
-):
+def test_same_plugin_name_is_a_conflict_for_both_until_one_is_skipped(fake_distribution, monkeypatch):
     for dist in ("fake-a", "fake-b"):
         module = dist.replace("-", "_")
         source = CHECKS.format(priority=0, name=dist)

@@ -10,9 +10,7 @@ from sashimono_layers.recipes.llama import llama, llama_tiny
 
 
 def small(**changes):
-    cfg = llama(
-        num_layers=2, input_dim=32, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=50, tied=True
-    )
+    cfg = llama(num_layers=2, input_dim=32, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=50, tied=True)
     cfg.stack.layer.attention.set(**changes)
     return cfg
 

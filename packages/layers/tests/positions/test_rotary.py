@@ -11,7 +11,7 @@ import sashimono as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sashimono.errors import ConfigError
-from sashimono_layers.positions.frequency_scaling import Llama3Scaling, LinearScaling, NTKScaling
+from sashimono_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
 from sashimono_layers.positions.rotary import Rotary
 
 Q = jax.random.normal(jax.random.key(0), (1, 1, 2, 16))

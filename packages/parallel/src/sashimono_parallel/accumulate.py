@@ -22,9 +22,7 @@ class Accumulate(GradientStrategy):
 
         microbatches: int = sm.REQUIRED
 
-    def gradients(
-        self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array
-    ) -> tuple[Any, Outputs]:
+    def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients of the whole batch's loss and merged outputs; state updates come from the last slice."""
         count = self.config.microbatches
         slices = jax.tree.map(lambda x: _split(x, count), batch)

@@ -25,9 +25,7 @@ class StandardMesh(MeshBuilder):
         shape = self.shape(len(devices), slices)
         kinds = (AxisType.Auto,) * len(shape)
         if slices == 1:
-            return jax.make_mesh(
-                tuple(shape.values()), tuple(shape), devices=list(devices), axis_types=kinds
-            )
+            return jax.make_mesh(tuple(shape.values()), tuple(shape), devices=list(devices), axis_types=kinds)
         ici, dcn = self._parts(len(devices), slices)
         grid = _hybrid(devices, [ici.get(n, 1) for n in shape], [dcn.get(n, 1) for n in shape])
         return Mesh(grid, tuple(shape), axis_types=kinds)

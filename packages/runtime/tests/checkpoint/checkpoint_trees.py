@@ -40,9 +40,7 @@ def make_trees(seed: int = 0) -> dict[str, Any]:
 
 def abstract(trees: Any) -> Any:
     """Returns the trees as ShapeDtypeStructs with shardings."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), trees
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), trees)
 
 
 def assert_bitwise(found: Any, expected: Any) -> None:

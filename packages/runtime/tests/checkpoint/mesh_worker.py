@@ -25,17 +25,13 @@ def _sharding(axes: int) -> NamedSharding:
 
 def _placed() -> Any:
     def place(array: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(
-            array.shape, _sharding(array.ndim), lambda index: array[index]
-        )
+        return jax.make_array_from_callback(array.shape, _sharding(array.ndim), lambda index: array[index])
 
     return jax.tree.map(place, HOST)
 
 
 def _abstract() -> Any:
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding(a.ndim)), HOST
-    )
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding(a.ndim)), HOST)
 
 
 def _check(checkpointer: Checkpointer, step: int) -> Any:
@@ -66,9 +62,7 @@ def main(directory: Path, address: str, index: int) -> None:
     _check(checkpointer, 3)
     jax.experimental.multihost_utils.sync_global_devices("checked")
     if index == 0:
-        [data] = sorted((directory / "3" / "params").rglob("d/*"), key=lambda p: p.stat().st_size)[
-            -1:
-        ]
+        [data] = sorted((directory / "3" / "params").rglob("d/*"), key=lambda p: p.stat().st_size)[-1:]
         data.write_bytes(data.read_bytes()[:-20])
     jax.experimental.multihost_utils.sync_global_devices("damaged")
     assert _check(checkpointer, 2).damaged[3]

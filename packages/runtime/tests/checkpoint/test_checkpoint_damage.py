@@ -44,9 +44,7 @@ def _files(folder: Path) -> list[Path]:
 def _outcome(directory: Path, step: int | None = None) -> str:
     """Returns "exact", "fallback" or "error"; fails on anything silently wrong."""
     try:
-        restored = Checkpointer(directory, read_only=True).restore(
-            abstract(make_trees()), step=step
-        )
+        restored = Checkpointer(directory, read_only=True).restore(abstract(make_trees()), step=step)
     except CheckpointError:
         return "error"
     assert restored is not None
@@ -109,16 +107,12 @@ def test_truncated_and_deleted_files(sound: Path, tmp_path: Path, damage: str) -
     assert "fallback" in outcomes.values()
 
 
-def test_a_fallback_is_explained_and_the_damaged_step_can_be_saved_again(
-    sound: Path, tmp_path: Path
-) -> None:
+def test_a_fallback_is_explained_and_the_damaged_step_can_be_saved_again(sound: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(sound, tmp_path / "copy")
     manifest = copy / "2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"digest": "', b'"digest": "0', 1))
     events: list[tuple[str, Any]] = []
-    checkpointer = Checkpointer(
-        copy, on_event=lambda kind, fields: events.append((kind, dict(fields)))
-    )
+    checkpointer = Checkpointer(copy, on_event=lambda kind, fields: events.append((kind, dict(fields))))
     restored = checkpointer.restore(abstract(make_trees()))
     assert restored is not None
     assert restored.step == 1

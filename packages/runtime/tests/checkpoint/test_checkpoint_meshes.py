@@ -40,9 +40,7 @@ def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path)
     arrays = jax.device_put(HOST, layouts[0])
     for step, layout in enumerate(layouts):
         checkpointer.save(step, **arrays)
-        asked = jax.tree.map(
-            lambda a, at=layout: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at), HOST
-        )
+        asked = jax.tree.map(lambda a, at=layout: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at), HOST)
         restored = checkpointer.restore(asked, step=step)
         assert restored is not None
         arrays = dict(restored.items)

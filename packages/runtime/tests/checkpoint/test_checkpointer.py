@@ -51,9 +51,7 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 
 def test_a_commit_is_reported_with_its_blocking_time(tmp_path: Path) -> None:
     events: list[tuple[str, Any]] = []
-    checkpointer = Checkpointer(
-        tmp_path, on_event=lambda kind, fields: events.append((kind, dict(fields)))
-    )
+    checkpointer = Checkpointer(tmp_path, on_event=lambda kind, fields: events.append((kind, dict(fields))))
     _save(checkpointer, 3)
     checkpointer.wait()
     [(kind, fields)] = events
@@ -104,9 +102,7 @@ def test_unfinished_steps_do_not_count_and_are_removed_at_the_next_start(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "notes"]
 
 
-def test_every_structural_difference_is_listed_in_one_error(
-    tmp_path: Path, trees: dict[str, Any]
-) -> None:
+def test_every_structural_difference_is_listed_in_one_error(tmp_path: Path, trees: dict[str, Any]) -> None:
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, **trees)
     asked = abstract(trees)
@@ -162,9 +158,7 @@ def test_a_full_disk_costs_one_checkpoint_and_no_older_one(tmp_path: Path) -> No
     big = {"w": jax.random.normal(jax.random.key(0), (256, 1024))}
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(
-            CheckpointSaveError, match=r"checkpoint 2 .*older checkpoints are intact: \[1\]"
-        ):
+        with pytest.raises(CheckpointSaveError, match=r"checkpoint 2 .*older checkpoints are intact: \[1\]"):
             checkpointer.save(2, params=big, opt={})
             checkpointer.wait()
     finally:

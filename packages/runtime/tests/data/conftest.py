@@ -20,8 +20,7 @@ def sources(tmp_path: Path) -> Path:
     (root / "inner").mkdir(parents=True)
     for number in range(40):
         body = [
-            f"def function_{number}_{i}(self, value: int) -> int:\n"
-            f"    return self.total[{i}] + value * {number}\n\n\n"
+            f"def function_{number}_{i}(self, value: int) -> int:\n    return self.total[{i}] + value * {number}\n\n\n"
             for i in range(number + 1)
         ]
         folder = root / "inner" if number % 3 == 0 else root

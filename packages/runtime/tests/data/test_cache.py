@@ -20,17 +20,13 @@ class Builder:
 
 def test_builds_once(cache: Path) -> None:
     build = Builder()
-    assert [cached("kind", "key", build, bytes.upper) for _ in range(2)] == [
-        b"PAYLOAD\nWITH LINES\n"
-    ] * 2
+    assert [cached("kind", "key", build, bytes.upper) for _ in range(2)] == [b"PAYLOAD\nWITH LINES\n"] * 2
     assert build.built == 1
     assert [path.name for path in (cache / "kind").iterdir()] == ["key"]
 
 
 @pytest.mark.parametrize("position", [0, 40, -1])
-def test_damage_is_noticed_and_repaired(
-    cache: Path, caplog: pytest.LogCaptureFixture, position: int
-) -> None:
+def test_damage_is_noticed_and_repaired(cache: Path, caplog: pytest.LogCaptureFixture, position: int) -> None:
     build = Builder()
     good = cached("kind", "key", build, bytes)
     path = cache / "kind" / "key"

@@ -19,9 +19,7 @@ def source(num_rows: int | None = None) -> RandomTokens:
 
 
 def load(data: DataSource, global_batch: int, threads: int = 2, **arguments: object) -> Loader:
-    return Loader.Config(num_threads=threads).build(
-        source=data, global_batch=global_batch, **arguments
-    )
+    return Loader.Config(num_threads=threads).build(source=data, global_batch=global_batch, **arguments)
 
 
 def first_inputs(batches: Iterable[Batch]) -> list[list[int]]:
@@ -42,9 +40,7 @@ def test_rows_in_order_whatever_the_threads(threads: int) -> None:
 def test_hosts_together_hold_the_global_batch(hosts: int, start: int, num_rows: int) -> None:
     data = source(num_rows)
     whole = load(data, 6, start_row=start)
-    parts = [
-        load(data, 6, start_row=start, local_rows=host_rows(6, h, hosts)) for h in range(hosts)
-    ]
+    parts = [load(data, 6, start_row=start, local_rows=host_rows(6, h, hosts)) for h in range(hosts)]
     assert {part.num_steps for part in parts} == {whole.num_steps}
     for step in range(whole.num_steps or 0):
         joined = np.concatenate([part.batch(step).target_ids for part in parts])
@@ -88,9 +84,7 @@ def test_rows_are_checked() -> None:
         def row(self, index: int) -> dict[str, np.ndarray]:
             return {**super().row(index), "loss_weights": np.ones(6)}
 
-    with pytest.raises(
-        LoaderError, match=r"row\(0\)\['loss_weights'\] is float64 \[6\]; expected float32 \[6\]"
-    ):
+    with pytest.raises(LoaderError, match=r"row\(0\)\['loss_weights'\] is float64 \[6\]; expected float32 \[6\]"):
         load(Doubles.Config(sequence_length=6).build(), 2).batch(0)
 
 

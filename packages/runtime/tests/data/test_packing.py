@@ -30,11 +30,7 @@ def test_best_fit_cuts_only_at_multiples_of_the_row(lengths: list[int], capacity
     remaining = np.array(lengths)[packed.item] - packed.start
     assert (packed.length == np.minimum(remaining, capacity)).all()
     # No two rows could be joined: best fit would have used the room.
-    fill = (
-        np.add.reduceat(packed.length, packed.row_offsets[:-1])
-        if len(lengths)
-        else np.zeros(0, int)
-    )
+    fill = np.add.reduceat(packed.length, packed.row_offsets[:-1]) if len(lengths) else np.zeros(0, int)
     smallest = np.sort(fill)[:2]
     assert len(smallest) < 2 or smallest.sum() > capacity
 

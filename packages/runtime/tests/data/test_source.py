@@ -35,9 +35,7 @@ def segments(row: dict[str, np.ndarray]) -> list[slice]:
 
 @pytest.mark.parametrize("packing", [BestFitPacking, ConcatenatedPacking])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_targets_are_the_documents_exactly_once(
-    sources: Path, packing: type[Packing], split: str
-) -> None:
+def test_targets_are_the_documents_exactly_once(sources: Path, packing: type[Packing], split: str) -> None:
     source = config(sources, packing=packing.Config(), split=split).build()
     pieces = []
     for row in map(source.row, range(source.num_rows)):
@@ -64,8 +62,7 @@ def test_targets_are_the_documents_exactly_once(
         assert any(t.endswith(text) if ids[-1] == EOS_ID else text in t for t in starts)
     num_bytes = sum(len(document.data) for document in documents)
     covered = [
-        source.target_bytes(row["target_ids"], row["loss_weights"])
-        for row in map(source.row, range(source.num_rows))
+        source.target_bytes(row["target_ids"], row["loss_weights"]) for row in map(source.row, range(source.num_rows))
     ]
     assert sum(covered) == num_bytes
 
@@ -79,9 +76,7 @@ def test_a_row_can_be_one_segment(sources: Path) -> None:
 
 
 def test_unshuffled_text_reads_in_order(sources: Path) -> None:
-    cfg = config(
-        sources, packing=ConcatenatedPacking.Config(), shuffle=False, window_documents=1000
-    )
+    cfg = config(sources, packing=ConcatenatedPacking.Config(), shuffle=False, window_documents=1000)
     source = cfg.build()
     targets = np.concatenate([source.row(i)["target_ids"] for i in range(source.num_rows)])
     documents = EmbeddedCorpus.Config(root=str(sources)).build().documents("train")
@@ -145,9 +140,7 @@ def test_random_tokens() -> None:
     source = RandomTokens.Config(sequence_length=100, vocab_size=50, num_rows=3).build()
     row = source.row(2)
     assert (row["input_ids"][1:] == row["target_ids"][:-1]).all()
-    assert set(np.unique(np.concatenate([source.row(i)["input_ids"] for i in range(3)]))) == set(
-        range(50)
-    )
+    assert set(np.unique(np.concatenate([source.row(i)["input_ids"] for i in range(3)]))) == set(range(50))
     assert (source.row(2)["input_ids"] == row["input_ids"]).all()
     assert (source.row(1)["input_ids"] != row["input_ids"]).any()
     other = RandomTokens.Config(sequence_length=100, vocab_size=50, seed=1).build()

@@ -9,17 +9,13 @@ from sashimono_runtime.data.text_files import JsonLines, TextFiles
 
 
 def texts(root: Path, *files: str, split_lines: bool = False) -> TextFiles:
-    cfg = TextFiles.Config(
-        files=files, root=str(root), split_lines=split_lines, validation_one_in=0
-    )
+    cfg = TextFiles.Config(files=files, root=str(root), split_lines=split_lines, validation_one_in=0)
     return cfg.build()
 
 
 def records(root: Path, *lines: str, field: str = "text") -> JsonLines:
     (root / "data.jsonl").write_text("\n".join(lines) + "\n")
-    return JsonLines.Config(
-        files=("data.jsonl",), root=str(root), field=field, validation_one_in=0
-    ).build()
+    return JsonLines.Config(files=("data.jsonl",), root=str(root), field=field, validation_one_in=0).build()
 
 
 def test_files_and_lines(tmp_path: Path) -> None:
@@ -42,9 +38,7 @@ def test_missing_and_binary_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"image\.txt isn't UTF-8 text \(byte 0x89 at offset 0\)"):
         texts(tmp_path, "*.txt").documents("train")
     (tmp_path / "image.txt").write_bytes(b"ab\0c")
-    with pytest.raises(
-        CorpusError, match=r"image\.txt is binary \(it has a NUL byte at offset 2\)"
-    ):
+    with pytest.raises(CorpusError, match=r"image\.txt is binary \(it has a NUL byte at offset 2\)"):
         texts(tmp_path, "*.txt").documents("train")
 
 

@@ -74,9 +74,7 @@ def test_the_update_costs_no_more_than_optax() -> None:
     params = {f"layers[{i}].w": jnp.ones((64, 64)) for i in range(4)}
     specs = {path: ParamSpec((64, 64), ("embed", "mlp")) for path in params}
     rule = Learner.Config(schedule=Constant.Config(peak=1e-3)).build().update_rule(specs, 10)
-    reference = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(1e-3, 0.9, 0.95, weight_decay=0.1)
-    )
+    reference = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, 0.9, 0.95, weight_decay=0.1))
 
     def by_hand(grads: Any, state: Any, params: Any) -> Any:
         updates, state = reference.update(grads, state, params)
@@ -121,9 +119,7 @@ def test_clipping_scales_down_and_never_up() -> None:
     for factor, expected in ((1e-3, 1.0), (1e3, None)):
         grads = {path: factor * grad for path, grad in _arrays(1).items()}
         norm = float(_norm(grads))
-        after, _, _ = _rule(clip_norm=2.0, **plain).update(
-            grads, _rule(**plain).init(params), params
-        )
+        after, _, _ = _rule(clip_norm=2.0, **plain).update(grads, _rule(**plain).init(params), params)
         scale = expected if expected is not None else 2.0 / norm
         np.testing.assert_allclose(
             after["embed.weight"], params["embed.weight"] - scale * grads["embed.weight"], rtol=1e-6
@@ -168,9 +164,7 @@ def test_rules_freeze_and_scale_by_path() -> None:
 
 
 def test_rules_that_cannot_apply_are_refused() -> None:
-    with pytest.raises(
-        ParameterRuleError, match=r"no parameter matches 'embed\.weigth'; did you mean"
-    ):
+    with pytest.raises(ParameterRuleError, match=r"no parameter matches 'embed\.weigth'; did you mean"):
         _rule(rules=(ParameterRule(where="embed.weigth"),))
     with pytest.raises(ParameterRuleError, match="freeze all 3 parameters"):
         _rule(rules=(ParameterRule(where="**", frozen=True),))
@@ -186,7 +180,5 @@ def test_momentum_sums_gradients() -> None:
     plain = {"schedule": Constant.Config(peak=1.0), "clip_norm": None}
     found, opt, _ = _train(_rule(optimizer=SGD.Config(momentum=0.5), **plain), 2)
     expected = _arrays(1)["embed.weight"] * 1.5 + _arrays(2)["embed.weight"]
-    np.testing.assert_allclose(
-        found["embed.weight"], _arrays(0)["embed.weight"] - expected, rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(found["embed.weight"], _arrays(0)["embed.weight"] - expected, rtol=1e-5, atol=1e-6)
     assert "momentum/trace/embed.weight" in opt

@@ -19,9 +19,7 @@ def _path(svg: str) -> list[tuple[float, float]]:
 
 
 def test_points_land_where_the_axes_say() -> None:
-    svg = line_plot(
-        [Series("a", [(0, 0), (5, 10), (10, 20)])], x_label="x", y_label="y", from_zero=True
-    )
+    svg = line_plot([Series("a", [(0, 0), (5, 10), (10, 20)])], x_label="x", y_label="y", from_zero=True)
     (x0, y0), (x1, y1), (x2, y2) = _path(svg)
     assert x0 < x1 < x2
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
@@ -34,9 +32,7 @@ def test_points_land_where_the_axes_say() -> None:
 
 def test_values_over_a_wide_range_get_a_logarithm_only_when_allowed() -> None:
     points = [(0, 1.0), (1, 10.0), (2, 100.0)]
-    (_, a), (_, b), (_, c) = _path(
-        line_plot([Series("a", points)], x_label="x", y_label="y", allow_log=True)
-    )
+    (_, a), (_, b), (_, c) = _path(line_plot([Series("a", points)], x_label="x", y_label="y", allow_log=True))
     assert a - b == pytest.approx(b - c, abs=0.2)
     (_, a), (_, b), (_, c) = _path(line_plot([Series("a", points)], x_label="x", y_label="y"))
     assert a - b < (b - c) / 5
@@ -86,9 +82,7 @@ def test_smoothing_leaves_lines_and_constants_as_they_are() -> None:
     assert max(abs(y) for _, y in smoothed(noisy)[300:900]) < 0.1
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (1.1, 9.9), (0.5, 5e6), (1e-6, 3e-6), (-7.0, 12.0)]
-)
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.1, 9.9), (0.5, 5e6), (1e-6, 3e-6), (-7.0, 12.0)])
 def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
     for is_log in (False, True) if low > 0 else (False,):
         ticks = Scale(low, high, 0, 1, is_log).ticks()

@@ -128,12 +128,7 @@ def test_odd_records_do_no_harm(tmp_path: Path) -> None:
             "new",
         ):
             file.write(json.dumps({"event": event}) + "\n")
-            file.write(
-                json.dumps(
-                    {"event": event, "step": 3, "loss": None, "seconds": "soon", "metrics": 3}
-                )
-                + "\n"
-            )
+            file.write(json.dumps({"event": event, "step": 3, "loss": None, "seconds": "soon", "metrics": 3}) + "\n")
     _page([run, tmp_path / "nowhere"], tmp_path / "report.html")
 
 

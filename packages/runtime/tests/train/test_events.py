@@ -28,9 +28,7 @@ from sashimono_runtime.train.events import (
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(width=64) | st.floats(width=32), max_size=8))
-def test_floats_read_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, values: list[float]
-) -> None:
+def test_floats_read_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
     path = tmp_path_factory.mktemp("log") / "events.jsonl"
     with EventLog(path) as log:
         for step, value in enumerate(values):
@@ -63,9 +61,7 @@ def test_each_line_is_strict_json_and_nonfinite_numbers_are_strings(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_a_torn_last_line_is_accepted_and_cut_off_before_appending(
-    tmp_path: Path, cut: int
-) -> None:
+def test_a_torn_last_line_is_accepted_and_cut_off_before_appending(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         log.write("step", step=0, loss=1.5)
@@ -107,8 +103,7 @@ def test_after_a_resume_the_last_record_of_a_step_wins_in_step_order(tmp_path: P
 def test_lines_from_threads_do_not_mix(tmp_path: Path) -> None:
     with EventLog(tmp_path / "e") as log:
         threads = [
-            threading.Thread(target=lambda t=t: [log.write("x", thread=t, n=n) for n in range(50)])
-            for t in range(4)
+            threading.Thread(target=lambda t=t: [log.write("x", thread=t, n=n) for n in range(50)]) for t in range(4)
         ]
         for thread in threads:
             thread.start()

@@ -32,9 +32,7 @@ def test_evaluations_are_always_said(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["step 5: evaluation loss nan  1.0000 nats/byte"]
 
 
-def test_the_bar_takes_the_same_records(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_takes_the_same_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bar(3) as progress:

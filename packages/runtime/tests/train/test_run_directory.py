@@ -52,9 +52,7 @@ def test_a_resume_is_the_next_attempt_and_reports_placement_changes(tmp_path: Pa
     with RunDirectory.open(tmp_path, _config(execution=Execution(devices=4))) as run:
         assert run.attempt == 2
         assert [str(change) for change in run.changes] == ["execution.devices: 1 -> 4"]
-        assert run.description()["config_changes"] == [
-            {"path": "execution.devices", "old": 1, "new": 4}
-        ]
+        assert run.description()["config_changes"] == [{"path": "execution.devices", "old": 1, "new": 4}]
     assert read_config(tmp_path).execution.devices == 4
 
 
@@ -72,9 +70,7 @@ def test_another_experiment_is_refused_with_what_differs(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["{", '{"$type": "nowhere:Nothing"}', "[]", '{"width": 8}', ""])
-def test_a_damaged_config_says_what_is_intact_and_how_to_recover(
-    tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_config_says_what_is_intact_and_how_to_recover(tmp_path: Path, damage: str) -> None:
     RunDirectory.open(tmp_path, _config()).close()
     (tmp_path / "config.json").write_text(damage)
     step = tmp_path / "checkpoints" / "7"
@@ -87,9 +83,7 @@ def test_a_damaged_config_says_what_is_intact_and_how_to_recover(
     assert "checkpoints are intact (steps [7])" in text
     assert "sashimono show EXPERIMENT --json" in text
     (tmp_path / "config.json").unlink()
-    with pytest.raises(
-        RunDirectoryError, match=r"config\.json is missing\nits checkpoints are intact"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"config\.json is missing\nits checkpoints are intact"):
         RunDirectory.open(tmp_path, _config())
     (tmp_path / "config.json").write_text(json.dumps(to_json(_config())))
     RunDirectory.open(tmp_path, _config()).close()
@@ -127,9 +121,7 @@ def test_a_full_disk_is_reported_before_anything_starts(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(
-            RunDirectoryError, match="can't be written: File too large; nothing was started"
-        ):
+        with pytest.raises(RunDirectoryError, match="can't be written: File too large; nothing was started"):
             RunDirectory.open(tmp_path, _config())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -138,9 +130,7 @@ def test_a_full_disk_is_reported_before_anything_starts(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        RunDirectoryError, match="can't be written: .*choose another --run directory"
-    ):
+    with pytest.raises(RunDirectoryError, match="can't be written: .*choose another --run directory"):
         RunDirectory.open(tmp_path / "file" / "run", _config())
 
 

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 class Initializer(Protocol):
     """Draws a parameter; `fan_in` and `fan_out` are the sizes the ParamSpec derived from its fan axes."""
 
-    def __call__(
-        self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int
-    ) -> jax.Array:
+    def __call__(self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int) -> jax.Array:
         """Returns an array of `shape` and `dtype`."""
         ...
 
@@ -25,9 +23,7 @@ class Constant:
 
     value: float
 
-    def __call__(
-        self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int
-    ) -> jax.Array:
+    def __call__(self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int) -> jax.Array:
         """Returns the filled array; the key is unused."""
         del key, fan_in, fan_out
         return jnp.full(shape, self.value, dtype)
@@ -40,9 +36,7 @@ class Normal:
     stddev: float
     truncated: bool = False
 
-    def __call__(
-        self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int
-    ) -> jax.Array:
+    def __call__(self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int) -> jax.Array:
         """Returns the draw, made in fp32 and cast to `dtype`."""
         del fan_in, fan_out
         return _draw(key, shape, dtype, self.stddev, self.truncated)
@@ -56,18 +50,14 @@ class FanNormal:
     fan: str = "in"
     truncated: bool = True
 
-    def __call__(
-        self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int
-    ) -> jax.Array:
+    def __call__(self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int) -> jax.Array:
         """Returns the draw, made in fp32 and cast to `dtype`."""
         fans = {"in": fan_in, "out": fan_out, "average": (fan_in + fan_out) / 2}
         stddev = math.sqrt(self.scale / max(1.0, fans[self.fan]))
         return _draw(key, shape, dtype, stddev, self.truncated)
 
 
-def _draw(
-    key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, stddev: float, truncated: bool
-) -> jax.Array:
+def _draw(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, stddev: float, truncated: bool) -> jax.Array:
     if not truncated:
         return (stddev * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
     # Truncation at two deviations shrinks the spread to 0.8796 of the normal's; divide to keep `stddev` exact.

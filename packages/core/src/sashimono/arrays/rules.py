@@ -22,9 +22,7 @@ def resolve(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> P
 
 
 @functools.lru_cache(maxsize=4096)
-def _resolve(
-    axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], ...]
-) -> PartitionSpec:
+def _resolve(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], ...]) -> PartitionSpec:
     sizes = dict(mesh_items)
     used: set[str] = set()
     assigned: list[tuple[str, ...]] = [()] * len(axes)

@@ -21,9 +21,7 @@ def array_sharding(
     return NamedSharding(mesh, spec)
 
 
-def param_shardings(
-    specs: Mapping[str, Any], rules: Rules, mesh: Mesh | AbstractMesh
-) -> dict[str, Any]:
+def param_shardings(specs: Mapping[str, Any], rules: Rules, mesh: Mesh | AbstractMesh) -> dict[str, Any]:
     """Returns the tree of NamedShardings of a tree of ParamSpecs."""
 
     def one(path: str, spec: ParamSpec) -> NamedSharding:
@@ -39,9 +37,7 @@ def abstract_params(
     """Returns the tree of ShapeDtypeStructs, with shardings where a mesh is given."""
     if mesh is None:
         return map_paths(lambda _, spec: spec.abstract(), specs)
-    return map_paths(
-        lambda path, spec: spec.abstract(array_sharding(spec.shape, spec.axes, rules, mesh, path)), specs
-    )
+    return map_paths(lambda path, spec: spec.abstract(array_sharding(spec.shape, spec.axes, rules, mesh, path)), specs)
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> jax.sharding.NamedSharding:

@@ -11,12 +11,8 @@ if TYPE_CHECKING:
 
 def experiment_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds EXPERIMENT, --on, --modify and --set: `args.experiment`, `.on`, `.modify`, `.set`."""
-    parser.add_argument(
-        "experiment", metavar="EXPERIMENT", help="a name from `sashimono list experiments`"
-    )
-    parser.add_argument(
-        "--on", metavar="TARGET", help="hardware to compose for: cpu-8, v5p-512, v6e-256x4, h100-64"
-    )
+    parser.add_argument("experiment", metavar="EXPERIMENT", help="a name from `sashimono list experiments`")
+    parser.add_argument("--on", metavar="TARGET", help="hardware to compose for: cpu-8, v5p-512, v6e-256x4, h100-64")
     parser.add_argument(
         "--modify",
         metavar="NAME[:key=value,...]",

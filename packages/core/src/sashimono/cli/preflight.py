@@ -57,9 +57,7 @@ def check_jax(version_of: Callable[[str], str | None]) -> Finding:
         fix = f"pip install jaxlib=={jax}"
         return Finding("error", "jax", f"{message}: they don't fit each other", fix)
     if not (0, 10) <= _release(jax) < (0, 12):
-        return Finding(
-            "error", "jax", f"{message} is outside our range", 'pip install "jax>=0.10,<0.12"'
-        )
+        return Finding("error", "jax", f"{message} is outside our range", 'pip install "jax>=0.10,<0.12"')
     return Finding("ok", "jax", message)
 
 

@@ -57,11 +57,7 @@ def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | Abstr
             message = (
                 f"target {target.selector} has {target.jax_devices} devices, but this run sees {len(found)} "
                 f"({found[0].platform}); choose a smaller target with --on"
-                + (
-                    f", or set JAX_NUM_CPU_DEVICES={target.jax_devices}"
-                    if target.device.platform == "cpu"
-                    else ""
-                )
+                + (f", or set JAX_NUM_CPU_DEVICES={target.jax_devices}" if target.device.platform == "cpu" else "")
             )
             raise TargetError(message)
         found = found[: target.jax_devices]
@@ -79,7 +75,7 @@ def _options(target: Target | None, own: Mapping[str, Any]) -> dict[str, Any]:
                 if options.get(name, value) != value and name not in own:
                     message = (
                         f"{givers[name]} sets compiler option {name} to {options[name]!r}, {plugin} to {value!r}; "
-                        f"decide with --set execution.compiler_options={{\"{name}\": …}}"
+                        f'decide with --set execution.compiler_options={{"{name}": …}}'
                     )
                     raise PluginError(message)
                 options[name], givers[name] = value, plugin

@@ -23,7 +23,7 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     message = (
         f"no mesh rule fits target {target.selector} ({target.chips} chips, {target.slices} slices) and a model of "
         f"{num_parameters:,} parameters; rules for {target.device.platform}: {offered}; choose a mesh yourself, "
-        f"for example --modify mesh:axes={{\"fsdp\":-1}}, or install sashimono-parallel and the target's backend"
+        f'for example --modify mesh:axes={{"fsdp":-1}}, or install sashimono-parallel and the target\'s backend'
     )
     raise TargetError(message)
 

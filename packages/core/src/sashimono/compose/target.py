@@ -106,8 +106,7 @@ def _topology(text: str, device: DeviceSpec, chips: int) -> str:
     if chips not in device.topologies:
         near = sorted(sorted(device.topologies, key=lambda size: abs(size - chips))[:4])
         message = (
-            f"target {text!r}: no slice of {device.name} has {chips} chips; "
-            f"the nearest are {_selectors(device, near)}"
+            f"target {text!r}: no slice of {device.name} has {chips} chips; the nearest are {_selectors(device, near)}"
         )
         raise TargetError(message)
     return device.topologies[chips]

@@ -13,9 +13,7 @@ from sashimono.errors import ConfigError
 
 Admit = Callable[[Any, bool], Any]
 
-_ANYTHING = (
-    "None, bool, int, float, str, Enum, Config, class, function, or tuple/list/dict of these"
-)
+_ANYTHING = "None, bool, int, float, str, Enum, Config, class, function, or tuple/list/dict of these"
 
 
 class Mismatch(Exception):
@@ -227,10 +225,7 @@ def admit_fixed_tuple(items: Sequence[Admit], expected: str) -> Admit:
     def admit(value: Any, copy: bool) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise Mismatch(value, expected)
-        return tuple(
-            _inside(item, v, copy, f"[{i}]")
-            for i, (item, v) in enumerate(zip(items, value, strict=True))
-        )
+        return tuple(_inside(item, v, copy, f"[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True)))
 
     return admit
 

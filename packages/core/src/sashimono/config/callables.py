@@ -25,9 +25,7 @@ class _Catalog:
     load: Callable[[str], Any] | None = None
 
 
-def set_name_resolver(
-    name_of: Callable[[Any], str | None] | None, load: Callable[[str], Any] | None
-) -> None:
+def set_name_resolver(name_of: Callable[[Any], str | None] | None, load: Callable[[str], Any] | None) -> None:
     """Connects the catalog: `name_of(object)` and `load(name)`; None disconnects it."""
     _Catalog.name_of = staticmethod(name_of) if name_of else None
     _Catalog.load = staticmethod(load) if load else None
@@ -79,8 +77,7 @@ def resolve_callable(name: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except (ImportError, ValueError) as error:
         message = (
-            f"can't load {name!r}: importing {module_name!r} failed ({error}); "
-            "install the package that provides it"
+            f"can't load {name!r}: importing {module_name!r} failed ({error}); install the package that provides it"
         )
         raise CallableNameError(message) from error
     for attribute in qualname.split("."):

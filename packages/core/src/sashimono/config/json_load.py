@@ -46,9 +46,7 @@ def decode_value(data: Any, at: tuple[Key, ...] = (), origins: Origins | None = 
     return _decode_tagged(tag, data, at, origins)
 
 
-def _decode_tagged(
-    tag: str, data: dict[str, Any], at: tuple[Key, ...], origins: Origins | None
-) -> Any:
+def _decode_tagged(tag: str, data: dict[str, Any], at: tuple[Key, ...], origins: Origins | None) -> Any:
     value = data[tag]
     if tag == "$tuple":
         return tuple(decode_value(value, at, origins))
@@ -100,9 +98,7 @@ def _decode_node(data: dict[str, Any], at: tuple[Key, ...], origins: Origins) ->
     return node
 
 
-def _store(
-    node: Config, field: Field, value: Any, history: tuple[Origin, ...], at: tuple[Key, ...]
-) -> None:
+def _store(node: Config, field: Field, value: Any, history: tuple[Origin, ...], at: tuple[Key, ...]) -> None:
     where = join_path((*at, field.name))
     admitted = field.admit(value, where)
     if history or same_value(admitted, field.default):

@@ -116,9 +116,7 @@ def _segment_matches(glob: Segment, segment: Segment) -> bool:
     return (
         len(glob.subscripts) == len(segment.subscripts)
         and _name_pattern(glob.name).fullmatch(segment.name) is not None
-        and all(
-            g is _ANY or g == s for g, s in zip(glob.subscripts, segment.subscripts, strict=True)
-        )
+        and all(g is _ANY or g == s for g, s in zip(glob.subscripts, segment.subscripts, strict=True))
     )
 
 
@@ -146,9 +144,7 @@ def _segments(text: str, name_pattern: re.Pattern[str]) -> list[Segment]:
     return segments
 
 
-def _subscripts(
-    text: str, at: int, name_pattern: re.Pattern[str]
-) -> tuple[tuple[Key | _Any, ...], int]:
+def _subscripts(text: str, at: int, name_pattern: re.Pattern[str]) -> tuple[tuple[Key | _Any, ...], int]:
     found: list[Key | _Any] = []
     while at < len(text) and text[at] == "[":
         at += 1

@@ -96,9 +96,7 @@ class Config(Node):
 
     def is_set(self, name: str) -> bool:
         """Tells whether someone set the field, or changed the value inside it."""
-        return name in self._origins or not same_value(
-            self.__dict__[name], self._schema.fields[name].default
-        )
+        return name in self._origins or not same_value(self.__dict__[name], self._schema.fields[name].default)
 
     def check(self) -> list[str]:
         """Returns what is wrong with the values taken together; subclasses override it."""
@@ -239,9 +237,7 @@ class Config(Node):
             self._origins[name] = history
 
 
-def revive(
-    cls: type[C], values: dict[str, Any], origins: dict[str, tuple[Origin, ...]], frozen: bool
-) -> C:
+def revive(cls: type[C], values: dict[str, Any], origins: dict[str, tuple[Origin, ...]], frozen: bool) -> C:
     """Rebuilds a pickled config."""
     config = object.__new__(cls)
     _slot(config, "_frozen", frozen)

@@ -82,11 +82,7 @@ def replace(
         message = "replace() takes either new= or edit="
         raise RewriteError(message)
     targets = target if isinstance(target, tuple) else (target,)
-    paths = [
-        join_path(keys)
-        for keys, node in walk_keys(cfg)
-        if _is_target(node, targets) and match_path(where, keys)
-    ]
+    paths = [join_path(keys) for keys, node in walk_keys(cfg) if _is_target(node, targets) and match_path(where, keys)]
     if not paths and not allow_none:
         raise _no_match(cfg, targets, where)
     if new is not None:
@@ -212,6 +208,5 @@ def _no_match(cfg: Config, targets: tuple[Any, ...], where: str) -> RewriteError
         kinds = {(n._target or type(n)).__qualname__ for _, n in cfg.walk()}
         hint = f"the config has {', '.join(sorted(kinds)[:12])}"
     return RewriteError(
-        f"no {names} under {where!r} in {type(cfg).__qualname__}: {hint}; "
-        "pass allow_none=True if that is fine"
+        f"no {names} under {where!r} in {type(cfg).__qualname__}: {hint}; pass allow_none=True if that is fine"
     )

@@ -26,9 +26,7 @@ class Field:
         "_captured", "_checked", "_type", "annotation", "default", "home", "line", "name", "owner",
     )  # fmt: skip
 
-    def __init__(
-        self, name: str, annotation: Any, default: Any, owner: type, captured: dict[str, Any]
-    ) -> None:
+    def __init__(self, name: str, annotation: Any, default: Any, owner: type, captured: dict[str, Any]) -> None:
         self.name = name
         self.annotation = annotation
         self.default = default
@@ -104,19 +102,14 @@ class Field:
         name = (f"{where} ({self.label})" if where else self.label) + mismatch.where
         declared = f" (declared {self.type.text})" if mismatch.where else ""
         reason = f"; {mismatch.reason}" if mismatch.reason else ""
-        message = (
-            f"{name}: expected {mismatch.expected}{declared}, "
-            f"got {found_text(mismatch.value)}{reason}"
-        )
+        message = f"{name}: expected {mismatch.expected}{declared}, got {found_text(mismatch.value)}{reason}"
         raise FieldTypeError(message) from None
 
 
 class Schema:
     """All fields of a class in order, with its placement fields and renamed fields."""
 
-    def __init__(
-        self, fields: dict[str, Field], placement: frozenset[str], renamed: dict[str, str]
-    ) -> None:
+    def __init__(self, fields: dict[str, Field], placement: frozenset[str], renamed: dict[str, str]) -> None:
         self.fields = fields
         self.placement = placement
         self.renamed = renamed
@@ -208,9 +201,7 @@ def _check_name(cls: type, name: str, inherited: dict[str, Field]) -> None:
 
 def _check_redefault(cls: type, name: str, value: Any) -> None:
     if isinstance(value, types.FunctionType | property | classmethod | staticmethod):
-        message = (
-            f"{cls.__qualname__}.{name}() hides the inherited field {name!r}; choose another name"
-        )
+        message = f"{cls.__qualname__}.{name}() hides the inherited field {name!r}; choose another name"
         raise SchemaError(message)
 
 

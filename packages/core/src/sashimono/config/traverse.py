@@ -71,10 +71,7 @@ def container_with(value: Any, at: tuple[Key, ...], keys: tuple[Key, ...], new: 
         return copied
     if not isinstance(value, list | tuple) or not _is_index(value, key):
         raise _nowhere(value, at, key, path)
-    items = [
-        container_with(v, at_key, rest, new) if i == key else copy_value(v)
-        for i, v in enumerate(value)
-    ]
+    items = [container_with(v, at_key, rest, new) if i == key else copy_value(v) for i, v in enumerate(value)]
     return tuple(items) if isinstance(value, tuple) else items
 
 
@@ -104,9 +101,7 @@ def _nowhere(value: Any, before: tuple[Key, ...], key: Key, path: str) -> PathEr
     asked = f"path {path!r}: "
     if isinstance(value, Node):
         near = did_you_mean(str(key), vars(value))
-        return PathError(
-            f"{asked}{at} ({type(value).__qualname__}) has no field {str(key)!r}{near}"
-        )
+        return PathError(f"{asked}{at} ({type(value).__qualname__}) has no field {str(key)!r}{near}")
     if isinstance(value, dict):
         return PathError(f"{asked}{at} has no key {key!r}{did_you_mean(str(key), value)}")
     if isinstance(value, list | tuple):

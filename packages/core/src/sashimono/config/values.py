@@ -86,9 +86,7 @@ def freeze_value(value: Any) -> Any:
 
 def is_copied(value: Any) -> bool:
     """Tells whether instances must not share this value."""
-    return isinstance(value, Node | list | dict) or (
-        isinstance(value, tuple) and any(is_copied(v) for v in value)
-    )
+    return isinstance(value, Node | list | dict) or (isinstance(value, tuple) and any(is_copied(v) for v in value))
 
 
 def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
@@ -112,11 +110,7 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return isinstance(b, list) and _same_sequence(a, b)
     if isinstance(a, dict):
-        return (
-            isinstance(b, dict)
-            and a.keys() == b.keys()
-            and all(same_value(v, b[k]) for k, v in a.items())
-        )
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same_value(v, b[k]) for k, v in a.items())
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple):

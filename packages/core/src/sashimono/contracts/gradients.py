@@ -17,7 +17,5 @@ class GradientStrategy(Configurable):
     """Maps a loss program and its arguments to gradients: at once, by microbatches, or through a pipeline."""
 
     @abc.abstractmethod
-    def gradients(
-        self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array
-    ) -> tuple[Any, Outputs]:
+    def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients in the parameters' dtypes, of `outputs.total_loss()` over the whole batch, and outputs."""

@@ -26,9 +26,7 @@ class Optimizer(Configurable):
     """
 
     @abc.abstractmethod
-    def transformation(
-        self, specs: Mapping[str, ParamSpec], learning_rate: Schedule
-    ) -> GradientTransformation:
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> GradientTransformation:
         """Returns the transformation; `specs` give each parameter's decay, rate scale and factorisation."""
 
 

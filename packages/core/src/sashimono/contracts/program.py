@@ -11,7 +11,6 @@ from jax.sharding import AbstractMesh, Mesh
 from sashimono.arrays.plan import ExecutionPlan, use_plan
 from sashimono.module.outputs import Outputs
 
-
 #: Our platform names that JAX lowers under another one.
 _LOWERED_AS = {"gpu": "cuda"}
 

@@ -128,9 +128,7 @@ class TokenDispatcher(Module):
         """Returns rows grouped by expert, the size of each group, and what `combine` needs."""
 
     @abc.abstractmethod
-    def combine(
-        self, rows: Float[Array, "rows E"], weights: Float[Array, "N top_k"], plan: Any
-    ) -> Float[Array, "N E"]:
+    def combine(self, rows: Float[Array, "rows E"], weights: Float[Array, "N top_k"], plan: Any) -> Float[Array, "N E"]:
         """Returns each token's weighted sum over its experts' rows."""
 
 

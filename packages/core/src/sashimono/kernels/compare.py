@@ -79,9 +79,7 @@ def examples_for(operation: str) -> Examples:
     """Returns core's examples for one of its operations; raises KernelError for another's."""
     if operation not in _EXAMPLES:
         near = did_you_mean(operation, _EXAMPLES)
-        message = (
-            f"core has no examples for operation {operation!r}{near}; pass Examples of your own"
-        )
+        message = f"core has no examples for operation {operation!r}{near}; pass Examples of your own"
         raise KernelError(message)
     return import_module(_EXAMPLES[operation]).EXAMPLES
 
@@ -156,9 +154,7 @@ def _evaluate(
     return {**named, **{f"d{name}": grad for name, grad in grads.items()}}
 
 
-def _outputs(
-    kernel: Kernel, problem: Any, operands: Operands, examples: Examples
-) -> list[jax.Array]:
+def _outputs(kernel: Kernel, problem: Any, operands: Operands, examples: Examples) -> list[jax.Array]:
     out = call(kernel, problem, operands)
     return jax.tree.leaves(examples.specified(problem, operands, out))
 

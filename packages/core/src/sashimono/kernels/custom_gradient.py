@@ -27,9 +27,7 @@ def _forward(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> tuple[An
     out, residuals = kernel.forward(problem, operands)
     # Named, so that a remat policy can save them: recomputing a fused kernel costs a whole forward.
     out = jax.tree.map(lambda x: checkpoint_name(x, f"{kernel.operation}_out"), out)
-    residuals = jax.tree.map(
-        lambda x: checkpoint_name(x, f"{kernel.operation}_residuals"), residuals
-    )
+    residuals = jax.tree.map(lambda x: checkpoint_name(x, f"{kernel.operation}_residuals"), residuals)
     return out, (operands, out, residuals)
 
 

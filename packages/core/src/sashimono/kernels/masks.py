@@ -144,10 +144,7 @@ class MaskSpec:
         q, k = _rows(q_positions)[:, :, None], _rows(kv_positions)[:, None, :]
         result = self._by_position(q, k)
         for group in self.any_of:
-            masks = [
-                m.allowed(q_positions, kv_positions, q_segments, kv_segments, prefix_lengths)
-                for m in group
-            ]
+            masks = [m.allowed(q_positions, kv_positions, q_segments, kv_segments, prefix_lengths) for m in group]
             if all(mask is not None for mask in masks):
                 result = _both(result, _any(masks))
         if self.prefix:

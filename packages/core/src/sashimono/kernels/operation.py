@@ -93,9 +93,7 @@ class Kernel(abc.ABC):
         """Returns the output alone, for calls that need no residuals."""
         return self.forward(problem, operands)[0]
 
-    def backward(
-        self, problem: Any, operands: Operands, out: Any, residuals: Any, cotangents: Any
-    ) -> dict[str, Any]:
+    def backward(self, problem: Any, operands: Operands, out: Any, residuals: Any, cotangents: Any) -> dict[str, Any]:
         """Returns the cotangent of each floating-point operand; a missing one means zero.
 
         Needed unless `autodiff`. Cotangents have the structure of `out`.

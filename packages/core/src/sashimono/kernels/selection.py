@@ -55,9 +55,7 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
     platform, kind = current_platform()
     everyone = host()
     prefixes = tuple(f"{operation.name}.{p}." for p in (platform, "any"))
-    installed = tuple(
-        state for state in everyone.components("kernels") if state.name.startswith(prefixes)
-    )
+    installed = tuple(state for state in everyone.components("kernels") if state.name.startswith(prefixes))
     question = _Question(
         operation=operation,
         problem=problem,

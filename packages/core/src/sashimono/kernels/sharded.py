@@ -31,9 +31,7 @@ class Split:
     error: str = ""
 
 
-def split_operands(
-    operation: Operation, operand_axes: Mapping[str, LogicalAxes], operands: Operands
-) -> Split:
+def split_operands(operation: Operation, operand_axes: Mapping[str, LogicalAxes], operands: Operands) -> Split:
     """Returns how the plan's activation rules split these operands over the context mesh.
 
     A dimension of size 1 broadcasts and stays whole.
@@ -44,10 +42,7 @@ def split_operands(
         return Split({name: PartitionSpec() for name in operands}, shapes)
     if operation.manual_axes == ():
         mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        error = (
-            f"it runs on one shard, but mesh axes {mesh} are left: "
-            f"call it inside shard_map over them"
-        )
+        error = f"it runs on one shard, but mesh axes {mesh} are left: call it inside shard_map over them"
         return Split({name: PartitionSpec() for name in operands}, shapes, error=error)
     specs, errors = {}, []
     assigned: dict[str, tuple[str, ...]] = {}
@@ -73,9 +68,7 @@ def split_operands(
     return Split(specs, shapes, assigned, axes, "; ".join(errors))
 
 
-def call_split(
-    operation: Operation, split: Split, function: Callable[[Operands], Any], operands: Operands
-) -> Any:
+def call_split(operation: Operation, split: Split, function: Callable[[Operands], Any], operands: Operands) -> Any:
     """Returns `function(operands)` computed shard by shard, its outputs put together again."""
     if not split.axes:
         return function(operands)
@@ -106,9 +99,7 @@ def call_split(
     )(dict(operands))
 
 
-def _resolve(
-    operation: Operation, axes: LogicalAxes, sizes: Mapping[str, int]
-) -> list[tuple[str, ...]]:
+def _resolve(operation: Operation, axes: LogicalAxes, sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
     """Returns the mesh axes of each dimension, of those axes that the operation splits by hand."""
     from sashimono.arrays.plan import current_plan
     from sashimono.arrays.rules import resolve

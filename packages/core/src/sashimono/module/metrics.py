@@ -1,4 +1,4 @@
-"""Metrics as mergeable sums: they add up over layers, microbatches, shards and hosts, and are divided once, on the host."""
+"""Metrics as mergeable sums: added up over layers, microbatches, shards and hosts, divided once, on the host."""
 
 import abc
 from typing import Any

@@ -15,7 +15,7 @@ from sashimono.arrays.constrain import constrain_param
 from sashimono.arrays.init import Initializer, fan_in_normal, zeros
 from sashimono.arrays.plan import current_plan
 from sashimono.arrays.spec import ParamSpec
-from sashimono.config import FROM_PARENT, Config, Configurable
+from sashimono.config import FROM_PARENT, Configurable
 from sashimono.config.paths import match_path
 from sashimono.errors import ContextError, ModuleError, did_you_mean
 from sashimono.module.context import (
@@ -203,10 +203,7 @@ class Module(Configurable):
     @nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns forward matmul FLOPs a token costs, where each query sees `context_length` keys on average."""
-        return sum(
-            (child.num_stacked or 1) * child.flops_per_token(context_length)
-            for child in self.children.values()
-        )
+        return sum((child.num_stacked or 1) * child.flops_per_token(context_length) for child in self.children.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward`."""
@@ -240,9 +237,7 @@ class Module(Configurable):
             message = f"{self.path} has no parameter {name!r}{did_you_mean(name, self.param_specs)}"
             raise ModuleError(message)
         if name not in context.params:
-            message = (
-                f"{self.path}: the parameters passed in hold no {name!r}{did_you_mean(name, context.params)}"
-            )
+            message = f"{self.path}: the parameters passed in hold no {name!r}{did_you_mean(name, context.params)}"
             raise ModuleError(message)
         value, spec = context.params[name], self.param_specs[name]
         wanted = jnp.dtype(current_plan().precision.compute if dtype is None else dtype)
@@ -322,9 +317,7 @@ def _in_own_context(method: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _note_call(
-    error: Exception, module: Module, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+def _note_call(error: Exception, module: Module, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Adds to a traceback which module failed, and on what shapes; only the innermost call says so."""
     if getattr(error, "_sashimono_noted", False):
         return

@@ -125,9 +125,7 @@ class Collector:
 
     def outputs(self) -> Outputs:
         """Returns what was gathered."""
-        return Outputs(
-            dict(self.metrics), dict(self.losses), dict(self.state), dict(self.emitted), tuple(self.kernels)
-        )
+        return Outputs(dict(self.metrics), dict(self.losses), dict(self.state), dict(self.emitted), tuple(self.kernels))
 
 
 def twice(path: str, kind: str) -> str:

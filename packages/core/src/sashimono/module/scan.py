@@ -51,9 +51,7 @@ def scan(
             c, y, out = step(c, *sliced)
             return c, (y, out)
 
-        carry, (ys, outputs) = jax.lax.scan(
-            scanned, carry, (xs, params, state, indices), length=length, unroll=unroll
-        )
+        carry, (ys, outputs) = jax.lax.scan(scanned, carry, (xs, params, state, indices), length=length, unroll=unroll)
         outputs = outputs.reduce_leading()
     context.collector.absorb(outputs)
     return carry, ys
@@ -63,9 +61,7 @@ def _step(context: Context, body: Callable[[Any, Any], Any], over: str | None) -
     def step(carry: Any, x: Any, params: Any, state: Any, index: Any) -> tuple[Any, Any, Outputs]:
         if over is None:
             key = None if context.key is None else context.key.fold("scan", index)
-            (carry, y), outputs = run_detached(
-                context, body, context.params, context.state, key, (carry, x)
-            )
+            (carry, y), outputs = run_detached(context, body, context.params, context.state, key, (carry, x))
             return carry, y, outputs
         (carry, y), outputs = run_detached(
             context,

@@ -76,18 +76,14 @@ def vmap(function: Callable[..., Any], in_axes: Any = 0, axis_size: int | None =
     return wrapped
 
 
-def cond(
-    predicate: Any, true_function: Callable[..., Any], false_function: Callable[..., Any], *args: Any
-) -> Any:
+def cond(predicate: Any, true_function: Callable[..., Any], false_function: Callable[..., Any], *args: Any) -> Any:
     """Returns one branch's result, like jax.lax.cond; both branches must record the same things."""
     context = current_context()
     kernels: dict[Any, None] = {}
 
     def branch(function: Callable[..., Any]) -> Callable[..., Any]:
         def pure(*inner: Any) -> tuple[Any, Outputs]:
-            result, out = run_detached(
-                context, function, context.params, context.state, context.key, inner
-            )
+            result, out = run_detached(context, function, context.params, context.state, context.key, inner)
             # The branches' manifests may differ, and static data must not: join them outside.
             kernels.update(dict.fromkeys(out.kernels))
             return result, Outputs(out.metrics, out.losses, out.state, out.emitted)

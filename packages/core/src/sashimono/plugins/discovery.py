@@ -66,9 +66,7 @@ def discover() -> list[Provider]:
         entries = _entries(first.entry_points)
         if entries:
             unmet = unmet_requirements(first.requires or (), installed_version)
-            providers.append(
-                Provider(name=name, version=first.version, entries=entries, unmet=tuple(unmet))
-            )
+            providers.append(Provider(name=name, version=first.version, entries=entries, unmet=tuple(unmet)))
     return providers
 
 

@@ -47,9 +47,7 @@ class PluginHost:
             environment variable SASHIMONO_STRICT_PLUGINS.
     """
 
-    def __init__(
-        self, discover: Callable[[], list[Provider]] = discover, strict: bool | None = None
-    ) -> None:
+    def __init__(self, discover: Callable[[], list[Provider]] = discover, strict: bool | None = None) -> None:
         """Discovers nothing yet."""
         self._discover = discover
         self._strict = strict
@@ -91,11 +89,7 @@ class PluginHost:
         # A component in conflict can still be selected, so its distribution takes part.
         states: list[PluginState | ComponentState] = list(running.plugins.values())
         states += running.catalog.states()
-        usable = {
-            state.distribution
-            for state in states
-            if state.state.usable or state.state is State.CONFLICT
-        }
+        usable = {state.distribution for state in states if state.state.usable or state.state is State.CONFLICT}
         return {name: v for name, v in running.versions.items() if name in usable}
 
     def plugin_set_digest(self) -> str:

@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-def unmet_requirements(
-    requires: Iterable[str], version_of: Callable[[str], str | None]
-) -> list[str]:
+def unmet_requirements(requires: Iterable[str], version_of: Callable[[str], str | None]) -> list[str]:
     """Returns one sentence for each requirement that holds without extras and is not met.
 
     Args:

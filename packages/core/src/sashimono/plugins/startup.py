@@ -43,9 +43,7 @@ def start_plugins(
             else:
                 objects[key] = plugin
                 states[key] = replace(state, state=State.LOADED)
-    order = sorted(
-        states, key=lambda k: (priorities.get(k, 0), states[k].distribution, states[k].name, k)
-    )
+    order = sorted(states, key=lambda k: (priorities.get(k, 0), states[k].distribution, states[k].name, k))
     manager, failures = assemble({k: objects[k] for k in order if k in priorities})
     for key, failure in failures.items():
         states[key] = broken(states[key], failure)
@@ -76,7 +74,4 @@ def broken(state: PluginState, failure: Failure, hook: str = "") -> PluginState:
 def _by_key(states: list[PluginState]) -> dict[str, PluginState]:
     """Maps full names to states, adding the value where a distribution claims one name twice."""
     keys = [state.key for state in states]
-    return {
-        state.key if keys.count(state.key) == 1 else f"{state.key}={state.value}": state
-        for state in states
-    }
+    return {state.key if keys.count(state.key) == 1 else f"{state.key}={state.value}": state for state in states}

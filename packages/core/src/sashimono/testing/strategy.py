@@ -68,9 +68,7 @@ class StrategyConformance:
         with jax.set_mesh(mesh), use_plan(plan):
             shardings = param_shardings(param_specs(model), plan.param_rules, mesh)
             placed = jax.device_put(params, shardings)
-            rows = array_sharding(
-                batch.input_ids.shape, BATCH_AXES.input_ids, plan.activation_rules, mesh, "batch"
-            )
+            rows = array_sharding(batch.input_ids.shape, BATCH_AXES.input_ids, plan.activation_rules, mesh, "batch")
             split = jax.tree.map(lambda x: jax.device_put(x, rows), batch)
             found = jax.jit(self._loss_and_grads)(placed, split)
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)

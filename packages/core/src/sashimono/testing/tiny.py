@@ -174,5 +174,3 @@ class CountingTokens(DataSource):
 def tiny_model(vocab_size: int = 64) -> TinyLM.Config:
     """Returns the tiny model's config, as a `models` component would."""
     return TinyLM.Config(vocab_size=vocab_size)
-
-

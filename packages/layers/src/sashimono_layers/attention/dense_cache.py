@@ -31,7 +31,7 @@ class DenseCache(Cache):
         v: Float[Array, "B T K D"],
         sequences: Sequences,
     ) -> CacheView:
-        """Writes the new tokens at `sequences.lengths`. Slots past a row's length hold rubbish that the causal mask hides.
+        """Writes the new tokens at `sequences.lengths`; what lies past a row's length is rubbish that causality hides.
 
         A scalar length writes one slice; a length per row writes one slice a row, a scatter.
         """

@@ -1,4 +1,4 @@
-"""Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); equal head counts make it multi-head, one makes it multi-query."""
+"""Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); its head counts make it multi-head or -query."""
 
 import jax.numpy as jnp
 import sashimono as sm

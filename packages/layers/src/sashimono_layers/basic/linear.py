@@ -3,7 +3,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float
 from sashimono.arrays.axes import LogicalAxes
@@ -52,5 +51,3 @@ class Linear(sm.Module):
         """Returns two FLOPs a weight."""
         del context_length
         return 2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape)
-
-

@@ -16,9 +16,7 @@ class RMSNorm(Norm):
 
     def setup(self) -> None:
         """Declares `scale`, ones, never decayed."""
-        self.add_param(
-            "scale", (self.config.input_dim,), axes=("norm",), init=sm.ones, weight_decay=0.0
-        )
+        self.add_param("scale", (self.config.input_dim,), axes=("norm",), init=sm.ones, weight_decay=0.0)
 
     def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
         """Returns the normalised array."""

@@ -17,9 +17,7 @@ class CrossEntropy(sm.Module):
         label_smoothing: float = 0.0
         logit_cap: float | None = None
 
-    def forward(
-        self, x: Float[Array, "B T E"], weight: Float[Array, "V E"], batch: Batch, *, tied: bool
-    ) -> None:
+    def forward(self, x: Float[Array, "B T E"], weight: Float[Array, "V E"], batch: Batch, *, tied: bool) -> None:
         """Adds the loss of hidden states; `weight` is [vocab, embed] when `tied`, else [embed, vocab]."""
         cfg, train = self.config, self.train
         total, count, extra = softmax_cross_entropy(

@@ -26,9 +26,7 @@ class DecoderLM(CausalLM):
         """Declares the parts and shares the embedding with the head."""
         cfg = self.config
         sizes = {"input_dim": cfg.input_dim, "vocab_size": cfg.vocab_size}
-        self.add_child(
-            "embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim
-        )
+        self.add_child("embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim)
         self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
         self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
         self.add_child("head", cfg.head, **sizes)
@@ -77,5 +75,3 @@ class DecoderLM(CausalLM):
     def unstacked(self, params: Any) -> Any:
         """Returns parameters with one tree a layer in the stack."""
         return {**params, "stack": self.stack.unstacked(params["stack"])}
-
-

@@ -3,7 +3,7 @@
 import sashimono as sm
 from sashimono.contracts import Positions
 
-from sashimono_layers.positions.frequency_scaling import Llama3Scaling, LinearScaling, NTKScaling
+from sashimono_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
 from sashimono_layers.positions.rotary import Rotary
 
 
@@ -53,9 +53,7 @@ class RopeLlama3(sm.Modifier):
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
-        return _scaled(
-            cfg, Llama3Scaling.Config(factor=own.factor, original_length=own.original_length)
-        )
+        return _scaled(cfg, Llama3Scaling.Config(factor=own.factor, original_length=own.original_length))
 
 
 def _scaled(cfg: sm.Config, scaling: sm.Config) -> sm.Config:

@@ -39,9 +39,7 @@ class GatedExperts(sm.Module):
             fan_in_axes=(1,),
         )
 
-    def forward(
-        self, rows: Float[Array, "R E"], group_sizes: Int[Array, " X"]
-    ) -> Float[Array, "R E"]:
+    def forward(self, rows: Float[Array, "R E"], group_sizes: Int[Array, " X"]) -> Float[Array, "R E"]:
         """Returns each row through its expert."""
         gate = self.tag("feed_forward_gate", grouped_matmul(rows, self.param("gate"), group_sizes))
         up = self.tag("feed_forward_up", grouped_matmul(rows, self.param("up"), group_sizes))

@@ -38,9 +38,7 @@ class TopKRouter(sm.Module):
     def setup(self) -> None:
         """Declares the router's weight; it never decays and stays fp32."""
         cfg = self.config
-        self.add_param(
-            "weight", (cfg.input_dim, cfg.num_experts), axes=("embed", "experts"), weight_decay=0.0
-        )
+        self.add_param("weight", (cfg.input_dim, cfg.num_experts), axes=("embed", "experts"), weight_decay=0.0)
 
     def forward(self, x: Float[Array, "N E"], valid: Float[Array, " N"]) -> Routing:
         """Returns the routing of each token; tokens whose `valid` is 0 don't count in losses and metrics."""

@@ -61,6 +61,4 @@ def llama_1b() -> DecoderLM.Config:
 
 def llama_tiny() -> DecoderLM.Config:
     """Returns a Llama that learns on a laptop: 4 layers of width 192, tied, byte-pair vocabulary of 2,048."""
-    return llama(
-        num_layers=4, input_dim=192, num_heads=6, num_kv_heads=2, hidden_dim=512, vocab_size=2048, tied=True
-    )
+    return llama(num_layers=4, input_dim=192, num_heads=6, num_kv_heads=2, hidden_dim=512, vocab_size=2048, tied=True)

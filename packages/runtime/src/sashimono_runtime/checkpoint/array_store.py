@@ -19,9 +19,7 @@ from sashimono_runtime.checkpoint.errors import CheckpointStructureError
 class ArrayStore:
     """Writes step directories asynchronously. All processes of a run make the same calls."""
 
-    def __init__(
-        self, items: tuple[str, ...], texts: tuple[str, ...], timeout_seconds: int
-    ) -> None:
+    def __init__(self, items: tuple[str, ...], texts: tuple[str, ...], timeout_seconds: int) -> None:
         handlers: dict[str, Any] = {item: orbax.PyTreeCheckpointHandler() for item in items}
         handlers |= {text: orbax.JsonCheckpointHandler() for text in texts}
         self._checkpointer = orbax.AsyncCheckpointer(
@@ -29,13 +27,9 @@ class ArrayStore:
             async_options=orbax.options.AsyncOptions(timeout_secs=timeout_seconds),
         )
 
-    def start(
-        self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]], texts: Mapping[str, Any]
-    ) -> None:
+    def start(self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]], texts: Mapping[str, Any]) -> None:
         """Copies the arrays off the devices and returns; writing goes on in the background."""
-        items: dict[str, Any] = {
-            item: orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves
-        }
+        items: dict[str, Any] = {item: orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves}
         items |= {name: orbax.args.JsonSave(value) for name, value in texts.items()}
         self._checkpointer.save(folder, args=orbax.args.Composite(**items))
 
@@ -73,9 +67,7 @@ def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str,
 
 def read_text(folder: Path, name: str) -> Any:
     """Returns one JSON item; raises whatever orbax raises."""
-    return orbax.JsonCheckpointHandler().restore(
-        epath.Path(folder) / name, args=orbax.args.JsonRestore()
-    )
+    return orbax.JsonCheckpointHandler().restore(epath.Path(folder) / name, args=orbax.args.JsonRestore())
 
 
 def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

@@ -128,9 +128,7 @@ class Checkpointer:
             raise self._failed(pending, error) from error
         self._current_step = step
         pending.blocking_seconds = time.perf_counter() - started
-        self._thread = threading.Thread(
-            target=self._finish, args=(pending,), name=f"checkpoint-{step}"
-        )
+        self._thread = threading.Thread(target=self._finish, args=(pending,), name=f"checkpoint-{step}")
         self._thread.start()
         return True
 
@@ -197,14 +195,9 @@ class Checkpointer:
         except TypeError as error:
             message = f"checkpoint {step}: data and meta must be JSON values: {error}"
             raise CheckpointError(message) from error
-        digests = {
-            item: {path: start_digest(leaf) for path, leaf in leaves.items()}
-            for item, leaves in trees.items()
-        }
+        digests = {item: {path: start_digest(leaf) for path, leaf in leaves.items()} for item, leaves in trees.items()}
         arrays = {
-            item: {
-                path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()
-            }
+            item: {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
             for item, leaves in trees.items()
         }
         self._saves += 1
@@ -282,9 +275,7 @@ class Checkpointer:
 
     def _report_damaged(self, step: int, reasons: tuple[str, ...], used: int | None) -> None:
         """Explains a fallback and moves the damaged step out of the way of the next save."""
-        logger.warning(
-            "checkpoint %d is damaged, using %s instead: %s", step, used, "; ".join(reasons)
-        )
+        logger.warning("checkpoint %d is damaged, using %s instead: %s", step, used, "; ".join(reasons))
         self._on_event("checkpoint_damaged", {"step": step, "reasons": list(reasons), "used": used})
         if used is not None and not self._read_only and agreement.is_primary():
             layout.set_aside_damaged(self.directory, step)
@@ -295,7 +286,4 @@ def _stored(trees: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, dict[str,
 
     Which orbax refuses and the manifest alone describes.
     """
-    return {
-        item: {path: leaf for path, leaf in leaves.items() if leaf.size}
-        for item, leaves in trees.items()
-    }
+    return {item: {path: leaf for path, leaf in leaves.items() if leaf.size} for item, leaves in trees.items()}

@@ -64,9 +64,7 @@ def _digest(array: jax.Array) -> jax.Array:
     words = _words(array)
     words = words.reshape(1) if words.ndim == 0 else words
     lanes = [
-        jnp.sum(
-            _mix(words ^ _mix(_positions(words.shape, lane) + np.uint32(seed))), dtype=jnp.uint32
-        )
+        jnp.sum(_mix(words ^ _mix(_positions(words.shape, lane) + np.uint32(seed))), dtype=jnp.uint32)
         for lane, seed in enumerate(_SEEDS)
     ]
     return jnp.stack(lanes)

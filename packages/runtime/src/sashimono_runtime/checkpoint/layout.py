@@ -18,21 +18,15 @@ def committed_steps(directory: Path) -> list[int]:
     """
     if not directory.is_dir():
         return []
-    return sorted(
-        int(p.name) for p in directory.iterdir() if p.name.isdecimal() and is_committed(p)
-    )
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and is_committed(p))
 
 
-def steps_to_delete(
-    steps: list[int], keep_last_n: int, keep_every_n_steps: int | None
-) -> list[int]:
+def steps_to_delete(steps: list[int], keep_last_n: int, keep_every_n_steps: int | None) -> list[int]:
     """Returns the steps outside both rules, oldest first; the newest is always kept."""
     ordered = sorted(steps)
     recent = set(ordered[-max(1, keep_last_n) :])
     return [
-        step
-        for step in ordered
-        if step not in recent and not (keep_every_n_steps and step % keep_every_n_steps == 0)
+        step for step in ordered if step not in recent and not (keep_every_n_steps and step % keep_every_n_steps == 0)
     ]
 
 

@@ -95,9 +95,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointDamagedError(message) from error
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
-        message = (
-            f"{directory / MANIFEST} has SHA-256 {found}, but it was committed with {expected}"
-        )
+        message = f"{directory / MANIFEST} has SHA-256 {found}, but it was committed with {expected}"
         raise CheckpointDamagedError(message)
     if str(step) != directory.name:
         message = f"{directory} holds step {step}: the directory was renamed"
@@ -115,8 +113,7 @@ def _parse(directory: Path, body: Mapping[str, Any]) -> Manifest:
         raise CheckpointStructureError(message, (message,))
     arrays = {
         item: {
-            path: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["digest"])
-            for path, entry in entries.items()
+            path: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["digest"]) for path, entry in entries.items()
         }
         for item, entries in body["arrays"].items()
     }

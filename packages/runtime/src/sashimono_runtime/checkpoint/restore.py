@@ -80,9 +80,7 @@ def restore_newest(
             continue
         return dataclasses.replace(restored, damaged=dict(damaged)), damaged
     if damaged:
-        found = "\n  ".join(
-            f"{step}: {reason}" for step, reasons in damaged.items() for reason in reasons
-        )
+        found = "\n  ".join(f"{step}: {reason}" for step, reasons in damaged.items() for reason in reasons)
         message = (
             f"none of the checkpoints in {directory} can be restored:\n  {found}\n"
             "Copy the run from a backup, or start a new run directory"
@@ -132,22 +130,15 @@ def _read(
     return arrays, texts.get("data"), texts.get("meta")
 
 
-def _verify(
-    folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, jax.Array]]
-) -> None:
+def _verify(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, jax.Array]]) -> None:
     """Raises CheckpointDamagedError naming every array whose bits are not the saved ones."""
-    digests = {
-        item: {path: start_digest(leaf) for path, leaf in leaves.items()}
-        for item, leaves in arrays.items()
-    }
+    digests = {item: {path: start_digest(leaf) for path, leaf in leaves.items()} for item, leaves in arrays.items()}
     reasons = []
     for item, leaves in digests.items():
         for path, digest in leaves.items():
             saved, found = manifest.arrays[item][path].digest, digest_text(digest)
             if saved != found:
-                reasons.append(
-                    f"{item}: {path} is not what was saved: digest {found}, saved {saved}"
-                )
+                reasons.append(f"{item}: {path} is not what was saved: digest {found}, saved {saved}")
     if reasons:
         _raise_damaged(folder, reasons)
 

@@ -56,9 +56,7 @@ def check_structure(
     problems: list[str] = []
     for item, leaves in asked.items():
         if item not in saved:
-            problems.append(
-                f"{item}: the checkpoint has no such item; it has {', '.join(sorted(saved))}"
-            )
+            problems.append(f"{item}: the checkpoint has no such item; it has {', '.join(sorted(saved))}")
             continue
         problems.extend(_differences(item, leaves, saved[item]))
     if problems:
@@ -71,22 +69,14 @@ def check_structure(
 
 
 def _differences(item: str, asked: Mapping[str, Any], saved: Mapping[str, ArrayEntry]) -> list[str]:
-    problems = [
-        f"{item}: {path} is missing in the checkpoint" for path in asked if path not in saved
-    ]
-    problems += [
-        f"{item}: {path} is in the checkpoint but was not asked for"
-        for path in saved
-        if path not in asked
-    ]
+    problems = [f"{item}: {path} is missing in the checkpoint" for path in asked if path not in saved]
+    problems += [f"{item}: {path} is in the checkpoint but was not asked for" for path in saved if path not in asked]
     for path, leaf in asked.items():
         entry = saved.get(path)
         if entry is None:
             continue
         if tuple(leaf.shape) != entry.shape:
-            problems.append(
-                f"{item}: {path} has shape {entry.shape} saved, {tuple(leaf.shape)} asked for"
-            )
+            problems.append(f"{item}: {path} has shape {entry.shape} saved, {tuple(leaf.shape)} asked for")
         dtype = jnp.dtype(leaf.dtype).name
         if dtype != entry.dtype:
             problems.append(f"{item}: {path} has dtype {entry.dtype} saved, {dtype} asked for")

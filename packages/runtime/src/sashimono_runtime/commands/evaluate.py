@@ -37,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from sashimono_runtime.train.evaluate import Evaluator
 
     prepare_process()
-    opened = open_run(
-        Path(args.run_directory), target=args.on, overrides=tuple(args.set or ()), step=args.step
-    )
+    opened = open_run(Path(args.run_directory), target=args.on, overrides=tuple(args.set or ()), step=args.step)
     cfg = opened.composition.config
     program = opened.trainer.programs(opened.environment)["eval_step"]
     with opened.environment.active():

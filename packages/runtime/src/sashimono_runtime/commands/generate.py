@@ -48,16 +48,12 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.prompt) == bool(args.prompt_ids):
         message = "give --prompt TEXT or --prompt-ids 1,2,3 (either may be repeated)"
         raise UsageError(message)
-    sampling = SamplingConfig(
-        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed
-    )
+    sampling = SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     prepare_process()
     opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
     tokenizer = tokenizer_of(opened) if args.prompt else _tokenizer_if_any(opened)
     prompts = _prompts(args, tokenizer, opened.composition.config.model.vocab_size)
-    generator = Generator(
-        opened.trainer.model, opened.params, state=opened.state, environment=opened.environment
-    )
+    generator = Generator(opened.trainer.model, opened.params, state=opened.state, environment=opened.environment)
     stop = () if tokenizer is None else (tokenizer.eos_id,)
     completions = generator.generate(prompts, args.max_tokens, sampling, stop)
     shown = args.prompt or args.prompt_ids

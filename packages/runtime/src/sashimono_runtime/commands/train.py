@@ -28,9 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     experiment_arguments(parser)
     parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/EXPERIMENT)")
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
-    parser.add_argument(
-        "--require-fused", action="store_true", help="fail where a fused kernel would be refused"
-    )
+    parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     gang = parser.add_argument_group("several processes (all take the same arguments)")
     gang.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     gang.add_argument("--processes", type=int, metavar="N", help="number of processes")

@@ -45,9 +45,7 @@ def cached(kind: str, key: str, build: Callable[[], bytes], parse: Callable[[byt
     try:
         _write(path, payload)
     except OSError as error:
-        _logger.warning(
-            "can't write cache entry %s (%s); set SASHIMONO_CACHE to a writable folder", path, error
-        )
+        _logger.warning("can't write cache entry %s (%s); set SASHIMONO_CACHE to a writable folder", path, error)
     return parse(payload)
 
 

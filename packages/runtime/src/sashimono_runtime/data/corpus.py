@@ -43,9 +43,7 @@ class Corpus(Configurable):
     def _documents(self) -> tuple[Document, ...]:
         documents = tuple(self.read())
         if not documents:
-            message = (
-                f"{self.describe()} has no documents: check the path and the patterns in its config"
-            )
+            message = f"{self.describe()} has no documents: check the path and the patterns in its config"
             raise CorpusError(message)
         return documents
 
@@ -54,10 +52,7 @@ class Corpus(Configurable):
         one_in = self.config.validation_one_in
         names = [document.name for document in self._documents]
         if one_in < 0 or one_in == 1:
-            message = (
-                f"validation_one_in={one_in} leaves no training text: give 0 (none held out) or 2 "
-                "and more"
-            )
+            message = f"validation_one_in={one_in} leaves no training text: give 0 (none held out) or 2 and more"
             raise CorpusError(message)
         if one_in == 0 or len(names) < 2:
             return frozenset()
@@ -127,10 +122,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        message = (
-            f"can't read {path}: {error.strerror or error}; remove it from the corpus or make it "
-            "readable"
-        )
+        message = f"can't read {path}: {error.strerror or error}; remove it from the corpus or make it readable"
         raise CorpusError(message) from error
 
 

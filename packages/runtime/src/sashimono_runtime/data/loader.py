@@ -73,9 +73,7 @@ class Loader(Configurable):
         self.start_row = start_row
         outside = [place for place in self.local_rows if not 0 <= place < global_batch]
         if outside or not self.local_rows:
-            message = (
-                f"local_rows={self.local_rows} must be some of the {global_batch} rows of a batch"
-            )
+            message = f"local_rows={self.local_rows} must be some of the {global_batch} rows of a batch"
             raise RowError(message)
         if start_row < 0 or cfg.num_threads < 1 or cfg.prefetch_batches < 1:
             message = (
@@ -113,10 +111,7 @@ class Loader(Configurable):
             array = row.get(name)
             if array is None or array.shape != (length,) or array.dtype != dtype:
                 found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-                message = (
-                    f"{type(self.source).__name__}.row({index})[{name!r}] is {found}; expected "
-                    f"{dtype} [{length}]"
-                )
+                message = f"{type(self.source).__name__}.row({index})[{name!r}] is {found}; expected {dtype} [{length}]"
                 raise LoaderError(message)
         return row
 

@@ -56,9 +56,7 @@ class BestFitPacking(Packing):
         full = lengths // capacity
         items = np.arange(len(lengths))
         full_item = np.repeat(items, full)
-        full_start = (
-            np.arange(len(full_item)) - np.repeat(np.cumsum(full) - full, full)
-        ) * capacity
+        full_start = (np.arange(len(full_item)) - np.repeat(np.cumsum(full) - full, full)) * capacity
         rest = lengths - full * capacity
         order = np.argsort(-rest, kind="stable")
         order = order[rest[order] > 0]
@@ -81,9 +79,7 @@ class ConcatenatedPacking(Packing):
         """Returns the pieces between document ends and row ends."""
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
-        cuts = np.unique(np.concatenate([ends, np.arange(capacity, total, capacity)])).astype(
-            np.int64
-        )
+        cuts = np.unique(np.concatenate([ends, np.arange(capacity, total, capacity)])).astype(np.int64)
         begins = np.concatenate([np.zeros(1, np.int64), cuts[:-1]])[: len(cuts)]
         item = np.searchsorted(ends, begins, side="right")
         start = begins - (ends - lengths)[item]

@@ -44,10 +44,7 @@ class RandomTokens(DataSource):
             message = f"row {index} doesn't exist: num_rows={cfg.num_rows}"
             raise IndexError(message)
         if cfg.sequence_length < 1 or cfg.vocab_size < 1:
-            message = (
-                f"sequence_length={cfg.sequence_length}, vocab_size={cfg.vocab_size}: give at "
-                "least 1"
-            )
+            message = f"sequence_length={cfg.sequence_length}, vocab_size={cfg.vocab_size}: give at least 1"
             raise RowError(message)
         words = random_words(cfg.sequence_length + 1, cfg.seed, index)
         tokens = (words % np.uint64(cfg.vocab_size)).astype(np.int32)

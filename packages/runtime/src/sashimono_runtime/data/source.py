@@ -104,9 +104,7 @@ class TextSource(DataSource):
             begin = int(offsets[piece.document]) + piece.start
             row["input_ids"][here] = ids[begin : begin + piece.length]
             row["target_ids"][here] = ids[begin + 1 : begin + piece.length + 1]
-            row["positions"][here] = (
-                np.arange(piece.length) if separate else np.arange(here.start, here.stop)
-            )
+            row["positions"][here] = np.arange(piece.length) if separate else np.arange(here.start, here.stop)
             row["segment_ids"][here] = number if separate else 1
             row["loss_weights"][here] = 1.0
             filled = here.stop

@@ -31,9 +31,7 @@ class FileCorpus(Corpus):
             matches = glob.glob(pattern, root_dir=root, recursive=True)
             files = [root / match for match in matches if (root / match).is_file()]
             if not files:
-                message = (
-                    f"no file matches {pattern!r} below {root.resolve()}; check files= and root="
-                )
+                message = f"no file matches {pattern!r} below {root.resolve()}; check files= and root="
                 raise CorpusError(message)
             found.update({Path(os.path.relpath(file, root)).as_posix(): file for file in files})
         return sorted(found.items())
@@ -79,24 +77,16 @@ class JsonLines(FileCorpus):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            message = (
-                f"{place}: not JSON: {error.msg} at column {error.colno}; each line must be one "
-                "object"
-            )
+            message = f"{place}: not JSON: {error.msg} at column {error.colno}; each line must be one object"
             raise CorpusError(message) from error
         if not isinstance(record, dict):
-            message = (
-                f"{place}: found a {type(record).__name__}, expected an object with a {field!r} "
-                "field"
-            )
+            message = f"{place}: found a {type(record).__name__}, expected an object with a {field!r} field"
             raise CorpusError(message)
         if field not in record:
             message = f"{place}: no field {field!r}{did_you_mean(field, record)}"
             raise CorpusError(message)
         if not isinstance(record[field], str):
-            message = (
-                f"{place}: field {field!r} is a {type(record[field]).__name__}, expected a string"
-            )
+            message = f"{place}: field {field!r} is a {type(record[field]).__name__}, expected a string"
             raise CorpusError(message)
         return record[field].encode("utf-8", "surrogatepass")
 

@@ -35,27 +35,21 @@ class ByteTrigram:
         bigram = _interpolated(pairs, unigram, _discounts(pairs))
         discounts = _discounts(cube)
         self._probabilities = np.empty(cube.shape, np.float32)
-        for first in range(
-            _SYMBOLS
-        ):  # One plane at a time: the cube in float64 several times over is 1 GB.
+        for first in range(_SYMBOLS):  # One plane at a time: the cube in float64 several times over is 1 GB.
             self._probabilities[first] = _interpolated(cube[first], bigram, discounts)
 
     def nats(self, documents: Iterable[bytes]) -> float:
         """Returns the negative log-likelihood of `documents`, ends included."""
         total = 0.0
         for chunk in _in_chunks(documents):
-            total -= float(
-                np.log(self._probabilities.ravel()[_trigrams(chunk)], dtype=np.float64).sum()
-            )
+            total -= float(np.log(self._probabilities.ravel()[_trigrams(chunk)], dtype=np.float64).sum())
         return total
 
     def nats_per_byte(self, documents: Sequence[bytes]) -> float:
         """Returns `nats` divided by the bytes of text; raises ValueError if there are none."""
         num_bytes = sum(len(document) for document in documents)
         if num_bytes == 0:
-            message = (
-                "nats per byte of no text is undefined: give at least one document that isn't empty"
-            )
+            message = "nats per byte of no text is undefined: give at least one document that isn't empty"
             raise ValueError(message)
         return self.nats(documents) / num_bytes
 
@@ -95,8 +89,6 @@ def _trigrams(documents: Sequence[bytes]) -> np.ndarray:
     end = np.array([_END], np.int64)
     parts: list[np.ndarray] = []
     for document in documents:
-        symbols = np.concatenate(
-            [end, end, np.frombuffer(document, np.uint8).astype(np.int64), end]
-        )
+        symbols = np.concatenate([end, end, np.frombuffer(document, np.uint8).astype(np.int64), end])
         parts.append((symbols[:-2] * _SYMBOLS + symbols[1:-1]) * _SYMBOLS + symbols[2:])
     return np.concatenate(parts)

@@ -104,9 +104,7 @@ class RowPlan:
     def row(self, index: int) -> list[Piece]:
         """Returns the pieces of row `index`; raises IndexError outside the sequence."""
         if index < 0 or (self._epochs is not None and index >= (self.num_rows or 0)):
-            message = (
-                f"row {index} doesn't exist: the sequence has rows 0 to {(self.num_rows or 0) - 1}"
-            )
+            message = f"row {index} doesn't exist: the sequence has rows 0 to {(self.num_rows or 0) - 1}"
             if self.num_rows is None:
                 message = f"row {index} doesn't exist: rows count from 0"
             raise IndexError(message)

@@ -15,9 +15,7 @@ def _pretrain(model: str, peak: float, batch_size: int = 1024, steps: int = 500_
         data=RandomTokens.Config(sequence_length=4096, vocab_size=cfg.vocab_size),
         batch_size=batch_size,
         steps=steps,
-        learner=Learner.Config(
-            schedule=WarmupCosine.Config(peak=peak, warmup_steps=2000, decay_steps=steps)
-        ),
+        learner=Learner.Config(schedule=WarmupCosine.Config(peak=peak, warmup_steps=2000, decay_steps=steps)),
     )
 
 

@@ -14,12 +14,12 @@ def quickstart() -> sm.Config:
     return Trainer.Config(
         model=sm.component("models", "llama-tiny")(),
         data=TextSource.Config(sequence_length=256),
-        batch_size=16,
-        steps=600,
+        batch_size=8,
+        steps=350,
         learner=Learner.Config(
-            schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=50, decay_steps=600, final_fraction=0.1)
+            schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=50, decay_steps=350, final_fraction=0.1)
         ),
-        evaluation=EvaluationPolicy(every_steps=200, max_batches=24),
+        evaluation=EvaluationPolicy(every_steps=100, max_batches=48),
         checkpoints=CheckpointPolicy(every_steps=100),
         sample_prompt="def ",
     )

@@ -25,9 +25,7 @@ class AdamW(Optimizer):
         weight_decay: float = 0.1
         first_moment_dtype: str | None = None
 
-    def transformation(
-        self, specs: Mapping[str, ParamSpec], learning_rate: Schedule
-    ) -> optax.GradientTransformation:
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation.
 
         Its state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count".

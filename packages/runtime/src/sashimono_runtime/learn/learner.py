@@ -71,9 +71,7 @@ class UpdateRule:
         """Returns the optimizer's state before the first update."""
         return to_flat(self._transform.init(self._trained(params)))
 
-    def update(
-        self, gradients: Flat, opt: Flat, params: Flat
-    ) -> tuple[Flat, Flat, dict[str, Metric]]:
+    def update(self, gradients: Flat, opt: Flat, params: Flat) -> tuple[Flat, Flat, dict[str, Metric]]:
         """Returns parameters and state after one update.
 
         And the metrics `gradient_norm` and `learning_rate`.

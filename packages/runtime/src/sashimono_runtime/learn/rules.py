@@ -23,9 +23,7 @@ class ParameterRule(Config):
     weight_decay: float | None = None
 
 
-def apply_rules(
-    specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]
-) -> dict[str, ParamSpec]:
+def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) -> dict[str, ParamSpec]:
     """Returns the specs of the parameters to train, with the rules applied.
 
     Raises ParameterRuleError for a rule that matches nothing, and where nothing is left to train.

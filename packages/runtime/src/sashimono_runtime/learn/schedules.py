@@ -87,9 +87,7 @@ class WarmupStableDecay(ScheduleFactory):
             )
             raise UsageError(message)
         fall = optax.linear_schedule(cfg.peak, cfg.peak * cfg.final_fraction, falling)
-        return _warmed(
-            cfg, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable])
-        )
+        return _warmed(cfg, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable]))
 
 
 def _warmed(cfg: ScheduleFactory.Config, after: Schedule) -> Schedule:

@@ -21,9 +21,7 @@ class SGD(Optimizer):
         nesterov: bool = False
         weight_decay: float = 0.0
 
-    def transformation(
-        self, specs: Mapping[str, ParamSpec], learning_rate: Schedule
-    ) -> optax.GradientTransformation:
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation; its state is "momentum/trace/…" and "rate/count"."""
         cfg = self.config
         momentum = optax.trace(cfg.momentum, cfg.nesterov) if cfg.momentum else optax.identity()

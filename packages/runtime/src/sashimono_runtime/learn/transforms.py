@@ -15,9 +15,7 @@ from sashimono.contracts.optimizer import Schedule
 Flat = Mapping[str, jax.Array]
 
 
-def decay_by_spec(
-    specs: Mapping[str, ParamSpec], weight_decay: float
-) -> optax.GradientTransformation:
+def decay_by_spec(specs: Mapping[str, ParamSpec], weight_decay: float) -> optax.GradientTransformation:
     """Adds `weight_decay` x the spec's weight_decay x the parameter to its update.
 
     No operation where that is 0.
@@ -36,9 +34,7 @@ def decay_by_spec(
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def rate_by_spec(
-    specs: Mapping[str, ParamSpec], learning_rate: Schedule
-) -> optax.GradientTransformation:
+def rate_by_spec(specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
     """Multiplies by -1 x the learning rate x the spec's lr_scale; its state counts the updates."""
 
     def init(params: Flat) -> optax.ScaleByScheduleState:
@@ -53,8 +49,7 @@ def rate_by_spec(
         # One scalar product for each distinct scale, then one elementwise product a parameter.
         factors = {spec.lr_scale: -rate * spec.lr_scale for spec in specs.values()}
         scaled = {
-            path: change * jnp.asarray(factors[specs[path].lr_scale], change.dtype)
-            for path, change in updates.items()
+            path: change * jnp.asarray(factors[specs[path].lr_scale], change.dtype) for path, change in updates.items()
         }
         return scaled, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
 

@@ -31,9 +31,7 @@ def loss_series(runs: Sequence[RunData], names: Sequence[str], field: str = "los
     return [s for s in series if s.points]
 
 
-def plain_series(
-    curves: Sequence[Points], names: Sequence[str], *, smooth: bool = False
-) -> list[Series]:
+def plain_series(curves: Sequence[Points], names: Sequence[str], *, smooth: bool = False) -> list[Series]:
     """Returns one curve a run, with the raw one behind it where it is smoothed."""
     series = []
     for index, (points, name) in enumerate(zip(curves, names, strict=True)):

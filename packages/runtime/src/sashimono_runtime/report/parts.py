@@ -44,9 +44,7 @@ def table(
 
     lines = ["".join(cell("th", i, text) for i, text in enumerate(head))]
     lines += ["".join(cell("td", i, text) for i, text in enumerate(row)) for row in rows]
-    return (
-        f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
-    )
+    return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
 def figure(
@@ -74,9 +72,7 @@ def figure(
     if not plot:
         return ""
     shown = [s for s in series if not s.faint]
-    legend = "".join(
-        f'<span><i style="background:var(--c{s.colour})"></i>{escape(s.name)}</span>' for s in shown
-    )
+    legend = "".join(f'<span><i style="background:var(--c{s.colour})"></i>{escape(s.name)}</span>' for s in shown)
     legend = f'<div class="legend">{legend}</div>' if len(shown) > 1 else ""
     said = f"<p>{escape(note)}</p>" if note else ""
     return card(f"<h3>{escape(title)}</h3>{said}{legend}{plot}")
@@ -98,6 +94,4 @@ def time_bar(spent: Mapping[str, float], name: str) -> str:
             f"{human_duration(seconds)} ({share:.0%})</span>"
         )
     head = f"<h3>{escape(name)}</h3>" if name else ""
-    return (
-        f'{head}<div class="bar">{"".join(pieces)}</div><div class="legend">{"".join(legend)}</div>'
-    )
+    return f'{head}<div class="bar">{"".join(pieces)}</div><div class="legend">{"".join(legend)}</div>'

@@ -25,18 +25,14 @@ def loss_picture(run: Path, path: Path) -> None:
         size=PICTURE,
     )
     if not plot:
-        message = (
-            f"{run} has no step to plot yet; train it first: sashimono train EXPERIMENT --run {run}"
-        )
+        message = f"{run} has no step to plot yet; train it first: sashimono train EXPERIMENT --run {run}"
         raise UsageError(message)
     width, height = PICTURE
     legend, at = [], width - 20
     for one in reversed([s for s in series if not s.faint]):
         legend.append(f'<text x="{at}" y="30" text-anchor="end">{one.name}</text>')
         at -= 7 * len(one.name) + 18
-        legend.append(
-            f'<rect x="{at}" y="24" width="14" height="3" rx="1.5" fill="var(--c{one.colour})"/>'
-        )
+        legend.append(f'<rect x="{at}" y="24" width="14" height="3" rx="1.5" fill="var(--c{one.colour})"/>')
         at -= 18
     frame = f'<rect width="{width}" height="{height}" rx="10" fill="var(--card)"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" class="plot"'

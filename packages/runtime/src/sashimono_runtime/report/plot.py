@@ -132,9 +132,7 @@ def _grid(frame: _Frame, x_label: str, y_label: str) -> str:
     for value in frame.y.ticks():
         at = f"{frame.y(value):.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            _text("tick", _LEFT - 8, at, tick_text(value), 'dy="0.32em" text-anchor="end"')
-        )
+        parts.append(_text("tick", _LEFT - 8, at, tick_text(value), 'dy="0.32em" text-anchor="end"'))
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{base}" y2="{base}"/>')
     for value in frame.x.ticks(7 if frame.width > HALF[0] else 5):
         at = f"{frame.x(value):.1f}"

@@ -42,9 +42,7 @@ class RunData:
     def curve(self, field: str, kind: str = "step") -> Points:
         """Returns (step, value) of a field, "metrics.x" included, where it was recorded."""
         points = []
-        for step, record in (
-            step_records(self.events, kind).items() if kind != "step" else self.steps.items()
-        ):
+        for step, record in step_records(self.events, kind).items() if kind != "step" else self.steps.items():
             value = field_value(record, field)
             if value is not None:
                 points.append((float(step), value))
@@ -83,17 +81,13 @@ class RunData:
     def time_spent(self) -> dict[str, float]:
         """Returns seconds by what they went into; they add up to the attempts' elapsed time."""
         elapsed = sum(end - start for start, end in self._spans())
-        typical = (
-            statistics.median(t for _, t in self.step_seconds()) if self.step_seconds() else 0.0
-        )
+        typical = statistics.median(t for _, t in self.step_seconds()) if self.step_seconds() else 0.0
         done = len(self.of("step"))
         parts = {
             "training": typical * len(self.steps),
             "steps repeated after a restart": typical * (done - len(self.steps)),
             "starting and compiling": sum(_sum(self.of("prepared"), "seconds")),
-            "waiting for checkpoints": sum(
-                _sum(self.of("checkpoint_committed"), "blocking_seconds")
-            ),
+            "waiting for checkpoints": sum(_sum(self.of("checkpoint_committed"), "blocking_seconds")),
         }
         parts["evaluation and everything else"] = max(0.0, elapsed - sum(parts.values()))
         return parts
@@ -118,9 +112,7 @@ def load_run(path: Path) -> RunData:
         environment = json.loads((path / PLUGINS).read_text())
     except (OSError, ValueError):
         environment = {}
-    data = RunData(
-        path, path.resolve().name, events, step_records(events), config, problem, environment
-    )
+    data = RunData(path, path.resolve().name, events, step_records(events), config, problem, environment)
     return dataclasses.replace(data, environment=environment | data.last("run_started"))
 
 

@@ -25,11 +25,7 @@ class Scale:
 
     def ticks(self, count: int = 5) -> list[float]:
         """Returns round numbers inside the range."""
-        return (
-            _log_ticks(self.low, self.high)
-            if self.is_log
-            else _linear_ticks(self.low, self.high, count)
-        )
+        return _log_ticks(self.low, self.high) if self.is_log else _linear_ticks(self.low, self.high, count)
 
 
 def padded(low: float, high: float, share: float = 0.05) -> tuple[float, float]:

@@ -27,9 +27,7 @@ def facts(run: RunData) -> dict[str, str]:
     if run.steps:
         last = max(run.steps)
         total = run.last("run_started").get("total_steps")
-        found["completed updates"] = f"{last:,}" + (
-            f" of {total:,}" if isinstance(total, int) else ""
-        )
+        found["completed updates"] = f"{last:,}" + (f" of {total:,}" if isinstance(total, int) else "")
         found["last loss"] = f"{float(run.steps[last].get('loss', 'nan')):.4f}"
     bad = [step for step, loss in run.curve("loss") if not math.isfinite(loss)]
     if bad:
@@ -65,13 +63,8 @@ def summary(runs: Runs, names: Names) -> str:
     else:
         labels = list(dict.fromkeys(label for found in every for label in found))
         rows = [[label, *(found.get(label, "") for found in every)] for label in labels]
-        head = section(
-            "Side by side", card(table(["", *names], rows, numbers=range(1, len(names) + 1)))
-        )
-    bars = [
-        time_bar(run.time_spent(), name if len(runs) > 1 else "")
-        for run, name in zip(runs, names, strict=True)
-    ]
+        head = section("Side by side", card(table(["", *names], rows, numbers=range(1, len(names) + 1))))
+    bars = [time_bar(run.time_spent(), name if len(runs) > 1 else "") for run, name in zip(runs, names, strict=True)]
     shown = [bar for bar in bars if bar]
     return head + (section("Where the time went", card("".join(shown))) if shown else "")
 
@@ -97,9 +90,7 @@ def speed(runs: Runs, names: Names) -> str:
         ("Memory a device", "GiB", [memory_curve(run) for run in runs]),
     )
     drawn = [
-        figure(
-            title, plain_series(curves, names, smooth=True), y_label=unit, from_zero=True, size=HALF
-        )
+        figure(title, plain_series(curves, names, smooth=True), y_label=unit, from_zero=True, size=HALF)
         for title, unit, curves in quantities
     ]
     return section("Speed", _pairs(drawn)) if any(drawn) else ""
@@ -116,9 +107,7 @@ def learning(runs: Runs, names: Names) -> str:
         series = plain_series(curves, names, smooth=name != "learning_rate")
         label = name.replace("_", " ")
         is_norm = name == "gradient_norm"
-        drawn.append(
-            figure(label.capitalize(), series, y_label=label, allow_log=is_norm, size=HALF)
-        )
+        drawn.append(figure(label.capitalize(), series, y_label=label, allow_log=is_norm, size=HALF))
     more = len(ordered) - _MOST_METRICS
     note = f'<p class="note">{more} more metrics are in events.jsonl.</p>' if more > 0 else ""
     return section("Learning", _pairs(drawn) + note) if any(drawn) else ""
@@ -135,9 +124,7 @@ def samples(runs: Runs, names: Names) -> str:
         for record in run.of("sample")[-3:]:
             text = str(record.get("text", ""))
             prompt = str(record.get("prompt", ""))
-            where = f"after {record.get('step', '?')} updates" + (
-                f", {name}" if len(runs) > 1 else ""
-            )
+            where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
             shown = f"<b>{escape(prompt)}</b>{escape(text.removeprefix(prompt))}"
             blocks.append(card(f"<h3>{escape(where)}</h3><pre>{shown}</pre>"))
     return section("Samples", "".join(blocks)) if blocks else ""
@@ -153,11 +140,7 @@ def differences(runs: Runs, names: Names) -> str:
             continue
         changes = [str(change).split(": ", 1) for change in diff(runs[0].config, run.config)]
         rows = [[path, *change.split(" -> ", 1)] for path, change in changes]
-        body = (
-            table(["path", names[0], name], rows, code=True)
-            if rows
-            else "<p>The configs are equal.</p>"
-        )
+        body = table(["path", names[0], name], rows, code=True) if rows else "<p>The configs are equal.</p>"
         blocks.append(card(body))
     return section("Config differences", "".join(blocks)) if blocks else ""
 
@@ -251,7 +234,5 @@ def configs(runs: Runs, names: Names) -> str:
             blocks.append(card(f'<p class="warn">{escape(run.config_problem)}</p>'))
             continue
         text = escape(to_text(run.config))
-        blocks.append(
-            card(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>")
-        )
+        blocks.append(card(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>"))
     return section("Config", "".join(blocks))

@@ -95,18 +95,14 @@ class Generator:
     def new_caches(self, rows: int, length: int) -> Any:
         """Returns empty caches for `rows` sequences of at most `length` tokens."""
         spec = self.model.cache_spec(rows, length, self.cache_dtype)
-        return jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=lambda s: isinstance(s, sm.ParamSpec)
-        )
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=lambda s: isinstance(s, sm.ParamSpec))
 
     def prefill(
         self, ids: Any, lengths: Any, keys: Any, caches: Any, params: Any, *, sampling: Sampling
     ) -> tuple[tuple[Array, Array], Any]:
         """Returns the first new token of each row with its log-probability, and the filled caches."""
         sequences = Sequences(lengths=jnp.zeros((), jnp.int32))
-        (logits, caches), _ = sm.functional(self.model, "decode")(
-            params, self.state, ids, sequences, caches
-        )
+        (logits, caches), _ = sm.functional(self.model, "decode")(params, self.state, ids, sequences, caches)
         last = lengths[:, None, None] - 1 if lengths.ndim else lengths - 1
         final = (
             jax.lax.dynamic_index_in_dim(logits, last, axis=1, keepdims=False)
@@ -135,9 +131,7 @@ class Generator:
 
         def body(carry: LoopState) -> LoopState:
             sequences = Sequences(lengths=lengths + carry.count - 1)
-            (logits, caches), _ = decode(
-                params, self.state, carry.last[:, None], sequences, carry.caches
-            )
+            (logits, caches), _ = decode(params, self.state, carry.last[:, None], sequences, carry.caches)
             ids, logprobs = sample(logits[:, 0], sampling, keys, carry.count)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(

@@ -18,9 +18,7 @@ def environment_record() -> dict[str, Any]:
 
     Versions by distribution.
     """
-    plugins = {
-        state.distribution: state.version for state in host().plugins() if state.state.usable
-    }
+    plugins = {state.distribution: state.version for state in host().plugins() if state.state.usable}
     plugins["sashimono-core"] = _version("sashimono-core")
     return {
         "plugins": dict(sorted(plugins.items())),

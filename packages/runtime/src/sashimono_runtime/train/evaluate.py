@@ -27,9 +27,7 @@ class Evaluator:
             self._compiled = self.program.lower().compile()
         abstract = self.program.abstract_args[2]
         rows = local_rows(abstract)
-        loader = Loader.Config().build(
-            source=self.source, global_batch=self.cfg.batch_size, local_rows=rows
-        )
+        loader = Loader.Config().build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
         limit = self.cfg.evaluation.max_batches
         total, num_bytes, report = None, 0.0, None
         for index, local in enumerate(loader):

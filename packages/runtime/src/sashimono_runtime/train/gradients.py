@@ -10,9 +10,7 @@ from sashimono.module import Outputs
 class WholeBatch(GradientStrategy):
     """Differentiates the loss of the whole batch in one pass."""
 
-    def gradients(
-        self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array
-    ) -> tuple[Any, Outputs]:
+    def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients and outputs."""
 
         def total(p: Any) -> tuple[jax.Array, Outputs]:

@@ -37,11 +37,7 @@ class Progress:
         now = time.monotonic()
         if self._last is not None:
             spent = now - self._last
-            self._seconds = (
-                spent
-                if self._seconds is None
-                else self._seconds + _NEWEST * (spent - self._seconds)
-            )
+            self._seconds = spent if self._seconds is None else self._seconds + _NEWEST * (spent - self._seconds)
         self._last = now
         self._show(record, now)
 
@@ -105,9 +101,7 @@ class _Bar(Progress):
 
 
 @contextlib.contextmanager
-def progress_bar(
-    total: int, start: int = 0, line_seconds: float = _LINE_SECONDS
-) -> Iterator[Progress]:
+def progress_bar(total: int, start: int = 0, line_seconds: float = _LINE_SECONDS) -> Iterator[Progress]:
     """Yields what takes the records of steps; only process 0's says anything."""
     if jax.process_index() != 0:
         yield _Silent(total, start)

@@ -225,9 +225,7 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", PLUGINS))
     if any(name in (EVENTS, CHECKPOINTS) for name in names) and committed_steps(path / CHECKPOINTS):
         raise _damaged(path, f"{CONFIG} is missing")
-    foreign = [
-        n for n in names if n not in (EVENTS, CHECKPOINTS, REPORT) and not n.endswith(".partial")
-    ]
+    foreign = [n for n in names if n not in (EVENTS, CHECKPOINTS, REPORT) and not n.endswith(".partial")]
     if foreign:
         message = (
             f"{path} holds other files ({', '.join(foreign[:5])}) and no {CONFIG}: "

@@ -92,15 +92,9 @@ class Trainer(Workload):
     def train_step(self, before: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
         """Returns the state after one update, and the report of the loss before it."""
         key = step_key(self.config.seed, before.step)
-        grads, outputs = self.gradient_strategy.gradients(
-            self.loss, before.params, before.state, batch, key
-        )
-        params, opt, metrics = self.rule.update(
-            flatten_paths(grads), before.opt, flatten_paths(before.params)
-        )
-        after = TrainState(
-            before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt
-        )
+        grads, outputs = self.gradient_strategy.gradients(self.loss, before.params, before.state, batch, key)
+        params, opt, metrics = self.rule.update(flatten_paths(grads), before.opt, flatten_paths(before.params))
+        after = TrainState(before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt)
         return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
 
     def eval_step(self, params: Any, state: Any, batch: Batch) -> StepReport:
@@ -140,9 +134,7 @@ class Trainer(Workload):
         return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
 
 
-def _like_param(
-    name: str, leaf: jax.ShapeDtypeStruct, params: Mapping[str, Any], whole: Any
-) -> jax.ShapeDtypeStruct:
+def _like_param(name: str, leaf: jax.ShapeDtypeStruct, params: Mapping[str, Any], whole: Any) -> jax.ShapeDtypeStruct:
     """Returns an optimizer array's abstract form, sharded as the parameter its name ends with if shaped like it."""
     param = params.get(name.rpartition("/")[2])
     same = param is not None and param.shape == leaf.shape

@@ -22,11 +22,7 @@ from sashimono_runtime.data.tokenizers.tokenizer import (
 CODE = [Path(__file__).read_bytes(), Path(pretokens.__file__).read_bytes()]
 TRAINED = BytePairTokenizer.Config(vocab_size=600, min_piece_count=2).build().fit(CODE)
 TOKENIZERS = [TRAINED, ByteTokenizer.Config().build()]
-TEXT = (
-    st.binary(max_size=80)
-    | st.text(max_size=60).map(str.encode)
-    | st.sampled_from([data[:1500] for data in CODE])
-)
+TEXT = st.binary(max_size=80) | st.text(max_size=60).map(str.encode) | st.sampled_from([data[:1500] for data in CODE])
 
 
 def plain_merges(counts: Counter[bytes], num_merges: int) -> list[tuple[int, int]]:
@@ -103,9 +99,7 @@ def test_decoding_invalid_bytes_and_ids() -> None:
     tokenizer = TOKENIZERS[1]
     assert tokenizer.decode([0x61, 0xC3, tokenizer.eos_id, 0x62]) == "a\ufffdb"
     assert tokenizer.encode("é").tolist() == [0xC3, 0xA9]
-    with pytest.raises(
-        TokenizerError, match="token id 259 is outside the vocabulary: valid ids are 0 to 258"
-    ):
+    with pytest.raises(TokenizerError, match="token id 259 is outside the vocabulary: valid ids are 0 to 258"):
         tokenizer.decode([5, 259])
 
 

@@ -114,9 +114,7 @@ class SplashAttention(Kernel):
         q, k, v = _head_major(problem, operands)
         rows = (0, 0, 0, 0 if problem.has_segments else None, 0, 0, 0)
         dout = cotangents.swapaxes(1, 2)
-        dq, dk, dv = jax.vmap(one_row, in_axes=rows)(
-            q, k, v, _segments(operands), out.swapaxes(1, 2), residuals, dout
-        )
+        dq, dk, dv = jax.vmap(one_row, in_axes=rows)(q, k, v, _segments(operands), out.swapaxes(1, 2), residuals, dout)
         grads = {
             "q": _scaled(dq, problem.scale).swapaxes(1, 2),
             "k": dk.swapaxes(1, 2),

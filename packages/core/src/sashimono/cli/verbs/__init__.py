@@ -31,8 +31,4 @@ def plugin_verbs(taken: Container[str], asked: str | None = None) -> dict[str, C
         claimants = " and ".join(plugin for plugin, _ in claims[asked])
         message = f"verb {asked!r} is offered by {claimants}; uninstall one"
         raise PluginError(message)
-    return {
-        name: offers[0][1]
-        for name, offers in claims.items()
-        if len(offers) == 1 and name not in taken
-    }
+    return {name: offers[0][1] for name, offers in claims.items() if len(offers) == 1 and name not in taken}

@@ -42,9 +42,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     form = parser.add_mutually_exclusive_group()
     json_argument(form)
-    form.add_argument(
-        "--text", action="store_true", help="write one path and value a line (default)"
-    )
+    form.add_argument("--text", action="store_true", help="write one path and value a line (default)")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -76,9 +74,7 @@ def _why(cfg: Config, path: str, as_json: bool) -> None:
         write_json(rows)
     else:
         write(f"{path} = {rows[-1]['value']}" if rows else f"{path} was never set")
-        write_table(
-            ("SET BY", "VALUE", "WHERE"), [(r["set_by"], r["value"], r["where"]) for r in rows]
-        )
+        write_table(("SET BY", "VALUE", "WHERE"), [(r["set_by"], r["value"], r["where"]) for r in rows])
 
 
 def _diff(old: Config, new: Config, as_json: bool) -> None:

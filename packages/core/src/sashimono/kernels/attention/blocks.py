@@ -60,9 +60,7 @@ def add_block(total: jax.Array, block: jax.Array, axis: int, start: jax.Array) -
     return jax.lax.dynamic_update_slice_in_dim(total, old + block, start, axis)
 
 
-def key_block_ranges(
-    problem: AttentionProblem, queries: int, keys: int
-) -> tuple[np.ndarray, np.ndarray]:
+def key_block_ranges(problem: AttentionProblem, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (first, end) key block of each query block: what lies outside is masked for certain.
 
     All blocks, where positions are only known when running.
@@ -90,9 +88,7 @@ def key_block_ranges(
     return first.astype(np.int32), end.astype(np.int32)
 
 
-def _cut(
-    operands: Operands, axes: dict[str, int], bias_axis: int, index: jax.Array, size: int
-) -> dict[str, jax.Array]:
+def _cut(operands: Operands, axes: dict[str, int], bias_axis: int, index: jax.Array, size: int) -> dict[str, jax.Array]:
     cut = dict(operands)
     for name, x in operands.items():
         axis = bias_axis if name == "bias" else axes.get(name)

@@ -33,7 +33,7 @@ from sashimono.kernels.operation import Kernel, Operands
 from sashimono.kernels.verdict import Verdict, first_refusal
 
 #: Below this many keys the whole score matrix is small and faster on a CPU.
-SHORTEST = 2048
+SHORTEST = 1024
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
 
@@ -127,8 +127,7 @@ class BlockwiseAttention(Kernel):
             index, start, stop = item
             mine = query_block(explicit, index, queries)
             lse_rows, delta_rows = (
-                jax.lax.dynamic_slice_in_dim(x, index * queries, queries, 2)
-                for x in (residuals, delta)
+                jax.lax.dynamic_slice_in_dim(x, index * queries, queries, 2) for x in (residuals, delta)
             )
 
             def one_key_block(j: jax.Array, total: tuple[jax.Array, Any]) -> Any:
@@ -175,9 +174,7 @@ def _attend(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, j
     return out / total_rows.transpose(0, 2, 1)[..., None], lse
 
 
-def _add_bias_block(
-    total: jax.Array, block: jax.Array, at: tuple[jax.Array, jax.Array]
-) -> jax.Array:
+def _add_bias_block(total: jax.Array, block: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Returns the bias cotangent with a block's added; broadcast dimensions always start at 0."""
     starts = [jnp.int32(0)] * 2
     starts += [s if total.shape[i + 2] != 1 else jnp.int32(0) for i, s in enumerate(at)]

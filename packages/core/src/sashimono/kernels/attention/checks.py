@@ -68,8 +68,7 @@ def _needs(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
         (p.paged and p.has_kv_positions, "kv_positions can't be given with a page_table"),
         (
             bool(positional) and not placed,
-            f"{p.q_length} queries and {p.kv_length} keys: pass q_positions or kv_lengths to say "
-            "where they are",
+            f"{p.q_length} queries and {p.kv_length} keys: pass q_positions or kv_lengths to say where they are",
         ),
         (p.logit_cap is not None and p.logit_cap <= 0, f"logit_cap {p.logit_cap} must be positive"),
     )

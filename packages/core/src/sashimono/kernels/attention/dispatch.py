@@ -144,9 +144,7 @@ def _axes(problem: AttentionProblem) -> dict[str, Any]:
     return {**axes, **RAGGED_AXES} if problem.ragged_sequences is not None else axes
 
 
-def _with_positions(
-    problem: AttentionProblem, operands: dict[str, Any]
-) -> tuple[AttentionProblem, dict[str, Any]]:
+def _with_positions(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, dict[str, Any]]:
     """Returns both, with explicit query positions if queries are split over the mesh."""
     axes = {**ATTENTION.operand_axes, **_axes(problem)}
     split = split_operands(ATTENTION, axes, {"q": operands["q"]})

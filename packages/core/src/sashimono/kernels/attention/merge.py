@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 
 
-def merge(
-    out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def merge(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (out, log-sum-exp) over the keys of both, in fp32.
 
     out: [B, T, H, D]; lse: fp32 [B, H, T]. Associative and commutative up to rounding.

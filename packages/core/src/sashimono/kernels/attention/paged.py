@@ -13,9 +13,7 @@ from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.operation import Operands
 
 
-def gather_pages(
-    problem: AttentionProblem, operands: Operands
-) -> tuple[AttentionProblem, Operands]:
+def gather_pages(problem: AttentionProblem, operands: Operands) -> tuple[AttentionProblem, Operands]:
     """Returns an equal dense problem and its operands; the very same ones if there are no pages.
 
     k, v: [P, N, K, D]; page_table: int32 [rows, R]; key j of a row sits at position j, and exists

@@ -67,9 +67,7 @@ class ReferenceAttention(Kernel):
         return attention_gradient(problem, operands, out, residuals, cotangents)
 
 
-def _softmax_with_sinks(
-    scores: jax.Array, sinks: jax.Array, problem: AttentionProblem
-) -> jax.Array:
+def _softmax_with_sinks(scores: jax.Array, sinks: jax.Array, problem: AttentionProblem) -> jax.Array:
     """Returns the softmax over keys and one sink, without the sink's share."""
     sink = sc.sinks_to_scores(sinks, problem)
     top = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
@@ -78,9 +76,7 @@ def _softmax_with_sinks(
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top))
 
 
-def _zero_masked_rows(
-    out: jax.Array, mask: jax.Array | None, problem: AttentionProblem
-) -> jax.Array:
+def _zero_masked_rows(out: jax.Array, mask: jax.Array | None, problem: AttentionProblem) -> jax.Array:
     if mask is None or not problem.may_mask_whole_rows:
         return out
     seen = jnp.any(mask, axis=-1)[:, :, None, None]

@@ -121,9 +121,7 @@ def capped_scores(q: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.
     return scores
 
 
-def masked_scores(
-    problem: AttentionProblem, operands: Operands, mask: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def masked_scores(problem: AttentionProblem, operands: Operands, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Returns (scores with bias and mask, capped ones before them) in fp32; masked ones: MASKED."""
     capped = capped_scores(operands["q"], operands["k"], problem)
     scores = capped

@@ -28,9 +28,7 @@ def grouped_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> ja
         )
         raise KernelError(message)
     if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        message = (
-            f"grouped_matmul: group_sizes is {group_sizes.dtype}; it counts rows, pass integers"
-        )
+        message = f"grouped_matmul: group_sizes is {group_sizes.dtype}; it counts rows, pass integers"
         raise KernelError(message)
     problem = GroupedMatmulProblem(
         rows=lhs.shape[0],

@@ -10,9 +10,7 @@ from sashimono.kernels.compare import Examples
 from sashimono.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from sashimono.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
 
-BASE = GroupedMatmulProblem(
-    rows=256, inner=128, columns=128, groups=4, dtype="float32", rhs_dtype="float32"
-)
+BASE = GroupedMatmulProblem(rows=256, inner=128, columns=128, groups=4, dtype="float32", rhs_dtype="float32")
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -24,9 +22,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def example_operands(
-    problem: GroupedMatmulProblem, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
+def example_operands(problem: GroupedMatmulProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns random operands; some groups may be empty, and some rows belong to none."""
     p = problem
     edges = np.sort(rng.integers(0, p.rows + 1, p.groups))

@@ -53,9 +53,7 @@ class ChunkedCrossEntropy(Kernel):
 
         return jax.lax.scan(one_chunk, _no_sums(), _chunks(problem, operands))[0]
 
-    def forward(
-        self, problem: CrossEntropyProblem, operands: Operands
-    ) -> tuple[Sums, dict[str, jax.Array]]:
+    def forward(self, problem: CrossEntropyProblem, operands: Operands) -> tuple[Sums, dict[str, jax.Array]]:
         """Returns (sums over tokens, the gradient of the loss sum by operand)."""
         weight = operands["weight"]
 
@@ -65,9 +63,7 @@ class ChunkedCrossEntropy(Kernel):
             logits = project(problem, hidden, weight)
             losses = token_losses(problem, logits, targets)
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
-            across, by_weight = (
-                ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
-            )
+            across, by_weight = ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
             dhidden = jnp.einsum(across, dlogits, weight)
             pair = (dlogits, hidden) if problem.tied else (hidden, dlogits)
             dweight += jnp.einsum(by_weight, *pair, preferred_element_type=jnp.float32)

@@ -13,9 +13,7 @@ from sashimono.kernels.softmax_cross_entropy.losses import Sums
 from sashimono.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 from sashimono.kernels.softmax_cross_entropy.reference import ReferenceCrossEntropy
 
-BASE = CrossEntropyProblem(
-    tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32
-)
+BASE = CrossEntropyProblem(tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32)
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -30,9 +28,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def example_operands(
-    problem: CrossEntropyProblem, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
+def example_operands(problem: CrossEntropyProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns random operands; about one token in four has weight 0."""
     p = problem
     shape = (p.vocab, p.width) if p.tied else (p.width, p.vocab)

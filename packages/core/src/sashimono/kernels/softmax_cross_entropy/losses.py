@@ -37,9 +37,7 @@ def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) 
     return logits
 
 
-def token_losses(
-    problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array
-) -> TokenLosses:
+def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> TokenLosses:
     """Returns each token's losses from logits [..., vocab] and targets [...]."""
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     log_sum_exp = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))

@@ -68,8 +68,5 @@ def _axis_size(name: str) -> int:
     try:
         return jax.lax.axis_size(name)
     except NameError as error:
-        message = (
-            f"token_exchange: {name!r} isn't a manual mesh axis here; "
-            f"call it inside shard_map over that axis"
-        )
+        message = f"token_exchange: {name!r} isn't a manual mesh axis here; call it inside shard_map over that axis"
         raise KernelError(message) from error

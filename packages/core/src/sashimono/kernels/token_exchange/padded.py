@@ -27,9 +27,7 @@ class PaddedTokenExchange(Kernel):
         """Returns support, always."""
         return SUPPORTED
 
-    def forward(
-        self, problem: TokenExchangeProblem, operands: Operands
-    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def forward(self, problem: TokenExchangeProblem, operands: Operands) -> tuple[tuple[jax.Array, jax.Array], None]:
         """Returns ((received [output_rows, width], sizes by source [shards]), None)."""
         rows, sizes = operands["rows"], operands["send_sizes"]
         room = min(problem.rows, problem.output_rows)

@@ -41,9 +41,7 @@ class BytePairTokenizer(Tokenizer):
 
     pad_id, bos_id, eos_id = PAD_ID, BOS_ID, EOS_ID
 
-    def __init__(
-        self, cfg: "BytePairTokenizer.Config", state: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, cfg: "BytePairTokenizer.Config", state: dict[str, Any] | None = None) -> None:
         super().__init__(cfg)
         if cfg.vocab_size <= FIRST_LEARNED_ID:
             message = (
@@ -60,19 +58,14 @@ class BytePairTokenizer(Tokenizer):
     def _check_merges(self) -> None:
         for index, (first, second) in enumerate(self.merges):
             if not 0 <= min(first, second) <= max(first, second) < FIRST_LEARNED_ID + index:
-                message = (
-                    f"merge {index} is ({first}, {second}), which uses an id that isn't made yet"
-                )
+                message = f"merge {index} is ({first}, {second}), which uses an id that isn't made yet"
                 raise ValueError(message)
 
     @property
     def merges(self) -> list[Pair]:
         """Learned pairs in order; raises TokenizerError before `fit`."""
         if self._merges is None:
-            message = (
-                "this tokenizer has learned nothing yet: call fit(documents), or load one that "
-                "was saved"
-            )
+            message = "this tokenizer has learned nothing yet: call fit(documents), or load one that was saved"
             raise TokenizerError(message)
         return self._merges
 
@@ -101,9 +94,7 @@ class BytePairTokenizer(Tokenizer):
         wanted = cfg.vocab_size - FIRST_LEARNED_ID
         merges = learn_merges(frequent, wanted, FIRST_LEARNED_ID)
         if len(merges) < wanted:
-            _logger.warning(
-                "the corpus taught %d of %d merges; the last ids stay unused", len(merges), wanted
-            )
+            _logger.warning("the corpus taught %d of %d merges; the last ids stay unused", len(merges), wanted)
         return type(self)(cfg.clone(), state={"merges": merges})
 
     def encode(self, text: bytes | str) -> np.ndarray:

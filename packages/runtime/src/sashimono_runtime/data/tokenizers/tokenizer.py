@@ -58,10 +58,7 @@ class Tokenizer(Configurable):
         chosen = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64).tolist()
         outside = [i for i in chosen if not 0 <= i < len(tokens)]
         if outside:
-            message = (
-                f"token id {outside[0]} is outside the vocabulary: valid ids are 0 to "
-                f"{len(tokens) - 1}"
-            )
+            message = f"token id {outside[0]} is outside the vocabulary: valid ids are 0 to {len(tokens) - 1}"
             raise TokenizerError(message)
         return b"".join([tokens[i] for i in chosen])
 
