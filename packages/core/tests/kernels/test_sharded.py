@@ -128,7 +128,7 @@ def test_inside_a_shard_map_operands_are_taken_as_they_are(local, normal):
 
 
 def unwanted_collectives(text):
-    """What would cost time with every chunk: gathered tokens, and gradients added up inside a loop."""
+    """Collectives that cost too much: gathered tokens, gradients added up inside a loop."""
     bodies = set(re.findall(r"body=%?([\w.\-]+)", text))
     assert bodies, "the chunks should be a loop"
     found, inside = [], False
