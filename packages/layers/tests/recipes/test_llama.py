@@ -37,11 +37,11 @@ def test_one_billion():
     assert 1.0e9 < count < 1.2e9
 
 
-def test_initial_loss_is_that_of_a_uniform_guess():
+def test_initial_loss_is_that_of_a_random_guess_with_logits_of_size_one():
     from sashimono.contracts import Batch
 
     model = llama_tiny().build()
     params = sm.initialize(model, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 33), 0, 2048)
     _, outputs = sm.functional(model)(params, {}, Batch.of_tokens(tokens))
-    assert float(outputs.total_loss()) == pytest.approx(7.62, abs=0.2)
+    assert float(outputs.total_loss()) == pytest.approx(7.62 + 0.5, abs=0.3)

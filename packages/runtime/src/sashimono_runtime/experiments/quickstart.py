@@ -17,7 +17,7 @@ def quickstart() -> sm.Config:
         batch_size=8,
         steps=350,
         learner=Learner.Config(
-            schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=50, decay_steps=350, final_fraction=0.1)
+            schedule=WarmupCosine.Config(peak=5e-3, warmup_steps=50, decay_steps=350, final_fraction=0.1)
         ),
         evaluation=EvaluationPolicy(every_steps=100, max_batches=48),
         checkpoints=CheckpointPolicy(every_steps=100),
