@@ -58,7 +58,14 @@ def test_data_that_does_not_fit_the_model(installation):
 def test_an_empty_corpus(installation):
     (installation.folder / "text").mkdir()
     done = installation.run(
-        "train", "quickstart", "--steps", "1", "--set", "data.corpus=text_files", "--set", 'data.corpus.files=["text/*.txt"]'
+        "train",
+        "quickstart",
+        "--steps",
+        "1",
+        "--set",
+        "data.corpus=text_files",
+        "--set",
+        'data.corpus.files=["text/*.txt"]',
     )
     assert done.returncode == 2, done.stderr
     assert "text/*.txt" in done.stderr

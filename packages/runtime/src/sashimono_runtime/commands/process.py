@@ -53,3 +53,23 @@ def join_gang(coordinator: str | None, processes: int | None, process_id: int | 
     import jax
 
     jax.distributed.initialize(coordinator, processes, process_id)
+    _compare_plugins()
+
+
+def _compare_plugins() -> None:
+    """Raises PluginError where the processes have different plugins: they would compile different programs and hang."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from sashimono.errors import PluginError
+    from sashimono.plugins import host
+
+    digest = np.frombuffer(bytes.fromhex(host().plugin_set_digest()), np.uint8)
+    everyone = np.asarray(multihost_utils.process_allgather(digest))
+    different = [i for i, other in enumerate(everyone) if not np.array_equal(other, digest)]
+    if different:
+        mine = ", ".join(f"{name} {version}" for name, version in sorted(host().plugin_set().items()))
+        message = (
+            f"processes {different} of the run have other plugins than this one, which has {mine}; "
+            f"compare `sashimono plugins` on their hosts and install the same versions"
+        )
+        raise PluginError(message)

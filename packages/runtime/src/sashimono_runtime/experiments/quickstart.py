@@ -19,7 +19,7 @@ def quickstart() -> sm.Config:
         learner=Learner.Config(
             schedule=WarmupCosine.Config(peak=5e-3, warmup_steps=50, decay_steps=350, final_fraction=0.1)
         ),
-        evaluation=EvaluationPolicy(every_steps=100, max_batches=48),
+        evaluation=EvaluationPolicy(every_steps=100, max_batches=16, trigram_baseline=True),
         checkpoints=CheckpointPolicy(every_steps=100),
         sample_prompt="def ",
     )

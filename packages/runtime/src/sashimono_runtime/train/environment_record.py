@@ -18,10 +18,8 @@ def environment_record() -> dict[str, Any]:
 
     Versions by distribution.
     """
-    plugins = {state.distribution: state.version for state in host().plugins() if state.state.usable}
-    plugins["sashimono-core"] = _version("sashimono-core")
     return {
-        "plugins": dict(sorted(plugins.items())),
+        "plugins": dict(sorted({**host().plugin_set(), "sashimono-core": _version("sashimono-core")}.items())),
         "versions": {name: _version(name) for name in _LIBRARIES},
         "python": platform.python_version(),
         "host": socket.gethostname(),

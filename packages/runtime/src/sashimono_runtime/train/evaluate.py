@@ -7,6 +7,7 @@ import numpy as np
 from sashimono.contracts import DataSource, Program
 
 from sashimono_runtime.data.loader import Loader
+from sashimono_runtime.data.trigram import ByteTrigram
 from sashimono_runtime.train.placement import global_batch, local_rows
 
 
@@ -19,8 +20,11 @@ class Evaluator:
         self.source = held_out(cfg)
         self._compiled: Any = None
 
-    def evaluate(self, params: Any, state: Any) -> dict[str, float] | None:
-        """Returns `loss` in nats a token, `tokens`, and for text `nats_per_byte`; None without held-out data."""
+    def evaluate(self, params: Any, state: Any, limit: int | None = None) -> dict[str, float] | None:
+        """Returns `loss` in nats a token, `tokens`, and for text `nats_per_byte`, over at most `limit` batches.
+
+        None without held-out data.
+        """
         if self.source is None:
             return None
         if self._compiled is None:
@@ -28,7 +32,6 @@ class Evaluator:
         abstract = self.program.abstract_args[2]
         rows = local_rows(abstract)
         loader = Loader.Config().build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
-        limit = self.cfg.evaluation.max_batches
         total, num_bytes, report = None, 0.0, None
         for index, local in enumerate(loader):
             if limit is not None and index >= limit:
@@ -54,6 +57,15 @@ def held_out(cfg: Any) -> DataSource | None:
         return None
     own = cfg.data.clone().set(split="validation", epochs=1, shuffle=False)
     return own.build()
+
+
+def trigram_nats_per_byte(cfg: Any) -> float | None:
+    """Returns the held-out score of a byte-trigram table of the training text; None where the data is no text."""
+    corpus = getattr(cfg.data.build(), "corpus", None)
+    if corpus is None:
+        return None
+    table = ByteTrigram(document.data for document in corpus.documents("train"))
+    return table.nats_per_byte([document.data for document in corpus.documents("validation")])
 
 
 def summed_over_hosts(value: float) -> float:

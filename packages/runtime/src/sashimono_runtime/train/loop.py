@@ -20,7 +20,7 @@ from sashimono.plugins import host
 
 from sashimono_runtime.checkpoint import Checkpointer, CheckpointSaveError, Restored
 from sashimono_runtime.data.loader import Loader
-from sashimono_runtime.train.evaluate import Evaluator
+from sashimono_runtime.train.evaluate import Evaluator, trigram_nats_per_byte
 from sashimono_runtime.train.events import EventLog
 from sashimono_runtime.train.placement import check_vocabulary, global_batch, local_rows
 from sashimono_runtime.train.progress import Progress, progress_bar
@@ -171,7 +171,7 @@ class Loop:
                     break
                 self._between()
             self._drain()
-            self._evaluate()
+            self._evaluate(final=True)
             self._save()
         return "done"
 
@@ -231,10 +231,18 @@ class Loop:
 
     # --- evaluating and saving -------------------------------------------------------------------------------
 
-    def _evaluate(self) -> None:
-        found = self.evaluator.evaluate(self.state.params, self.state.state)
-        if found is not None:
-            self.progress.evaluation(self._event("eval", step=self.step, **found))
+    def _evaluate(self, *, final: bool = False) -> None:
+        policy = self.config.evaluation
+        limit = policy.final_batches if final else policy.max_batches
+        found = self.evaluator.evaluate(self.state.params, self.state.state, limit)
+        if found is None:
+            return
+        if final and policy.trigram_baseline and self.run.is_primary:
+            baseline = trigram_nats_per_byte(self.config)
+            if baseline is not None:
+                found["trigram_nats_per_byte"] = baseline
+                logger.info("a byte-trigram table scores %.4f nats/byte on the same files", baseline)
+        self.progress.evaluation(self._event("eval", step=self.step, **found))
 
     def _save(self) -> None:
         """Starts a save. An earlier one that failed has its own event and error line; training goes on."""

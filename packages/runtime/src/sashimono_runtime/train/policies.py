@@ -4,10 +4,15 @@ from sashimono.config import Config
 
 
 class EvaluationPolicy(Config):
-    """Evaluates on the held-out split every `every_steps` and at the end; at most `max_batches` (None: all)."""
+    """Evaluates on the held-out split every `every_steps`, at most `max_batches` then, and at the end, `final_batches`.
+
+    None is all of it. `trigram_baseline` also scores a byte-trigram table, counted on the training text, at the end.
+    """
 
     every_steps: int = 100
     max_batches: int | None = None
+    final_batches: int | None = None
+    trigram_baseline: bool = False
 
 
 class CheckpointPolicy(Config):
