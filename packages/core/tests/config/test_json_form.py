@@ -132,7 +132,7 @@ def test_fields_added_since_keep_their_defaults() -> None:
     [
         (
             {"$version": 4},
-            "was written as version 4, the installed packages knows version 3: upgrade",
+            f"was written as version 4, the installed {__name__.partition('.')[0]} knows version 3: upgrade",
         ),
         ({"widht": 1}, "Model.Config has no field 'widht'; did you mean 'width'"),
         ({"size": 1}, "both 'size' and its new name 'width' are given"),

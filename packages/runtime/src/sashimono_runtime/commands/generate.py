@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from sashimono.cli.output import write
 from sashimono.errors import UsageError
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Generates; returns 0."""
     from sashimono_runtime.commands.process import prepare_process
     from sashimono_runtime.serve.generate import Generator
+    from sashimono_runtime.serve.healing import first_tokens
     from sashimono_runtime.serve.open_run import open_run, tokenizer_of
     from sashimono_runtime.serve.sampling import SamplingConfig
 
@@ -55,12 +57,15 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args, tokenizer, opened.composition.config.model.vocab_size)
     generator = Generator(opened.trainer.model, opened.params, state=opened.state, environment=opened.environment)
     stop = () if tokenizer is None else (tokenizer.eos_id,)
-    completions = generator.generate(prompts, args.max_tokens, sampling, stop)
+    first = None if tokenizer is None else first_tokens(tokenizer, prompts)
+    completions = generator.generate([p.ids for p in prompts], args.max_tokens, sampling, stop, first)
     shown = args.prompt or args.prompt_ids
-    for prompt, found in zip(shown, completions, strict=True):
-        text = None if tokenizer is None else tokenizer.decode(found.token_ids)
-        record = {"prompt": prompt, "text": text, "token_ids": found.token_ids, "logprobs": found.logprobs}
-        readable = f"{prompt}{text}" if text is not None and args.prompt else str(found.token_ids)
+    for text, prompt, found in zip(shown, prompts, completions, strict=True):
+        new = None
+        if tokenizer is not None:
+            new = tokenizer.decode_bytes(found.token_ids).removeprefix(prompt.blanks).decode("utf-8", "replace")
+        record = {"prompt": text, "text": new, "token_ids": found.token_ids, "logprobs": found.logprobs}
+        readable = f"{text}{new}" if new is not None and args.prompt else str(found.token_ids)
         write(json.dumps(record) if args.json else readable)
     return 0
 
@@ -74,9 +79,11 @@ def _tokenizer_if_any(opened: object) -> object | None:
         return None
 
 
-def _prompts(args: argparse.Namespace, tokenizer: object, vocab_size: int) -> list[list[int]]:
+def _prompts(args: argparse.Namespace, tokenizer: Any, vocab_size: int) -> list[Any]:
+    from sashimono_runtime.serve.healing import HealedPrompt, heal
+
     if args.prompt:
-        return [[tokenizer.bos_id, *tokenizer.encode(text).tolist()] for text in args.prompt]
+        return [heal(tokenizer, text) for text in args.prompt]
     prompts = []
     for text in args.prompt_ids:
         try:
@@ -88,5 +95,5 @@ def _prompts(args: argparse.Namespace, tokenizer: object, vocab_size: int) -> li
         if outside:
             message = f"--prompt-ids {text!r}: {outside} are outside of the vocabulary, 0 to {vocab_size - 1}"
             raise UsageError(message)
-        prompts.append(ids)
+        prompts.append(HealedPrompt(ids, b""))
     return prompts

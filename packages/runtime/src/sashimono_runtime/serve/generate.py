@@ -65,8 +65,12 @@ class Generator:
         max_tokens: int,
         sampling: SamplingConfig | None = None,
         stop_ids: Sequence[int] = (),
+        first_tokens: np.ndarray | None = None,
     ) -> list[Completion]:
-        """Returns one completion a prompt; prompts may differ in length. Raises UsageError on an empty prompt."""
+        """Returns one completion a prompt; prompts may differ in length. Raises UsageError on an empty prompt.
+
+        `first_tokens`, bool [prompts, vocab], restricts each completion's first token.
+        """
         if max_tokens < 1 or not prompts or not all(len(p) for p in prompts):
             message = (
                 f"generate needs at least one token a prompt and max_tokens >= 1; "
@@ -80,7 +84,7 @@ class Generator:
         keys = _row_keys(chosen.seed, rows)
         with self.environment.active():
             caches = self.new_caches(rows, total)
-            first, caches = self._prefill(ids, lengths, keys, caches, self.params, sampling=chosen)
+            first, caches = self._prefill(ids, lengths, keys, caches, self.params, first_tokens, sampling=chosen)
             start = LoopState(
                 jnp.ones((), jnp.int32),
                 first[0],
@@ -98,7 +102,15 @@ class Generator:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=lambda s: isinstance(s, sm.ParamSpec))
 
     def prefill(
-        self, ids: Any, lengths: Any, keys: Any, caches: Any, params: Any, *, sampling: Sampling
+        self,
+        ids: Any,
+        lengths: Any,
+        keys: Any,
+        caches: Any,
+        params: Any,
+        first_tokens: Any = None,
+        *,
+        sampling: Sampling,
     ) -> tuple[tuple[Array, Array], Any]:
         """Returns the first new token of each row with its log-probability, and the filled caches."""
         sequences = Sequences(lengths=jnp.zeros((), jnp.int32))
@@ -109,6 +121,8 @@ class Generator:
             if lengths.ndim == 0
             else jnp.take_along_axis(logits, last, axis=1)[:, 0]
         )
+        if first_tokens is not None:
+            final = jnp.where(first_tokens, final, -jnp.inf)
         return sample(final, sampling, keys, jnp.zeros((), jnp.int32)), caches
 
     def decode_loop(

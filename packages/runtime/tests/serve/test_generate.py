@@ -1,0 +1,108 @@
+"""Generation against a naive loop of full forwards, sampling against its definition, and healed prompts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sashimono as sm
+from sashimono.contracts import Sequences
+from sashimono.errors import UsageError
+from sashimono.testing.tiny import TinyLM
+from sashimono_runtime.data.tokenizers.bpe import BytePairTokenizer
+from sashimono_runtime.serve.generate import Generator
+from sashimono_runtime.serve.healing import first_tokens, heal
+from sashimono_runtime.serve.sampling import Sampling, SamplingConfig, sample
+
+MODEL = TinyLM.Config().build()
+PARAMS = sm.initialize(MODEL, jax.random.key(3))
+GREEDY = SamplingConfig(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return Generator(MODEL, PARAMS)
+
+
+def naive(prompt, count):
+    decode = sm.functional(MODEL, "decode")
+    ids = list(prompt)
+    for _ in range(count):
+        caches = tuple(jnp.zeros((1, 1, 8)) for _ in range(2))
+        (logits, _), _ = decode(PARAMS, {}, jnp.array([ids]), Sequences(), caches)
+        ids.append(int(jnp.argmax(logits[0, -1])))
+    return ids[len(prompt) :]
+
+
+def test_greedy_equals_full_forwards():
+    # The tiny model's cache is a running sum, which padding would enter: a prompt of exactly one padded block.
+    prompt = np.random.default_rng(0).integers(0, 64, 64).tolist()
+    assert Generator(MODEL, PARAMS).generate([prompt], 5, GREEDY)[0].token_ids == naive(prompt, 5)
+
+
+def test_a_stop_token_ends_a_row_and_is_not_returned(generator):
+    prompt = list(range(64))
+    free = generator.generate([prompt], 6, GREEDY)[0]
+    assert free.finish_reason == "length"
+    stop = free.token_ids[2]
+    cut = generator.generate([prompt], 6, GREEDY, stop_ids=(stop,))[0]
+    assert cut.finish_reason == "stop"
+    assert cut.token_ids == free.token_ids[: free.token_ids.index(stop)]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(generator):
+    prompt, hot = list(range(64)), {"temperature": 1.5}
+    first, again, other = (
+        generator.generate([prompt], 20, SamplingConfig(**hot, seed=seed))[0].token_ids for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_a_row_does_not_depend_on_its_batch_mates(generator):
+    prompts = [list(range(64)), list(range(64))[::-1]]
+    hot = SamplingConfig(temperature=1.0, seed=5)
+    assert generator.generate(prompts, 8, hot)[0] == generator.generate(prompts[:1], 8, hot)[0]
+
+
+def test_empty_prompts_are_refused(generator):
+    with pytest.raises(UsageError, match="at least one token a prompt"):
+        generator.generate([[]], 4)
+
+
+LOGITS = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+
+
+def drawn(sampling, count=400):
+    keys = jax.vmap(jax.random.key)(jnp.arange(count))
+    ids, logprobs = sample(jnp.repeat(LOGITS, count, 0), sampling, keys, jnp.zeros((), int))
+    np.testing.assert_allclose(logprobs, LOGITS[0][ids], rtol=1e-5)
+    return set(ids.tolist())
+
+
+def test_top_k_and_top_p_cut_the_tail():
+    assert drawn(Sampling(1.0)) == {0, 1, 2, 3}
+    assert drawn(Sampling(1.0, top_k=2)) == {0, 1}
+    assert drawn(Sampling(1.0, top_p=0.7)) == {0, 1}
+    assert drawn(Sampling(1.0, top_p=0.4)) == {0}
+    assert drawn(Sampling(0.0)) == {0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"temperature": -1.0}, "temperature is -1.0"), ({"top_p": 1.5}, "top_p is 1.5"), ({"top_k": 0}, "top_k is 0")],
+)
+def test_ranges(fields, message):
+    with pytest.raises(UsageError, match=message):
+        SamplingConfig(**fields).freeze()
+
+
+def test_a_last_blank_is_taken_back_and_asked_for_again():
+    documents = [b"def name(x):\n    return name\n" * 50]
+    tokenizer = BytePairTokenizer.Config(vocab_size=300, min_piece_count=1).build().fit(documents)
+    healed, plain = heal(tokenizer, "def "), heal(tokenizer, "def")
+    assert healed.ids == plain.ids
+    assert healed.blanks == b" "
+    allowed = first_tokens(tokenizer, [healed, plain])
+    assert allowed[0].sum() < allowed.shape[1]
+    assert all(tokenizer.tokens[i].startswith(b" ") for i in np.flatnonzero(allowed[0]))
+    assert allowed[1].all()
+    assert first_tokens(tokenizer, [plain]) is None
