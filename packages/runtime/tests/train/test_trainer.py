@@ -41,7 +41,7 @@ def test_loss_falls_and_steps_are_counted(programs):
         state, report = step(state, batch(index))
         losses.append(report.read()["loss"])
     assert losses[0] == pytest.approx(np.log(64), abs=0.2)
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.25
     assert int(state.step) == 20
     assert int(state.opt["adam/count"]) == 20
 
