@@ -1,49 +1,12 @@
-"""Strict JAX for every test of parallel: eight CPU devices, rank promotion and implicit dtype promotion raise."""
+"""Strict JAX for every test of parallel: eight CPU devices, no implicit promotion."""
 
 import os
-import sys
-import textwrap
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+_FLAGS = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
 
 import jax  # noqa: E402
-import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-
-
-@pytest.fixture
-def fake_distribution(tmp_path, monkeypatch):
-    """Installs a fake distribution on sys.path: real metadata, real modules, a fresh plugin host."""
-    from sashimono.plugins import PluginHost, set_host
-
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.delenv("SASHIMONO_SKIP_PLUGINS", raising=False)
-    monkeypatch.delenv("SASHIMONO_STRICT_PLUGINS", raising=False)
-    before = set(sys.modules)
-
-    def install(name, entry_points=None, modules=None, version="1.0", requires=(), folder=site):
-        folder.mkdir(exist_ok=True)
-        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
-        (info / "METADATA").write_text("\n".join(lines) + "\n")
-        text = ""
-        for group, entries in (entry_points or {}).items():
-            text += f"[{group}]\n" + "".join(f"{line}\n" for line in entries) + "\n"
-        (info / "entry_points.txt").write_text(text)
-        for module, source in (modules or {}).items():
-            (folder / f"{module}.py").write_text(textwrap.dedent(source))
-        return site
-
-    old = set_host(PluginHost())
-    yield install
-    set_host(old)
-    for module in set(sys.modules) - before:
-        if str(site) in (getattr(sys.modules[module], "__file__", None) or ""):
-            del sys.modules[module]
