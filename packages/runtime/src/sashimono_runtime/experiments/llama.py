@@ -1,6 +1,7 @@
 """Llama 2 pretraining at its published batch: 4M tokens of 4,096-token rows; the data is a stand-in to replace."""
 
 import sashimono as sm
+from sashimono.contracts import PrecisionConfig
 
 from sashimono_runtime.data.random_tokens import RandomTokens
 from sashimono_runtime.learn.learner import Learner
@@ -14,6 +15,7 @@ def _pretrain(model: str, peak: float, batch_size: int = 1024, steps: int = 500_
         model=cfg,
         data=RandomTokens.Config(sequence_length=4096, vocab_size=cfg.vocab_size),
         batch_size=batch_size,
+        precision=PrecisionConfig(compute="bfloat16"),
         steps=steps,
         learner=Learner.Config(schedule=WarmupCosine.Config(peak=peak, warmup_steps=2000, decay_steps=steps)),
     )

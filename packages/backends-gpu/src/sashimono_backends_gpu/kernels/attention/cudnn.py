@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from sashimono.errors import KernelError
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.operation import Kernel, Operands
 from sashimono.kernels.verdict import Verdict, first_refusal
@@ -65,7 +66,8 @@ class CudnnAttention(Kernel):
         )
 
     def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
-        """Returns out [B, T, H, D] in q's dtype, without the log-sum-exp."""
+        """Returns out [B, T, H, D] in q's dtype, without the log-sum-exp; KernelError where cuDNN isn't found."""
+        _require_cudnn()
         return cudnn.dot_product_attention(
             operands["q"],
             operands["k"],
@@ -121,3 +123,16 @@ def _window(problem: AttentionProblem) -> int | None:
     """Returns how many keys a query sees, its own included."""
     window = problem.mask.window
     return None if window is None or window[0] is None else window[0] + 1
+
+
+def _require_cudnn() -> None:
+    """Raises KernelError where JAX finds no cuDNN: even tracing asks for its version."""
+    try:
+        cudnn.check_cudnn_version()
+    except RuntimeError as error:
+        message = (
+            f"attention.gpu.cudnn was chosen, but JAX can't trace it here: {error} "
+            f'pip install "sashimono-backends-gpu[compile]" (or [cuda] on a GPU), or choose another kernel with '
+            f'--set execution.kernels={{"attention":"attention.any.reference"}}'
+        )
+        raise KernelError(message) from error
