@@ -138,7 +138,7 @@ def decode(shape: plain.Shape, batch: int, count: int, prompt: int, pairs: int) 
 
     def run_ours() -> None:
         ids, logprobs = jnp.zeros((batch, count + 1), jnp.int32), jnp.zeros((batch, count + 1))
-        begin = LoopState(jnp.ones((), jnp.int32), first, jnp.zeros(batch, bool), ids, logprobs, held["ours"])
+        begin = LoopState(jnp.ones((), jnp.int32), first + 0, jnp.zeros(batch, bool), ids, logprobs, held["ours"])
         ended = ours(start, keys, begin, generator.params)
         held["ours"], held["ids_ours"] = ended.caches, ended.ids[:, 1:]
         held["ids_ours"].block_until_ready()
