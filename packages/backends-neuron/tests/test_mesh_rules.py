@@ -1,6 +1,7 @@
 """Golden: the mesh and remat policy for each number of chips and model size."""
 
 import pytest
+from sashimono.testing.backend import mesh_row
 
 TABLE = {
     ("trn1-32", 1e9): ({"fsdp": -1, "tensor": 2}, {}, ""),
@@ -11,5 +12,5 @@ TABLE = {
 
 
 @pytest.mark.parametrize("selector, parameters", TABLE)
-def test_mesh(mesh_row, selector, parameters):
+def test_mesh(selector, parameters):
     assert mesh_row(selector, parameters) == TABLE[selector, parameters]

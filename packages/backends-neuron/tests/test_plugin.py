@@ -1,40 +1,11 @@
-"""The plugin module stays light, and the host finds what it contributes."""
+"""The backend passes the kit that strangers' backends pass."""
 
-import subprocess
-import sys
-
-from sashimono.plugins import component, host
-from sashimono.plugins.devices import device_specs
-
-PROGRAM = """
-import sys
-import sashimono_backends_neuron.plugin as plugin
-plugin.sashimono_device_specs(), plugin.sashimono_mesh_rules()
-heavy = {"jax", "jaxlib", "numpy"} & set(sys.modules)
-assert not heavy, heavy
-"""
+from sashimono.testing.backend import BackendConformance
 
 
-def test_figures_and_rules_load_no_jax():
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
-
-
-def test_every_component_loads():
-    mine = "sashimono-backends-neuron"
-    states = [state for state in host().components() if state.distribution == mine]
-    for state in states:
-        component(state.kind, state.name)
-
-
-def test_doctor_says_something_useful():
-    found = dict(host().collect("sashimono_doctor"))
-    findings = found["sashimono-backends-neuron:backends-neuron"]
-    assert findings
-    assert all(finding.fix for finding in findings if finding.level != "ok")
-
-
-def test_rules_name_known_devices():
-    known = device_specs()
-    for _, rules in host().collect("sashimono_mesh_rules"):
-        for rule in rules:
-            assert set(rule.devices) <= set(known), rule.name
+class TestBackend(BackendConformance):
+    distribution = "sashimono-backends-neuron"
+    unsupported = {
+        "components": "hooks alone so far",
+        "topology": "AWS publishes no compiler wheel for machines without Trainium",
+    }

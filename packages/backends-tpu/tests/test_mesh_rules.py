@@ -1,6 +1,7 @@
 """Golden: the mesh and remat policy for each slice and model size."""
 
 import pytest
+from sashimono.testing.backend import mesh_row
 
 TABLE = {
     ("v5e-1", 1e8): ({}, {}, ""),
@@ -21,5 +22,5 @@ TABLE = {
 
 
 @pytest.mark.parametrize("selector, parameters", TABLE)
-def test_mesh(mesh_row, selector, parameters):
+def test_mesh(selector, parameters):
     assert mesh_row(selector, parameters) == TABLE[selector, parameters]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sashimono.arrays.plan import ExecutionPlan, use_plan
+from sashimono.compose.compiler_options import checked
 from sashimono.compose.target import parse_target
 from sashimono.kernels import CAUSAL, FULL, attention, grouped_matmul, sliding_window
 from sashimono_backends_gpu import plugin
-from sashimono_backends_gpu.compiler import checked
 from sashimono_backends_gpu.topology import missing_wheels
 
 pytestmark = [

@@ -1,11 +1,9 @@
 """Recommended XLA options per TPU and purpose, for `lowered.compile(compiler_options=…)`.
 
-Every option here has been compiled with the libtpu versions that the README names. `checked` says
-which ones another version accepts.
+Every option here has been compiled with the libtpu versions that the README names. Core
+leaves out what another version refuses, and says so.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sashimono.plugins import DeviceSpec
@@ -49,42 +47,3 @@ def compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any]:
     if device.name in _SCOPED_VMEM_KIB:
         options["xla_tpu_scoped_vmem_limit_kib"] = _SCOPED_VMEM_KIB[device.name]
     return options
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The options that a compiler takes, and why it refuses the others."""
-
-    accepted: dict[str, Any]
-    refused: dict[str, str]
-
-
-def checked(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> Checked:
-    """Returns which options `compile_with` accepts: it compiles some small program with the
-    options it is given.
-
-    All at once first; only if that fails, one by one. A failure that isn't about options raises
-    as it is.
-    """
-    from jax.errors import JaxRuntimeError
-
-    if _reason(options, compile_with, JaxRuntimeError) is None:
-        return Checked(dict(options), {})
-    compile_with({})
-    reasons = {name: _reason({name: value}, compile_with, JaxRuntimeError) for name, value in options.items()}
-    return Checked(
-        {name: value for name, value in options.items() if reasons[name] is None},
-        {name: reason for name, reason in reasons.items() if reason is not None},
-    )
-
-
-def _reason(
-    options: Mapping[str, Any],
-    compile_with: Callable[[dict[str, Any]], object],
-    error: type[Exception],
-) -> str | None:
-    try:
-        compile_with(dict(options))
-    except error as failure:
-        return str(failure).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
-    return None

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sashimono.arrays.plan import ExecutionPlan, use_plan
+from sashimono.compose.compiler_options import checked
 from sashimono.compose.target import parse_target
 from sashimono.errors import TargetError
 from sashimono.kernels import CAUSAL, attention, grouped_matmul, sliding_window
 from sashimono_backends_tpu import plugin
-from sashimono_backends_tpu.compiler import checked
 from sashimono_backends_tpu.topology import has_compiler
 
 pytestmark = [

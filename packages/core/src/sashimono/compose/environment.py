@@ -1,17 +1,17 @@
 """From a composition to the environment its programs run in: plan, mesh, compiler options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from sashimono.arrays.plan import ExecutionPlan, KernelPolicy
+from sashimono.compose.compiler_options import Checked, recommended, tried
 from sashimono.compose.experiment import Composition
 from sashimono.compose.target import Target
 from sashimono.contracts import Environment
-from sashimono.errors import PluginError, TargetError
-from sashimono.plugins import host
+from sashimono.errors import TargetError
 
 Devices = Literal["process", "abstract"] | Sequence[jax.Device]
 
@@ -35,7 +35,19 @@ def environment(composition: Composition, devices: Devices = "process") -> Envir
         device_kind=_kind(target) if described else None,
     )
     mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
-    return Environment(plan, mesh, _options(target, execution.compiler_options))
+    own = execution.compiler_options
+    options = recommended(target, own)
+    if devices == "abstract":
+        return Environment(plan, mesh, {**options, **own})
+    found = tried(options, _compiled_for(mesh, devices)) if options else Checked()
+    return Environment(plan, mesh, {**found.accepted, **own}, found.refused)
+
+
+def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:
+    """Returns the devices that options are tried on: those that the programs will be compiled for."""
+    if isinstance(mesh, Mesh):
+        return list(mesh.devices.flat)
+    return jax.local_devices()[:1] if isinstance(devices, str) else devices[:1]
 
 
 def _kind(target: Target) -> str | None:
@@ -62,21 +74,3 @@ def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | Abstr
             raise TargetError(message)
         found = found[: target.jax_devices]
     return builder.mesh(found, 1 if target is None else target.slices)
-
-
-def _options(target: Target | None, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the backends' compiler options with the config's laid over; backends must not contradict each other."""
-    options: dict[str, Any] = {}
-    givers: dict[str, str] = {}
-    if target is not None:
-        found = host().collect("sashimono_compiler_options", device=target.device, purpose="train")
-        for plugin, contributed in found:
-            for name, value in (contributed or {}).items():
-                if options.get(name, value) != value and name not in own:
-                    message = (
-                        f"{givers[name]} sets compiler option {name} to {options[name]!r}, {plugin} to {value!r}; "
-                        f'decide with --set execution.compiler_options={{"{name}": …}}'
-                    )
-                    raise PluginError(message)
-                options[name], givers[name] = value, plugin
-    return {**options, **own}

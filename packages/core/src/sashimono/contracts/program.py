@@ -17,11 +17,15 @@ _LOWERED_AS = {"gpu": "cuda"}
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Where programs run: the plan, the mesh (None: one device), and the platform's compiler options."""
+    """Where programs run: the plan, the mesh (None: one device), and the platform's compiler options.
+
+    `refused_options` are those a backend recommends and the installed compiler doesn't take, with its reasons.
+    """
 
     plan: ExecutionPlan = ExecutionPlan()
     mesh: Mesh | AbstractMesh | None = None
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    refused_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
