@@ -17,6 +17,7 @@ class ParamSpec:
 
     `fan_in_axes` and `fan_out_axes` index dimensions of the unstacked shape; every other dimension counts as batch.
     `weight_decay` and `lr_scale` multiply the learner's values. `num_stacked` leading dimensions hold layers.
+    `trainable` False keeps the parameter out of gradients, updates and optimizer state, whatever the learner says.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +31,7 @@ class ParamSpec:
     factored: bool = True
     memory: str = "device"
     num_stacked: int = 0
+    trainable: bool = True
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):

@@ -7,6 +7,7 @@ from sashimono.contracts.gradients import GradientStrategy as GradientStrategy
 from sashimono.contracts.gradients import LossProgram as LossProgram
 from sashimono.contracts.optimizer import GradientTransformation as GradientTransformation
 from sashimono.contracts.optimizer import Optimizer as Optimizer
+from sashimono.contracts.optimizer import ParameterRule as ParameterRule
 from sashimono.contracts.optimizer import ScheduleFactory as ScheduleFactory
 from sashimono.contracts.program import Environment as Environment
 from sashimono.contracts.program import Lowered as Lowered
@@ -30,6 +31,9 @@ from sashimono.contracts.services import Service as Service
 from sashimono.contracts.services import Storage as Storage
 from sashimono.contracts.strategy import MeshBuilder as MeshBuilder
 from sashimono.contracts.strategy import Strategy as Strategy
+from sashimono.contracts.weights import Adapter as Adapter
+from sashimono.contracts.weights import Weighted as Weighted
+from sashimono.contracts.weights import WeightForm as WeightForm
 from sashimono.contracts.workload import ExecutionConfig as ExecutionConfig
 from sashimono.contracts.workload import PrecisionConfig as PrecisionConfig
 from sashimono.contracts.workload import Workload as Workload

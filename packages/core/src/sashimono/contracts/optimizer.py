@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sashimono.arrays.spec import ParamSpec
-from sashimono.config import Configurable
+from sashimono.config import REQUIRED, Config, Configurable
 
 #: Learning rate as a function of the count of completed updates (an int32 scalar array).
 Schedule = Callable[[Any], Any]
@@ -36,3 +36,16 @@ class ScheduleFactory(Configurable):
     @abc.abstractmethod
     def schedule(self, total_steps: int) -> Schedule:
         """Returns a traceable function from the number of completed updates to the learning rate."""
+
+
+class ParameterRule(Config):
+    """Applies to every parameter whose path matches the glob `where`; later rules win.
+
+    `lr_scale` and `weight_decay` replace the layer's own multipliers; None leaves them. A frozen parameter keeps its
+    value, gets neither gradient nor optimizer state, and counts in no norm.
+    """
+
+    where: str = REQUIRED
+    frozen: bool = False
+    lr_scale: float | None = None
+    weight_decay: float | None = None

@@ -1,5 +1,6 @@
 """`functional` makes a module call pure; `initialize` and `param_specs` derive everything else from declarations."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from sashimono.arrays.prng import fold_name
 from sashimono.arrays.spec import ParamSpec
-from sashimono.arrays.tree import Tree, merge_trees, unflatten_paths
+from sashimono.arrays.tree import Tree, map_paths, merge_trees, unflatten_paths
 from sashimono.errors import ModuleError
 from sashimono.module.context import Context, LazyKey, installed, trace_state
 from sashimono.module.module import Module
@@ -66,11 +67,9 @@ def _specs(module: Module, declared: Callable[[Module], Mapping[str, ParamSpec]]
     for name, child in module.children.items():
         below = _specs(child, declared)
         if child.num_stacked is not None:
-            below = jax.tree.map(
-                lambda s, n=child.num_stacked: s.stacked(n),
-                below,
-                is_leaf=lambda x: isinstance(x, ParamSpec),
-            )
+            below = map_paths(lambda _, s, n=child.num_stacked: s.stacked(n), below)
+        if child.frozen:
+            below = map_paths(lambda _, s: dataclasses.replace(s, trainable=False), below)
         if below:
             tree[name] = below
     return tree

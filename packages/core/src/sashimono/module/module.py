@@ -59,6 +59,7 @@ class Module(Configurable):
         self.name = name
         self.parent = parent
         self.num_stacked: int | None = None
+        self.frozen = False
         self.children: dict[str, Module] = {}
         self.param_specs: dict[str, ParamSpec] = {}
         self.state_specs: dict[str, ParamSpec] = {}
@@ -100,12 +101,12 @@ class Module(Configurable):
         self.state_specs[name] = ParamSpec(tuple(shape), tuple(axes), dtype, init, (), ())
 
     def add_child(
-        self, name: str, cfg: Config | None, *, stacked: int | None = None, **from_parent: Any
+        self, name: str, cfg: Config | None, *, stacked: int | None = None, frozen: bool = False, **from_parent: Any
     ) -> "Module | None":
         """Builds a child from a config slot of the same name, fills its FROM_PARENT fields, and returns it.
 
         `stacked` declares that many copies in one set of arrays with a leading `layers` axis, for sm.scan.
-        A None config declares an absent child: `self.<name>` is None.
+        `frozen` makes every parameter below untrainable. A None config declares an absent child: `self.<name>` is None.
         """
         self._check_child_name(name)
         if cfg is None:
@@ -113,6 +114,7 @@ class Module(Configurable):
             return None
         child = self._configured(name, cfg, from_parent).build(name=name, parent=self)
         child.num_stacked = stacked
+        child.frozen = frozen
         self.children[name] = child
         if name.isidentifier():
             setattr(self, name, child)

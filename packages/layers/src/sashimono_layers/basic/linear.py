@@ -2,31 +2,40 @@
 
 import math
 
-import jax
 import sashimono as sm
 from jaxtyping import Array, Float
 from sashimono.arrays.axes import LogicalAxes
 from sashimono.arrays.broadcast import along_last
+from sashimono.contracts import Adapter, Weighted
 
 
-class Linear(sm.Module):
+class Linear(Weighted):
     """Contracts the trailing `input_shape` of x with a weight of shape [*input_shape, *output_shape].
 
-    The parent gives shapes and the weight's logical axes; the result has the dtype of the compute policy.
+    The parent gives shapes and the weight's logical axes; the result has the dtype of the compute policy. `form`
+    says how the weight is kept and multiplied (None: plainly); `adapter` adds a small trained change to the product.
     """
 
-    class Config(sm.Module.Config):
+    class Config(Weighted.Config):
         input_shape: tuple[int, ...] = sm.FROM_PARENT
         output_shape: tuple[int, ...] = sm.FROM_PARENT
         axes: tuple[str | None, ...] = sm.FROM_PARENT
         bias: bool = False
         init_scale: float = 1.0
+        adapter: Adapter.Config | None = None
+        foreign: sm.Foreign = sm.Foreign(
+            tensors={
+                "weight": sm.Tensor(name="weight", form=sm.Matrix.Config()),
+                "bias": sm.Tensor(name="bias", form=sm.Flat.Config()),
+            }
+        )
 
     def setup(self) -> None:
         """Declares `weight`, drawn with variance init_scale / fan_in, and `bias`, zero and never decayed."""
+        super().setup()
         cfg = self.config
         num_inputs = len(cfg.input_shape)
-        self.add_param(
+        self.add_weight(
             "weight",
             (*cfg.input_shape, *cfg.output_shape),
             axes=cfg.axes,
@@ -37,17 +46,18 @@ class Linear(sm.Module):
         if cfg.bias:
             axes: LogicalAxes = tuple(cfg.axes[num_inputs:])
             self.add_param("bias", cfg.output_shape, axes=axes, init=sm.zeros, weight_decay=0.0)
+        shapes = {"input_shape": cfg.input_shape, "output_shape": cfg.output_shape, "axes": cfg.axes}
+        self.add_child("adapter", cfg.adapter, **shapes)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns x @ weight (+ bias) over the trailing axes."""
-        weight = self.param("weight")
-        num_inputs = len(self.config.input_shape)
-        dims = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
-        y = jax.lax.dot_general(x, weight, (dims, ((), ())))
+        y = self.product(x, "weight")
+        if self.adapter is not None:
+            y = self.adapter(x, y, lambda: self.dense_weight("weight"))
         return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
 
     @sm.nowrap
     def flops_per_token(self, context_length: float) -> float:
-        """Returns two FLOPs a weight."""
-        del context_length
-        return 2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape)
+        """Returns two FLOPs a weight, and the adapter's."""
+        adapter = 0.0 if self.adapter is None else self.adapter.flops_per_token(context_length)
+        return 2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape) + adapter

@@ -4,31 +4,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sashimono.arrays.spec import ParamSpec
-from sashimono.config import REQUIRED, Config, match_path
+from sashimono.config import match_path
+from sashimono.contracts import ParameterRule as ParameterRule
 from sashimono.errors import did_you_mean
 
 from sashimono_runtime.learn.errors import ParameterRuleError
 
 
-class ParameterRule(Config):
-    """Applies to every parameter whose path matches the glob `where`; later rules win.
-
-    `lr_scale` and `weight_decay` replace the layer's own multipliers; None leaves them. A
-    frozen parameter keeps its value, gets no optimizer state and counts in no norm.
-    """
-
-    where: str = REQUIRED
-    frozen: bool = False
-    lr_scale: float | None = None
-    weight_decay: float | None = None
-
-
 def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) -> dict[str, ParamSpec]:
-    """Returns the specs of the parameters to train, with the rules applied.
+    """Returns the specs of the parameters to train, with the rules applied; none thaws what isn't trainable.
 
     Raises ParameterRuleError for a rule that matches nothing, and where nothing is left to train.
     """
     changed = dict(specs)
+    fixed = {path for path, spec in specs.items() if not spec.trainable}
     frozen: set[str] = set()
     for rule in rules:
         matched = [path for path in specs if match_path(rule.where, path)]
@@ -43,6 +32,7 @@ def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) 
                 weight_decay=spec.weight_decay if rule.weight_decay is None else rule.weight_decay,
             )
             (frozen.add if rule.frozen else frozen.discard)(path)
+    frozen |= fixed
     if specs and len(frozen) == len(specs):
         message = f"the rules freeze all {len(specs)} parameters: nothing is left to train"
         raise ParameterRuleError(message)

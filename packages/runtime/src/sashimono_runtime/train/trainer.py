@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import sashimono as sm
 from sashimono.arrays.prng import step_key
 from sashimono.arrays.shardings import abstract_params, array_sharding, replicated
-from sashimono.arrays.tree import flatten_paths, unflatten_paths
+from sashimono.arrays.tree import flatten_paths, merge_trees, unflatten_paths
 from sashimono.contracts import (
     BATCH_AXES,
     Batch,
     DataSource,
     Environment,
     GradientStrategy,
+    LossProgram,
     Program,
     Workload,
 )
@@ -92,7 +93,8 @@ class Trainer(Workload):
     def train_step(self, before: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
         """Returns the state after one update, and the report of the loss before it."""
         key = step_key(self.config.seed, before.step)
-        grads, outputs = self.gradient_strategy.gradients(self.loss, before.params, before.state, batch, key)
+        trained, loss = self.trained_part(before.params)
+        grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
         params, opt, metrics = self.rule.update(flatten_paths(grads), before.opt, flatten_paths(before.params))
         after = TrainState(before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt)
         return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
@@ -106,6 +108,21 @@ class Trainer(Workload):
         """Returns the outputs of a training forward pass; its losses are the training loss."""
         _, outputs = sm.functional(self.model)(params, state, batch, key=key, train=True)
         return outputs
+
+    def trained_part(self, params: Any) -> tuple[Any, LossProgram]:
+        """Returns the parameters that the learner trains, and the loss as a function of those alone.
+
+        Frozen ones are constants of that function: no gradient of theirs is computed, summed or sent anywhere.
+        """
+        flat = flatten_paths(params)
+        if flat.keys() == self.rule.specs.keys():
+            return params, self.loss
+        fixed = unflatten_paths({path: leaf for path, leaf in flat.items() if path not in self.rule.specs})
+
+        def loss(trained: Any, state: Any, batch: Batch, key: jax.Array) -> Outputs:
+            return self.loss(merge_trees(fixed, trained), state, batch, key)
+
+        return unflatten_paths({path: flat[path] for path in self.rule.specs}), loss
 
     # --- shapes ----------------------------------------------------------------------------------------------
 
