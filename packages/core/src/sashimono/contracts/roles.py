@@ -7,7 +7,7 @@ import abc
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from sashimono.arrays.spec import ParamSpec
 from sashimono.config import FROM_PARENT, REQUIRED
@@ -35,11 +35,12 @@ class Positions(Module):
 
     class Config(Module.Config):
         head_dim: int = FROM_PARENT
+        num_heads: int = FROM_PARENT
 
     def rotate(
-        self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T"]
+        self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
-        """Returns queries and keys turned by their positions."""
+        """Returns queries and keys turned by their positions; [B, T, streams] for the few that take several."""
         del positions
         return q, k
 
@@ -52,12 +53,17 @@ class Positions(Module):
 
 
 class Cache(Module):
-    """Keeps keys and values of past tokens for one attention layer; it has no parameters, only a layout."""
+    """Keeps keys and values of past tokens for one attention layer; it has no parameters, only a layout.
+
+    `value_dim` 0 says that values are part of the keys: there are none to keep. `reach` is how far back a query can
+    see, its own position included; None: all the way.
+    """
 
     class Config(Module.Config):
         num_kv_heads: int = FROM_PARENT
         key_dim: int = FROM_PARENT
         value_dim: int = FROM_PARENT
+        reach: int | None = FROM_PARENT
 
     @nowrap
     @abc.abstractmethod
@@ -68,20 +74,29 @@ class Cache(Module):
     def extend(
         self,
         state: CacheState,
-        k: Float[Array, "B T K D"],
-        v: Float[Array, "B T K D"],
+        k: Num[Array, "B T K D"],
+        v: Num[Array, "B T K D"] | None,
         sequences: Sequences,
     ) -> "CacheView":
-        """Returns the cache with the new tokens written after each row's `sequences.lengths`, and what to read."""
+        """Returns the cache with the new tokens written after each row's `sequences.lengths`, and what to read.
+
+        `v` is None where `value_dim` is 0. An empty cache is all zeros.
+        """
 
 
 class CacheView(NamedTuple):
-    """The new cache state, and the keys and values to attend over with their positions ([B, S], or [S])."""
+    """The new cache state, and the keys and values to attend over with their positions ([B, S]; None: 0, 1, 2, …).
 
-    state: CacheState
+    With a page table [B, R], k and v are pools [pages, page size, K, D], and the keys of a row are the tokens of its
+    pages, of which the first `kv_lengths` [B] exist. `v` is None where the cache keeps no values of their own.
+    """
+
+    state: CacheState | None
     k: jax.Array
-    v: jax.Array
-    kv_positions: jax.Array | None
+    v: jax.Array | None
+    kv_positions: jax.Array | None = None
+    kv_lengths: jax.Array | None = None
+    page_table: jax.Array | None = None
 
 
 class Attention(Module):

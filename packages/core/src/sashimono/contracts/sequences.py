@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 
 class Sequences(NamedTuple):
@@ -11,8 +12,14 @@ class Sequences(NamedTuple):
 
     Without a cache (training): `positions` within the segment (None: 0, 1, 2, …) and `segment_ids` (None: one
     segment a row; 0 is padding). With a cache: `lengths` tokens are already in each row's cache, as [batch], or as
-    a scalar where all rows are in step, which lets a cache write one slice instead of a scatter. `slots` maps rows
-    to cache rows, `query_starts` gives the ragged layout of a flattened batch, `page_table` the pages of each row.
+    a scalar where all rows are in step, which lets a cache write one slice instead of a scatter; tokens whose
+    segment id is 0 pad the end of a row, and a cache may drop them. `slots` maps rows to cache rows, `page_table`
+    gives the pages of each row. `query_starts` gives the ragged layout of a flattened batch: one row in which
+    sequence i owns tokens query_starts[i] to query_starts[i + 1], with a row of `lengths` and `page_table` each.
+
+    `prefix_lengths` counts the first tokens that a prefix mask shows to everyone. `coordinates` are positions in
+    several streams (time, height, width), for rotary embeddings that turn by each. `memory` is what cross attention
+    looks at, with segment ids of its own; with a cache it is given once, and remembered.
     """
 
     positions: Int[Array, "batch length"] | None = None
@@ -21,13 +28,29 @@ class Sequences(NamedTuple):
     slots: Int[Array, " batch"] | None = None
     query_starts: Int[Array, " batch_plus_one"] | None = None
     page_table: Int[Array, "batch pages"] | None = None
+    prefix_lengths: Int[Array, " batch"] | None = None
+    coordinates: Int[Array, "batch length streams"] | None = None
+    memory: Float[Array, "batch memory embed"] | None = None
+    memory_segment_ids: Int[Array, "batch memory"] | None = None
 
     def token_positions(self, length: int) -> jax.Array:
         """Returns positions that broadcast to [batch, length], int32."""
         if self.positions is not None:
             return self.positions
-        counted = jax.numpy.arange(length, dtype=jax.numpy.int32)[None]
+        counted = jnp.arange(length, dtype=jnp.int32)[None]
         if self.lengths is None:
             return counted
+        if self.query_starts is not None:
+            owners = self.token_owners(length)
+            return counted + (self.lengths - self.query_starts[:-1])[owners][None]
         start = self.lengths if self.lengths.ndim == 0 else self.lengths[:, None]
         return counted + start
+
+    def token_owners(self, length: int) -> Int[Array, " length"]:
+        """Returns the sequence each token of a ragged row belongs to; tokens past the last one get the last."""
+        starts = self.query_starts
+        if starts is None:
+            message = "only rows with query_starts have owners"
+            raise ValueError(message)
+        owners = jnp.searchsorted(starts, jnp.arange(length, dtype=starts.dtype), side="right") - 1
+        return jnp.clip(owners, 0, starts.shape[0] - 2)

@@ -1,10 +1,12 @@
 """A dense key-value cache: one row of fixed length for each sequence, slot index = position."""
 
-import jax
 import jax.numpy as jnp
 import sashimono as sm
-from jaxtyping import Array, Float
+from jaxtyping import Array, Num
 from sashimono.contracts import Cache, CacheState, CacheView, Sequences
+
+from sashimono_layers.attention.cache_layout import kept_arrays, layout
+from sashimono_layers.attention.cache_rows import put_rows, take_rows, write_after
 
 
 class DenseCache(Cache):
@@ -16,35 +18,21 @@ class DenseCache(Cache):
     @sm.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, sm.ParamSpec]:
         """Returns the layout of `keys` and `values`."""
-        cfg, axes = self.config, ("batch", "kv_length", "kv_heads", "head_dim")
-
-        def array(width: int) -> sm.ParamSpec:
-            shape = (rows, length, cfg.num_kv_heads, width)
-            return sm.ParamSpec(shape, axes, dtype, sm.zeros)
-
-        return {"keys": array(cfg.key_dim), "values": array(cfg.value_dim)}
+        return layout(self.config, (rows, length), ("batch", "kv_length"), dtype)
 
     def extend(
         self,
         state: CacheState,
-        k: Float[Array, "B T K D"],
-        v: Float[Array, "B T K D"],
+        k: Num[Array, "B T K D"],
+        v: Num[Array, "B T K D"] | None,
         sequences: Sequences,
     ) -> CacheView:
         """Writes the new tokens at `sequences.lengths`; what lies past a row's length is rubbish that causality hides.
 
-        A scalar length writes one slice; a length per row writes one slice a row, a scatter.
+        A mask that isn't causal is told where each row ends.
         """
-        lengths = sequences.lengths
-        if lengths is None:
-            lengths = jnp.zeros((), jnp.int32)
-
-        def write(cache: jax.Array, new: jax.Array) -> jax.Array:
-            new = new.astype(cache.dtype)
-            if lengths.ndim == 0:
-                return jax.lax.dynamic_update_slice_in_dim(cache, new, lengths, axis=1)
-            update = jax.vmap(lambda row, n, at: jax.lax.dynamic_update_slice_in_dim(row, n, at, 0))
-            return update(cache, new, lengths)
-
-        updated = {"keys": write(state["keys"], k), "values": write(state["values"], v)}
-        return CacheView(updated, updated["keys"], updated["values"], None)
+        lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
+        rows = take_rows(state, sequences)
+        rows = {name: write_after(rows[name], new, lengths) for name, new in kept_arrays(k, v).items()}
+        ends = jnp.broadcast_to(lengths + k.shape[1], (k.shape[0],))
+        return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), kv_lengths=ends)
