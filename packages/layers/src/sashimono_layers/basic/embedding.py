@@ -1,18 +1,26 @@
 """Token embedding."""
 
+import math
+
 import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float, Int
 
 
 class Embedding(sm.Module):
-    """Looks up one row of a [vocab, embed] table for each token id; other layers may share the table."""
+    """Looks up one row of a [vocab, embed] table for each token id; other layers may share the table.
+
+    Rows are multiplied by `scale`, and by sqrt(output_dim) where `scale_by_sqrt_dim`, in the compute dtype, so that
+    bfloat16 rounds the factor first, as Gemma's reference does. A tied head sees the table unscaled.
+    """
 
     class Config(sm.Module.Config):
         vocab_size: int = sm.FROM_PARENT
         output_dim: int = sm.FROM_PARENT
         init_stddev: float = 0.02
+        scale: float = 1.0
         scale_by_sqrt_dim: bool = False
+        foreign: sm.Foreign = sm.Foreign(tensors={"weight": "weight"})
 
     def setup(self) -> None:
         """Declares the table, drawn from a normal of `init_stddev`."""
@@ -27,9 +35,11 @@ class Embedding(sm.Module):
         )
 
     def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-        """Returns the rows of the table in the compute dtype, times sqrt(output_dim) where configured."""
+        """Returns the scaled rows of the table in the compute dtype."""
+        cfg = self.config
         x = jnp.take(self.param("weight"), input_ids, axis=0)
-        return x * (self.config.output_dim**0.5) if self.config.scale_by_sqrt_dim else x
+        factor = cfg.scale * (math.sqrt(cfg.output_dim) if cfg.scale_by_sqrt_dim else 1.0)
+        return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
 
     def table(self) -> Float[Array, "V E"]:
         """Returns the whole table, for a head that is tied to it."""

@@ -8,16 +8,22 @@ from jaxtyping import Array, Float
 from sashimono.contracts import FeedForward, Sequences
 
 from sashimono_layers.basic.linear import Linear
+from sashimono_layers.feedforward.gating import Gating, Product
 
 
 class GatedFeedForward(FeedForward):
-    """down(activation(gate(x)) * up(x)); silu makes it SwiGLU. Tags: feed_forward_gate, feed_forward_up."""
+    """down(activation(gate(x)) * up(x)); silu makes it SwiGLU. Tags: feed_forward_gate, feed_forward_up.
+
+    `gating` says how gate and up meet: their product, unless a model clamps them.
+    """
 
     class Config(FeedForward.Config):
         activation: Callable = jax.nn.silu
+        gating: Gating.Config = Product.Config()
         gate: Linear.Config = Linear.Config()
         up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
+        foreign: sm.Foreign = sm.Foreign(children={"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
 
     def setup(self) -> None:
         """Declares the two projections up to `hidden_dim` and the one down."""
@@ -37,12 +43,13 @@ class GatedFeedForward(FeedForward):
             output_shape=(cfg.input_dim,),
             axes=("mlp", "embed"),
         )
+        self._gating = cfg.gating.build()
 
     def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
         """Returns the transformed tokens."""
         del sequences
         gate = self.tag("feed_forward_gate", self.gate(x))
         up = self.tag("feed_forward_up", self.up(x))
-        hidden = self.config.activation(gate) * up
+        hidden = self._gating.combine(self.config.activation, gate, up)
         hidden = sm.constrain(hidden, ("batch", "length", "mlp"))
         return sm.constrain(self.down(hidden), ("batch", "length", "embed"))

@@ -17,6 +17,7 @@ class PlainFeedForward(FeedForward):
         activation: Callable = jax.nn.gelu
         up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
+        foreign: sm.Foreign = sm.Foreign(children={"up": "up_proj", "down": "down_proj"})
 
     def setup(self) -> None:
         """Declares the projections to `hidden_dim` and back."""

@@ -5,6 +5,8 @@ from jaxtyping import Array, Float
 from sashimono.contracts import Batch
 from sashimono.kernels import softmax_cross_entropy
 
+from sashimono_layers.models.head import Head
+
 
 class CrossEntropy(sm.Module):
     """Mean negative log-likelihood over the batch's weighted tokens, fp32.
@@ -15,18 +17,17 @@ class CrossEntropy(sm.Module):
     class Config(sm.Module.Config):
         z_loss: float = 0.0
         label_smoothing: float = 0.0
-        logit_cap: float | None = None
 
-    def forward(self, x: Float[Array, "B T E"], weight: Float[Array, "V E"], batch: Batch, *, tied: bool) -> None:
-        """Adds the loss of hidden states; `weight` is [vocab, embed] when `tied`, else [embed, vocab]."""
+    def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
+        """Adds the loss of the logits that `head` gives hidden states."""
         cfg, train = self.config, self.train
         total, count, extra = softmax_cross_entropy(
-            x,
-            weight,
+            head.scaled(x),
+            head.weight(),
             batch.target_ids,
             batch.loss_weights,
-            tied=tied,
-            logit_cap=cfg.logit_cap,
+            tied=head.tied,
+            logit_cap=head.config.logit_cap,
             z_loss=cfg.z_loss if train else 0.0,
             label_smoothing=cfg.label_smoothing if train else 0.0,
         )

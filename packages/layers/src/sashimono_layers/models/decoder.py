@@ -21,6 +21,10 @@ class DecoderLM(CausalLM):
         norm: Norm.Config = RMSNorm.Config()
         head: Head.Config = UntiedHead.Config()
         loss: CrossEntropy.Config = CrossEntropy.Config()
+        foreign: sm.Foreign = sm.Foreign(
+            children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
+            ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+        )
 
     def setup(self) -> None:
         """Declares the parts and shares the embedding with the head."""
@@ -40,8 +44,7 @@ class DecoderLM(CausalLM):
 
     def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
         """Adds the cross entropy of the normalised stream."""
-        head = self.head
-        self.loss(self.norm(x), head.weight(), batch, tied=head.tied)
+        self.loss(self.norm(x), self.head, batch)
 
     def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """Returns fp32 logits of the normalised stream."""

@@ -8,11 +8,23 @@ from jaxtyping import Array, Float
 
 
 class Head(sm.Module):
-    """Maps the last residual stream to logits; `weight` and `tied` let the loss avoid building them all."""
+    """Maps the last residual stream to logits; `weight` and `tied` let the loss avoid building them all.
+
+    Logits are multiplied by `logit_scale` and then, with `logit_cap` c, become c * tanh(logits / c) (Gemma 2,
+    arXiv:2408.00118, section 2).
+    """
 
     class Config(sm.Module.Config):
         input_dim: int = sm.FROM_PARENT
         vocab_size: int = sm.FROM_PARENT
+        logit_scale: float = 1.0
+        logit_cap: float | None = None
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the cap."""
+            if self.logit_cap is None or self.logit_cap > 0.0:
+                return []
+            return [f"logit_cap is {self.logit_cap}, expected a positive number, or None for no cap"]
 
     #: Whether `weight` is [vocab, embed] rather than [embed, vocab].
     tied: bool = False
@@ -20,6 +32,12 @@ class Head(sm.Module):
     @abc.abstractmethod
     def weight(self) -> Float[Array, "..."]:
         """Returns the projection in the compute dtype."""
+
+    @sm.nowrap
+    def scaled(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns hidden states times `logit_scale`: what the weight and then the cap apply to."""
+        scale = self.config.logit_scale
+        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
     @sm.nowrap
     def flops_per_token(self, context_length: float) -> float:
@@ -30,6 +48,9 @@ class Head(sm.Module):
 
 class UntiedHead(Head):
     """A projection of its own."""
+
+    class Config(Head.Config):
+        foreign: sm.Foreign = sm.Foreign(tensors={"kernel": sm.Tensor(name="weight", form=sm.Matrix.Config())})
 
     def setup(self) -> None:
         """Declares the weight, [embed, vocab]."""
@@ -44,6 +65,9 @@ class UntiedHead(Head):
 class TiedHead(Head):
     """The embedding table, shared by the model (Press and Wolf 2017, arXiv:1608.05859)."""
 
+    class Config(Head.Config):
+        foreign: sm.Foreign = sm.Foreign(repeats={"weight": "embedding.weight"})
+
     tied = True
 
     def weight(self) -> Float[Array, "V E"]:
@@ -52,7 +76,8 @@ class TiedHead(Head):
 
 
 def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
-    """Returns fp32 logits of hidden states."""
-    weight = head.weight()
+    """Returns fp32 logits of hidden states, scaled and capped."""
+    weight, cap = head.weight(), head.config.logit_cap
     spec = "bte,ve->btv" if head.tied else "bte,ev->btv"
-    return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
+    logits = jnp.einsum(spec, head.scaled(x), weight, preferred_element_type=jnp.float32)
+    return logits if cap is None else cap * jnp.tanh(logits / cap)

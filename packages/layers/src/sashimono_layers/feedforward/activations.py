@@ -1,0 +1,30 @@
+"""Activations that jax.nn doesn't have under a name of their own; `jax.nn.gelu` itself is the tanh approximation."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def gelu_exact(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns x * Phi(x) with the error function (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns the tanh approximation of GELU (the same paper): GPT-2, Gemma."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def quick_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns x * sigmoid(1.702 x), the paper's other approximation: CLIP, gpt-oss."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+def squared_relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns max(x, 0)^2 (Primer, So et al. 2021, arXiv:2109.08668)."""
+    return jnp.square(jax.nn.relu(x))
+
+
+def linear(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns x: no activation, as in a bilinear unit."""
+    return x

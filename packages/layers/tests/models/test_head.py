@@ -1,0 +1,43 @@
+"""Heads: the logits a model predicts are those its loss is made of, scaled and capped."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sashimono as sm
+from sashimono.contracts import Batch
+from sashimono.errors import ConfigError
+from sashimono_layers.models.head import TiedHead, UntiedHead
+from sashimono_layers.recipes.llama import llama
+
+TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)
+
+
+@pytest.mark.parametrize("kind", [TiedHead, UntiedHead])
+def test_loss_and_logits_share_scale_and_cap(kind):
+    cfg = llama(num_layers=1, input_dim=16, num_heads=2, num_kv_heads=1, hidden_dim=24, vocab_size=50)
+    cfg.set(head=kind.Config(logit_scale=0.5, logit_cap=3.0))
+    cfg.embedding.set(scale_by_sqrt_dim=True, scale=0.5, init_stddev=1.0)
+    model = cfg.build()
+    params = sm.initialize(model, jax.random.key(0))
+    logits, _ = jax.jit(sm.functional(model, "predict"))(params, {}, TOKENS[:, :-1])
+    assert 1.0 < np.abs(logits).max() < 3.0
+    picked = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(TOKENS)[:, 1:, None], -1)
+    _, outputs = jax.jit(sm.functional(model))(params, {}, Batch.of_tokens(TOKENS))
+    assert float(outputs.total_loss()) == pytest.approx(-picked.mean(), abs=1e-5)
+
+
+def test_cap_must_be_positive():
+    with pytest.raises(ConfigError, match="logit_cap is 0.0, expected a positive number"):
+        UntiedHead.Config(input_dim=4, vocab_size=5, logit_cap=0.0).build()
+
+
+def test_embedding_scale_is_rounded_to_the_compute_dtype_first():
+    from sashimono_layers.basic.embedding import Embedding
+
+    module = Embedding.Config(vocab_size=4, output_dim=3, scale_by_sqrt_dim=True).build()
+    params = {"weight": jnp.full((4, 3), 0.3)}
+    with sm.use_plan(sm.ExecutionPlan(precision=sm.Precision(compute="bfloat16"))):
+        found, _ = sm.functional(module)(params, {}, jnp.zeros((1, 1), int))
+    wanted = jnp.asarray(0.3, jnp.bfloat16) * jnp.asarray(3**0.5, jnp.bfloat16)
+    np.testing.assert_array_equal(found, jnp.full((1, 1, 3), wanted))
