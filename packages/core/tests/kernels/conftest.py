@@ -19,7 +19,12 @@ CORE = {
     "attention.any.reference": "attention.reference:ReferenceAttention",
     "attention.cpu.blockwise": "attention.blockwise:BlockwiseAttention",
     "grouped_matmul.any.reference": "grouped_matmul.reference:ReferenceGroupedMatmul",
+    "quantized_matmul.any.reference": "quantized_matmul.reference:ReferenceQuantizedMatmul",
     "token_exchange.any.padded": "token_exchange.padded:PaddedTokenExchange",
+    "linear_recurrence.any.chunked": "linear_recurrence.chunked:ChunkedLinearRecurrence",
+    "linear_recurrence.any.reference": "linear_recurrence.reference:ReferenceLinearRecurrence",
+    "diagonal_recurrence.any.associative": "diagonal_recurrence.associative:AssociativeDiagonalRecurrence",
+    "diagonal_recurrence.any.reference": "diagonal_recurrence.reference:ReferenceDiagonalRecurrence",
     "softmax_cross_entropy.any.chunked": "softmax_cross_entropy.chunked:ChunkedCrossEntropy",
     "softmax_cross_entropy.any.reference": "softmax_cross_entropy.reference:ReferenceCrossEntropy",
 }

@@ -1,19 +1,21 @@
 """Operations and their kernels: what to compute, who can compute it here, and why the others can't.
 
-`attention`, `grouped_matmul`, `token_exchange` and `softmax_cross_entropy` are both subpackages
-and, here, the calls. Binding the calls now, not on first use, keeps Python from putting the
-subpackages in their place.
+Each operation, such as `attention`, is both a subpackage and, here, the call. Binding the calls now, not on first use,
+keeps Python from putting the subpackages in their place.
 """
 
 from sashimono.kernels.attention.dispatch import attention as attention
 from sashimono.kernels.choice import KernelChoice as KernelChoice
+from sashimono.kernels.diagonal_recurrence.dispatch import diagonal_recurrence as diagonal_recurrence
 from sashimono.kernels.grouped_matmul.dispatch import grouped_matmul as grouped_matmul
+from sashimono.kernels.linear_recurrence.dispatch import linear_recurrence as linear_recurrence
 from sashimono.kernels.masks import CAUSAL as CAUSAL
 from sashimono.kernels.masks import FULL as FULL
 from sashimono.kernels.masks import MaskSpec as MaskSpec
 from sashimono.kernels.masks import sliding_window as sliding_window
 from sashimono.kernels.operation import Kernel as Kernel
 from sashimono.kernels.operation import Operation as Operation
+from sashimono.kernels.quantized_matmul.dispatch import quantized_matmul as quantized_matmul
 from sashimono.kernels.softmax_cross_entropy.dispatch import (
     softmax_cross_entropy as softmax_cross_entropy,
 )

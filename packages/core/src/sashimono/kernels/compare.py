@@ -21,7 +21,10 @@ TOLERANCES: Mapping[str, float] = {"float32": 2e-5, "bfloat16": 2e-2, "float16":
 
 _EXAMPLES = {
     "attention": "sashimono.kernels.attention.examples",
+    "diagonal_recurrence": "sashimono.kernels.diagonal_recurrence.examples",
     "grouped_matmul": "sashimono.kernels.grouped_matmul.examples",
+    "linear_recurrence": "sashimono.kernels.linear_recurrence.examples",
+    "quantized_matmul": "sashimono.kernels.quantized_matmul.examples",
     "softmax_cross_entropy": "sashimono.kernels.softmax_cross_entropy.examples",
 }
 

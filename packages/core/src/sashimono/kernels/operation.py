@@ -43,6 +43,8 @@ class Operation:
         manual_axes: logical axes that a local kernel is split over, the rest being left to the
             compiler; None for the whole mesh; empty if only the caller can split, so that a mesh
             rules local kernels out.
+        dominant: the logical axis whose mesh axes no other axis may use, in any operand: heads before
+            length in attention, so that queries and their positions are split alike.
         fused_platforms: where a kernel with `fused=False` counts as a fallback (see
             `require_fused`).
     """
@@ -51,6 +53,7 @@ class Operation:
     operand_axes: Mapping[str, LogicalAxes] = field(hash=False, compare=False)
     output_axes: tuple[LogicalAxes | str, ...] = field(hash=False, compare=False)
     manual_axes: tuple[str, ...] | None = None
+    dominant: str | None = None
     fused_platforms: tuple[str, ...] = ("gpu", "tpu", "neuron")
 
 

@@ -106,7 +106,10 @@ def _resolve(operation: Operation, axes: LogicalAxes, sizes: Mapping[str, int]) 
 
     manual = operation.manual_axes
     wanted = tuple(a if manual is None or a in manual else None for a in axes)
-    spec = tuple(resolve(wanted, current_plan().activation_rules, sizes))
+    dominant = operation.dominant
+    if dominant is not None and dominant not in wanted:
+        wanted = (*wanted, dominant)
+    spec = tuple(resolve(wanted, current_plan().activation_rules, sizes))[: len(axes)]
     entries = spec + (None,) * (len(axes) - len(spec))
     return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
 

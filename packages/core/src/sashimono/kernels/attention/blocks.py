@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sashimono.kernels.attention.operands import kv_positions, q_positions
@@ -56,8 +55,8 @@ def key_block(operands: Operands, index: jax.Array, size: int) -> dict[str, jax.
 
 def add_block(total: jax.Array, block: jax.Array, axis: int, start: jax.Array) -> jax.Array:
     """Returns `total` with `block` added to it from `start` on along `axis`."""
-    old = jax.lax.dynamic_slice_in_dim(total, start, block.shape[axis], axis)
-    return jax.lax.dynamic_update_slice_in_dim(total, old + block, start, axis)
+    old = jax.lax.dynamic_slice_in_dim(total, start, block.shape[axis], axis, allow_negative_indices=False)
+    return jax.lax.dynamic_update_slice_in_dim(total, old + block, start, axis, allow_negative_indices=False)
 
 
 def key_block_ranges(problem: AttentionProblem, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,5 +92,5 @@ def _cut(operands: Operands, axes: dict[str, int], bias_axis: int, index: jax.Ar
     for name, x in operands.items():
         axis = bias_axis if name == "bias" else axes.get(name)
         if axis is not None and (name != "bias" or x.shape[axis] != 1):
-            cut[name] = jax.lax.dynamic_slice_in_dim(x, jnp.int32(size) * index, size, axis)
+            cut[name] = jax.lax.dynamic_slice_in_dim(x, size * index, size, axis, allow_negative_indices=False)
     return cut

@@ -26,7 +26,7 @@ from sashimono.kernels.attention.gradient import (
     row_delta,
     sinks_gradient,
 )
-from sashimono.kernels.attention.merge import merge, merge_sinks
+from sashimono.kernels.attention.merge import merge_sinks
 from sashimono.kernels.attention.operands import mask_array
 from sashimono.kernels.attention.problem import AttentionProblem
 from sashimono.kernels.operation import Kernel, Operands
@@ -78,20 +78,16 @@ class BlockwiseAttention(Kernel):
         block = block_problem(problem, queries, keys)
         explicit = with_positions(problem, operands)
         first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
-        rows = (problem.batch, queries, problem.num_heads, problem.v_head_dim)
-        empty = (
-            jnp.zeros(rows, jnp.float32),
-            jnp.full((problem.batch, problem.num_heads, queries), -jnp.inf, jnp.float32),
-        )
+        empty = _nothing_seen(block)
 
         def one_query_block(_: None, item: tuple[jax.Array, ...]) -> tuple[None, Any]:
             index, start, stop = item
             mine = query_block(explicit, index, queries)
 
-            def one_key_block(j: jax.Array, total: tuple[jax.Array, jax.Array]) -> Any:
-                return merge(*total, *_attend(block, key_block(mine, j, keys)))
+            def one_key_block(j: jax.Array, seen: Any) -> Any:
+                return _attend(block, key_block(mine, j, keys), seen)
 
-            out, lse = jax.lax.fori_loop(start, stop, one_key_block, empty)
+            out, lse = _finish(block, jax.lax.fori_loop(start, stop, one_key_block, empty))
             if problem.has_sinks:
                 out, lse = merge_sinks(out, lse, operands["sinks"])
             return None, (out.astype(operands["v"].dtype), lse)
@@ -127,7 +123,8 @@ class BlockwiseAttention(Kernel):
             index, start, stop = item
             mine = query_block(explicit, index, queries)
             lse_rows, delta_rows = (
-                jax.lax.dynamic_slice_in_dim(x, index * queries, queries, 2) for x in (residuals, delta)
+                jax.lax.dynamic_slice_in_dim(x, index * queries, queries, 2, allow_negative_indices=False)
+                for x in (residuals, delta)
             )
 
             def one_key_block(j: jax.Array, total: tuple[jax.Array, Any]) -> Any:
@@ -162,21 +159,45 @@ class BlockwiseAttention(Kernel):
         return queries or problem.q_length, keys or problem.kv_length
 
 
-def _attend(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
-    """Returns (out fp32 [B, T, H, D], log-sum-exp) of one block."""
+def _nothing_seen(problem: AttentionProblem) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns (weighted values [B, T, H, D], sum of weights, largest score), both shaped like score rows, fp32."""
+    rows = (problem.batch, problem.q_length, problem.num_heads, problem.v_head_dim)
+    per_row = sc.rows_to_scores(jnp.zeros((problem.batch, problem.num_heads, problem.q_length)), problem)
+    return jnp.zeros(rows), per_row, jnp.full_like(per_row, sc.MASKED)
+
+
+def _attend(problem: AttentionProblem, operands: Operands, seen: Any) -> Any:
+    """Returns what `_nothing_seen` describes after one more block of keys.
+
+    A block without a key to see adds weights of exp(0), which the first real score rescales to nothing.
+    """
+    values, total, top = seen
     scores, _ = sc.masked_scores(problem, operands, mask_array(problem, operands))
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - top)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = sc.weigh_values(weights, operands["v"], problem).astype(jnp.float32)
-    total_rows, top_rows = (sc.scores_to_rows(x, problem) for x in (total, top))
-    lse = jnp.where(top_rows <= sc.MASKED, -jnp.inf, top_rows + jnp.log(total_rows))
-    return out / total_rows.transpose(0, 2, 1)[..., None], lse
+    higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.exp(scores - higher)
+    kept = jnp.exp(top - higher)
+    added = sc.weigh_values(weights, operands["v"], problem).astype(jnp.float32)
+    total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
+    return values * _per_value(kept, problem) + added, total, higher
+
+
+def _finish(problem: AttentionProblem, seen: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns (out fp32 [B, T, H, D], log-sum-exp [B, H, T]); rows that saw no key have 0 and -inf."""
+    values, total, top = seen
+    saw = top > sc.MASKED
+    share = jnp.where(saw, 1.0 / jnp.where(saw, total, 1.0), 0.0)
+    lse = jnp.where(saw, top + jnp.log(jnp.where(saw, total, 1.0)), -jnp.inf)
+    return values * _per_value(share, problem), sc.scores_to_rows(lse, problem)
+
+
+def _per_value(x: jax.Array, problem: AttentionProblem) -> jax.Array:
+    """Returns numbers shaped like score rows as [B, T, H, 1]."""
+    return sc.scores_to_rows(x, problem).transpose(0, 2, 1)[..., None]
 
 
 def _add_bias_block(total: jax.Array, block: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Returns the bias cotangent with a block's added; broadcast dimensions always start at 0."""
     starts = [jnp.int32(0)] * 2
     starts += [s if total.shape[i + 2] != 1 else jnp.int32(0) for i, s in enumerate(at)]
-    old = jax.lax.dynamic_slice(total, starts, block.shape)
-    return jax.lax.dynamic_update_slice(total, old + block, starts)
+    old = jax.lax.dynamic_slice(total, starts, block.shape, allow_negative_indices=False)
+    return jax.lax.dynamic_update_slice(total, old + block, starts, allow_negative_indices=False)

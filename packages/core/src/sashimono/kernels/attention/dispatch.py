@@ -6,6 +6,7 @@ pool, N tokens each, R table entries per row.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from sashimono.errors import KernelError
 from sashimono.kernels.attention.checks import check
 from sashimono.kernels.attention.operands import q_positions
+from sashimono.kernels.attention.over_shards import attend_over_shards
 from sashimono.kernels.attention.problem import (
     ATTENTION,
     PAGED_AXES,
@@ -98,7 +100,9 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     problem = _problem(operands, mask, scale, logit_cap, mode)
     check(problem, operands)
-    return run(ATTENTION, *_with_positions(problem, operands), axes=_axes(problem))
+    problem, operands = _with_enough_key_heads(problem, operands)
+    out = attend_over_shards(problem, operands)
+    return out if out is not None else run(ATTENTION, *_with_positions(problem, operands), axes=_axes(problem))
 
 
 def _problem(
@@ -142,6 +146,21 @@ def _problem(
 def _axes(problem: AttentionProblem) -> dict[str, Any]:
     axes: dict[str, Any] = dict(PAGED_AXES) if problem.paged else {}
     return {**axes, **RAGGED_AXES} if problem.ragged_sequences is not None else axes
+
+
+def _with_enough_key_heads(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, Any]:
+    """Returns both, with key heads repeated where query heads are split in more parts than there are key heads.
+
+    A single key head stays: every shard has it whole.
+    """
+    split = split_operands(ATTENTION, ATTENTION.operand_axes, {"q": operands["q"]})
+    heads, keys = problem.num_heads, problem.num_kv_heads
+    parts = heads // split.shapes["q"][2]
+    if parts == 1 or keys == 1 or keys % parts == 0 or heads % parts:
+        return problem, operands
+    enough = math.lcm(keys, parts)
+    repeated = {name: jnp.repeat(operands[name], enough // keys, axis=2) for name in ("k", "v")}
+    return dataclasses.replace(problem, num_kv_heads=enough), {**operands, **repeated}
 
 
 def _with_positions(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, dict[str, Any]]:

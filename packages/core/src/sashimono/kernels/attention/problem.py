@@ -9,13 +9,14 @@ from sashimono.kernels.operation import Operation
 
 Mode = Literal["train", "prefill", "decode"]
 
-#: A local kernel needs all keys of its queries, so neither keys nor pages are ever split for one.
+#: A local kernel needs all keys of its queries, so neither keys nor pages are ever split for one. Key heads are split
+#: like query heads, whatever the rules say of them elsewhere: a query head needs its key head on its shard.
 ATTENTION = Operation(
     name="attention",
     operand_axes={
         "q": ("batch", "length", "heads", None),
-        "k": ("batch", None, "kv_heads", None),
-        "v": ("batch", None, "kv_heads", None),
+        "k": ("batch", None, "heads", None),
+        "v": ("batch", None, "heads", None),
         "q_positions": ("batch", "length"),
         "kv_positions": ("batch", None),
         "q_segment_ids": ("batch", "length"),
@@ -28,12 +29,13 @@ ATTENTION = Operation(
         "query_starts": (None,),
     },
     output_axes=(("batch", "length", "heads", None),),
+    dominant="heads",
 )
 
 #: Where k and v are page pools, shared by all rows.
 PAGED_AXES = {
-    "k": (None, None, "kv_heads", None),
-    "v": (None, None, "kv_heads", None),
+    "k": (None, None, "heads", None),
+    "v": (None, None, "heads", None),
 }
 
 #: Where q is one row with the queries of many sequences: what is per sequence stays whole.

@@ -8,17 +8,19 @@ from sashimono.arrays.axes import LogicalAxes
 from sashimono.kernels.operation import SUMMED, Operation
 
 #: Tokens are split by hand, so that the weight's gradient is added up over shards once and not once
-#: a chunk; the vocabulary is left to the compiler. No fused kernel is expected anywhere.
+#: a chunk; the vocabulary too, so that no shard ever holds all logits of a token. No fused kernel is
+#: expected anywhere.
 SOFTMAX_CROSS_ENTROPY = Operation(
     name="softmax_cross_entropy",
     operand_axes={
         "hidden": ("batch", "length", None),
-        "weight": (None, None),
+        "weight": (None, "vocab"),
         "targets": ("batch", "length"),
         "loss_weights": ("batch", "length"),
     },
     output_axes=(SUMMED,) * 5,
-    manual_axes=("batch", "length"),
+    manual_axes=("batch", "length", "vocab"),
+    dominant="vocab",
     fused_platforms=(),
 )
 
@@ -28,6 +30,9 @@ FLAT_AXES: dict[str, LogicalAxes] = {
     "targets": ("batch",),
     "loss_weights": ("batch",),
 }
+
+#: Where the weight is an embedding.
+TIED_AXES: dict[str, LogicalAxes] = {"weight": ("vocab", None)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class CrossEntropyProblem:
         label_smoothing: share of the target's probability spread evenly over the vocabulary.
         chunk_tokens: most tokens whose logits exist at a time on a shard; None leaves it to the
             kernel.
+        vocab_axes: manual mesh axes over which the vocabulary is split: `vocab` then counts this
+            shard's part, the next in order on the next shard, and a token's losses need a sum over them.
     """
 
     tokens: int
@@ -53,11 +60,13 @@ class CrossEntropyProblem:
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     chunk_tokens: int | None = None
+    vocab_axes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Returns one line, such as "bfloat16[8192,4096] vocab 128256 tied z_loss=0.0001"."""
         parts = [f"{self.dtype}[{self.tokens},{self.width}] vocab {self.vocab}"]
         parts += ["tied"] * self.tied
+        parts += [f"over {'x'.join(self.vocab_axes)}"] * bool(self.vocab_axes)
         for name in ("logit_cap", "z_loss", "label_smoothing", "chunk_tokens"):
             value = getattr(self, name)
             if value:
@@ -66,4 +75,5 @@ class CrossEntropyProblem:
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "CrossEntropyProblem":
         """Returns the problem of one shard, given its operands' shapes."""
-        return dataclasses.replace(self, tokens=math.prod(operand_shapes["targets"]))
+        vocab = operand_shapes["weight"][0 if self.tied else 1]
+        return dataclasses.replace(self, tokens=math.prod(operand_shapes["targets"]), vocab=vocab)
