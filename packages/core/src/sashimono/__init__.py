@@ -39,16 +39,24 @@ if TYPE_CHECKING:
     from sashimono.contracts import Program as Program
     from sashimono.errors import SashimonoError as SashimonoError
     from sashimono.module import Context as Context
+    from sashimono.module import Flat as Flat
+    from sashimono.module import Foreign as Foreign
+    from sashimono.module import Joined as Joined
     from sashimono.module import Last as Last
+    from sashimono.module import Matrix as Matrix
     from sashimono.module import Max as Max
     from sashimono.module import Mean as Mean
     from sashimono.module import Module as Module
     from sashimono.module import Outputs as Outputs
+    from sashimono.module import Permuted as Permuted
+    from sashimono.module import Sliced as Sliced
     from sashimono.module import Sum as Sum
+    from sashimono.module import Tensor as Tensor
     from sashimono.module import call_name as call_name
     from sashimono.module import cond as cond
     from sashimono.module import current_context as current_context
     from sashimono.module import custom_vjp as custom_vjp
+    from sashimono.module import foreign_table as foreign_table
     from sashimono.module import functional as functional
     from sashimono.module import initial_state as initial_state
     from sashimono.module import initialize as initialize
@@ -82,9 +90,9 @@ _NAMES = {
     "contracts": "Program",
     "errors": "SashimonoError",
     "module": (
-        "Context Last Max Mean Module Outputs Sum call_name cond current_context "
-        "custom_vjp functional initial_state initialize jit next_state nowrap param_specs "
-        "remat scan shard_map state_specs vmap while_loop"
+        "Context Flat Foreign Joined Last Matrix Max Mean Module Outputs Permuted Sliced Sum Tensor "
+        "call_name cond current_context custom_vjp foreign_table functional initial_state "
+        "initialize jit next_state nowrap param_specs remat scan shard_map state_specs vmap while_loop"
     ),
     "plugins": "component host hookimpl",
 }

@@ -17,10 +17,10 @@ def digest(cfg: Config, part: Part = "experiment") -> str:
     """Returns a sha256 over canonical JSON.
 
     "experiment" leaves out the fields in each class's PLACEMENT, "placement" takes only those with
-    their paths, "all" takes everything. Schema versions and origins don't count.
+    their paths, "all" takes everything; INTRINSIC fields count in "all" only. Schema versions and origins don't count.
     """
     if part == "experiment":
-        content = encode_value(cfg, Encoding(versions=False, placement=False))
+        content = encode_value(cfg, Encoding(versions=False, placement=False, intrinsic=False))
     elif part == "placement":
         content = _placement(cfg, ())
     elif part == "all":
@@ -38,8 +38,8 @@ def _placement(value: Any, at: tuple[Key, ...]) -> dict[str, Any]:
         chosen = value._schema.placement  # type: ignore[attr-defined]
         for name, inner in vars(value).items():
             if name in chosen:
-                found[join_path((*at, name))] = encode_value(inner, Encoding(versions=False))
-            else:
+                found[join_path((*at, name))] = encode_value(inner, Encoding(versions=False, intrinsic=False))
+            elif name not in value._schema.intrinsic:  # type: ignore[attr-defined]
                 found.update(_placement(inner, (*at, name)))
     elif holds_config(value):
         for key, inner in items_of(value):

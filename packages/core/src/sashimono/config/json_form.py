@@ -18,10 +18,11 @@ from sashimono.config.values import ATOMS, Node, items_of, same_value
 
 
 class Encoding(NamedTuple):
-    """What to write: schema versions, and fields that only say where and how a run executes."""
+    """What to write: schema versions, fields that only say where and how a run executes, INTRINSIC ones."""
 
     versions: bool = True
     placement: bool = True
+    intrinsic: bool = True
 
 
 _FULL = Encoding()
@@ -57,8 +58,12 @@ def _encode_node(node: Any, encoding: Encoding) -> dict[str, Any]:
         if encoding.versions:
             data["$version"] = cls.SCHEMA_VERSION
     for name, field in node.fields().items():
-        if encoding.placement or name not in node._schema.placement:
-            data[name] = _encode_field(vars(node)[name], field, encoding)
+        value = vars(node)[name]
+        if name in node._schema.placement and not encoding.placement:
+            continue
+        if name in node._schema.intrinsic and (not encoding.intrinsic or same_value(value, field.default)):
+            continue
+        data[name] = _encode_field(value, field, encoding)
     return data
 
 

@@ -45,6 +45,9 @@ class Config(Node):
 
     SCHEMA_VERSION rises when stored configs change meaning; RENAMED maps old field names to new
     ones; PLACEMENT names fields that say where and how a run executes, not what it computes.
+    INTRINSIC names fields that describe the class itself, such as what others call its parts: they
+    are written only where they differ from the class's default, count in no digest but "all", and
+    stay behind when `replace` puts another node in this one's place.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_frozen", "_mark", "_origins")
@@ -52,6 +55,7 @@ class Config(Node):
     SCHEMA_VERSION: ClassVar[int] = 1
     RENAMED: ClassVar[dict[str, str]] = {}
     PLACEMENT: ClassVar[tuple[str, ...]] = ()
+    INTRINSIC: ClassVar[tuple[str, ...]] = ()
 
     _target: ClassVar[type | None] = None
     _schema: ClassVar[Schema] = Schema({}, frozenset(), {})

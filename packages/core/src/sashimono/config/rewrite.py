@@ -139,7 +139,10 @@ def _put(cfg: Config, path: str, node: Config) -> None:
 
 
 def _carry_over(old: Config, fresh: Config, path: str) -> None:
-    for name in old.fields().keys() & fresh.fields().keys():
+    kept = old.fields().keys() & fresh.fields().keys()
+    if type(old) is not type(fresh):
+        kept = kept - old._schema.intrinsic
+    for name in kept:
         value = vars(old)[name]
         if isinstance(value, Sentinel) or not old.is_set(name) or fresh.is_set(name):
             continue

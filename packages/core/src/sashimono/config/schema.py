@@ -107,12 +107,19 @@ class Field:
 
 
 class Schema:
-    """All fields of a class in order, with its placement fields and renamed fields."""
+    """All fields of a class in order, with its placement, intrinsic and renamed fields."""
 
-    def __init__(self, fields: dict[str, Field], placement: frozenset[str], renamed: dict[str, str]) -> None:
+    def __init__(
+        self,
+        fields: dict[str, Field],
+        placement: frozenset[str],
+        renamed: dict[str, str],
+        intrinsic: frozenset[str] = frozenset(),
+    ) -> None:
         self.fields = fields
         self.placement = placement
         self.renamed = renamed
+        self.intrinsic = intrinsic
         self._settled = False
         self._plain: dict[str, Any] = {}
         self._copied: tuple[str, ...] = ()
@@ -168,7 +175,7 @@ def collect_schema(cls: type, frame: types.FrameType) -> Schema:
             delattr(cls, field.name)
     cls._own_fields = own  # type: ignore[attr-defined]
     fields = inherited | own
-    return Schema(fields, _placement(cls, fields), _renamed(cls, fields))
+    return Schema(fields, _named(cls, "PLACEMENT", fields), _renamed(cls, fields), _named(cls, "INTRINSIC", fields))
 
 
 def unknown_field(cls: type, name: str, fields: dict[str, Field], where: str = "") -> str:
@@ -226,11 +233,12 @@ def _annotations_of(cls: type, name: str) -> Iterator[Any]:
             yield annotations[name]
 
 
-def _placement(cls: type, fields: dict[str, Field]) -> frozenset[str]:
-    names = [n for base in cls.__mro__ for n in vars(base).get("PLACEMENT", ())]
+def _named(cls: type, constant: str, fields: dict[str, Field]) -> frozenset[str]:
+    """Returns the fields that a class and its bases list in a constant such as PLACEMENT."""
+    names = [n for base in cls.__mro__ for n in vars(base).get(constant, ())]
     for name in names:
         if name not in fields:
-            message = f"PLACEMENT: {unknown_field(cls, name, fields)}"
+            message = f"{constant}: {unknown_field(cls, name, fields)}"
             raise SchemaError(message)
     return frozenset(names)
 

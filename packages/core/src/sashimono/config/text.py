@@ -7,6 +7,7 @@ from sashimono.config.paths import Key, join_path, sort_key
 from sashimono.config.record import Config
 from sashimono.config.traverse import leaf_keys, walk_keys
 from sashimono.config.value_text import node_text, value_text
+from sashimono.config.values import same_value
 
 ROOT = "."
 
@@ -16,11 +17,9 @@ def to_text(cfg: Config) -> str:
 
     The root's own line has the path `.`. The same config gives the same text in every process.
     """
-    lines: dict[tuple[Key, ...], str] = {}
-    for keys, node in walk_keys(cfg):
-        lines[keys] = node_text(node, callable_name)
-    for keys, value in leaf_keys(cfg):
-        lines[keys] = value_text(value, callable_name)
+    lines = {keys: node_text(node, callable_name) for keys, node in walk_keys(cfg)}
+    lines |= {keys: value_text(value, callable_name) for keys, value in leaf_keys(cfg)}
+    lines = _without_usual(cfg, lines)
     ordered = sorted(lines, key=sort_key)
     return "".join(f"{path_text(keys)}: {lines[keys]}\n" for keys in ordered)
 
@@ -34,7 +33,20 @@ def flat(cfg: Config) -> dict[tuple[Key, ...], Any]:
     """Returns every leaf value, and every node's class text, by keys."""
     entries: dict[tuple[Key, ...], Any] = {k: NodeClass(node_text(n)) for k, n in walk_keys(cfg)}
     entries.update(leaf_keys(cfg))
-    return entries
+    return _without_usual(cfg, entries)
+
+
+def _without_usual(cfg: Config, entries: dict[tuple[Key, ...], Any]) -> dict[tuple[Key, ...], Any]:
+    """Leaves out INTRINSIC fields that have their class's default, with all inside them."""
+    usual = {
+        (*keys, name)
+        for keys, node in walk_keys(cfg)
+        for name in node._schema.intrinsic
+        if same_value(vars(node)[name], node._schema.fields[name].default)
+    }
+    if not usual:
+        return entries
+    return {k: v for k, v in entries.items() if not any(k[:n] in usual for n in range(1, len(k) + 1))}
 
 
 class NodeClass(str):

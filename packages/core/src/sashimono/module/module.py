@@ -25,6 +25,7 @@ from sashimono.module.context import (
     find_context,
     installed,
 )
+from sashimono.module.foreign import Foreign
 from sashimono.module.metrics import Metric
 from sashimono.module.outputs import Loss
 
@@ -43,7 +44,11 @@ class Module(Configurable):
     """A node of the model tree. Subclasses implement `setup` and public methods, usually `forward`."""
 
     class Config(Configurable.Config):
-        """What every module can be configured with: nothing, until it says so."""
+        """What every module can be configured with: what checkpoints of others call its parts."""
+
+        INTRINSIC = ("foreign",)
+
+        foreign: Foreign = Foreign()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -206,6 +211,18 @@ class Module(Configurable):
     def flops_per_token(self, context_length: float) -> float:
         """Returns forward matmul FLOPs a token costs, where each query sees `context_length` keys on average."""
         return sum((child.num_stacked or 1) * child.flops_per_token(context_length) for child in self.children.values())
+
+    @nowrap
+    def layer_number(self, child: str, index: int) -> int:
+        """Returns the number that copy `index` of a stacked child, or place `index` of a list, has in foreign names."""
+        del child
+        return index
+
+    @nowrap
+    def first_layer(self, child: str) -> int:
+        """Returns how many layers come before those of a child that is itself a stack."""
+        del child
+        return 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward`."""
