@@ -14,6 +14,7 @@ class LayerNorm(Norm):
     class Config(Norm.Config):
         eps: float = 1e-5
         bias: bool = True
+        foreign: sm.Foreign = sm.Foreign(tensors={"scale": "weight", "bias": "bias"})
 
     def setup(self) -> None:
         """Declares `scale`, ones, and `bias`, zeros; neither decays."""

@@ -21,6 +21,13 @@ class GatedExperts(sm.Module):
         hidden_dim: int = sm.FROM_PARENT
         num_experts: int = sm.FROM_PARENT
         activation: Callable = jax.nn.silu
+        foreign: sm.Foreign = sm.Foreign(
+            tensors={
+                "gate": sm.Tensor(name="{}.gate_proj.weight", form=sm.Matrix.Config()),
+                "up": sm.Tensor(name="{}.up_proj.weight", form=sm.Matrix.Config()),
+                "down": sm.Tensor(name="{}.down_proj.weight", form=sm.Matrix.Config()),
+            }
+        )
 
     def setup(self) -> None:
         """Declares gate, up and down weights of all experts."""
@@ -54,6 +61,7 @@ class MixtureOfExperts(FeedForward):
         router: TopKRouter.Config = TopKRouter.Config()
         dispatcher: TokenDispatcher.Config = LocalDispatcher.Config()
         experts: GatedExperts.Config = GatedExperts.Config()
+        foreign: sm.Foreign = sm.Foreign(children={"router": "gate", "experts": "experts"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the number of experts."""

@@ -28,6 +28,7 @@ class TopKRouter(sm.Module):
         normalise_weights: bool = True
         balance_loss: float = 0.01
         z_loss: float = 0.001
+        foreign: sm.Foreign = sm.Foreign(tensors={"weight": sm.Tensor(name="weight", form=sm.Matrix.Config())})
 
         def check(self) -> list[str]:
             """Returns what is wrong with top_k."""

@@ -24,6 +24,7 @@ class RepeatedStack(Stack):
         layer: Block.Config = sm.REQUIRED
         scan: bool = True
         remat: RematPolicy.Config | None = None
+        foreign: sm.Foreign = sm.Foreign(children={"layer": "layers.{}"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the layer count."""
