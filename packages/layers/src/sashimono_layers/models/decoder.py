@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float, Int
 from sashimono.contracts import Batch, CausalLM, Norm, Sequences, Stack
@@ -10,6 +11,7 @@ from sashimono_layers.basic.embedding import Embedding
 from sashimono_layers.basic.rms_norm import RMSNorm
 from sashimono_layers.models.cross_entropy import CrossEntropy
 from sashimono_layers.models.head import Head, UntiedHead, project
+from sashimono_layers.positions.absolute import AbsolutePositions
 
 
 class DecoderLM(CausalLM):
@@ -20,6 +22,7 @@ class DecoderLM(CausalLM):
         stack: Stack.Config = sm.REQUIRED
         norm: Norm.Config = RMSNorm.Config()
         head: Head.Config = UntiedHead.Config()
+        positions: AbsolutePositions.Config | None = None
         loss: CrossEntropy.Config = CrossEntropy.Config()
         foreign: sm.Foreign = sm.Foreign(
             children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
@@ -31,6 +34,7 @@ class DecoderLM(CausalLM):
         cfg = self.config
         sizes = {"input_dim": cfg.input_dim, "vocab_size": cfg.vocab_size}
         self.add_child("embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim)
+        self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
         self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
         self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
         self.add_child("head", cfg.head, **sizes)
@@ -38,9 +42,11 @@ class DecoderLM(CausalLM):
         self.share("embedding", self.embedding)
 
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
-        """Returns the token embeddings."""
-        del sequences
-        return sm.constrain(self.embedding(input_ids), ("batch", "length", "embed"))
+        """Returns the token embeddings, with those of their positions where the model has any."""
+        x = self.embedding(input_ids)
+        if self.positions is not None:
+            x = x + self.positions(jnp.broadcast_to(sequences.token_positions(x.shape[1]), x.shape[:2]))
+        return sm.constrain(x, ("batch", "length", "embed"))
 
     def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
         """Adds the cross entropy of the normalised stream."""

@@ -15,6 +15,10 @@ class FrequencyScaling(sm.Configurable):
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the inverse frequencies to use; `theta` and `dim` are the rotary base and rotated width."""
 
+    def attention_factor(self) -> float:
+        """Returns what turned queries and keys are multiplied by; scores thus by its square."""
+        return 1.0
+
 
 class LinearScaling(FrequencyScaling):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
