@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -71,7 +72,7 @@ class Program:
 
     def trace(self) -> jax.stages.Traced:
         """Traces for the environment's platform; no device is touched, and no compiler is needed."""
-        with self.environment.active():
+        with self.environment.active(), _no_collection():
             return self.jitted().trace(*self.abstract_args)
 
     def kernels(self) -> tuple[Any, ...]:
@@ -82,9 +83,21 @@ class Program:
         """Traces and lowers for the environment's platform; no device is touched."""
         platform = _LOWERED_AS.get(self.environment.plan.platform or "", self.environment.plan.platform)
         traced = self.trace()
-        with self.environment.active():
+        with self.environment.active(), _no_collection():
             lowered = traced.lower(lowering_platforms=(platform,)) if platform else traced.lower()
         return Lowered(lowered, manifest(traced.out_info), self.environment)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pauses the garbage collector: tracing builds a large live graph, and walking it again finds nothing to free."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def manifest(tree: Any) -> tuple[Any, ...]:

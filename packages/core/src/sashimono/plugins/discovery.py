@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -61,11 +62,12 @@ def discover() -> list[Provider]:
         if "[sashimono." in (candidate.read_text("entry_points.txt") or "") and candidate.name:
             names.add(normalise(candidate.name))
     providers = []
+    versions = functools.cache(installed_version)  # siblings require the same few, and each costs a parse
     for name in sorted(names):
         first = distribution(name)  # the one that an import would find, should there be several
         entries = _entries(first.entry_points)
         if entries:
-            unmet = unmet_requirements(first.requires or (), installed_version)
+            unmet = unmet_requirements(first.requires or (), versions)
             providers.append(Provider(name=name, version=first.version, entries=entries, unmet=tuple(unmet)))
     return providers
 
