@@ -22,7 +22,15 @@ class FusedGatedFeedForward(FeedForward):
         gating: Gating.Config = Product.Config()
         gate_up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
-        foreign: sm.Foreign = sm.Foreign(children={"gate_up": "gate_up_proj", "down": "down_proj"})
+        foreign: sm.Foreign = sm.Foreign(
+            children={"down": "down_proj"},
+            apart={
+                "gate_up": (
+                    sm.Sliced(name="gate_proj", axis=-2, stop=1),
+                    sm.Sliced(name="up_proj", axis=-2, start=1),
+                )
+            },
+        )
 
     def setup(self) -> None:
         """Declares the joint projection up to `hidden_dim` and the one down."""

@@ -1,0 +1,157 @@
+"""Each block against its formula, with a toy attention and feed-forward whose effect NumPy can repeat."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sashimono as sm
+from sashimono.contracts import Attention, FeedForward, Sequences
+from sashimono_layers.basic.dropout import Dropout
+from sashimono_layers.basic.rms_norm import RMSNorm
+from sashimono_layers.basic.stochastic_depth import StochasticDepth
+from sashimono_layers.feedforward.bottleneck import Bottleneck
+from sashimono_layers.stack.mixer import MixerBlock
+from sashimono_layers.stack.output_norm import OutputNormBlock
+from sashimono_layers.stack.parallel import ParallelBlock
+from sashimono_layers.stack.post_norm import PostNormBlock
+from sashimono_layers.stack.pre_norm import PreNormBlock
+from sashimono_layers.stack.residual import Residual
+from sashimono_layers.stack.sandwich_norm import SandwichNormBlock
+
+X = jax.random.normal(jax.random.key(0), (2, 3, 4))
+
+
+class Previous(Attention):
+    """Each token becomes three times the one before it."""
+
+    class Config(Attention.Config):
+        pass
+
+    def forward(self, x, sequences, cache=None):
+        return 3.0 * jnp.roll(x, 1, axis=1), cache
+
+
+class Cube(FeedForward):
+    class Config(FeedForward.Config):
+        hidden_dim: int = 1
+
+    def forward(self, x, sequences):
+        return x**3
+
+
+NORMS = {"attention_norm": 2.0, "feed_forward_norm": 0.5, "attention_output_norm": 3.0, "feed_forward_output_norm": 0.7}
+
+
+def a(x):
+    return 3.0 * np.roll(x, 1, axis=1)
+
+
+def f(x):
+    return x**3
+
+
+def n(x, name):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * NORMS[name]
+
+
+def pre(x):
+    x = x + a(n(x, "attention_norm"))
+    return x + f(n(x, "feed_forward_norm"))
+
+
+def post(x):
+    x = n(x + a(x), "attention_norm")
+    return n(x + f(x), "feed_forward_norm")
+
+
+def output(x):
+    x = x + n(a(x), "attention_norm")
+    return x + n(f(x), "feed_forward_norm")
+
+
+def sandwich(x):
+    x = x + n(a(n(x, "attention_norm")), "attention_output_norm")
+    return x + n(f(n(x, "feed_forward_norm")), "feed_forward_output_norm")
+
+
+def parallel(x):
+    h = n(x, "attention_norm")
+    return x + a(h) + f(h)
+
+
+def parallel_of_two_norms(x):
+    return x + a(n(x, "attention_norm")) + f(n(x, "feed_forward_norm"))
+
+
+TWO = {"feed_forward_norm": RMSNorm.Config()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "formula"),
+    [
+        (PreNormBlock, {}, pre),
+        (PostNormBlock, TWO, post),
+        (OutputNormBlock, {}, output),
+        (SandwichNormBlock, {}, sandwich),
+        (ParallelBlock, {}, parallel),
+        (ParallelBlock, TWO, parallel_of_two_norms),
+    ],
+)
+def test_block_is_its_formula(kind, changes, formula):
+    cfg = kind.Config(
+        input_dim=4, attention=Previous.Config(), feed_forward=Cube.Config(), attention_norm=RMSNorm.Config(), **changes
+    )
+    block = cfg.build(name="block")
+    params = {name: {"scale": jnp.full(4, NORMS[name])} for name in sm.param_specs(block)}
+    (found, _), _ = sm.functional(block)(params, {}, X, Sequences())
+    np.testing.assert_allclose(found, formula(np.asarray(X, np.float64)), rtol=2e-4, atol=2e-4)
+
+
+def test_mixer_block_has_one_branch():
+    block = MixerBlock.Config(input_dim=4, mixer=Previous.Config()).build(name="block")
+    (found, _), _ = sm.functional(block)({"norm": {"scale": jnp.full(4, 2.0)}}, {}, X, Sequences())
+    x = np.asarray(X, np.float64)
+    np.testing.assert_allclose(found, x + a(n(x, "attention_norm")), rtol=1e-4, atol=1e-5)
+
+
+def joined(residual, *, train=False, x=X):
+    module = residual.set(input_dim=4).build(name="residual")
+    params = sm.initialize(module, jax.random.key(1))
+    return sm.functional(module)(params, {}, x, jnp.ones_like(x), key=jax.random.key(2), train=train)[0]
+
+
+def test_scales_multiply_the_branch_only():
+    np.testing.assert_allclose(joined(Residual.Config(scale=0.25)), X + 0.25)
+    np.testing.assert_allclose(joined(Residual.Config(scale=0.5, layer_scale=0.1)), X + 0.05, rtol=1e-6)
+
+
+def test_a_fresh_bottleneck_is_nearly_the_identity():
+    found = joined(Residual.Config(adapter=Bottleneck.Config(width=2)))
+    np.testing.assert_allclose(found, X + 1.0, atol=0.05)
+    assert np.abs(found - (X + 1.0)).max() > 0
+
+
+def test_stochastic_depth_drops_rows_whole_and_keeps_the_mean():
+    x = jnp.zeros((400, 2, 4))
+    found = np.asarray(joined(Residual.Config(stochastic_depth=StochasticDepth.Config(rate=0.25)), train=True, x=x))
+    assert (found == found[:, :1, :1]).all()
+    np.testing.assert_allclose(np.unique(found), [0.0, 4 / 3], rtol=1e-6)
+    assert found.mean() == pytest.approx(1.0, abs=0.1)
+    np.testing.assert_array_equal(joined(Residual.Config(stochastic_depth=StochasticDepth.Config()), x=x), 1.0)
+
+
+def test_dropout_follows_the_key():
+    drop = Residual.Config(dropout=Dropout.Config(rate=0.5))
+    cfg = PreNormBlock.Config(
+        input_dim=4,
+        attention=Previous.Config(),
+        feed_forward=Cube.Config(),
+        attention_residual=drop,
+        feed_forward_residual=drop,
+    )
+    block = cfg.build(name="block")
+    params = sm.initialize(block, jax.random.key(0))
+    run = sm.functional(block)
+    found = [run(params, {}, X, Sequences(), key=jax.random.key(k), train=True)[0][0] for k in (0, 0, 1)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() > 0
