@@ -5,7 +5,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from sashimono.arrays.axes import LogicalAxes
 from sashimono.arrays.plan import current_plan
-from sashimono.arrays.rules import Rules, check_divides, resolve
+from sashimono.arrays.rules import Rules, check_divides, resolve, split_axes
 from sashimono.errors import ShardingError
 
 
@@ -43,6 +43,7 @@ def _constrain(x: jax.Array, axes: LogicalAxes, rules: Rules, what: str) -> jax.
     if len(axes) != x.ndim:
         message = f"{what}: array of shape {x.shape} has {x.ndim} dimensions but axes {axes} name {len(axes)}"
         raise ShardingError(message)
+    axes = split_axes(x.shape, axes)
     spec: PartitionSpec = resolve(axes, rules, mesh_shape)
     check_divides(x.shape, axes, spec, mesh_shape, what)
     return jax.lax.with_sharding_constraint(x, spec)

@@ -7,6 +7,7 @@ would be served from the cache under another.
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -26,6 +27,8 @@ class KernelPolicy:
 class ExecutionPlan:
     """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
 
+    `distributed` holds strategies' implementations of operations over shards (sashimono.contracts.Distributed).
+
     `platform` and `device_kind` are None where the process's own devices run the program.
     """
 
@@ -33,6 +36,7 @@ class ExecutionPlan:
     activation_rules: Rules = ()
     precision: Precision = Precision()
     kernels: KernelPolicy = KernelPolicy()
+    distributed: tuple[Any, ...] = ()
     platform: str | None = None
     device_kind: str | None = None
 

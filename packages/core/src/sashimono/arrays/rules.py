@@ -40,6 +40,11 @@ def _resolve(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int],
     return PartitionSpec(*entries)
 
 
+def split_axes(shape: tuple[int, ...], axes: LogicalAxes) -> LogicalAxes:
+    """Returns `axes` without those of size 1, which broadcast and stay whole: one decoded token, a lone key head."""
+    return tuple(None if size == 1 else axis for size, axis in zip(shape, axes, strict=True))
+
+
 def check_divides(
     shape: tuple[int, ...], axes: LogicalAxes, spec: PartitionSpec, mesh_shape: Mapping[str, int], what: str
 ) -> None:

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sashimono.arrays.axes import LogicalAxes
-from sashimono.arrays.rules import Rules, check_divides, resolve
+from sashimono.arrays.rules import Rules, check_divides, resolve, split_axes
 from sashimono.arrays.spec import ParamSpec
 from sashimono.arrays.tree import map_paths
 
@@ -16,6 +16,7 @@ def array_sharding(
     shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh: Mesh | AbstractMesh, what: str
 ) -> NamedSharding:
     """Returns the sharding of one array; raises ShardingError, naming `what`, where it doesn't divide."""
+    axes = split_axes(shape, axes)
     spec = resolve(axes, rules, mesh.shape)
     check_divides(shape, axes, spec, mesh.shape, what)
     return NamedSharding(mesh, spec)

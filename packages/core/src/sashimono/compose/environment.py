@@ -30,6 +30,7 @@ def environment(composition: Composition, devices: Devices = "process") -> Envir
         param_rules=tuple(rule for s in rules for rule in s.param_rules()),
         activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
         precision=cfg.precision.precision(),
+        distributed=tuple(way for s in rules for way in s.distributed()),
         kernels=KernelPolicy(tuple(sorted(execution.kernels.items())), execution.require_fused),
         platform=target.device.platform if described else None,
         device_kind=_kind(target) if described else None,

@@ -3,6 +3,8 @@
 from sashimono.contracts.batch import BATCH_AXES as BATCH_AXES
 from sashimono.contracts.batch import Batch as Batch
 from sashimono.contracts.data import DataSource as DataSource
+from sashimono.contracts.distributed import Distributed as Distributed
+from sashimono.contracts.distributed import distributed as distributed
 from sashimono.contracts.gradients import GradientStrategy as GradientStrategy
 from sashimono.contracts.gradients import LossProgram as LossProgram
 from sashimono.contracts.optimizer import GradientTransformation as GradientTransformation
@@ -29,6 +31,9 @@ from sashimono.contracts.services import Engine as Engine
 from sashimono.contracts.services import Run as Run
 from sashimono.contracts.services import Service as Service
 from sashimono.contracts.services import Storage as Storage
+from sashimono.contracts.stored_model import ForeignFamily as ForeignFamily
+from sashimono.contracts.stored_model import ModelStore as ModelStore
+from sashimono.contracts.stored_model import StoredModel as StoredModel
 from sashimono.contracts.strategy import MeshBuilder as MeshBuilder
 from sashimono.contracts.strategy import Strategy as Strategy
 from sashimono.contracts.weights import Adapter as Adapter

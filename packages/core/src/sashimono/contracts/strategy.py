@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sashimono.arrays.rules import Rules
 from sashimono.config import Configurable
+from sashimono.contracts.distributed import Distributed
 
 if TYPE_CHECKING:
     import jax
@@ -21,6 +22,10 @@ class Strategy(Configurable):
     @abc.abstractmethod
     def activation_rules(self) -> Rules:
         """Returns rules for activations, batches and caches."""
+
+    def distributed(self) -> tuple[Distributed, ...]:
+        """Returns what runs operations over shards where rules alone can't: none, by default."""
+        return ()
 
 
 class MeshBuilder(Configurable):

@@ -44,7 +44,8 @@ class Operation:
             compiler; None for the whole mesh; empty if only the caller can split, so that a mesh
             rules local kernels out.
         dominant: the logical axis whose mesh axes no other axis may use, in any operand: heads before
-            length in attention, so that queries and their positions are split alike.
+            length in attention, so that queries and their positions are split alike. Over its
+            mesh axes SUMMED outputs are whole already.
         fused_platforms: where a kernel with `fused=False` counts as a fallback (see
             `require_fused`).
     """

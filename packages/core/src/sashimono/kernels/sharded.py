@@ -72,7 +72,8 @@ def call_split(operation: Operation, split: Split, function: Callable[[Operands]
     """Returns `function(operands)` computed shard by shard, its outputs put together again."""
     if not split.axes:
         return function(operands)
-    everywhere = tuple(dict.fromkeys(m for axes in split.assigned.values() for m in axes))
+    parts = (axes for axis, axes in split.assigned.items() if axis != operation.dominant)
+    everywhere = tuple(dict.fromkeys(m for axes in parts for m in axes))
     single = len(operation.output_axes) == 1
 
     def one_shard(local: Operands) -> Any:

@@ -47,6 +47,7 @@ class StrategyConformance:
         return ExecutionPlan(
             param_rules=tuple(r for s in found for r in s.param_rules()),
             activation_rules=tuple(r for s in found for r in s.activation_rules()),
+            distributed=tuple(way for s in found for way in s.distributed()),
         )
 
     def _loss_and_grads(self, params: Any, batch: Batch) -> tuple[jax.Array, Any]:

@@ -20,6 +20,7 @@ from sashimono.kernels.softmax_cross_entropy.losses import (
     project,
     token_losses,
     weighted_sums,
+    whole_vocab,
 )
 from sashimono.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 from sashimono.kernels.verdict import Verdict, first_refusal
@@ -90,8 +91,11 @@ class ChunkedCrossEntropy(Kernel):
         cotangents: Sums,
     ) -> dict[str, jax.Array]:
         """Returns the gradients scaled; only the loss and weight sums are differentiable."""
-        grads = {name: (g * cotangents.loss.astype(g.dtype)) for name, g in residuals.items()}
-        grads["loss_weights"] += cotangents.weight
+        loss = cotangents.loss
+        # Every shard of the vocabulary returned the whole loss, of which hidden and weight saw a part each.
+        whole = jax.lax.psum(loss, problem.vocab_axes) if problem.vocab_axes else loss
+        grads = {name: residuals[name] * whole.astype(residuals[name].dtype) for name in ("hidden", "weight")}
+        grads["loss_weights"] = residuals["loss_weights"] * loss + cotangents.weight
         return grads
 
 
@@ -137,9 +141,9 @@ def _dlogits(
     if problem.z_loss:
         probs = probs * (1 + 2 * problem.z_loss * losses.log_sum_exp[:, None])
     smoothing = problem.label_smoothing
-    grad = probs - jnp.where(is_target(logits, targets), 1 - smoothing, 0.0)
+    grad = probs - jnp.where(is_target(problem, logits, targets), 1 - smoothing, 0.0)
     if smoothing:
-        grad = grad - smoothing / problem.vocab
+        grad = grad - smoothing / whole_vocab(problem)
     if problem.logit_cap is not None:
         grad = grad * (1 - jnp.square(logits / problem.logit_cap))
     return grad * loss_weights.astype(jnp.float32)[:, None]

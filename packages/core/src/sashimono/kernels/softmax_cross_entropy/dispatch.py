@@ -1,15 +1,21 @@
 """The public call: checks shapes, makes the problem, and runs the best kernel."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
+from sashimono.arrays.axes import LogicalAxes
 from sashimono.errors import KernelError
-from sashimono.kernels.run import run
+from sashimono.kernels.custom_gradient import call
+from sashimono.kernels.run import choose, run
+from sashimono.kernels.sharded import call_split, split_operands
 from sashimono.kernels.softmax_cross_entropy.problem import (
     FLAT_AXES,
     SOFTMAX_CROSS_ENTROPY,
+    TIED_AXES,
     CrossEntropyProblem,
 )
 
@@ -77,7 +83,21 @@ def softmax_cross_entropy(
         "targets": targets,
         "loss_weights": jnp.asarray(loss_weights),
     }
-    axes = FLAT_AXES if hidden.ndim == 2 else None
-    loss, weight_sum, nll, z_sum, correct = run(SOFTMAX_CROSS_ENTROPY, problem, operands, axes)
+    axes = {**(FLAT_AXES if hidden.ndim == 2 else {}), **(TIED_AXES if tied else {})}
+    sums = _over_vocab(problem, operands, axes) or run(SOFTMAX_CROSS_ENTROPY, problem, operands, axes)
+    loss, weight_sum, nll, z_sum, correct = sums
     extra = {"nll": nll, "z_loss": z_sum, "correct": correct}
     return loss, weight_sum, jax.lax.stop_gradient(extra)
+
+
+def _over_vocab(
+    problem: CrossEntropyProblem, operands: dict[str, jax.Array], axes: Mapping[str, LogicalAxes]
+) -> tuple[jax.Array, ...] | None:
+    """Returns the sums with each shard's logits of its part of the vocabulary only; None where it isn't split."""
+    split = split_operands(SOFTMAX_CROSS_ENTROPY, {**SOFTMAX_CROSS_ENTROPY.operand_axes, **axes}, operands)
+    vocab_axes = split.assigned.get("vocab", ())
+    if not vocab_axes or split.error:
+        return None
+    problem = dataclasses.replace(problem, vocab_axes=vocab_axes)
+    local, selection = choose(SOFTMAX_CROSS_ENTROPY, problem, split)
+    return call_split(SOFTMAX_CROSS_ENTROPY, split, lambda shard: call(selection.kernel, local, shard), operands)

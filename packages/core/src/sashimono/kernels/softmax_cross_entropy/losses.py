@@ -1,5 +1,6 @@
 """Logits, and the losses of each token from them, in fp32: what both kernels compute."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -40,13 +41,15 @@ def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) 
 def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> TokenLosses:
     """Returns each token's losses from logits [..., vocab] and targets [...]."""
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-    log_sum_exp = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+    if problem.vocab_axes:
+        top = jax.lax.pmax(top, problem.vocab_axes)
+    log_sum_exp = top + jnp.log(_over_vocab(problem, jnp.exp(logits - top[..., None])))
     # A sum over a comparison, not a gather: it stays in place where the vocabulary is split.
-    chosen = jnp.sum(jnp.where(is_target(logits, targets), logits, 0.0), axis=-1)
+    chosen = _over_vocab(problem, jnp.where(is_target(problem, logits, targets), logits, 0.0))
     nll = log_sum_exp - chosen
     loss = nll
     if problem.label_smoothing:
-        spread = log_sum_exp - jnp.mean(logits, axis=-1)
+        spread = log_sum_exp - _over_vocab(problem, logits) / whole_vocab(problem)
         loss = (1 - problem.label_smoothing) * nll + problem.label_smoothing * spread
     z_loss = jnp.zeros_like(nll)
     if problem.z_loss:
@@ -67,7 +70,19 @@ def weighted_sums(losses: TokenLosses, loss_weights: jax.Array) -> Sums:
     )
 
 
-def is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def is_target(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns bool [..., vocab], true at each token's target."""
     index = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    if problem.vocab_axes:
+        index = index + (jax.lax.axis_index(problem.vocab_axes) * problem.vocab).astype(index.dtype)
     return index == targets[..., None]
+
+
+def whole_vocab(problem: CrossEntropyProblem) -> int:
+    """Returns the vocabulary over all shards."""
+    return problem.vocab * math.prod(jax.lax.axis_size(name) for name in problem.vocab_axes)
+
+
+def _over_vocab(problem: CrossEntropyProblem, x: jax.Array) -> jax.Array:
+    total = jnp.sum(x, axis=-1)
+    return jax.lax.psum(total, problem.vocab_axes) if problem.vocab_axes else total
