@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 from sashimono.arrays.spec import ParamSpec
+from sashimono.contracts.optimizer_state import OptimizerStateError, from_flat, to_flat
 from sashimono_runtime.learn.adamw import AdamW
-from sashimono_runtime.learn.errors import OptimizerStateError, ParameterRuleError
-from sashimono_runtime.learn.flat_state import from_flat, to_flat
+from sashimono_runtime.learn.errors import ParameterRuleError
 from sashimono_runtime.learn.learner import Learner, UpdateRule
 from sashimono_runtime.learn.rules import ParameterRule
 from sashimono_runtime.learn.schedules import Constant, WarmupCosine

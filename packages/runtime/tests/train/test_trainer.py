@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sashimono as sm
+from sashimono.arrays.plan import ExecutionPlan
 from sashimono.contracts import Batch, Environment
 from sashimono.testing.tiny import CountingTokens, TinyLM
+from sashimono_runtime.learn.adafactor import Adafactor
 from sashimono_runtime.learn.learner import Learner
+from sashimono_runtime.learn.schedule_free import ScheduleFreeAdamW
 from sashimono_runtime.learn.schedules import Constant
 from sashimono_runtime.train.trainer import Trainer
 
@@ -90,3 +93,25 @@ def test_nothing_is_opened_to_describe_a_program():
 def test_sizes_are_checked():
     with pytest.raises(sm.SashimonoError, match="steps is 0, expected at least 1"):
         config(steps=0).freeze()
+
+
+def test_an_averaging_optimizer_is_evaluated_at_its_average():
+    trainer = config(learner=Learner.Config(optimizer=ScheduleFreeAdamW.Config())).build()
+    state = trainer.init()
+    z = {path: 2.0 * leaf for path, leaf in state.opt.items() if path.startswith("average/z/")}
+    found = trainer.evaluated(state.params, {**state.opt, **z})
+    expected = jax.tree.map(lambda y: (y - 0.1 * 2.0 * y) / 0.9, state.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    plain = config().build()
+    assert plain.evaluated(state.params, {}) is state.params
+
+
+def test_factored_state_is_sharded_like_its_parameter():
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    plan = ExecutionPlan(param_rules=(("embed", ("fsdp",)),))
+    trainer = config(learner=Learner.Config(optimizer=Adafactor.Config(min_factored=4))).build()
+    abstract = trainer.abstract_state(Environment(plan, mesh))
+    (row,) = [leaf for path, leaf in abstract.opt.items() if path.startswith("adafactor/row/") and path.endswith("up")]
+    (column,) = [p for path, p in abstract.opt.items() if path.startswith("adafactor/column/") and path.endswith("up")]
+    assert (row.shape[-1], row.sharding.spec[1]) == (1, "fsdp")
+    assert "fsdp" not in tuple(column.sharding.spec)

@@ -29,6 +29,14 @@ class Optimizer(Configurable):
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> GradientTransformation:
         """Returns the transformation; `specs` give each parameter's decay, rate scale and factorisation."""
 
+    def evaluated(self, params: Mapping[str, Any], opt: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the parameters to evaluate and serve with, which an averaging optimizer keeps beside those it trains.
+
+        `opt` is the flat state. The parameters themselves unless overridden.
+        """
+        del opt
+        return params
+
 
 class ScheduleFactory(Configurable):
     """Builds a learning-rate schedule for a run of `total_steps` updates."""

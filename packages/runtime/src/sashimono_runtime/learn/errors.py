@@ -1,10 +1,6 @@
 """What can be wrong with a learner."""
 
-from sashimono.errors import SashimonoError, UsageError
-
-
-class OptimizerStateError(SashimonoError):
-    """An optimizer's state doesn't fit the optimizer."""
+from sashimono.errors import UsageError
 
 
 class ParameterRuleError(UsageError):

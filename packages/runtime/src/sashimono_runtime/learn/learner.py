@@ -8,10 +8,10 @@ from sashimono.arrays.spec import ParamSpec
 from sashimono.config import Configurable
 from sashimono.contracts import GradientTransformation, Optimizer, ScheduleFactory
 from sashimono.contracts.optimizer import Schedule
+from sashimono.contracts.optimizer_state import from_flat, to_flat
 from sashimono.module import Last, Metric
 
 from sashimono_runtime.learn.adamw import AdamW
-from sashimono_runtime.learn.flat_state import from_flat, to_flat
 from sashimono_runtime.learn.rules import ParameterRule, apply_rules
 from sashimono_runtime.learn.schedules import Constant
 
@@ -39,10 +39,9 @@ class Learner(Configurable):
         """
         trained = apply_rules(specs, self.config.rules)
         schedule = self.config.schedule.build().schedule(total_steps)
-        transform = self.config.optimizer.build().transformation(trained, schedule)
         return UpdateRule(
             trained,
-            transform,
+            self.config.optimizer.build(),
             schedule,
             self.config.clip_norm,
             skip_nonfinite=self.config.skip_nonfinite,
@@ -55,14 +54,15 @@ class UpdateRule:
     def __init__(
         self,
         specs: Mapping[str, ParamSpec],
-        transform: GradientTransformation,
+        optimizer: Optimizer,
         schedule: Schedule,
         clip_norm: float | None,
         *,
         skip_nonfinite: bool,
     ) -> None:
         self.specs = specs
-        self._transform = transform
+        self._optimizer = optimizer
+        self._transform: GradientTransformation = optimizer.transformation(specs, schedule)
         self._schedule = schedule
         self._clip_norm = clip_norm
         self._skip_nonfinite = skip_nonfinite
@@ -70,6 +70,15 @@ class UpdateRule:
     def init(self, params: Flat) -> Flat:
         """Returns the optimizer's state before the first update."""
         return to_flat(self._transform.init(self._trained(params)))
+
+    @property
+    def averages(self) -> bool:
+        """Whether `evaluated` gives other parameters than those trained."""
+        return type(self._optimizer).evaluated is not Optimizer.evaluated
+
+    def evaluated(self, params: Flat, opt: Flat) -> Flat:
+        """Returns the parameters to evaluate and serve with."""
+        return {**params, **self._optimizer.evaluated(self._trained(params), opt)}
 
     def update(self, gradients: Flat, opt: Flat, params: Flat) -> tuple[Flat, Flat, dict[str, Metric]]:
         """Returns parameters and state after one update.

@@ -3,7 +3,7 @@
 Updates are flat, keyed by path.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -54,3 +54,16 @@ def rate_by_spec(specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> opt
         return scaled, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
 
     return optax.GradientTransformation(init, update)
+
+
+def only_paths(paths: Collection[str], inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Applies `inner` to the parameters at `paths`; the others pass through and take no state."""
+
+    def chosen(flat: Flat) -> Flat:
+        return {path: leaf for path, leaf in flat.items() if path in paths}
+
+    def update(updates: Flat, state: Any, params: Flat | None = None) -> tuple[Flat, Any]:
+        found, state = inner.update(chosen(updates), state, None if params is None else chosen(params))
+        return {**updates, **found}, state
+
+    return optax.GradientTransformation(lambda params: inner.init(chosen(params)), update)

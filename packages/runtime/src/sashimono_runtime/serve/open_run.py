@@ -49,11 +49,15 @@ def open_run(
     abstract = trainer.abstract_state(found)
     with found.active():
         checkpoints = Checkpointer(directory / "checkpoints", read_only=True)
-        restored = checkpoints.restore({"params": abstract.params, "state": abstract.state}, step=step)
+        wanted = {"params": abstract.params, "state": abstract.state}
+        if trainer.rule.averages:
+            wanted["opt"] = abstract.opt
+        restored = checkpoints.restore(wanted, step=step)
     if restored is None:
         message = f"{directory} holds no committed checkpoint yet; train it first: sashimono train … --run {directory}"
         raise UsageError(message)
-    params, state = restored.items["params"], restored.items["state"]
+    params = trainer.evaluated(restored.items["params"], restored.items.get("opt", {}))
+    state = restored.items["state"]
     return OpenedRun(directory, composition, trainer, found, params, state, restored.step)
 
 

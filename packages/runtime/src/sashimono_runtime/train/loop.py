@@ -234,7 +234,8 @@ class Loop:
     def _evaluate(self, *, final: bool = False) -> None:
         policy = self.config.evaluation
         limit = policy.final_batches if final else policy.max_batches
-        found = self.evaluator.evaluate(self.state.params, self.state.state, limit)
+        params = self.trainer.evaluated(self.state.params, self.state.opt)
+        found = self.evaluator.evaluate(params, self.state.state, limit)
         if found is None:
             return
         if final and policy.trigram_baseline and self.run.is_primary:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import sashimono as sm
 from sashimono.arrays.prng import step_key
 from sashimono.arrays.shardings import abstract_params, array_sharding, replicated
-from sashimono.arrays.tree import flatten_paths, merge_trees, unflatten_paths
+from sashimono.arrays.tree import flatten_paths, unflatten_paths
 from sashimono.contracts import (
     BATCH_AXES,
     Batch,
@@ -16,10 +16,12 @@ from sashimono.contracts import (
     Environment,
     GradientStrategy,
     LossProgram,
+    ModelLoss,
     Program,
     Workload,
 )
-from sashimono.module import Last, Outputs, next_state, param_specs, state_specs
+from sashimono.contracts.optimizer_state import parameter_of, state_sharding
+from sashimono.module import Last, next_state, param_specs, state_specs
 
 from sashimono_runtime.learn.learner import Learner
 from sashimono_runtime.train.gradients import WholeBatch
@@ -99,15 +101,16 @@ class Trainer(Workload):
         after = TrainState(before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt)
         return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
 
+    def evaluated(self, params: Any, opt: dict[str, jax.Array]) -> Any:
+        """Returns the parameters to evaluate and serve with; an averaging optimizer's differ from those it trains."""
+        if not self.rule.averages:
+            return params
+        return unflatten_paths(self.rule.evaluated(flatten_paths(params), opt))
+
     def eval_step(self, params: Any, state: Any, batch: Batch) -> StepReport:
         """Returns the report of a batch without training on it."""
         _, outputs = sm.functional(self.model)(params, state, batch, train=False)
         return StepReport.of(outputs)
-
-    def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Outputs:
-        """Returns the outputs of a training forward pass; its losses are the training loss."""
-        _, outputs = sm.functional(self.model)(params, state, batch, key=key, train=True)
-        return outputs
 
     def trained_part(self, params: Any) -> tuple[Any, LossProgram]:
         """Returns the parameters that the learner trains, and the loss as a function of those alone.
@@ -116,13 +119,10 @@ class Trainer(Workload):
         """
         flat = flatten_paths(params)
         if flat.keys() == self.rule.specs.keys():
-            return params, self.loss
+            return params, ModelLoss(self.model)
         fixed = unflatten_paths({path: leaf for path, leaf in flat.items() if path not in self.rule.specs})
-
-        def loss(trained: Any, state: Any, batch: Batch, key: jax.Array) -> Outputs:
-            return self.loss(merge_trees(fixed, trained), state, batch, key)
-
-        return unflatten_paths({path: flat[path] for path in self.rule.specs}), loss
+        trained = unflatten_paths({path: flat[path] for path in self.rule.specs})
+        return trained, ModelLoss(self.model, fixed)
 
     # --- shapes ----------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Trainer(Workload):
         opt = jax.eval_shape(self.rule.init, flat)
         whole = None if mesh is None else replicated(mesh)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        placed = {name: _like_param(name, leaf, flat, whole) for name, leaf in opt.items()}
+        placed = {name: _placed(leaf, flat.get(parameter_of(name)), whole) for name, leaf in opt.items()}
         return TrainState(step, params, state, placed)
 
     def abstract_batch(self, environment: Environment) -> Batch:
@@ -151,8 +151,7 @@ class Trainer(Workload):
         return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
 
 
-def _like_param(name: str, leaf: jax.ShapeDtypeStruct, params: Mapping[str, Any], whole: Any) -> jax.ShapeDtypeStruct:
-    """Returns an optimizer array's abstract form, sharded as the parameter its name ends with if shaped like it."""
-    param = params.get(name.rpartition("/")[2])
-    same = param is not None and param.shape == leaf.shape
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=param.sharding if same else whole)
+def _placed(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct | None, whole: Any) -> jax.ShapeDtypeStruct:
+    """Returns an optimizer array's abstract form, sharded as its parameter is; `whole` if it belongs to none."""
+    sharding = whole if param is None else state_sharding(leaf.shape, param, whole)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

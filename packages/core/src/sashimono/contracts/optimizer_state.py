@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from sashimono_runtime.learn.errors import OptimizerStateError
+from sashimono.errors import SashimonoError
+
+
+class OptimizerStateError(SashimonoError):
+    """An optimizer's state doesn't fit the optimizer."""
 
 
 def to_flat(state: Any) -> dict[str, jax.Array]:
@@ -50,3 +55,28 @@ def _name(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def parameter_of(path: str) -> str:
+    """Returns the parameter that a state path ends with: "a.b" of "adam/mu/a.b"."""
+    return path.rpartition("/")[2]
+
+
+def follows(shape: tuple[int, ...], param: tuple[int, ...]) -> bool:
+    """Returns whether a state array is shaped like its parameter, with 1 in dimensions that it averages."""
+    return len(shape) == len(param) and all(size in (1, whole) for size, whole in zip(shape, param, strict=True))
+
+
+def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: Sharding | None) -> Sharding | None:
+    """Returns the sharding of a parameter's state array: the parameter's own in the dimensions they share.
+
+    `whole` is that of an array which every device holds; it is for state that doesn't follow its parameter.
+    """
+    placed = param.sharding
+    if shape == param.shape:
+        return placed
+    if not isinstance(placed, NamedSharding) or not follows(shape, param.shape):
+        return whole
+    entries = (*placed.spec, *(None for _ in range(len(shape) - len(placed.spec))))
+    kept = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
+    return NamedSharding(placed.mesh, PartitionSpec(*kept), memory_kind=placed.memory_kind)

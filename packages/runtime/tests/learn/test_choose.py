@@ -1,0 +1,20 @@
+"""`--modify optimizer:name=…` swaps the optimizer of any experiment."""
+
+import pytest
+from sashimono.compose.modifiers import apply_modifier
+from sashimono.errors import UnknownNameError
+from sashimono_runtime.learn.adamw import AdamW
+from sashimono_runtime.learn.learner import Learner
+from sashimono_runtime.learn.muon import Muon
+
+
+def test_what_was_set_carries_over_and_defaults_do_not():
+    cfg = Learner.Config(optimizer=AdamW.Config(weight_decay=0.2))
+    found = apply_modifier(cfg, "optimizer", {"name": "muon", "values": '{"momentum": 0.9}'}, "modifier")
+    assert found.optimizer == Muon.Config(weight_decay=0.2, momentum=0.9)
+    assert apply_modifier(cfg, "optimizer", {"name": "lion"}, "modifier").optimizer.b2 == 0.99
+
+
+def test_an_unknown_optimizer_has_near_names():
+    with pytest.raises(UnknownNameError, match="muon"):
+        apply_modifier(Learner.Config(), "optimizer", {"name": "moun"}, "modifier")
