@@ -7,6 +7,7 @@ from sashimono.contracts.distributed import Distributed as Distributed
 from sashimono.contracts.distributed import distributed as distributed
 from sashimono.contracts.gradients import GradientStrategy as GradientStrategy
 from sashimono.contracts.gradients import LossProgram as LossProgram
+from sashimono.contracts.gradients import ModelLoss as ModelLoss
 from sashimono.contracts.optimizer import GradientTransformation as GradientTransformation
 from sashimono.contracts.optimizer import Optimizer as Optimizer
 from sashimono.contracts.optimizer import ParameterRule as ParameterRule
@@ -31,6 +32,7 @@ from sashimono.contracts.services import Engine as Engine
 from sashimono.contracts.services import Run as Run
 from sashimono.contracts.services import Service as Service
 from sashimono.contracts.services import Storage as Storage
+from sashimono.contracts.stored_model import ForeignConfigError as ForeignConfigError
 from sashimono.contracts.stored_model import ForeignFamily as ForeignFamily
 from sashimono.contracts.stored_model import ModelStore as ModelStore
 from sashimono.contracts.stored_model import StoredModel as StoredModel

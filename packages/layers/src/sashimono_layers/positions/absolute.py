@@ -26,6 +26,7 @@ class LearnedPositions(AbsolutePositions):
         max_length: int = sm.REQUIRED
         offset: int = 0
         init_stddev: float = 0.02
+        foreign: sm.Foreign = sm.Foreign(tensors={"weight": "weight"})
 
     def setup(self) -> None:
         """Declares the table, [positions, embed]."""

@@ -1,0 +1,1 @@
+"""Models to and from Hugging Face folders: safetensors, config and tokenizer, every tensor accounted for."""

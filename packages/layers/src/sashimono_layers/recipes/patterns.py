@@ -1,0 +1,27 @@
+"""Between Hugging Face's list of layer types and the pattern of a stack."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+
+
+def period_of(kinds: Sequence[T]) -> tuple[T, ...]:
+    """Returns the shortest beginning that, repeated and cut off, gives the whole list."""
+    for length in range(1, len(kinds) + 1):
+        if all(kind == kinds[i % length] for i, kind in enumerate(kinds)):
+            return tuple(kinds[:length])
+    return tuple(kinds)
+
+
+def layer_types(config: Mapping[str, Any], usual: Sequence[str]) -> tuple[str, ...]:
+    """Returns the repeating pattern of a config's `layer_types`, or `usual` where it has none."""
+    found = config.get("layer_types")
+    return tuple(usual) if found is None else period_of(found)
+
+
+def repeated(pattern: Sequence[T], num_layers: int) -> list[T]:
+    """Returns one entry a layer."""
+    return [pattern[i % len(pattern)] for i in range(num_layers)]

@@ -1,0 +1,61 @@
+"""Every family: logits equal to those of `transformers`, and the same bytes there and back.
+
+The committed fixtures are small random models that fixtures/make_fixtures.py made. SASHIMONO_PARITY names another
+folder of the same kind: `nox -s parity` makes fresh ones.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import sashimono as sm
+from sashimono.arrays.tree import unflatten_paths
+from sashimono_layers.convert.families import foreign_config, model_config
+from sashimono_layers.convert.folder import open_folder
+from sashimono_layers.convert.huggingface import HuggingFaceStore
+
+FIXTURES = Path(os.environ.get("SASHIMONO_PARITY") or Path(__file__).parent.parent / "fixtures")
+FAMILIES = sorted(path.name for path in FIXTURES.iterdir() if (path / "logits.npz").exists())
+#: Of fp32 logits; the largest of them are of size 1 to 10.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request):
+    folder = FIXTURES / request.param
+    return folder, HuggingFaceStore().load(folder)
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unrolled"])
+def test_logits_equal_those_of_transformers(loaded, scan):
+    folder, model = loaded
+    cfg = model.config.clone()
+    for _, node in cfg.walk():
+        if "scan" in node.fields():
+            node.set(scan=scan)
+    built = cfg.build()
+    saved = np.load(folder / "logits.npz")
+    params, state = unflatten_paths(model.params), unflatten_paths(model.state)
+    predict = jax.jit(lambda p, s, ids: sm.functional(built, "predict")(p, s, ids)[0])
+    logits = np.asarray(predict(params, state, saved["input_ids"]))
+    assert np.abs(saved["logits"]).max() > 0.5, "logits too small to tell anything"
+    np.testing.assert_allclose(logits, saved["logits"], atol=TOLERANCE, rtol=0)
+
+
+def test_there_and_back_is_byte_identical(loaded, tmp_path):
+    folder, model = loaded
+    HuggingFaceStore().save(tmp_path / "again", model)
+    before, after = open_folder(folder), open_folder(tmp_path / "again")
+    assert set(before.tensors) == set(after.tensors)
+    for name, entry in before.tensors.items():
+        assert after.tensors[name].dtype == entry.dtype, name
+        assert after.tensors[name].shape == entry.shape, name
+        assert after.tensors[name].read().tobytes() == entry.read().tobytes(), name
+    assert after.config == before.config
+
+
+def test_config_there_and_back_is_the_same_model(loaded):
+    _, model = loaded
+    assert model_config(foreign_config(model.config, model.notes["config"]["model_type"])) == model.config
