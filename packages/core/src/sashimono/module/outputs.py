@@ -116,11 +116,24 @@ class Collector:
             raise ContextError(twice(path, kind))
         kept[path] = value
 
-    def absorb(self, outputs: Outputs) -> None:
-        """Adds the outputs that a wrapped transform returned."""
+    def absorb(self, outputs: Outputs, *, continued: bool = False) -> None:
+        """Adds the outputs that a wrapped transform returned; `continued` joins them to those of earlier layers."""
+        if continued:
+            self._join(outputs)
+            return
         for kind in ("metrics", "losses", "state", "emitted"):
             for path, value in getattr(outputs, kind).items():
                 self.put(kind, path, value)
+        self.kernels.update(dict.fromkeys(outputs.kernels))
+
+    def _join(self, outputs: Outputs) -> None:
+        self.metrics = _merge_by_path(self.metrics, outputs.metrics)
+        self.losses = _merge_by_path(self.losses, outputs.losses)
+        for kept, later in ((self.state, outputs.state), (self.emitted, outputs.emitted)):
+            for path, value in later.items():
+                if path in kept:
+                    value = jax.tree.map(lambda *parts: jnp.concatenate(parts), kept[path], value)
+                kept[path] = value
         self.kernels.update(dict.fromkeys(outputs.kernels))
 
     def outputs(self) -> Outputs:

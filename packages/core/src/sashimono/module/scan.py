@@ -19,7 +19,8 @@ def scan(
     carry: Any,
     xs: Any = None,
     *,
-    over: str | None = None,
+    over: str | tuple[str, ...] | None = None,
+    start: int = 0,
     length: int | None = None,
     unrolled: bool = False,
     unroll: int = 1,
@@ -27,16 +28,20 @@ def scan(
 ) -> tuple[Any, Any]:
     """Runs `carry, y = body(carry, x)` for each x and returns (carry, stacked ys), like jax.lax.scan.
 
-    `over` names a stacked child of the running module: iteration i sees layer i's parameters, state and keys.
+    `over` names a stacked child of the running module, or several: iteration i sees parameters, state and keys of
+    layer start + i of each. `start` and `length` choose a window of the layers; the outputs of a window that doesn't
+    start at 0 are joined to those of the windows before it.
     `remat` recomputes the body in the backward pass: True saves only its inputs, a policy says what else.
     `unrolled` writes the iterations out one by one; parameters may then also be a sequence of per-layer trees.
     Metrics and losses are reduced over iterations; state updates and emitted values are stacked.
     """
     context = current_context()
     context.check_trace("sm.scan is called")
-    length = _length(context, over, xs, length)
-    params, state = _sliced(context, over)
-    step = _step(context, body, over)
+    names = () if over is None else (over,) if isinstance(over, str) else tuple(over)
+    length = _length(context, names, xs, start, length)
+    params = {name: _window(context.params.get(name, {}), start, length) for name in names}
+    state = {name: _window(context.state.get(name, {}), start, length) for name in names}
+    step = _step(context, body, names, start)
     if remat is not False:
         policy = None if remat is True else remat
         step = jax.checkpoint(step, policy=policy, prevent_cse=unrolled)
@@ -44,8 +49,7 @@ def scan(
     if unrolled:
         carry, ys, outputs = _unrolled(step, carry, xs, params, state, length)
     else:
-        if isinstance(params, Sequence):
-            params = jax.tree.map(lambda *layers: jnp.stack(layers), *params)
+        params = {name: _stacked(tree) for name, tree in params.items()}
 
         def scanned(c: Any, sliced: tuple[Any, ...]) -> tuple[Any, tuple[Any, Outputs]]:
             c, y, out = step(c, *sliced)
@@ -53,24 +57,24 @@ def scan(
 
         carry, (ys, outputs) = jax.lax.scan(scanned, carry, (xs, params, state, indices), length=length, unroll=unroll)
         outputs = outputs.reduce_leading()
-    context.collector.absorb(outputs)
+    context.collector.absorb(outputs, continued=start > 0)
     return carry, ys
 
 
-def _step(context: Context, body: Callable[[Any, Any], Any], over: str | None) -> Callable[..., Any]:
+def _step(context: Context, body: Callable[[Any, Any], Any], names: tuple[str, ...], start: int) -> Callable[..., Any]:
     def step(carry: Any, x: Any, params: Any, state: Any, index: Any) -> tuple[Any, Any, Outputs]:
-        if over is None:
+        if not names:
             key = None if context.key is None else context.key.fold("scan", index)
             (carry, y), outputs = run_detached(context, body, context.params, context.state, key, (carry, x))
             return carry, y, outputs
         (carry, y), outputs = run_detached(
             context,
             body,
-            {**context.params, over: params},
-            {**context.state, over: state},
+            {**context.params, **params},
+            {**context.state, **state},
             context.key,
             (carry, x),
-            {over: index},
+            dict.fromkeys(names, start + index if start else index),
         )
         return carry, y, outputs
 
@@ -82,7 +86,8 @@ def _unrolled(
 ) -> tuple[Any, Any, Outputs]:
     ys, outputs = [], []
     for i in range(length):
-        carry, y, out = step(carry, layer_slice(xs, i), layer_slice(params, i), layer_slice(state, i), i)
+        layer, kept = ({name: layer_slice(tree, i) for name, tree in trees.items()} for trees in (params, state))
+        carry, y, out = step(carry, layer_slice(xs, i), layer, kept, i)
         ys.append(y)
         outputs.append(out)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ys)
@@ -108,26 +113,33 @@ def unstack(tree: Mapping[str, Any], length: int) -> tuple[Any, ...]:
     return tuple(layer_slice(tree, i) for i in range(length))
 
 
-def _length(context: Context, over: str | None, xs: Any, length: int | None) -> int:
+def _stacked(tree: Any) -> Any:
+    """Returns one stacked tree of a sequence of per-layer trees; any other tree as it is."""
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *tree) if isinstance(tree, Sequence) else tree
+
+
+def _window(tree: Any, start: int, length: int) -> Any:
+    """Returns `length` layers from `start` on; the tree itself where that is all of them."""
+    if isinstance(tree, Sequence):
+        return tree[start : start + length]
+    return jax.tree.map(lambda leaf: leaf if leaf.shape[0] == length else leaf[start : start + length], tree)
+
+
+def _length(context: Context, names: tuple[str, ...], xs: Any, start: int, length: int | None) -> int:
     found = {leaf.shape[0] for leaf in jax.tree.leaves(xs)}
-    if over is not None:
-        child = context.module.children.get(over)
+    for name in names:
+        child = context.module.children.get(name)
         if child is None or child.num_stacked is None:
-            message = f"{context.module.path}: sm.scan(over={over!r}) needs a child declared with stacked=…"
+            message = f"{context.module.path}: sm.scan(over={name!r}) needs a child declared with stacked=…"
             raise ModuleError(message)
-        found.add(child.num_stacked)
+        left = child.num_stacked - start
+        found.add(left if length is None or left < length else length)
     if length is not None:
         found.add(length)
     if len(found) != 1:
         message = (
             f"{context.module.path}: sm.scan needs one length; found {sorted(found) or 'none'} "
-            f"from xs, length and over={over!r}"
+            f"from xs, length and over={', '.join(names) or None!r}"
         )
         raise ModuleError(message)
     return found.pop()
-
-
-def _sliced(context: Context, over: str | None) -> tuple[Any, Any]:
-    if over is None:
-        return {}, {}
-    return context.params.get(over, {}), context.state.get(over, {})
