@@ -115,6 +115,12 @@ class Weighted(Module):
         spec = self.weight_specs[name]
         return {"": spec} if self.form is None else self.form.specs(spec)
 
+    @nowrap
+    def adapter_of(self, name: str) -> Adapter | None:
+        """Returns the adapter in the slot `adapter` where it changes this weight's product; by default none does."""
+        del name
+        return None
+
     def dense_weight(self, name: str) -> Float[Array, "..."]:
         """Returns the dense weight in the compute dtype."""
         if self.form is None:

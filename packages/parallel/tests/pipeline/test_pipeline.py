@@ -1,0 +1,171 @@
+"""Pipelines give the single device's loss and gradients, keep fewer inputs where they promise to, and decode."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sashimono as sm
+from sashimono.arrays.plan import ExecutionPlan, use_plan
+from sashimono.arrays.shardings import param_shardings
+from sashimono.arrays.tree import flatten_paths
+from sashimono.contracts import Batch, ModelLoss, Sequences
+from sashimono.errors import ConfigError, ShardingError
+from sashimono.module import param_specs
+from sashimono.testing.tiny import TinyLM
+from sashimono_parallel.mesh import StandardMesh
+from sashimono_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
+from sashimono_parallel.pipeline.stack import PipelinedStack
+from sashimono_parallel.remat import FullRemat
+from sashimono_parallel.strategies.fsdp import FSDP
+from sashimono_parallel.strategies.pipeline import Pipeline
+from stacked_model import StackedLM, SumBlock
+
+ROWS, LENGTH = 8, 6
+STRATEGIES = (Pipeline.Config().build(), FSDP.Config().build())
+PLAN = ExecutionPlan(
+    param_rules=tuple(r for s in STRATEGIES for r in s.param_rules()),
+    activation_rules=tuple(r for s in STRATEGIES for r in s.activation_rules()),
+)
+
+
+def model(microbatches=4, rounds=1, num_layers=8, remat=None):
+    stack = PipelinedStack.Config(
+        num_layers=num_layers, layer=SumBlock.Config(), microbatches=microbatches, rounds=rounds, remat=remat
+    )
+    return StackedLM.Config(stack=stack).build()
+
+
+PARAMS = sm.initialize(model(), jax.random.key(0))
+
+
+def batch(rows=ROWS, length=LENGTH):
+    tokens = jax.random.randint(jax.random.key(1), (rows, length + 1), 0, 32)
+    half = length // 2
+    segments = jnp.concatenate([jnp.ones((rows, half), jnp.int32), jnp.full((rows, length - half), 2)], 1)
+    positions = jnp.concatenate([jnp.arange(half), jnp.arange(length - half)])[None].repeat(rows, 0)
+    weights = jnp.ones((rows, length)).at[:3].set(0).at[5, 2:].set(0)
+    return Batch(tokens[:, :-1], tokens[:, 1:], positions, segments, weights)
+
+
+def whole(params, rows):
+    def total(p):
+        outputs = ModelLoss(model())(p, {}, rows, jax.random.key(0))
+        return outputs.total_loss(), outputs
+
+    return jax.grad(total, has_aux=True)(params)
+
+
+@functools.cache
+def expected():
+    return jax.jit(whole)(PARAMS, batch())
+
+
+def on_mesh(function, axes, *args):
+    mesh = StandardMesh.Config(axes=axes).build().mesh(jax.devices())
+    with jax.set_mesh(mesh), use_plan(PLAN):
+        placed = jax.device_put(PARAMS, param_shardings(param_specs(model()), PLAN.param_rules, mesh))
+        split = placed["stack"]["layer"]["kernel"].addressable_shards[0].data.shape[0]
+        assert split * axes["stage"] == 8
+        return jax.jit(function)(placed, *args)
+
+
+def check(found):
+    grads, outputs = found
+    wanted_grads, wanted = expected()
+    np.testing.assert_allclose(outputs.total_loss(), wanted.total_loss(), rtol=1e-5)
+    assert sorted(outputs.losses) == sorted(wanted.losses)
+    for path, term in wanted.losses.items():
+        np.testing.assert_allclose(outputs.losses[path].weight, term.weight, err_msg=path)
+    for path, metric in wanted.metrics.items():
+        np.testing.assert_allclose(outputs.metrics[path].value(), metric.value(), rtol=1e-5, err_msg=path)
+    for path, grad in flatten_paths(grads).items():
+        np.testing.assert_allclose(grad, flatten_paths(wanted_grads)[path], rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("axes", "microbatches", "rounds"),
+    [({"stage": 4, "fsdp": 2}, 4, 1), ({"stage": 2, "fsdp": 4}, 2, 2), ({"stage": 4, "fsdp": 2}, 4, 2)],
+)
+def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, rounds):
+    loss = ModelLoss(model(microbatches, rounds, remat=FullRemat.Config()))
+
+    def gradients(params, rows):
+        def total(p):
+            outputs = loss(p, {}, rows, jax.random.key(0))
+            return outputs.total_loss(), outputs
+
+        return jax.grad(total, has_aux=True)(params)
+
+    check(on_mesh(gradients, axes, batch()))
+
+
+@pytest.mark.parametrize(("axes", "microbatches"), [({"stage": 4, "fsdp": 2}, 4), ({"stage": 2, "fsdp": 4}, 2)])
+def test_1f1b_gives_the_single_device_loss_and_gradients(axes, microbatches):
+    strategy = OneForwardOneBackward.Config(microbatches=microbatches).build()
+    loss = ModelLoss(model(microbatches))
+    check(on_mesh(lambda p, b: strategy.gradients(loss, p, {}, b, jax.random.key(0)), axes, batch()))
+
+
+def test_frozen_layers_get_no_gradient():
+    strategy = OneForwardOneBackward.Config(microbatches=4).build()
+    scale = PARAMS["stack"]["layer"]["scale"]
+    loss = ModelLoss(model(), {"stack": {"layer": {"scale": scale}}})
+
+    def gradients(params, rows):
+        trained = {**params, "stack": {"layer": {"kernel": params["stack"]["layer"]["kernel"]}}}
+        return strategy.gradients(loss, trained, {}, rows, jax.random.key(0))
+
+    grads, _ = on_mesh(gradients, {"stage": 4, "fsdp": 2}, batch())
+    assert sorted(flatten_paths(grads)) == ["stack.layer.kernel", "table"]
+    np.testing.assert_allclose(grads["stack"]["layer"]["kernel"], expected()[0]["stack"]["layer"]["kernel"], rtol=1e-4, atol=1e-6)
+
+
+def test_1f1b_keeps_fewer_activations_than_gpipe():
+    rows = batch(64, 32)
+
+    def gpipe(params, b):
+        loss = ModelLoss(model(16, remat=FullRemat.Config()))
+        return jax.grad(lambda p: loss(p, {}, b, jax.random.key(0)).total_loss())(params)
+
+    strategy = OneForwardOneBackward.Config(microbatches=16).build()
+    mesh = StandardMesh.Config(axes={"stage": 2, "fsdp": 4}).build().mesh(jax.devices())
+
+    def peak(function):
+        with jax.set_mesh(mesh), use_plan(PLAN):
+            placed = jax.device_put(PARAMS, param_shardings(param_specs(model()), PLAN.param_rules, mesh))
+            return jax.jit(function).lower(placed, rows).compile().memory_analysis().temp_size_in_bytes
+
+    early = peak(lambda p, b: strategy.gradients(ModelLoss(model(16)), p, {}, b, jax.random.key(0))[0])
+    assert early < 0.7 * peak(gpipe)
+
+
+def test_decoding_through_stages_equals_one_device():
+    ids = jax.random.randint(jax.random.key(2), (2, 5), 0, 32)
+
+    def decode(params):
+        lm = model()
+        caches = {n: jnp.zeros(s.shape) for n, s in lm.cache_spec(2, 8, "float32").items()}
+        step = sm.functional(lm, "decode")
+        (prompt, caches), _ = step(params, {}, ids[:, :3], Sequences(lengths=jnp.int32(0)), caches)
+        (one, caches), _ = step(params, {}, ids[:, 3:4], Sequences(lengths=jnp.int32(3)), caches)
+        (two, _), _ = step(params, {}, ids[:, 4:], Sequences(lengths=jnp.int32(4)), caches)
+        return jnp.concatenate([prompt, one, two], 1)
+
+    found = on_mesh(decode, {"stage": 4, "fsdp": 2})
+    np.testing.assert_allclose(found, jax.jit(decode)(PARAMS), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_and_microbatches_that_do_not_fit_are_named_together():
+    uneven = model(microbatches=2, rounds=3, num_layers=8)
+    with pytest.raises(ShardingError, match=r"num_layers \(8\) is not a multiple of stages x rounds \(4 x 3\); microb"):
+        on_mesh(lambda p, b: ModelLoss(uneven)(p, {}, b, jax.random.key(0)), {"stage": 4, "fsdp": 2}, batch())
+    with pytest.raises(ShardingError, match="a batch of 8 rows can't be cut into 3 equal microbatches"):
+        on_mesh(lambda p, b: ModelLoss(model(3))(p, {}, b, jax.random.key(0)), {"stage": 4, "fsdp": 2}, batch())
+
+
+def test_1f1b_needs_a_pipelined_stack():
+    strategy = OneForwardOneBackward.Config(microbatches=2).build()
+    with pytest.raises(ConfigError, match="apply the modifier `pipeline`"):
+        strategy.gradients(ModelLoss(TinyLM.Config().build()), {}, {}, batch(), jax.random.key(0))

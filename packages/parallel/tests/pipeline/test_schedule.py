@@ -1,0 +1,44 @@
+"""Schedule tables: every microbatch passes every stage in order, and stages idle as long as the formula says."""
+
+import pytest
+from sashimono_parallel.pipeline.schedule import gpipe, one_forward_one_backward
+
+SCHEDULES = [
+    gpipe(4, 8),
+    gpipe(4, 8, rounds=2),
+    gpipe(3, 3, rounds=4),
+    one_forward_one_backward(4, 8),
+    one_forward_one_backward(2, 3),
+    one_forward_one_backward(1, 2),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.stages}-{s.microbatches}-{s.rounds}")
+def test_work_is_complete_and_in_order(schedule):
+    ticks = {}
+    for tick, row in enumerate(schedule.table):
+        for stage, works in enumerate(row):
+            for order, work in enumerate(works):
+                key = (work.kind, work.microbatch, work.round, stage)
+                assert key not in ticks
+                ticks[key] = (tick, order)
+    assert len(ticks) == 2 * schedule.stages * schedule.microbatches * schedule.rounds
+    path = [(r, s) for r in range(schedule.rounds) for s in range(schedule.stages)]
+    for micro in range(schedule.microbatches):
+        forward = [ticks["forward", micro, *at] for at in path]
+        backward = [ticks["backward", micro, *at] for at in reversed(path)]
+        assert all(a[0] < b[0] for a, b in zip(forward, forward[1:], strict=False))
+        assert all(a[0] < b[0] for a, b in zip(backward, backward[1:], strict=False))
+        assert forward[-1] < backward[0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.stages}-{s.microbatches}-{s.rounds}")
+@pytest.mark.parametrize(("forward", "backward"), [(1.0, 2.0), (1.0, 3.1), (2.0, 0.5)])
+def test_idle_time_is_the_formula(schedule, forward, backward):
+    total, idle = schedule.seconds(forward, backward)
+    assert idle / total == pytest.approx(schedule.idle_fraction)
+
+
+def test_1f1b_keeps_inputs_for_the_stages_not_for_the_microbatches():
+    assert gpipe(4, 32).in_flight == 32
+    assert one_forward_one_backward(4, 32).in_flight == 2 * 4 - 1
