@@ -86,7 +86,11 @@ def check(found):
 
 @pytest.mark.parametrize(
     ("axes", "microbatches", "rounds"),
-    [({"stage": 4, "fsdp": 2}, 4, 1), ({"stage": 2, "fsdp": 4}, 2, 2), ({"stage": 4, "fsdp": 2}, 4, 2)],
+    [
+        ({"stage": 4, "fsdp": 2}, 4, 1),
+        ({"stage": 2, "fsdp": 4}, 2, 2),
+        pytest.param({"stage": 4, "fsdp": 2}, 8, 2, marks=pytest.mark.nightly),
+    ],
 )
 def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, rounds):
     loss = ModelLoss(model(microbatches, rounds, remat=FullRemat.Config()))
@@ -101,13 +105,17 @@ def test_stack_gives_the_single_device_loss_and_gradients(axes, microbatches, ro
     check(on_mesh(gradients, axes, batch()))
 
 
-@pytest.mark.parametrize(("axes", "microbatches"), [({"stage": 4, "fsdp": 2}, 4), ({"stage": 2, "fsdp": 4}, 2)])
+@pytest.mark.parametrize(
+    ("axes", "microbatches"),
+    [({"stage": 4, "fsdp": 2}, 4), pytest.param({"stage": 2, "fsdp": 4}, 2, marks=pytest.mark.nightly)],
+)
 def test_1f1b_gives_the_single_device_loss_and_gradients(axes, microbatches):
     strategy = OneForwardOneBackward.Config(microbatches=microbatches).build()
     loss = ModelLoss(model(microbatches))
     check(on_mesh(lambda p, b: strategy.gradients(loss, p, {}, b, jax.random.key(0)), axes, batch()))
 
 
+@pytest.mark.nightly
 def test_frozen_layers_get_no_gradient():
     strategy = OneForwardOneBackward.Config(microbatches=4).build()
     scale = PARAMS["stack"]["layer"]["scale"]
@@ -119,7 +127,9 @@ def test_frozen_layers_get_no_gradient():
 
     grads, _ = on_mesh(gradients, {"stage": 4, "fsdp": 2}, batch())
     assert sorted(flatten_paths(grads)) == ["stack.layer.kernel", "table"]
-    np.testing.assert_allclose(grads["stack"]["layer"]["kernel"], expected()[0]["stack"]["layer"]["kernel"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        grads["stack"]["layer"]["kernel"], expected()[0]["stack"]["layer"]["kernel"], rtol=1e-4, atol=1e-6
+    )
 
 
 def test_1f1b_keeps_fewer_activations_than_gpipe():
