@@ -4,7 +4,8 @@ Axis legend: B batch, T length, E embed, H heads, K kv_heads, D head_dim, S kv_l
 """
 
 import abc
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Int, Num
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int, Num
 from sashimono.arrays.spec import ParamSpec
 from sashimono.config import FROM_PARENT, REQUIRED
 from sashimono.contracts.batch import Batch
+from sashimono.contracts.distributed import distributed
 from sashimono.contracts.sequences import Sequences
 from sashimono.module import Module, nowrap
 
@@ -136,6 +138,9 @@ class TokenDispatcher(Module):
     class Config(Module.Config):
         num_experts: int = FROM_PARENT
 
+    #: Whether `dispatch` takes the id `num_experts` for "no expert": padding then costs nothing and fills no capacity.
+    skips_padding: ClassVar[bool] = False
+
     @abc.abstractmethod
     def dispatch(
         self, x: Float[Array, "N E"], expert_ids: Int[Array, "N top_k"]
@@ -145,6 +150,38 @@ class TokenDispatcher(Module):
     @abc.abstractmethod
     def combine(self, rows: Float[Array, "rows E"], weights: Float[Array, "N top_k"], plan: Any) -> Float[Array, "N E"]:
         """Returns each token's weighted sum over its experts' rows."""
+
+    @nowrap
+    def through(
+        self,
+        experts: Module,
+        x: Float[Array, "... E"],
+        expert_ids: Int[Array, "... top_k"],
+        weights: Float[Array, "... top_k"],
+    ) -> Float[Array, "... E"]:
+        """Returns each token's weighted sum over its experts; a mixture calls it, and `experts` is its child.
+
+        `experts(rows, group_sizes)` sees rows grouped by expert. Where the plan spreads experts or tokens over shards,
+        all of it happens on each shard's tokens, and `experts` sees the rows and the weights of that shard's experts.
+        """
+        spread = distributed("experts")
+        if spread is not None:
+            return spread.through(self, experts, x, expert_ids, weights)
+        return self.on_one_shard(experts, x, expert_ids, weights)
+
+    @nowrap
+    def on_one_shard(
+        self,
+        experts: Callable[..., Any],
+        x: Float[Array, "... E"],
+        expert_ids: Int[Array, "... top_k"],
+        weights: Float[Array, "... top_k"],
+    ) -> Float[Array, "... E"]:
+        """Returns what `through` does, for tokens and experts that are all at hand."""
+        flat = (array.reshape(-1, array.shape[-1]) for array in (x, expert_ids, weights))
+        tokens, ids, shares = flat
+        rows, sizes, plan = self.dispatch(tokens, ids)
+        return self.combine(experts(rows, sizes), shares, plan).reshape(x.shape)
 
 
 class Block(Module):

@@ -15,7 +15,9 @@ class SortPlan(NamedTuple):
 
 
 class LocalDispatcher(TokenDispatcher):
-    """Keeps every token: no capacity, nothing dropped."""
+    """Keeps every token: no capacity, nothing dropped. Copies of padding come last and belong to no expert."""
+
+    skips_padding = True
 
     class Config(TokenDispatcher.Config):
         """Nothing beyond the number of experts."""
@@ -23,7 +25,10 @@ class LocalDispatcher(TokenDispatcher):
     def dispatch(
         self, x: Float[Array, "N E"], expert_ids: Int[Array, "N k"]
     ) -> tuple[Float[Array, "copies E"], Int[Array, " X"], SortPlan]:
-        """Returns token copies sorted by expert (stable), copies per expert, and the plan to undo it."""
+        """Returns token copies sorted by expert (stable), copies per expert, and the plan to undo it.
+
+        Copies with the id `num_experts` are in no group: a grouped matmul gives zeros for them.
+        """
         flat = expert_ids.reshape(-1)
         order = jnp.argsort(flat, stable=True)
         rows = jnp.take(x, order // expert_ids.shape[1], axis=0)
