@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import sashimono as sm
 from sashimono.contracts import Sequences
 from sashimono.testing.layer import LayerConformance
+from sashimono.testing.mixer import MixerConformance
 from sashimono.testing.modifier import ModifierConformance
 from sashimono_layers.attention.grouped_query import GroupedQueryAttention
 from sashimono_layers.basic.layer_norm import LayerNorm
@@ -70,6 +71,11 @@ class TestMixtureOfExperts(_WithSequences):
 
 
 class TestGroupedQueryAttention(_WithSequences):
+    def config(self) -> sm.Config:
+        return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
+
+
+class TestGroupedQueryAttentionWithItsCache(MixerConformance):
     def config(self) -> sm.Config:
         return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
 

@@ -6,18 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from sashimono.arrays.plan import ExecutionPlan, use_plan
 from sashimono.arrays.precision import Precision
+from sashimono.arrays.rules import Rules
+from sashimono.arrays.shardings import param_shardings
 from sashimono.arrays.tree import flatten_paths
-from sashimono.config import Config, from_json, to_json
-from sashimono.module import Module, functional, initial_state, initialize, param_specs
+from sashimono.config import REQUIRED, Config, from_json, to_json
+from sashimono.module import Module, functional, initial_state, initialize, param_specs, scan
+from sashimono.module.foreign_table import foreign_table
 
 
 class LayerConformance:
     """What every layer promises. An author implements `config` and `inputs`, and lists what isn't supported.
 
-    `unsupported` may hold "gradients", "bfloat16", "dtype", with a reason each.
+    `unsupported` may hold "gradients", "bfloat16", "scan", "sharding", "foreign names", with a reason each.
     """
 
     unsupported: ClassVar[dict[str, str]] = {}
@@ -110,3 +114,80 @@ class LayerConformance:
             assert np.abs(grad).max() > 0, f"{path} has no gradient"
             repeated = flatten_paths(again)[path]
             np.testing.assert_allclose(grad, repeated, rtol=1e-4, atol=1e-5, err_msg=path)
+
+    def test_scanned_equals_written_out(self) -> None:
+        self.skip_unless("scan")
+        inputs = self.inputs(jax.random.key(2))
+        _, single, _ = self.build()
+        shape = jax.eval_shape(self.call, single, *inputs)
+        if (shape.shape, shape.dtype) != (inputs[0].shape, inputs[0].dtype):
+            pytest.skip("its result isn't shaped like its input, so no stack can be made of it")
+        scanned, unrolled = (Twice.Config(layer=self.config(), unrolled=u).build() for u in (False, True))
+        key = jax.random.key(0)
+
+        def both() -> tuple[Any, Any]:
+            params, state = initialize(scanned, key), initial_state(scanned, key)
+            one, other = (functional(m)(params, state, *inputs, key=key)[0] for m in (scanned, unrolled))
+            return one, other
+
+        np.testing.assert_allclose(*jax.jit(both)(), rtol=1e-4, atol=1e-4)
+
+    def test_sharded_equals_whole(self) -> None:
+        self.skip_unless("sharding")
+        if jax.device_count() < 4:
+            pytest.skip('needs 4 devices: set "sashimono_strict = true" in the pytest config')
+        module, params, _ = self.build()
+        inputs = self.inputs(jax.random.key(2))
+        specs = param_specs(module)
+        rules = splittable(specs, inputs[0])
+        mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+        whole = self.compiled_call(params, *inputs)
+        with jax.set_mesh(mesh), use_plan(ExecutionPlan(param_rules=rules, activation_rules=rules)):
+            placed = jax.device_put(params, param_shardings(specs, rules, mesh))
+            split = self.compiled_call(placed, *inputs)
+        np.testing.assert_allclose(np.asarray(split), np.asarray(whole), rtol=1e-4, atol=1e-4)
+
+    def test_foreign_tensors_hold_every_parameter_and_come_back(self) -> None:
+        self.skip_unless("foreign names")
+        module, params, state = self.build()
+        arrays = {"params": flatten_paths(params), "state": flatten_paths(state)}
+        filled = {path: np.zeros(array.shape, bool) for path, array in arrays["params"].items()}
+        for name, tensor in foreign_table(module).tensors.items():
+            slices = [np.asarray(arrays[part.item][part.path])[part.where] for part in tensor.parts]
+            joined = tensor.join(slices)
+            assert joined.shape == tensor.shape, name
+            for part, before, after in zip(tensor.parts, slices, tensor.split(joined), strict=True):
+                np.testing.assert_array_equal(after, before, err_msg=f"{name}: {part.path}")
+                if part.item == "params":
+                    filled[part.path][part.where] = True
+        lost = [path for path, covered in filled.items() if not covered.all()]
+        assert not lost, f"no foreign tensor holds {lost}"
+
+
+class Twice(Module):
+    """Two layers of a kind, one after the other: scanned, or written out."""
+
+    class Config(Module.Config):
+        layer: Module.Config = REQUIRED
+        unrolled: bool = False
+
+    def setup(self) -> None:
+        """Declares the stacked layer."""
+        self.add_child("layer", self.config.layer, stacked=2)
+
+    def forward(self, x: jax.Array, *rest: Any) -> jax.Array:
+        """Returns the second layer's result."""
+
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            result = self.layer(x, *rest)
+            return (result[0] if isinstance(result, tuple) else result), None
+
+        return scan(body, x, over="layer", unrolled=self.config.unrolled)[0]
+
+
+def splittable(specs: Any, x: jax.Array) -> Rules:
+    """Returns rules that split, in two each, every axis of the parameters that can be, and the batch."""
+    uneven = {a for s in flatten_paths(specs).values() for a, size in zip(s.axes, s.shape, strict=True) if size % 2}
+    tensor = [a for a in ("experts", "vocab", "heads", "kv_heads", "mlp") if a not in uneven]
+    rules: list[tuple[str, tuple[str, ...]]] = [(axis, ("model",)) for axis in tensor]
+    return (*([("batch", ("data",))] if x.ndim and x.shape[0] % 2 == 0 else []), *rules)
