@@ -2,6 +2,7 @@
 
 import sashimono as sm
 from sashimono.contracts import Stack
+from sashimono.errors import ConfigError
 
 from sashimono_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from sashimono_parallel.pipeline.stack import PipelinedStack
@@ -36,6 +37,11 @@ class PipelineModifier(sm.Modifier):
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` pipelined."""
         own = self.config
+        uneven = [path for path, node in cfg.walk() if isinstance(node, Stack.Config) and "layer" not in node.fields()]
+        if uneven:
+            kinds = ", ".join(f"{path} ({type(cfg.get(path)).__qualname__})" for path in uneven)
+            message = f"the modifier pipeline takes stacks of equal layers, with a field `layer`; found {kinds}"
+            raise ConfigError(message)
         rounds = max(own.rounds, 2) if own.schedule == "interleaved" else 1
         sm.replace(cfg, target=Stack, new=PipelinedStack.Config(microbatches=own.microbatches, rounds=rounds))
         if own.schedule == "1f1b":
