@@ -3,6 +3,7 @@
 import abc
 
 import jax
+import jax.numpy as jnp
 import sashimono as sm
 from jaxtyping import Array, Float, Int
 from sashimono.contracts import CacheView, Sequences
@@ -30,8 +31,12 @@ class DotProduct(sm.Module):
         positions: Int[Array, "B T"],
         bias: Float[Array, "B H T S"] | None = None,
         sinks: Float[Array, " H"] | None = None,
+        kv_segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B T H V"]:
-        """Returns what each query gets. `keys.state` is None where keys are those of the same call."""
+        """Returns what each query gets. `keys.state` is None where keys are those of the same call.
+
+        `kv_segment_ids` are those of keys that come from elsewhere than the queries' own row.
+        """
 
 
 class SoftmaxDotProduct(DotProduct):
@@ -46,6 +51,7 @@ class SoftmaxDotProduct(DotProduct):
         positions: Int[Array, "B T"],
         bias: Float[Array, "B H T S"] | None = None,
         sinks: Float[Array, " H"] | None = None,
+        kv_segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B T H V"]:
         """Returns the softmax-weighted values."""
         cfg = self.config
@@ -56,7 +62,8 @@ class SoftmaxDotProduct(DotProduct):
             return attention(
                 q, keys.k, v, mask=mask, bias=bias, sinks=sinks, scale=cfg.scale, logit_cap=cfg.logit_cap,
                 q_positions=placed, kv_positions=placed, prefix_lengths=prefix,
-                q_segment_ids=sequences.segment_ids, kv_segment_ids=sequences.segment_ids,
+                q_segment_ids=query_segments(q, sequences, kv_segment_ids),
+                kv_segment_ids=sequences.segment_ids if kv_segment_ids is None else kv_segment_ids,
             )  # fmt: skip
         check_mask_of_cache(keys, mask)
         paged = keys.page_table is not None
@@ -74,6 +81,13 @@ class SoftmaxDotProduct(DotProduct):
         )  # fmt: skip
 
 
+def query_segments(q: jax.Array, sequences: Sequences, kv_segment_ids: jax.Array | None) -> jax.Array | None:
+    """Returns the queries' segment ids, int32 [B, T]; all 1 where only the keys have any."""
+    if sequences.segment_ids is not None or kv_segment_ids is None:
+        return sequences.segment_ids
+    return jnp.ones(q.shape[:2], jnp.int32)
+
+
 def check_mask_of_cache(keys: CacheView, mask: MaskSpec) -> None:
     """Raises ModuleError where empty places of a cache would be seen, because only causality hides them."""
     if keys.kv_positions is not None and not mask.causal:
@@ -89,4 +103,4 @@ def key_positions(keys: CacheView) -> jax.Array:
     if keys.kv_positions is not None:
         return keys.kv_positions
     reach = keys.k.shape[1] * (1 if keys.page_table is None else keys.page_table.shape[1])
-    return jax.numpy.arange(reach, dtype=jax.numpy.int32)[None]
+    return jnp.arange(reach, dtype=jnp.int32)[None]

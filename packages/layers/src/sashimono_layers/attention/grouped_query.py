@@ -11,7 +11,7 @@ from sashimono_layers.attention.dense_cache import DenseCache
 from sashimono_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
 from sashimono_layers.attention.masks import Causal, Mask, Window, reach
 from sashimono_layers.attention.output_gate import OutputGate
-from sashimono_layers.attention.projections import Heads, add_projections, normed, project
+from sashimono_layers.attention.projections import Heads, add_fused_projections, add_projections, normed, project
 from sashimono_layers.attention.query_scale import QueryScale
 from sashimono_layers.attention.sinks import Sinks
 from sashimono_layers.basic.linear import Linear
@@ -49,6 +49,27 @@ class GroupedQueryAttention(Attention):
         gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         cache: Cache.Config = DenseCache.Config()
+        foreign: sm.Foreign = sm.Foreign(
+            children={
+                "query": "q_proj",
+                "key": "k_proj",
+                "value": "v_proj",
+                "output": "o_proj",
+                "query_norm": "q_norm",
+                "key_norm": "k_norm",
+                "positions": "",
+                "query_scale": "query_scale",
+                "sinks": "",
+                "gate": "",
+            },
+            apart={
+                "qkv": (
+                    sm.Sliced(name="q_proj", axis=-2, stop=-2),
+                    sm.Sliced(name="k_proj", axis=-2, start=-2, stop=-1),
+                    sm.Sliced(name="v_proj", axis=-2, start=-1),
+                )
+            },
+        )
 
         def check(self) -> list[str]:
             """Returns what is wrong with the head counts and the window."""
@@ -72,7 +93,11 @@ class GroupedQueryAttention(Attention):
         self.mask = cfg.mask.build().spec()
         if cfg.window is not None:
             self.mask = self.mask & Window.Config(left=cfg.window - 1).build().spec()
-        add_projections(self, cfg, heads)
+        if cfg.qkv is None:
+            self.add_child("qkv", None)
+            add_projections(self, cfg, heads)
+        else:
+            add_fused_projections(self, cfg, heads)
         self.add_child("positions", cfg.positions, head_dim=self.head_dim, num_heads=cfg.num_heads)
         widths = heads.norm_widths(cfg.norm_all_heads)
         self.add_child("query_norm", cfg.query_norm, input_dim=widths[0])

@@ -17,6 +17,7 @@ class OutputGate(sm.Module):
         num_heads: int = sm.FROM_PARENT
         head_dim: int = sm.FROM_PARENT
         projection: Linear.Config = Linear.Config()
+        foreign: sm.Foreign = sm.Foreign(children={"projection": "gate_proj"})
 
     @abc.abstractmethod
     def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:

@@ -21,8 +21,25 @@ class Heads(NamedTuple):
         return (self.heads * self.head_dim, self.kv_heads * self.head_dim) if all_heads else (self.head_dim,) * 2
 
 
-def add_projections(layer: sm.Module, cfg: Any, heads: Heads) -> None:
-    """Declares `query`, `key`, `value`, or where `cfg.qkv` is set that alone, and `output`.
+def add_projections(layer: sm.Module, cfg: Any, heads: Heads, memory_dim: int | None = None) -> None:
+    """Declares `query`, `key` and `value` (these two from `memory_dim`, where given), and `output`."""
+    for name, count, axis, given in (
+        ("query", heads.heads, "heads", heads.input_dim),
+        ("key", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
+        ("value", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
+    ):
+        layer.add_child(
+            name,
+            getattr(cfg, name),
+            input_shape=(given,),
+            output_shape=(count, heads.head_dim),
+            axes=("embed", axis, "head_dim"),
+        )
+    add_output(layer, cfg, heads)
+
+
+def add_fused_projections(layer: sm.Module, cfg: Any, heads: Heads) -> None:
+    """Declares `qkv` in place of the three, and `output`.
 
     The fused weight is [embed, kv_heads, heads / kv_heads + 2, head_dim]: with each key head lie its queries, its
     key and its value, so that tensor parallelism splits all three by the same axis.
@@ -34,19 +51,13 @@ def add_projections(layer: sm.Module, cfg: Any, heads: Heads) -> None:
         output_shape=(heads.kv_heads, heads.heads // heads.kv_heads + 2, heads.head_dim),
         axes=("embed", "kv_heads", None, "head_dim"),
     )
-    counts = {
-        "query": (heads.heads, "heads"),
-        "key": (heads.kv_heads, "kv_heads"),
-        "value": (heads.kv_heads, "kv_heads"),
-    }
-    for name, (count, axis) in counts.items():
-        layer.add_child(
-            name,
-            getattr(cfg, name) if cfg.qkv is None else None,
-            input_shape=(heads.input_dim,),
-            output_shape=(count, heads.head_dim),
-            axes=("embed", axis, "head_dim"),
-        )
+    for name in ("query", "key", "value"):
+        layer.add_child(name, None)
+    add_output(layer, cfg, heads)
+
+
+def add_output(layer: sm.Module, cfg: Any, heads: Heads) -> None:
+    """Declares the projection of all heads back to the stream."""
     layer.add_child(
         "output",
         cfg.output,

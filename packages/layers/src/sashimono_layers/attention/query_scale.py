@@ -24,6 +24,9 @@ class QueryScale(sm.Module):
 class PerDimScale(QueryScale):
     """softplus(scale) / ln 2 for each dimension of a head; 1 at the start (Lingvo's PerDimScale)."""
 
+    class Config(QueryScale.Config):
+        foreign: sm.Foreign = sm.Foreign(tensors={"scale": "scale"})
+
     def setup(self) -> None:
         """Declares `scale`, zeros, never decayed."""
         self.add_param("scale", (self.config.head_dim,), axes=("norm",), init=sm.zeros, weight_decay=0.0)

@@ -45,7 +45,7 @@ class RingCache(Cache):
             positions = _entry_positions(jnp.atleast_1d(lengths) + 1, size)
             return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), positions)
         lengths = jnp.broadcast_to(lengths, k.shape[:1])
-        positions = lengths[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)
+        positions = lengths[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
         real = jnp.ones(positions.shape, bool) if sequences.segment_ids is None else sequences.segment_ids != 0
         entries = _entries_to_write(positions, real, size)
         put = jax.vmap(lambda row, at, array: row.at[at].set(array.astype(row.dtype), mode="drop"))

@@ -21,6 +21,9 @@ class Sinks(sm.Module):
 class LearnedSinks(Sinks):
     """A trained logit a head, as in gpt-oss (arXiv:2508.10925); 0 at the start, never decayed."""
 
+    class Config(Sinks.Config):
+        foreign: sm.Foreign = sm.Foreign(tensors={"logits": "sinks"})
+
     def setup(self) -> None:
         """Declares `logits`, [heads]."""
         self.add_param("logits", (self.config.num_heads,), axes=("heads",), init=sm.zeros, weight_decay=0.0)

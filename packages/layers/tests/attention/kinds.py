@@ -1,0 +1,72 @@
+"""Attention layers and caches that the tests of this folder run through, by name."""
+
+from sashimono_layers.attention.dense_cache import DenseCache
+from sashimono_layers.attention.grouped_query import GroupedQueryAttention
+from sashimono_layers.attention.latent import LatentAttention
+from sashimono_layers.attention.masks import AllOf, AnyOf, Causal, Chunked, Window
+from sashimono_layers.attention.output_gate import ElementwiseGate, HeadGate
+from sashimono_layers.attention.paged_cache import PagedCache
+from sashimono_layers.attention.quantised_cache import QuantisedCache
+from sashimono_layers.attention.query_scale import PerDimScale, TemperatureTuning
+from sashimono_layers.attention.ring_cache import RingCache
+from sashimono_layers.attention.sigmoid import SigmoidDotProduct
+from sashimono_layers.attention.sinks import LearnedSinks
+from sashimono_layers.basic.linear import Linear
+from sashimono_layers.basic.rms_norm import RMSNorm
+from sashimono_layers.positions.alibi import Alibi
+from sashimono_layers.positions.none import NoPositions
+from sashimono_layers.positions.relative_bias import RelativeBias
+from sashimono_layers.positions.rotary import Rotary
+from sashimono_layers.positions.yarn import YarnScaling
+
+WIDTH = 16
+
+
+def grouped(**changes):
+    return GroupedQueryAttention.Config(input_dim=WIDTH, num_heads=4, num_kv_heads=2, head_dim=8, **changes)
+
+
+def latent(**changes):
+    sizes = {"kv_rank": 6, "nope_dim": 5, "rope_dim": 4, "value_dim": 7}
+    return LatentAttention.Config(input_dim=WIDTH, num_heads=4, **sizes, **changes)
+
+
+ATTENTIONS = {
+    "plain": grouped(logit_cap=5.0, scale=0.5),
+    "window": grouped(window=3, query_scale=PerDimScale.Config(), gate=HeadGate.Config()),
+    "chunked": grouped(mask=Chunked.Config(size=4), qkv=Linear.Config(bias=True), query_norm=RMSNorm.Config()),
+    "both": grouped(mask=AllOf.Config(masks=(Chunked.Config(size=8), Window.Config(left=3)))),
+    "either": grouped(mask=AnyOf.Config(masks=(Window.Config(left=1), Chunked.Config(size=8)))),
+    "sinks": grouped(
+        window=5,
+        sinks=LearnedSinks.Config(),
+        positions=Rotary.Config(scaling=YarnScaling.Config(factor=4.0, original_length=8)),
+    ),
+    "tuned": grouped(
+        positions=NoPositions.Config(),
+        query_scale=TemperatureTuning.Config(floor_scale=4.0),
+        gate=ElementwiseGate.Config(),
+        norm_all_heads=True,
+        query_norm=RMSNorm.Config(),
+        key_norm=RMSNorm.Config(),
+    ),
+    "alibi": grouped(positions=Alibi.Config(), mask=Causal.Config()),
+    "relative": grouped(positions=RelativeBias.Config(num_buckets=8, max_distance=10), window=4),
+    "sigmoid": grouped(dot_product=SigmoidDotProduct.Config(length=8)),
+    "latent": latent(),
+    "latent-low-rank": latent(query_rank=9, query_down=Linear.Config(bias=True)),
+}
+
+#: Masks that aren't known to be causal can't hide what a ring hasn't got.
+NO_RING = {"either"}
+
+CACHES = {
+    "dense": DenseCache.Config(),
+    "ring": RingCache.Config(),
+    "paged": PagedCache.Config(page_size=4),
+    "quantised": QuantisedCache.Config(),
+    "quantised-ring": QuantisedCache.Config(codes=RingCache.Config(), scales=RingCache.Config()),
+    "quantised-paged": QuantisedCache.Config(
+        codes=PagedCache.Config(page_size=4), scales=PagedCache.Config(page_size=4)
+    ),
+}
