@@ -73,7 +73,11 @@ def gpt2(
             foreign=_ATTENTION,
         ),
         feed_forward=PlainFeedForward.Config(
-            hidden_dim=hidden_dim or 4 * input_dim, activation=gelu_tanh, up=_LINEAR, down=_LINEAR, foreign=_FEED_FORWARD
+            hidden_dim=hidden_dim or 4 * input_dim,
+            activation=gelu_tanh,
+            up=_LINEAR,
+            down=_LINEAR,
+            foreign=_FEED_FORWARD,
         ),
         attention_norm=norm,
         feed_forward_norm=norm,

@@ -6,6 +6,7 @@ import sashimono as sm
 from sashimono.contracts import ForeignFamily
 
 from sashimono_layers.models.decoder import DecoderLM
+from sashimono_layers.models.head import TiedHead
 from sashimono_layers.moe.mixture import GatedExperts, MixtureOfExperts
 from sashimono_layers.moe.router import TopKRouter
 from sashimono_layers.positions.rotary import Rotary
@@ -18,7 +19,6 @@ from sashimono_layers.recipes.hf_config import (
     size_keys,
     sizes,
 )
-from sashimono_layers.models.head import TiedHead
 from sashimono_layers.recipes.mistral import mistral
 
 #: The release keeps the names of Mistral's own code: w1 is the gate, w3 up, w2 down.

@@ -18,6 +18,7 @@ def command() -> Command:
         example=(
             "sashimono train quickstart --run runs/first\n"
             "sashimono train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe\n"
+            "sashimono train my-experiment --init-from downloads/Llama-3.2-1B --run runs/tuned\n"
             "exit codes: 0 done; 42 stopped by SIGTERM after saving, run it again; 2 usage; others permanent"
         ),
     )
@@ -28,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     experiment_arguments(parser)
     parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/EXPERIMENT)")
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
+    parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     gang = parser.add_argument_group("several processes (all take the same arguments)")
     gang.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
@@ -50,4 +52,5 @@ def run(args: argparse.Namespace) -> int:
     from sashimono_runtime.train.loop import Loop
 
     directory = Path(args.directory or f"runs/{args.experiment}")
-    return Loop(composition, directory, steps=args.steps).execute()
+    initial = Path(args.init_from) if args.init_from else None
+    return Loop(composition, directory, steps=args.steps, initial=initial).execute()

@@ -1,4 +1,4 @@
-"""Opening a run for use: its config, its model and the parameters of a committed step."""
+"""Opening a run, or a folder of another library, for use: its config, its model and its parameters."""
 
 import dataclasses
 from pathlib import Path
@@ -11,8 +11,9 @@ from sashimono.errors import UsageError
 
 from sashimono_runtime.checkpoint import Checkpointer
 from sashimono_runtime.data.tokenizers.tokenizer import load_tokenizer
+from sashimono_runtime.serve.imported import imported_experiment, place, stored_elsewhere
 from sashimono_runtime.train.loop import TOKENIZER
-from sashimono_runtime.train.run_directory import read_config
+from sashimono_runtime.train.run_directory import CHECKPOINTS, read_config
 from sashimono_runtime.train.trainer import Trainer
 
 
@@ -39,14 +40,19 @@ def open_run(
 ) -> OpenedRun:
     """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
 
-    The mesh of the training run is dropped: `target` or this process's devices decide.
+    The mesh of the training run is dropped: `target` or this process's devices decide. A folder that a catalogued
+    model store holds, such as Hugging Face's, opens like a run at step 0.
     """
-    cfg = read_config(directory).clone()
+    stored = stored_elsewhere(directory, step)
+    cfg = read_config(directory).clone() if stored is None else imported_experiment(stored.config)
     cfg.execution.set(mesh=None, strategies=())
     composition = compose(cfg, target, modifiers, overrides)
     trainer: Trainer = composition.workload()
     found = environment(composition)
     abstract = trainer.abstract_state(found)
+    if stored is not None:
+        params, state = place(stored.params, abstract.params), place(stored.state, abstract.state)
+        return OpenedRun(directory, composition, trainer, found, params, state, 0)
     with found.active():
         checkpoints = Checkpointer(directory / "checkpoints", read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
@@ -64,7 +70,7 @@ def open_run(
 def tokenizer_of(run: OpenedRun) -> Any:
     """Returns the tokenizer kept with the run; raises UsageError where its data has none."""
     kept = run.directory / TOKENIZER
-    if kept.exists():
+    if kept.exists() and (run.directory / CHECKPOINTS).is_dir():
         return load_tokenizer(kept)
-    message = f"{run.directory} was trained on data without a tokenizer; give --prompt-ids 1,2,3 instead of --prompt"
+    message = f"{run.directory} has no tokenizer of ours; give --prompt-ids 1,2,3 instead of --prompt"
     raise UsageError(message)

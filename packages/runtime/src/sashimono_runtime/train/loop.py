@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from sashimono.compose.environment import environment
 from sashimono.compose.experiment import Composition
-from sashimono.contracts import Batch, Environment
+from sashimono.contracts import Batch, Environment, Program
 from sashimono.errors import SashimonoError, UsageError
 from sashimono.plugins import host
 
@@ -55,10 +55,13 @@ class _Pending:
 class Loop:
     """One attempt at a run, from opening its directory to the last event."""
 
-    def __init__(self, composition: Composition, directory: Path, *, steps: int | None = None) -> None:
+    def __init__(
+        self, composition: Composition, directory: Path, *, steps: int | None = None, initial: Path | None = None
+    ) -> None:
         self.composition = composition
         self.config = composition.config
         self.total = self.config.steps if steps is None else steps
+        self.initial = initial
         if self.total < 1:
             message = f"--steps is {self.total}, expected at least 1"
             raise UsageError(message)
@@ -109,7 +112,7 @@ class Loop:
         host().notify("sashimono_run_started", run=self.run)
         self.state = self._restored(digest)
         if self.state is None:
-            self.state = programs["init"].lower().compile()()
+            self.state = self._initialised(programs["init"])
         self.step = int(self.state.step)
         lowered = programs["train_step"].lower()
         for choice in lowered.kernels:
@@ -118,6 +121,18 @@ class Loop:
         self.evaluator = Evaluator(self.config, programs["eval_step"])
         self.digest = digest
         self._event("prepared", step=self.step, seconds=time.perf_counter() - started)
+
+    def _initialised(self, init: Program) -> TrainState:
+        """Returns the state before the first update, with the parameters of another model where one was given."""
+        state: TrainState = init.lower().compile()()
+        if self.initial is None:
+            return state
+        from sashimono_runtime.serve.imported import place, stored_model
+
+        found = stored_model(self.initial)
+        self._event("initialised_from", path=str(self.initial))
+        params, other = place(found.params, self.abstract_state.params), place(found.state, self.abstract_state.state)
+        return state._replace(params=params, state=other)
 
     def _keep_tokenizer(self) -> None:
         """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""

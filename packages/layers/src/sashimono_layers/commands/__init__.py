@@ -1,0 +1,1 @@
+"""The verbs that this package adds to the command line."""
