@@ -1,0 +1,66 @@
+"""What one device holds of a program's arguments: exact, from their shapes and shardings, by path."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import jax
+
+#: First names of paths, as the parts of a training state are called, to what a report calls them.
+_KINDS = {"params": "parameters", "opt": "optimizer", "state": "state", "step": "state"}
+
+
+def argument_bytes(abstract_args: tuple[Any, ...]) -> dict[str, int]:
+    """Returns bytes on one device by argument path, such as "params.stack.layer.attention.query.weight"."""
+    found: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_args):
+        name = ".".join(_key(part) for part in path[1:]) or "input"
+        found[name] = found.get(name, 0) + local_bytes(leaf)
+    return found
+
+
+def local_bytes(leaf: Any) -> int:
+    """Returns the bytes one device holds of an abstract array; host memory counts nothing."""
+    sharding = getattr(leaf, "sharding", None)
+    if getattr(sharding, "memory_kind", None) in ("pinned_host", "unpinned_host") and _has_own_memory(sharding):
+        return 0
+    shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
+
+
+def by_kind(arguments: dict[str, int]) -> dict[str, int]:
+    """Returns bytes of parameters, optimizer, state and inputs."""
+    total: Counter[str] = Counter()
+    for path, size in arguments.items():
+        total[_KINDS.get(path.partition(".")[0], "inputs")] += size
+    return dict(total)
+
+
+def by_module(arguments: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Returns {config path of the module: {kind: bytes}} of parameters, optimizer arrays and state.
+
+    An optimizer's flat names are "transform/parameter path"; an array belongs to the parameter it ends with.
+    """
+    found: dict[str, Counter[str]] = {}
+    for path, size in arguments.items():
+        first, _, rest = path.partition(".")
+        kind = _KINDS.get(first)
+        if kind is None or not rest:
+            continue
+        owner = rest.rpartition("/")[2]
+        module = f"model.{owner.rpartition('.')[0]}" if "." in owner else "learner"
+        found.setdefault(module.rstrip("."), Counter())[kind] += size
+    return {module: dict(kinds) for module, kinds in sorted(found.items())}
+
+
+def _key(part: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(part, attribute):
+            return str(getattr(part, attribute))
+    return str(part)
+
+
+def _has_own_memory(sharding: Any) -> bool:
+    """Returns whether the devices' host memory is another than their own: not on a CPU."""
+    device = next(iter(getattr(sharding, "device_set", ())), None)
+    return getattr(device, "platform", "") != "cpu"

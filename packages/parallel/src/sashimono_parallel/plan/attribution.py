@@ -1,0 +1,57 @@
+"""From the name stacks that JAX writes into a program to the modules of the model, which are its config paths."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_WRAPPED = re.compile(r"^\w+\((.*)\)$")
+#: Where work goes that no module of the model asked for: optimizer, clipping, loss scaling.
+OUTSIDE = "(step)"
+#: What the compiler made up without saying for whom.
+UNNAMED = "(compiler)"
+
+
+def module_paths(model: Any) -> frozenset[str]:
+    """Returns the dotted paths of all modules under the root, such as "stack.layer.attention"."""
+    found: set[str] = set()
+
+    def walk(module: Any, above: str) -> None:
+        for name, child in module.children.items():
+            path = f"{above}.{name}" if above else name
+            found.add(path)
+            walk(child, path)
+
+    walk(model, "")
+    return frozenset(found)
+
+
+def module_of(op_name: str, paths: Iterable[str]) -> str:
+    """Returns the innermost module a name stack passes through, prefixed "model." as its config path is.
+
+    Transform wrappers, such as `transpose(jvp(stack))`, and loop bodies between modules are skipped.
+    """
+    if not op_name:
+        return UNNAMED
+    known = paths if isinstance(paths, frozenset) else frozenset(paths)
+    at = ""
+    for token in op_name.split("/"):
+        name = _unwrapped(token)
+        path = f"{at}.{name}" if at else name
+        if path in known:
+            at = path
+    return f"model.{at}" if at else OUTSIDE
+
+
+def phase_of(op_name: str) -> str:
+    """Returns "recompute", "backward" or "forward" (which includes the update)."""
+    if "rematted_computation" in op_name:
+        return "recompute"
+    return "backward" if "transpose(" in op_name else "forward"
+
+
+def _unwrapped(token: str) -> str:
+    match = _WRAPPED.match(token)
+    while match:
+        token = match[1]
+        match = _WRAPPED.match(token)
+    return token

@@ -1,0 +1,115 @@
+"""What lies in temporary memory at its fullest moment, from the compiler's own buffer assignment and live ranges.
+
+The compiler shares one allocation among values that don't live at once. Those alive at the fullest moment are the
+peak; what remains up to the allocation's size is lost between them, and is reported as the error.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*):$")
+_VALUE = re.compile(r"^ value: <\d+ (\S+?) @\d+> \(size=(\d+),offset=(\d+)\): (\S+)")
+_RANGE = re.compile(r"^    ([^\s:]+?)(\{[\d,]*\})?:(\d+)-(\d+)$")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A value in temporary memory: its name (with tuple index), size, offset, shape, and first and last moment."""
+
+    name: str
+    size: int
+    offset: int
+    shape: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of temporary memory: its buffers, and the bytes the compiler reserves for it."""
+
+    buffers: tuple[Buffer, ...] = ()
+    reserved_bytes: int = 0
+    bytes_by: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The sum of what is alive."""
+        return sum(buffer.size for buffer in self.buffers)
+
+    @property
+    def error(self) -> float:
+        """How far the sum is from the compiler's figure, as a part of it."""
+        return self.bytes / self.reserved_bytes - 1 if self.reserved_bytes else 0.0
+
+
+def peak(assignment: str, live_ranges: str) -> Peak:
+    """Returns the peak from the texts of a buffer assignment and of its live ranges."""
+    ranges = _ranges(live_ranges)
+    buffers, reserved = [], 0
+    inside = False
+    for line in assignment.splitlines():
+        head = _ALLOCATION.match(line)
+        if head:
+            inside = "preallocated-temp" in head[2] and "color" not in head[2]
+            reserved = max(reserved, int(head[1])) if inside else reserved
+            continue
+        value = _VALUE.match(line) if inside else None
+        if value:
+            name = value[1]
+            start, end = ranges.get(name, ranges.get(name + "{}", (0, -1)))
+            buffers.append(Buffer(name, int(value[2]), int(value[3]), value[4], start, end))
+    return Peak(_fullest(buffers), reserved)
+
+
+def by_owner(found: Peak, owner: Callable[[str], str]) -> dict[str, int]:
+    """Returns bytes at the peak by `owner(instruction's name)`, largest first."""
+    total: Counter[str] = Counter()
+    for buffer in found.buffers:
+        total[owner(buffer.name.partition("{")[0])] += buffer.size
+    return dict(total.most_common())
+
+
+def _ranges(text: str) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    inside = False
+    for line in text.splitlines():
+        if line.startswith("  ") and not line.startswith("   "):
+            inside = line.strip() == "BufferLiveRange:"
+            continue
+        match = _RANGE.match(line) if inside else None
+        if match:
+            found[match[1] + (match[2] or "{}")] = int(match[3]), int(match[4])
+    return found
+
+
+def _fullest(buffers: list[Buffer]) -> tuple[Buffer, ...]:
+    """Returns the buffers alive at the moment that holds most; values that share a place count once, the largest."""
+    if not buffers:
+        return ()
+    starts = np.array([b.start for b in buffers])
+    ends = np.array([b.end for b in buffers])
+    best: tuple[Buffer, ...] = ()
+    best_bytes = -1
+    for moment in np.unique(starts[ends >= starts]):
+        alive = [buffers[i] for i in np.flatnonzero((starts <= moment) & (ends >= moment))]
+        kept = _disjoint(alive)
+        size = sum(b.size for b in kept)
+        if size > best_bytes:
+            best, best_bytes = kept, size
+    return best
+
+
+def _disjoint(alive: list[Buffer]) -> tuple[Buffer, ...]:
+    """Returns buffers without those that lie inside another: they are views of it or take its place."""
+    kept: list[Buffer] = []
+    reach = -1
+    for buffer in sorted(alive, key=lambda b: (b.offset, -b.size)):
+        if buffer.offset + buffer.size > reach:
+            kept.append(buffer)
+            reach = buffer.offset + buffer.size
+    return tuple(kept)

@@ -1,0 +1,130 @@
+"""What a plan says of one target: plain data, and the JSON that machines read."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """All collectives of one kind over the same mesh axes and link: how many, bytes a device sends, seconds."""
+
+    axes: str
+    link: str
+    kind: str
+    count: float
+    bytes: float
+    seconds: float
+    exposed_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleRow:
+    """One module's share: memory by kind on one device, and FLOPs, bytes and seconds of a step on one device."""
+
+    path: str
+    parameters: int = 0
+    optimizer: int = 0
+    state: int = 0
+    temporaries: int = 0
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """A change that makes a plan fit, and what the compiler said of it."""
+
+    change: str
+    fits: bool
+    memory_per_device_bytes: int
+    step_seconds: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the record for `plan --json`."""
+        return {**dataclasses.asdict(self), "verified": True}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """A plan for one target. Bytes, FLOPs and traffic are a device's unless the name says otherwise."""
+
+    experiment: str
+    target: str
+    program: str
+    devices: int
+    chips: int
+    compiled: bool
+    note: str
+    fits: bool
+    memory: dict[str, int]
+    memory_limit_bytes: int
+    arguments_error: float
+    temporaries_error: float
+    flops_per_device: float
+    flops_per_step: float
+    model_flops_per_step: float
+    bytes_per_device: float
+    tokens_per_step: int
+    estimated_cycles: float | None
+    estimated_seconds: float
+    calibration: float
+    calibration_source: str
+    step_seconds_by: dict[str, float]
+    published_seconds: float | None
+    mesh: dict[str, int]
+    kernels: list[dict[str, Any]]
+    traffic: list[Traffic]
+    modules: list[ModuleRow]
+    phases: dict[str, float]
+    compile_seconds: float
+    peak_flops: float
+    mfu_formula: str
+    versions: dict[str, str]
+    cost_per_million_tokens: float | None = None
+    currency: str = ""
+    suggestions: tuple[Suggestion, ...] = ()
+
+    @property
+    def memory_per_device_bytes(self) -> int:
+        """All that a device holds."""
+        return self.memory["total"]
+
+    @property
+    def step_seconds(self) -> float:
+        """The calibrated estimate."""
+        return sum(self.step_seconds_by.values())
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs by what the chips could do in the step's time; recomputation doesn't count."""
+        possible = self.peak_flops * self.chips * self.step_seconds
+        return self.model_flops_per_step / possible if possible else 0.0
+
+    @property
+    def binds(self) -> str:
+        """The largest part of the step's time."""
+        return max(self.step_seconds_by, key=lambda part: self.step_seconds_by[part])
+
+    @property
+    def published_error(self) -> float | None:
+        """Predicted by published seconds, less 1."""
+        return None if self.published_seconds is None else self.step_seconds / self.published_seconds - 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the object of `plan --json`."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain |= {
+            "memory_per_device_bytes": self.memory_per_device_bytes,
+            "memory_margin_bytes": self.memory_limit_bytes - self.memory_per_device_bytes,
+            "step_seconds": self.step_seconds,
+            "mfu": self.mfu,
+            "binds": self.binds,
+            "published_error": self.published_error,
+            "tokens_per_second": self.tokens_per_step / self.step_seconds if self.step_seconds else 0.0,
+            "communication": [dataclasses.asdict(row) for row in self.traffic],
+            "modules": [dataclasses.asdict(row) for row in self.modules],
+            "suggestions": [s.as_json() for s in self.suggestions],
+        }
+        del plain["traffic"]
+        return plain

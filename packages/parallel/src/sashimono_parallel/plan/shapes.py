@@ -1,0 +1,53 @@
+"""Array shapes as HLO text writes them: `bf16[4,4096]{1,0:T(8,128)}`, tuples included."""
+
+import math
+import re
+from dataclasses import dataclass
+
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e[0-9]+m[0-9]+[a-z]*)?)\[([0-9,<= ]*)\]")
+#: Bits an element takes; what isn't here (tokens, opaque) takes none.
+_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
+#: HLO's names of what a DeviceSpec calls otherwise.
+_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "s8": "int8", "u8": "int8"}
+
+
+@dataclass(frozen=True)
+class ArrayShape:
+    """One array: its HLO dtype, such as "bf16", and its dimensions."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes without the padding of tiles."""
+        return -(-self.size * bits(self.dtype) // 8)
+
+
+def bits(dtype: str) -> int:
+    """Returns the bits of one element of an HLO dtype."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    digits = re.match(r"[a-z]+([0-9]+)", dtype)
+    return int(digits[1]) if digits and dtype[0] in "fsu" else 0
+
+
+def arrays(text: str) -> list[ArrayShape]:
+    """Returns the arrays of a shape text in order; a tuple's leaves. Layouts and comments are skipped."""
+    found = []
+    for match in _ARRAY.finditer(text):
+        dims = tuple(int(d.replace("<=", "")) for d in match[2].split(",") if d.strip())
+        found.append(ArrayShape(match[1], dims))
+    return found
+
+
+def device_dtype(dtype: str) -> str:
+    """Returns the name a DeviceSpec has for an HLO dtype, such as "bfloat16" for "bf16"."""
+    if dtype.startswith("f8"):
+        return "float8_" + dtype.removeprefix("f8")
+    return _DTYPES.get(dtype, dtype)
