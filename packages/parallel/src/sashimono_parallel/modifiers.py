@@ -1,11 +1,16 @@
 """Modifiers that decide how a workload is spread and in what precision it runs."""
 
+from collections.abc import Iterable
+
 import sashimono as sm
 from sashimono.contracts import Strategy
 
 from sashimono_parallel.mesh import StandardMesh
 from sashimono_parallel.strategies.data import DataParallel
+from sashimono_parallel.strategies.expert import ExpertParallel
 from sashimono_parallel.strategies.fsdp import FSDP
+from sashimono_parallel.strategies.ring import RingAttention
+from sashimono_parallel.strategies.tensor import TensorParallel
 
 
 class Mesh(sm.Modifier):
@@ -24,11 +29,20 @@ class Mesh(sm.Modifier):
         return cfg
 
 
-def strategies_for(axes: set[str]) -> tuple[Strategy.Config, ...]:
-    """Returns the strategies that give each of these mesh axes its use."""
-    if "fsdp" in axes:
-        return (FSDP.Config(),)
-    return (DataParallel.Config(),)
+def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
+    """Returns the strategies that give each of these mesh axes its use, in an order in which they compose.
+
+    Experts come along on any mesh: each shard then routes its own tokens. `context` means the ring, and
+    `stage` is the modifier `pipeline`'s business.
+    """
+    named = set(axes)
+    by_axis: tuple[tuple[str, Strategy.Config], ...] = (
+        ("tensor", TensorParallel.Config()),
+        ("context", RingAttention.Config()),
+        ("fsdp", FSDP.Config()),
+    )
+    found = [strategy for axis, strategy in by_axis if axis in named]
+    return (*found, ExpertParallel.Config(), *([] if "fsdp" in named else [DataParallel.Config()]))
 
 
 class Compute(sm.Modifier):

@@ -3,6 +3,8 @@
 from sashimono.arrays.rules import Rules
 from sashimono.contracts import Strategy
 
+from sashimono_parallel.rules import BATCH
+
 
 class DataParallel(Strategy):
     """Splits the batch over `replica` and `data`; gradients are summed by the compiler."""
@@ -13,4 +15,4 @@ class DataParallel(Strategy):
 
     def activation_rules(self) -> Rules:
         """Returns the batch's axes."""
-        return (("batch", ("replica", "data")),)
+        return BATCH

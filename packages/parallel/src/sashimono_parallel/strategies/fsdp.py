@@ -3,11 +3,14 @@
 from sashimono.arrays.rules import Rules
 from sashimono.contracts import Strategy
 
+from sashimono_parallel.rules import BATCH
+
 
 class FSDP(Strategy):
     """Shards parameters, gradients and optimizer state over `fsdp`, and the batch over it too.
 
-    Each parameter is sharded on its widest role: the model width first, then whatever else it has.
+    Each parameter is sharded on its widest role: the model width first, then whatever else it has. With a `replica` or
+    `data` axis every replica holds one copy in shards: hybrid sharding (HSDP).
     """
 
     def param_rules(self) -> Rules:
@@ -17,4 +20,4 @@ class FSDP(Strategy):
 
     def activation_rules(self) -> Rules:
         """Returns the batch's axes, outermost first, as one rule: every data-like axis splits the batch."""
-        return (("batch", ("replica", "data", "fsdp")),)
+        return BATCH

@@ -1,0 +1,1 @@
+"""Kernels of operations that only distributed programs call."""
