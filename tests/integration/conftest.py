@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 
@@ -79,6 +80,12 @@ def build(project: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = out.glob("*.whl")
     return wheel
+
+
+@pytest.fixture(scope="session", name="build")
+def build_fixture() -> Callable[[pathlib.Path, pathlib.Path], pathlib.Path]:
+    """`build(project, out)` builds a project's wheel and returns it."""
+    return build
 
 
 @pytest.fixture(scope="session")

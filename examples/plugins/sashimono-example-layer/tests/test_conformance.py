@@ -5,10 +5,15 @@ from sashimono.contracts import Sequences
 from sashimono.testing.kernel import KernelConformance
 from sashimono.testing.layer import LayerConformance
 from sashimono.testing.modifier import ModifierConformance
+from sashimono.testing.plugin import PluginConformance
 from sashimono.testing.tiny import TinyLM
 from sashimono_example_layer.head_by_head import HeadByHead
 from sashimono_example_layer.modifier import UseSquaredReLU
 from sashimono_example_layer.squared_relu import SquaredReLU
+
+
+class TestPlugin(PluginConformance):
+    distribution = "sashimono-example-layer"
 
 
 class TestSquaredReLU(LayerConformance):

@@ -10,7 +10,13 @@ class SquaredReLU(FeedForward):
     """down(relu(up(x)) ** 2), without biases."""
 
     class Config(FeedForward.Config):
-        pass
+        # Nemotron's checkpoints have this layer under these names.
+        foreign: sm.Foreign = sm.Foreign(
+            tensors={
+                "up": sm.Tensor(name="up_proj.weight", form=sm.Matrix.Config()),
+                "down": sm.Tensor(name="down_proj.weight", form=sm.Matrix.Config()),
+            }
+        )
 
     def setup(self) -> None:
         """Declares the two matrices."""

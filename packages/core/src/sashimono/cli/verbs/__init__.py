@@ -9,7 +9,7 @@ from sashimono.errors import PluginError
 from sashimono.plugins import Command, host
 
 # Files in this folder, each with a `command()`.
-_FILES = ("plugins", "listing", "doctor", "show", "kernels")
+_FILES = ("plugins", "listing", "doctor", "show", "kernels", "new")
 
 
 def core_verbs() -> dict[str, Command]:

@@ -1,0 +1,59 @@
+"""`sashimono new plugin`: names, refusals, and packages whose entry points are there."""
+
+import ast
+import tomllib
+
+import pytest
+from sashimono.cli.main import main
+from sashimono.cli.scaffold.kinds import NAMES
+from sashimono.cli.scaffold.names import plugin_names
+from sashimono.cli.scaffold.package import package_files
+from sashimono.errors import UsageError
+from sashimono.plugins.discovery import KINDS
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_entry_points_name_what_was_written(kind):
+    files = package_files(plugin_names("my-part"), kind)
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert "sashimono-core>=0.1,<0.4" in project["dependencies"]
+    for group, points in project["entry-points"].items():
+        assert group.removeprefix("sashimono.") in KINDS
+        for name, value in points.items():
+            module, _, attribute = value.partition(":")
+            tree = ast.parse(files[f"src/{module.replace('.', '/')}.py"])
+            assert attribute in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+            assert "my-part" in name
+    assert all("$" not in text for text in files.values())
+    ast.parse(files["tests/test_conformance.py"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("My Layer", "try 'my-layer'"),
+        ("2fast", "try 'fast'"),
+        ("a--b", "try 'a-b'"),
+        ("é", "expected small letters"),
+        ("class", "a word of Python"),
+        ("sashimono-core", "one of Sashimono's own"),
+    ],
+)
+def test_bad_names_are_refused_with_a_better_one(name, said):
+    with pytest.raises(UsageError, match=said):
+        plugin_names(name)
+
+
+def test_an_existing_folder_is_left_alone(tmp_path, capsys):
+    assert main(["new", "plugin", "my-layer", "--into", str(tmp_path)]) == 0
+    readme = tmp_path / "my-layer" / "README.md"
+    readme.write_text("mine")
+    assert main(["new", "plugin", "my-layer", "--into", str(tmp_path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert readme.read_text() == "mine"
+
+
+def test_an_unknown_kind_lists_the_known(tmp_path, capsys):
+    assert main(["new", "plugin", "my-layer", "--kind", "lair", "--into", str(tmp_path)]) == 2
+    assert "optimizer" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,26 @@
+"""`sashimono new plugin` writes packages that build, install, pass their own tests and are listed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+KINDS = {"layer": "layers", "kernel": "kernels", "service": "services"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_generated_works(installation, build, kind, tmp_path):
+    name = f"stranger-{kind}"
+    done = installation.run("new", "plugin", name, "--kind", kind, "--into", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    project = tmp_path / name
+    installation.install(build(project, tmp_path / "wheel"))
+    offered = {c["distribution"]: c for c in installation.json("list", KINDS[kind])}
+    assert offered[name]["state"] == "available"
+    environment = {**os.environ, "PYTHONPATH": str(installation.plugins)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
+    tested = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=project, check=False)
+    assert tested.returncode == 0, tested.stdout
+    assert " passed" in tested.stdout
+    assert "skipped" not in tested.stdout
