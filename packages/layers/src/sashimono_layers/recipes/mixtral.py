@@ -7,7 +7,8 @@ from sashimono.contracts import ForeignFamily
 
 from sashimono_layers.models.decoder import DecoderLM
 from sashimono_layers.models.head import TiedHead
-from sashimono_layers.moe.mixture import GatedExperts, MixtureOfExperts
+from sashimono_layers.moe.gated_experts import GatedExperts
+from sashimono_layers.moe.mixture import MixtureOfExperts
 from sashimono_layers.moe.router import TopKRouter
 from sashimono_layers.positions.rotary import Rotary
 from sashimono_layers.recipes.hf_config import (
