@@ -13,12 +13,8 @@ class GatedNorm(sm.Module):
     class Config(sm.Module.Config):
         input_dim: int = sm.FROM_PARENT
         eps: float = 1e-5
-        groups: int = 1
+        groups: int = sm.FROM_PARENT
         foreign: sm.Foreign = sm.Foreign(tensors={"scale": "weight"})
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the groups."""
-            return [] if self.groups > 0 else [f"groups is {self.groups}, expected at least 1"]
 
     def setup(self) -> None:
         """Declares `scale`, ones, never decayed."""

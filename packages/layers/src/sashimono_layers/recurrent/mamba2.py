@@ -26,7 +26,8 @@ class Mamba2(Attention):
 
     `num_heads` heads share `expand * input_dim` channels; `num_groups` groups of them share key and query, of width
     `state_dim`. Steps, decays and states are fp32. Projections are separate, so that heads split evenly over a mesh;
-    published checkpoints fuse them. Tags for remat: value, key, query, attention_output, attention_projection.
+    published checkpoints fuse them. `step_limit` clips steps (None: as they are). Tags for remat: value, key, query,
+    attention_output, attention_projection.
     """
 
     class Config(Attention.Config):
@@ -36,7 +37,7 @@ class Mamba2(Attention):
         expand: int = 2
         state_dim: int = 128
         num_groups: int = 1
-        step_limit: tuple[float, float] = (0.0, float("inf"))
+        step_limit: tuple[float, float] | None = None
         chunk_length: int | None = None
         output_gate: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()
@@ -78,7 +79,7 @@ class Mamba2(Attention):
             self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=width, axis=axis)
         for name, init in (("log_rate", LogOfUniform()), ("skip", sm.ones), ("step_bias", StepBias())):
             self.add_param(name, (cfg.num_heads,), axes=("heads",), init=init, weight_decay=0.0)
-        self.add_child("norm", cfg.norm, input_dim=inner)
+        self.add_child("norm", cfg.norm, input_dim=inner, groups=cfg.num_groups)
         shapes = {"input_shape": (inner,), "output_shape": (cfg.input_dim,), "axes": ("mlp", "embed")}
         self.add_child("output", cfg.output, **shapes)
 
@@ -114,7 +115,8 @@ class Mamba2(Attention):
     def _step(self, x: Float[Array, "B T E"]) -> Float[Array, "B T H"]:
         """Returns each head's step, fp32."""
         raw = self.step(x).astype(jnp.float32) + self.param("step_bias", jnp.float32)[None, None]
-        return jnp.clip(jax.nn.softplus(raw), *self.config.step_limit)
+        step = jax.nn.softplus(raw)
+        return step if self.config.step_limit is None else jnp.clip(step, *self.config.step_limit)
 
     @sm.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, sm.ParamSpec]:
