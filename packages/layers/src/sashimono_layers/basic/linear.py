@@ -24,6 +24,7 @@ class Linear(Weighted):
         init_scale: float = 1.0
         adapter: Adapter.Config | None = None
         foreign: sm.Foreign = sm.Foreign(
+            children={"adapter": ""},
             tensors={
                 "weight": sm.Tensor(name="weight", form=sm.Matrix.Config()),
                 "bias": sm.Tensor(name="bias", form=sm.Flat.Config()),
@@ -55,6 +56,12 @@ class Linear(Weighted):
         if self.adapter is not None:
             y = self.adapter(x, y, lambda: self.dense_weight("weight"))
         return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
+
+    @sm.nowrap
+    def adapter_of(self, name: str) -> Adapter | None:
+        """Returns the adapter."""
+        del name
+        return self.adapter
 
     @sm.nowrap
     def flops_per_token(self, context_length: float) -> float:
