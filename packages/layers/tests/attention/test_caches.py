@@ -25,7 +25,7 @@ def parameters(kind):
     is_spec = lambda spec: isinstance(spec, sm.ParamSpec)  # noqa: E731
     draw = np.random.default_rng(1).standard_normal
     params = jax.tree.map(
-        lambda spec: jnp.asarray(0.5 * draw(spec.shape), jnp.float32), sm.param_specs(layer), is_leaf=is_spec
+        lambda spec: jnp.asarray(0.3 * draw(spec.shape), jnp.float32), sm.param_specs(layer), is_leaf=is_spec
     )
     return params, sm.functional(layer)(params, {}, X, Sequences())[0][0]
 
@@ -39,7 +39,7 @@ def rows_from(lengths, size):
 
 
 def decoded(layer, params):
-    """Prompt of 6 with padding, then a chunk of 3 a row, then 3 tokens one by one: outputs from each row's prompt on."""
+    """Returns outputs of a padded prompt of 6, and of a chunk of 3 and then 3 single tokens after each row's own."""
     step = sm.functional(layer)
     cache = empty(layer, ROWS, LENGTH)
     real = (jnp.arange(6)[None] < PROMPTS[:, None]).astype(jnp.int32)
@@ -77,7 +77,7 @@ def test_cached_equals_whole_rows(kind, cache):
     params, whole = parameters(kind)
     layer = ATTENTIONS[kind].clone().set(cache=CACHES[cache]).build(name="attention")
     prompt, rest = decoded(layer, params)
-    tolerance = 0.15 if "quantised" in cache else 2e-5
+    tolerance = 0.03 * jnp.abs(whole).max() if "quantised" in cache else 2e-5
     for row, length in enumerate(map(int, PROMPTS)):
         np.testing.assert_allclose(prompt[row, :length], whole[row, :length], atol=tolerance)
         np.testing.assert_allclose(rest[row], whole[row, length : length + 6], atol=tolerance)

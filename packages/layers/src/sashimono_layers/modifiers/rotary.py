@@ -3,8 +3,11 @@
 import sashimono as sm
 from sashimono.contracts import Positions
 
+from sashimono_layers.positions.dynamic_ntk import DynamicNTKScaling
 from sashimono_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
+from sashimono_layers.positions.long_rope import LongRopeScaling
 from sashimono_layers.positions.rotary import Rotary
+from sashimono_layers.positions.yarn import YarnScaling
 
 
 class Rope(sm.Modifier):
@@ -54,6 +57,53 @@ class RopeLlama3(sm.Modifier):
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
         return _scaled(cfg, Llama3Scaling.Config(factor=own.factor, original_length=own.original_length))
+
+
+class RopeYarn(sm.Modifier):
+    """`rope-yarn`: YaRN for `factor` times `original_length` tokens."""
+
+    class Config(sm.Modifier.Config):
+        factor: float = 4.0
+        original_length: int = 8192
+        multiplier: float | None = None
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with every rotary embedding stretched."""
+        own = self.config
+        values = {"factor": own.factor, "original_length": own.original_length, "multiplier": own.multiplier}
+        return _scaled(cfg, YarnScaling.Config(**values))
+
+
+class RopeDynamicNTK(sm.Modifier):
+    """`rope-dynamic-ntk`: a base for sequences of `length` tokens, trained on `original_length`."""
+
+    class Config(sm.Modifier.Config):
+        factor: float = 2.0
+        original_length: int = 4096
+        length: int = 8192
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with every rotary embedding stretched."""
+        own = self.config
+        values = {"factor": own.factor, "original_length": own.original_length, "length": own.length}
+        return _scaled(cfg, DynamicNTKScaling.Config(**values))
+
+
+class RopeLongRope(sm.Modifier):
+    """`rope-longrope`: a searched factor for each frequency; both lists are required."""
+
+    class Config(sm.Modifier.Config):
+        short_factors: tuple[float, ...] = sm.REQUIRED
+        long_factors: tuple[float, ...] = sm.REQUIRED
+        original_length: int = 4096
+        max_length: int = 131_072
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with every rotary embedding stretched."""
+        own = self.config
+        lengths = {"original_length": own.original_length, "max_length": own.max_length}
+        scaling = LongRopeScaling.Config(short_factors=own.short_factors, long_factors=own.long_factors, **lengths)
+        return _scaled(cfg, scaling)
 
 
 def _scaled(cfg: sm.Config, scaling: sm.Config) -> sm.Config:

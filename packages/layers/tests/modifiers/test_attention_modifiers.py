@@ -1,0 +1,123 @@
+"""Each modifier of attention reaches every recipe that has what it changes, and changes nothing else."""
+
+import functools
+import re
+
+import pytest
+import sashimono as sm
+from sashimono.config import diff
+from sashimono.config.paths import match_path
+from sashimono.contracts import Attention
+from sashimono.errors import ConfigError
+from sashimono.plugins import host
+from sashimono.testing.modifier import ModifierConformance
+from sashimono_layers.attention.masks import Chunked
+from sashimono_layers.attention.ring_cache import RingCache
+from sashimono_layers.modifiers.attention_bias import AttentionBias
+from sashimono_layers.modifiers.attention_gate import AttentionGate
+from sashimono_layers.modifiers.attention_heads import KeyValueHeads
+from sashimono_layers.modifiers.cache import CacheKind
+from sashimono_layers.modifiers.fused_qkv import FusedQKV
+from sashimono_layers.modifiers.mask import AttentionMask
+from sashimono_layers.modifiers.positions import AlibiPositions, RelativePositions, WithoutPositions
+from sashimono_layers.modifiers.qk_norm import QKNorm
+from sashimono_layers.modifiers.rotary import RopeDynamicNTK, RopeLongRope, RopeYarn
+from sashimono_layers.modifiers.sinks import AttentionSinks
+from sashimono_layers.modifiers.soft_cap import SoftCap
+from sashimono_layers.modifiers.window import SlidingWindow
+from sashimono_layers.recipes.llama import llama_tiny
+
+FACTORS = tuple(float(i) for i in range(1, 17))
+#: A modifier, and the slots of attention it may touch.
+CASES = {
+    "window": (SlidingWindow.Config(size=7), ("window",)),
+    "soft-cap": (SoftCap.Config(cap=30.0), ("logit_cap",)),
+    "qk-norm": (QKNorm.Config(all_heads=True), ("query_norm", "key_norm", "norm_all_heads")),
+    "attention-bias": (AttentionBias.Config(output=True), ("query", "key", "value", "output", "query_down", "kv_down")),
+    "attention-gate": (AttentionGate.Config(), ("gate",)),
+    "attention-mask": (AttentionMask.Config(mask=Chunked.Config(size=8)), ("mask",)),
+    "kv-heads": (KeyValueHeads.Config(count=1), ("num_kv_heads",)),
+    "fused-qkv": (FusedQKV.Config(), ("qkv",)),
+    "sinks": (AttentionSinks.Config(), ("sinks",)),
+    "cache": (CacheKind.Config(kind="ring"), ("cache",)),
+    "cache-int8": (CacheKind.Config(kind="paged", int8=True), ("cache",)),
+    "alibi": (AlibiPositions.Config(), ("positions",)),
+    "no-positions": (WithoutPositions.Config(), ("positions",)),
+    "relative-bias": (RelativePositions.Config(), ("positions",)),
+    "rope-yarn": (RopeYarn.Config(), ("positions",)),
+    "rope-dynamic-ntk": (RopeDynamicNTK.Config(), ("positions",)),
+    "rope-longrope": (RopeLongRope.Config(short_factors=FACTORS, long_factors=FACTORS), ("positions",)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestAttentionModifiers(ModifierConformance):
+    """The kit's checks, once for each case."""
+
+    @pytest.fixture(autouse=True)
+    def _case(self, case):
+        self.case, slots = CASES[case]
+        self.touches = tuple(f"**.attention.{slot}{rest}" for slot in slots for rest in ("", ".**"))
+
+    def modifier(self):
+        return self.case.build()
+
+    def config(self):
+        return llama_tiny()
+
+
+@functools.cache
+def recipes():
+    """Returns one model of each family in the catalog that has attention, by name."""
+    families = {}
+    for state in host().components("models"):
+        recipe = sm.component("models", state.name)
+        families.setdefault(recipe.__module__, (state.name, recipe))
+    configs = {name: recipe() for name, recipe in families.values()}
+    return {name: cfg for name, cfg in configs.items() if attention_paths(cfg)}
+
+
+def attention_paths(cfg):
+    return [path for path, node in cfg.walk() if node._target is not None and issubclass(node._target, Attention)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_recipe_is_reached_and_nothing_but_attention_is_touched(case):
+    modifier, slots = CASES[case]
+    reached = 0
+    for name, before in recipes().items():
+        layers = attention_paths(before)
+        try:
+            after = modifier.build()(before.clone())
+        except ConfigError as refusal:
+            # A recipe without such a slot: latent attention has no keys to norm, GPT-2 no rotary embedding.
+            assert re.search("found|no (Rotary|Positions|Cache) under", str(refusal)), name
+            continue
+        reached += 1
+        allowed = [f"{path}.{slot}{rest}" for path in layers for slot in slots for rest in ("", ".**")]
+        allowed += [f"{path}.qkv.bias" for path in layers]
+        for change in diff(before, after):
+            assert any(match_path(glob, change.path) for glob in allowed), (name, change)
+    assert reached > len(recipes()) / 2
+
+
+def test_an_attention_without_the_field_is_named():
+    from sashimono_layers.attention.latent import LatentAttention
+
+    cfg = llama_tiny()
+    latent = LatentAttention.Config(num_heads=2, kv_rank=4, nope_dim=4, rope_dim=2, value_dim=4)
+    sm.replace(cfg, target=Attention, new=latent)
+    with pytest.raises(ConfigError, match=r"no attention under '\*\*' has sinks: found LatentAttention.Config"):
+        AttentionSinks.Config().build()(cfg)
+
+
+def test_modified_models_can_be_built():
+    cfg = llama_tiny()
+    for name in ("window", "soft-cap", "qk-norm", "attention-bias", "sinks", "attention-gate", "cache", "rope-yarn"):
+        cfg = CASES[name][0].build()(cfg)
+    layer = cfg.build().stack.layer.attention
+    assert layer.cache.config.reach == 7
+    assert isinstance(layer.cache, RingCache)
+    assert layer.cache_spec(2, 100, "float32")["keys"].shape == (2, 7, 2, 32)
+    assert set(layer.query.param_specs) == {"weight", "bias"}
+    assert layer.sinks.param_specs["logits"].shape == (6,)
