@@ -1,0 +1,214 @@
+"""What others call a module's parts: the table of tensors, invertible forms, and errors of what is undeclared."""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import sashimono as sm
+from hypothesis import given, settings
+from sashimono.arrays.spec import ParamSpec
+from sashimono.arrays.tree import flatten_paths
+from sashimono.config import diff, digest, from_json, replace, to_json, to_text
+from sashimono.module import ForeignNameError, ForeignTensor, Part
+
+
+class Leaf(sm.Module):
+    class Config(sm.Module.Config):
+        width: int = 4
+        foreign: sm.Foreign = sm.Foreign(tensors={"weight": sm.Tensor(name="weight", form=sm.Matrix.Config())})
+
+    def setup(self) -> None:
+        self.add_param("weight", (3, 2, self.config.width), axes=("embed", "heads", "head_dim"), fan_out_axes=(1, 2))
+
+
+class Undeclared(sm.Module):
+    def setup(self) -> None:
+        self.add_param("weight", (2,), axes=(None,))
+
+
+class Parent(sm.Module):
+    class Config(sm.Module.Config):
+        first: sm.Module.Config = Leaf.Config()
+        second: sm.Module.Config = Leaf.Config(width=1)
+        layers: int | None = 2
+        foreign: sm.Foreign = sm.Foreign(children={"first": "a", "second": "layers.{}.b"})
+
+    def setup(self) -> None:
+        self.add_child("first", self.config.first)
+        self.add_child("second", self.config.second, stacked=self.config.layers)
+
+
+class Experts(sm.Module):
+    class Config(sm.Module.Config):
+        foreign: sm.Foreign = sm.Foreign(
+            tensors={"up": sm.Tensor(name="{}.up.weight", form=sm.Matrix.Config()), "count": "count"}
+        )
+
+    def setup(self) -> None:
+        self.add_param("up", (2, 3, 4), axes=("experts", "embed", "mlp"), fan_in_axes=(1,))
+        self.add_state("count", (2,), axes=("experts",))
+        self.add_state("seen", (), axes=())
+
+
+def test_names_shapes_and_slices():
+    table = sm.foreign_table(Parent.Config().build()).tensors
+    assert {name: tensor.shape for name, tensor in table.items()} == {
+        "a.weight": (8, 3),
+        "layers.0.b.weight": (2, 3),
+        "layers.1.b.weight": (2, 3),
+    }
+    (part,) = table["layers.1.b.weight"].parts
+    assert (part.path, part.where, part.item) == ("second.weight", (1,), "params")
+
+
+def test_an_expert_axis_becomes_part_of_the_name_and_named_state_takes_part():
+    table = sm.foreign_table(Experts.Config().build()).tensors
+    assert list(table) == ["0.up.weight", "1.up.weight", "count"]
+    assert table["1.up.weight"].shape == (4, 3)
+    assert table["count"].parts[0].item == "state"
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_joined_children_share_a_tensor(axis, interleaved):
+    cfg = Parent.Config(second=Leaf.Config(), layers=None)
+    cfg.foreign.set(
+        children={}, joined=(sm.Joined(name="both", parts=("first", "second"), axis=axis, interleaved=interleaved),)
+    )
+
+    (tensor,) = sm.foreign_table(cfg.build()).tensors.values()
+    assert tensor.name == "both.weight"
+    first, second = (np.arange(24.0).reshape(3, 2, 4) + 100 * i for i in range(2))
+    whole = tensor.join([first, second])
+    assert whole.shape == tensor.shape == ((16, 3) if axis == 0 else (8, 6))
+    step = slice(0, None, 2) if interleaved else slice(0, whole.shape[axis] // 2)
+    taken = whole[step] if axis == 0 else whole[:, step]
+    np.testing.assert_array_equal(taken, first.reshape(3, 8).T)
+    for piece, original in zip(tensor.split(whole), (first, second), strict=True):
+        np.testing.assert_array_equal(piece, original)
+
+
+def test_one_fused_child_is_several_tensors():
+    class Fused(sm.Module):
+        class Config(sm.Module.Config):
+            both: Leaf.Config = Leaf.Config()
+            foreign: sm.Foreign = sm.Foreign(
+                apart={"both": (sm.Sliced(name="x", axis=-1, stop=1), sm.Sliced(name="y", axis=-1, start=1))}
+            )
+
+        def setup(self) -> None:
+            self.add_child("both", self.config.both)
+
+    table = sm.foreign_table(Fused.Config().build()).tensors
+    assert {name: tensor.shape for name, tensor in table.items()} == {"x.weight": (2, 3), "y.weight": (6, 3)}
+    whole, rebuilt = np.arange(24.0).reshape(3, 2, 4), np.zeros((3, 2, 4))
+    for tensor in table.values():
+        (part,) = tensor.parts
+        rebuilt[part.where] = tensor.split(tensor.join([whole[part.where]]))[0]
+    np.testing.assert_array_equal(rebuilt, whole)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    form=st.sampled_from(["matrix", "in_out", "flat", "permuted"]),
+    data=st.data(),
+)
+def test_every_form_is_inverted_and_keeps_all_bits(shape, form, data):
+    inputs = tuple(range(data.draw(st.integers(1, len(shape) - 1))))
+    outputs = tuple(range(len(inputs), len(shape)))
+    spec = ParamSpec(tuple(shape), (None,) * len(shape), fan_in_axes=inputs, fan_out_axes=outputs)
+    order = data.draw(st.permutations([*range(len(shape)), -1]))
+    made = {
+        "matrix": sm.Matrix.Config(),
+        "in_out": sm.Matrix.Config(transposed=False),
+        "flat": sm.Flat.Config(),
+        "permuted": sm.Permuted.Config(order=tuple(order)),
+    }[form].build()
+    array = np.random.default_rng(0).integers(0, 2**32, shape, dtype=np.uint32).view(np.float32)
+    tensor = ForeignTensor("t", (Part("params", "p", (), spec, made),))
+    foreign = tensor.join([array])
+    assert foreign.shape == tensor.shape
+    (back,) = tensor.split(foreign)
+    assert back.tobytes() == array.tobytes()
+
+
+def test_an_undeclared_parameter_says_who_and_how():
+    cfg = Parent.Config(first=Undeclared.Config())
+    with pytest.raises(ForeignNameError) as error:
+        sm.foreign_table(cfg.build())
+    assert "first" in str(error.value)
+    assert "Undeclared" in str(error.value)
+    assert 'Foreign(tensors={"weight": "…"})' in str(error.value)
+
+
+def test_an_undeclared_child_and_a_stack_without_a_number():
+    with pytest.raises(ForeignNameError, match=r"child 'second'; did you mean|child 'second'"):
+        sm.foreign_table(Parent.Config(foreign=sm.Foreign(children={"first": "a"})).build())
+    with pytest.raises(ForeignNameError, match="lack '{}'"):
+        sm.foreign_table(Parent.Config(foreign=sm.Foreign(children={"first": "a", "second": "b"})).build())
+
+
+def test_names_stay_out_of_dumps_and_digests_until_changed():
+    plain, renamed = Parent.Config(), Parent.Config()
+    renamed.first.foreign.tensors["weight"] = "kernel"
+    assert ".foreign" not in to_text(plain)
+    assert "foreign" not in to_json(plain)["first"]
+    assert "first.foreign.tensors" in to_text(renamed)
+    assert from_json(to_json(renamed)) == renamed
+    assert from_json(to_json(plain)) == plain
+    for part in ("experiment", "placement"):
+        assert digest(plain, part) == digest(renamed, part)
+    assert digest(plain, "all") != digest(renamed, "all")
+    assert [change.path.split(".")[1] for change in diff(plain, renamed)] == ["foreign"] * len(diff(plain, renamed))
+
+
+def test_names_stay_behind_when_another_module_takes_the_place():
+    cfg = Parent.Config()
+    cfg.first.foreign.tensors["weight"] = "kernel"
+    replace(cfg, target=Leaf, new=Experts.Config(), where="first")
+    assert cfg.first.foreign == Experts.Config().foreign
+
+
+def test_every_parameter_is_covered_once():
+    for model in (Parent.Config().build(), Experts.Config().build()):
+        covered = {path: np.zeros(s.shape, int) for path, s in flatten_paths(sm.param_specs(model)).items()}
+        for tensor in sm.foreign_table(model).tensors.values():
+            for part in tensor.parts:
+                if part.item == "params":
+                    covered[part.path][part.where or ...] += 1
+        assert all((count == 1).all() for count in covered.values())
+
+
+def test_a_tied_tensor_may_be_there_again():
+    class Head(sm.Module):
+        class Config(sm.Module.Config):
+            foreign: sm.Foreign = sm.Foreign(repeats={"weight": "first.weight"})
+
+    class Tied(sm.Module):
+        class Config(sm.Module.Config):
+            first: Leaf.Config = Leaf.Config()
+            head: Head.Config = Head.Config()
+            foreign: sm.Foreign = sm.Foreign(children={"first": "a", "head": "lm_head"}, ignored=("*.mask",))
+
+        def setup(self) -> None:
+            self.add_child("first", self.config.first)
+            self.add_child("head", self.config.head)
+            self.share("first", self.first)
+
+    table = sm.foreign_table(Tied.Config().build())
+    assert table.repeats == {"lm_head.weight": "a.weight"}
+    assert table.ignored == ("*.mask",)
+
+
+def test_parts_that_hold_different_tensors_cannot_join():
+    cfg = Parent.Config(second=Experts.Config(), layers=None)
+    cfg.foreign.set(children={}, joined=(sm.Joined(name="both", parts=("first", "second")),))
+    with pytest.raises(ForeignNameError, match="don't hold the same tensors: first: weight; second: "):
+        sm.foreign_table(cfg.build())
+
+
+def test_parts_are_plain_records():
+    part = Part("params", "a", (1,), ParamSpec((2,), (None,)))
+    assert dataclasses.replace(part, cut=(slice(0, 1),)).where == (1, slice(0, 1))
