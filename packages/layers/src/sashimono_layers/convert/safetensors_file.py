@@ -151,10 +151,10 @@ def write_file(
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for name, (dtype, shape) in tensors.items():
-            array = np.ascontiguousarray(value(name))
+            array = np.asarray(value(name))
             if array.shape != shape or array.dtype != DTYPES[dtype]:
                 message = f"{name}: {array.dtype}{list(array.shape)} was given for {dtype}{list(shape)}"
                 raise SafetensorsError(message)
-            stream.write(array.reshape(-1).view(np.uint8).data)
+            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         stream.flush()
         os.fsync(stream.fileno())

@@ -1,0 +1,65 @@
+"""From our configs to theirs: each catalogued recipe of a family finds its way, and what has none is explained."""
+
+import pytest
+import sashimono as sm
+from sashimono.contracts import ForeignConfigError
+from sashimono.plugins import component
+from sashimono_layers.convert.families import differences, foreign_config, known_families, model_config
+from sashimono_layers.recipes.llama import llama_tiny
+
+RECIPES = {
+    "gpt2": "gpt2",
+    "llama2-7b": "llama",
+    "llama3.1-8b": "llama",
+    "qwen2-7b": "qwen2",
+    "qwen3-0.6b": "qwen3",
+    "qwen3-30b-a3b": "qwen3_moe",
+    "gemma2-27b": "gemma2",
+    "gemma3-4b": "gemma3_text",
+    "mistral-7b": "mistral",
+    "mixtral-8x7b": "mixtral",
+    "deepseek-v3": "deepseek_v3",
+    "gpt-oss-20b": "gpt_oss",
+    "olmo2-7b": "olmo2",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_is_found_without_naming_its_family(name):
+    cfg = component("models", name)()
+    found = foreign_config(cfg)
+    assert found["model_type"] == RECIPES[name]
+    assert differences(model_config(found), cfg) == []
+
+
+def test_every_family_of_this_package_has_a_recipe():
+    assert set(RECIPES.values()) <= set(known_families())
+
+
+def test_what_no_family_can_express_is_explained():
+    cfg = llama_tiny()
+    cfg.stack.layer.attention.set(logit_cap=20.0)
+    with pytest.raises(ForeignConfigError) as error:
+        foreign_config(cfg)
+    assert "llama: can't express stack.layer.attention.logit_cap: None -> 20.0" in str(error.value)
+    with pytest.raises(ForeignConfigError, match="gpt2: "):
+        foreign_config(llama_tiny(), "gpt2")
+
+
+def test_a_fused_projection_keeps_the_names_of_separate_ones():
+    from sashimono_layers.basic.linear import Linear
+    from sashimono_layers.feedforward.fused_gated import FusedGatedFeedForward
+
+    plain, fused = llama_tiny(), llama_tiny()
+    fused.stack.layer.attention.set(qkv=Linear.Config())
+    fused.stack.layer.set(feed_forward=FusedGatedFeedForward.Config(hidden_dim=512))
+    tables = [sm.foreign_table(cfg.build()).tensors for cfg in (plain, fused)]
+    assert {n: t.shape for n, t in tables[0].items()} == {n: t.shape for n, t in tables[1].items()}
+
+
+def test_a_modified_model_still_has_names_for_everything():
+    from sashimono_layers.modifiers.mixture import MoE
+
+    names = sm.foreign_table(MoE.Config(num_experts=2).build()(llama_tiny()).build()).tensors
+    assert "model.layers.3.mlp.experts.1.down_proj.weight" in names
+    assert "model.layers.3.mlp.gate.weight" in names

@@ -1,0 +1,54 @@
+"""Every catalogued model against its golden file: config, and parameter table with axes, decay and count.
+
+UPDATE_GOLDEN=1 writes the files; the difference is what to review.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import sashimono as sm
+from sashimono.arrays.tree import flatten_paths
+from sashimono.plugins import component, host
+
+GOLDENS = Path(__file__).parent / "goldens"
+MODELS = [s.name for s in host().components("models") if s.distribution == "sashimono-layers"]
+
+
+def _table(specs: dict[str, sm.ParamSpec]) -> list[tuple[str, ...]]:
+    return [
+        (
+            path,
+            "x".join(map(str, spec.shape)) or "scalar",
+            ",".join(axis or "-" for axis in spec.axes),
+            f"decay={spec.weight_decay:g}",
+            f"lr={spec.lr_scale:g}",
+            f"{spec.size:,}",
+        )
+        for path, spec in specs.items()
+    ]
+
+
+def golden_text(name: str) -> str:
+    """Returns what a model's golden file holds; FROM_PARENT values show as such."""
+    cfg = component("models", name)()
+    model = cfg.build()
+    params, state = flatten_paths(sm.param_specs(model)), flatten_paths(sm.state_specs(model))
+    lines = ["  ".join(row) for row in _table(params)]
+    lines += ["state: " + "  ".join(row) for row in _table(state)]
+    total = sum(spec.size for spec in params.values())
+    return f"{sm.to_text(cfg)}\n" + "\n".join(lines) + f"\n\n{total:,} parameters\n"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_is_as_recorded(name):
+    file, text = GOLDENS / f"{name}.txt", golden_text(name)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDENS.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert file.exists(), f"{name} has no golden file; run this test with UPDATE_GOLDEN=1 and review what it writes"
+    assert text == file.read_text()
+
+
+def test_no_golden_without_a_model():
+    assert {file.stem for file in GOLDENS.glob("*.txt")} == set(MODELS)
