@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*):$")
-_VALUE = re.compile(r"^ value: <\d+ (\S+?) @\d+> \(size=(\d+),offset=(\d+)\): (\S+)")
+_VALUE = re.compile(r"^ value: <\d+ (\S+?)( \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\S+)")
 _RANGE = re.compile(r"^    ([^\s:]+?)(\{[\d,]*\})?:(\d+)-(\d+)$")
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A value in temporary memory: its name (with tuple index), size, offset, shape, and first and last moment."""
+    """A value in temporary memory: its name (with tuple index), size, offset, shape, and first and last moment.
+
+    `carried` if it is a loop's name for what an instruction made.
+    """
 
     name: str
     size: int
@@ -26,6 +29,7 @@ class Buffer:
     shape: str
     start: int
     end: int
+    carried: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ def peak(assignment: str, live_ranges: str) -> Peak:
         if value:
             name = value[1]
             start, end = ranges.get(name, ranges.get(name + "{}", (0, -1)))
-            buffers.append(Buffer(name, int(value[2]), int(value[3]), value[4], start, end))
-    return Peak(_fullest(buffers), reserved)
+            buffers.append(Buffer(name, int(value[3]), int(value[4]), value[5], start, end, bool(value[2])))
+    return Peak(_named(_fullest(buffers), buffers), reserved)
 
 
 def by_owner(found: Peak, owner: Callable[[str], str]) -> dict[str, int]:
@@ -102,6 +106,12 @@ def _fullest(buffers: list[Buffer]) -> tuple[Buffer, ...]:
         if size > best_bytes:
             best, best_bytes = kept, size
     return best
+
+
+def _named(found: tuple[Buffer, ...], buffers: list[Buffer]) -> tuple[Buffer, ...]:
+    """Returns the buffers with those that a loop carries under the name of the instruction that fills their place."""
+    makers = {(b.offset, b.size): b for b in reversed(buffers) if not b.carried}
+    return tuple(makers.get((b.offset, b.size), b) if b.carried else b for b in found)
 
 
 def _disjoint(alive: list[Buffer]) -> tuple[Buffer, ...]:
