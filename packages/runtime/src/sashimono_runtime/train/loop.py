@@ -65,9 +65,10 @@ class Loop:
         if self.total < 1:
             message = f"--steps is {self.total}, expected at least 1"
             raise UsageError(message)
-        self.run = RunDirectory.open(directory, composition.config)
         self.trainer: Trainer = composition.workload()
         self.environment: Environment = environment(composition)
+        # Last, since it takes the run's lock: an error above must not leave the run taken.
+        self.run = RunDirectory.open(directory, composition.config)
         self.pending: _Pending | None = None
         self.finished = 0.0
 
