@@ -1,9 +1,11 @@
 """Every family: logits equal to those of `transformers`, and the same bytes there and back.
 
 The committed fixtures are small random models that fixtures/make_fixtures.py made. SASHIMONO_PARITY names another
-folder of the same kind: `nox -s parity` makes fresh ones.
+folder of the same kind: `nox -s parity` makes fresh ones. SASHIMONO_PARITY_EXPORT names a folder to leave exports
+in, for `transformers` to load.
 """
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -38,8 +40,8 @@ def test_logits_equal_those_of_transformers(loaded, scan):
     built = cfg.build()
     saved = np.load(folder / "logits.npz")
     params, state = unflatten_paths(model.params), unflatten_paths(model.state)
-    predict = jax.jit(lambda p, s, ids: sm.functional(built, "predict")(p, s, ids)[0])
-    logits = np.asarray(predict(params, state, saved["input_ids"]))
+    predict = jax.jit(lambda p, s, *inputs: sm.functional(built, "predict")(p, s, *inputs)[0])
+    logits = np.asarray(predict(params, state, *(saved[name] for name in saved if name != "logits")))
     assert np.abs(saved["logits"]).max() > 0.5, "logits too small to tell anything"
     np.testing.assert_allclose(logits, saved["logits"], atol=TOLERANCE, rtol=0)
 
@@ -59,3 +61,10 @@ def test_there_and_back_is_byte_identical(loaded, tmp_path):
 def test_config_there_and_back_is_the_same_model(loaded):
     _, model = loaded
     assert model_config(foreign_config(model.config, model.notes["config"]["model_type"])) == model.config
+
+
+def test_export_with_a_config_of_our_own_making_has_every_tensor(loaded, tmp_path):
+    folder, model = loaded
+    target = Path(os.environ.get("SASHIMONO_PARITY_EXPORT") or tmp_path) / folder.name
+    HuggingFaceStore(family=model.notes["config"]["model_type"]).save(target, dataclasses.replace(model, notes={}))
+    assert set(open_folder(target).tensors) == set(open_folder(folder).tensors)
