@@ -11,12 +11,25 @@ import sashimono as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sashimono.errors import ConfigError
+from sashimono_layers.positions.dynamic_ntk import DynamicNTKScaling
 from sashimono_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
+from sashimono_layers.positions.long_rope import LongRopeScaling
 from sashimono_layers.positions.rotary import Rotary
+from sashimono_layers.positions.yarn import YarnScaling
 
 Q = jax.random.normal(jax.random.key(0), (1, 1, 2, 16))
 K = jax.random.normal(jax.random.key(1), (1, 1, 2, 16))
-SCALINGS = [None, LinearScaling.Config(factor=4.0), NTKScaling.Config(factor=4.0), Llama3Scaling.Config()]
+SCALINGS = [
+    None,
+    LinearScaling.Config(factor=4.0),
+    NTKScaling.Config(factor=4.0),
+    Llama3Scaling.Config(),
+    YarnScaling.Config(factor=8.0, original_length=64),
+    LongRopeScaling.Config(short_factors=(1.0,) * 8, long_factors=(3.0,) * 8, original_length=64, max_length=512),
+    DynamicNTKScaling.Config(original_length=64, length=512),
+]
+#: How pairs lie, how much is turned, and by how many streams.
+LAYOUTS = [{}, {"interleaved": True}, {"sections": (4, 2, 2)}, {"fraction": 0.5}]
 
 
 @functools.cache
@@ -36,11 +49,14 @@ def turned(cfg, q_at, k_at):
     st.integers(0, 500),
     st.integers(0, 500),
     st.sampled_from(range(len(SCALINGS))),
-    st.sampled_from([0.5, 1.0]),
+    st.sampled_from(range(len(LAYOUTS))),
 )
-def test_scores_depend_on_differences_only(q_at, k_at, shift, scaling, fraction):
+def test_scores_depend_on_differences_only(q_at, k_at, shift, scaling, layout):
+    if "fraction" in LAYOUTS[layout] and scaling == 5:
+        scaling = 0  # The factors are for a whole head.
+
     def score(a, b):
-        q, k = turned(Rotary.Config(scaling=SCALINGS[scaling], fraction=fraction), a, b)
+        q, k = turned(Rotary.Config(scaling=SCALINGS[scaling], **LAYOUTS[layout]), a, b)
         return (q * k).sum(-1)
 
     np.testing.assert_allclose(score(q_at, k_at), score(q_at + shift, k_at + shift), atol=2e-3)
@@ -64,6 +80,36 @@ def test_half_split_pairs_as_complex_numbers():
     x = np.asarray(Q, np.float64)
     wanted = (x[..., :8] + 1j * x[..., 8:]) * np.exp(1j * angle)
     np.testing.assert_allclose(q, np.concatenate([wanted.real, wanted.imag], -1), atol=1e-5)
+
+
+def test_interleaved_pairs_as_complex_numbers():
+    q, _ = turned(Rotary.Config(theta=100.0, interleaved=True), 3, 0)
+    angle = 3 * 100.0 ** -(np.arange(8) / 8)
+    x = np.asarray(Q, np.float64)
+    wanted = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
+    np.testing.assert_allclose(q, np.stack([wanted.real, wanted.imag], -1).reshape(q.shape), atol=1e-5)
+
+
+def test_each_section_turns_by_its_own_stream():
+    rotary = Rotary.Config(head_dim=16, sections=(4, 2, 2)).build(name="r")
+    rotate = sm.functional(rotary, "rotate")
+    q, k = rotate({}, {}, Q, K, jnp.array([[[7, 2, 9]]]))[0]
+    by_stream = [turned(Rotary.Config(), place, place) for place in (7, 2, 9)]
+    stream_of = np.tile([0, 0, 0, 0, 1, 1, 2, 2], 2)
+    for found, which in ((q, 0), (k, 1)):
+        wanted = np.stack([np.asarray(pair[which])[0, 0] for pair in by_stream])
+        np.testing.assert_allclose(found[0, 0], wanted[stream_of, :, np.arange(16)].T, atol=1e-6)
+
+
+def test_sections_must_cover_all_frequencies():
+    with pytest.raises(ConfigError, match=r"sections \(3, 2\) sum to 5, but there are 8 frequencies"):
+        Rotary.Config(head_dim=16, sections=(3, 2)).build(name="r")
+
+
+def test_the_attention_factor_scales_scores_by_its_square():
+    scaling = YarnScaling.Config(factor=8.0, original_length=64, multiplier=1.5)
+    q, k = turned(Rotary.Config(scaling=scaling), 0, 0)
+    np.testing.assert_allclose((q * k).sum(-1), 2.25 * (Q * K).sum(-1), rtol=1e-5)
 
 
 def frequencies(scaling):
