@@ -41,3 +41,31 @@ def test_embedding_scale_is_rounded_to_the_compute_dtype_first():
         found, _ = sm.functional(module)(params, {}, jnp.zeros((1, 1), int))
     wanted = jnp.asarray(0.3, jnp.bfloat16) * jnp.asarray(3**0.5, jnp.bfloat16)
     np.testing.assert_array_equal(found, jnp.full((1, 1, 3), wanted))
+
+
+def test_a_sum_of_losses_adds_up():
+    from sashimono_layers.models.cross_entropy import CrossEntropy
+    from sashimono_layers.models.token_loss import SumOfLosses
+
+    params = {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((4, 5), np.float32))}
+    x, batch = jnp.ones((1, 3, 4)), Batch.of_tokens(jnp.array([[1, 2, 3, 4]]))
+
+    class Holder(sm.Module):
+        class Config(sm.Module.Config):
+            head: UntiedHead.Config = UntiedHead.Config(input_dim=4, vocab_size=5)
+            loss: sm.Module.Config = CrossEntropy.Config()
+
+        def setup(self):
+            self.add_child("head", self.config.head)
+            self.add_child("loss", self.config.loss)
+
+        def forward(self, x):
+            self.loss(x, self.head, batch)
+
+    def total(loss):
+        module = Holder.Config(loss=loss).build(name="model")
+        return sm.functional(module)({"head": params}, {}, x, train=True)[1].total_loss()
+
+    terms = (CrossEntropy.Config(coefficient=0.25), CrossEntropy.Config(label_smoothing=0.5, coefficient=2.0))
+    wanted = 0.25 * total(CrossEntropy.Config()) + 2.0 * total(CrossEntropy.Config(label_smoothing=0.5))
+    np.testing.assert_allclose(total(SumOfLosses.Config(terms=terms)), wanted, rtol=1e-6)

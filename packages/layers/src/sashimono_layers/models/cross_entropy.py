@@ -6,15 +6,16 @@ from sashimono.contracts import Batch
 from sashimono.kernels import softmax_cross_entropy
 
 from sashimono_layers.models.head import Head
+from sashimono_layers.models.token_loss import TokenLoss
 
 
-class CrossEntropy(sm.Module):
+class CrossEntropy(TokenLoss):
     """Mean negative log-likelihood over the batch's weighted tokens, fp32.
 
     `z_loss` and `label_smoothing` shape the training loss only; evaluation reports the plain likelihood.
     """
 
-    class Config(sm.Module.Config):
+    class Config(TokenLoss.Config):
         z_loss: float = 0.0
         label_smoothing: float = 0.0
 
@@ -31,7 +32,7 @@ class CrossEntropy(sm.Module):
             z_loss=cfg.z_loss if train else 0.0,
             label_smoothing=cfg.label_smoothing if train else 0.0,
         )
-        self.add_loss("cross_entropy", total, count)
+        self.add_loss("cross_entropy", total, count, cfg.coefficient)
         if not train:
             self.record("accuracy", sm.Mean(extra["correct"], count))
         elif cfg.z_loss or cfg.label_smoothing:

@@ -11,6 +11,7 @@ from sashimono_layers.basic.embedding import Embedding
 from sashimono_layers.basic.rms_norm import RMSNorm
 from sashimono_layers.models.cross_entropy import CrossEntropy
 from sashimono_layers.models.head import Head, UntiedHead, project
+from sashimono_layers.models.token_loss import TokenLoss
 from sashimono_layers.positions.absolute import AbsolutePositions
 
 
@@ -23,7 +24,7 @@ class DecoderLM(CausalLM):
         norm: Norm.Config = RMSNorm.Config()
         head: Head.Config = UntiedHead.Config()
         positions: AbsolutePositions.Config | None = None
-        loss: CrossEntropy.Config = CrossEntropy.Config()
+        loss: TokenLoss.Config = CrossEntropy.Config()
         foreign: sm.Foreign = sm.Foreign(
             children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
             ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
