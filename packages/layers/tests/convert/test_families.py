@@ -21,6 +21,8 @@ RECIPES = {
     "deepseek-v3": "deepseek_v3",
     "gpt-oss-20b": "gpt_oss",
     "olmo2-7b": "olmo2",
+    "llama4-scout": "llama4_text",
+    "llama4-maverick": "llama4_text",
 }
 
 
