@@ -1,5 +1,8 @@
 """Hook implementations of sashimono-parallel; imports only sashimono.plugins and the standard library."""
 
+from typing import Any
+
+from sashimono.errors import SashimonoError
 from sashimono.plugins import Command, MeshRule, hookimpl
 
 
@@ -15,3 +18,16 @@ def sashimono_commands() -> list[Command]:
     from sashimono_parallel.plan.command import command
 
     return [command()]
+
+
+@hookimpl
+def sashimono_config_checks(config: Any, target: Any) -> list[str]:
+    """Returns what of a workload doesn't fit its mesh on the target: axes, sizes, strategies."""
+    if target is None or not {"execution", "model"} <= set(config.fields()):
+        return []
+    from sashimono_parallel.divisibility import mesh_problems
+
+    try:
+        return mesh_problems(config, target.jax_devices, target.slices)
+    except SashimonoError:
+        return []  # Unset fields or a model that can't be built: composition reports those itself.

@@ -56,7 +56,7 @@ def compose(
     with origin("command line", "--set"):
         for text in overrides:
             apply_override(cfg, text)
-    problems = _problems(cfg)
+    problems = _problems(cfg, found)
     if problems:
         raise CompositionError([f"{name}: {problem}" for problem in problems])
     return Composition(name, cfg, found, rule)
@@ -116,7 +116,7 @@ def count_parameters(cfg: Config) -> int:
     return sum(spec.size for spec in leaves)
 
 
-def _problems(cfg: Config) -> list[str]:
+def _problems(cfg: Config, target: Target | None) -> list[str]:
     problems: list[str] = []
     try:
         cfg.freeze()
@@ -128,6 +128,6 @@ def _problems(cfg: Config) -> list[str]:
                 cfg.model.build()
         except SashimonoError as error:
             problems.append(str(error))
-    for _, found in host().collect("sashimono_config_checks", config=cfg):
+    for _, found in host().collect("sashimono_config_checks", config=cfg, target=target):
         problems += found
     return problems

@@ -89,10 +89,10 @@ def sashimono_topology(target: Any) -> list[Any] | None:
 
 
 @hookspec
-def sashimono_config_checks(config: Any) -> Sequence[str]:
+def sashimono_config_checks(config: Any, target: Any) -> Sequence[str]:
     """Returns what is wrong with the composed, frozen config, one sentence each; empty if nothing.
 
-    Must not change the config.
+    `target` is the `Target` it is composed for, or None. Must not change the config.
     """
 
 
