@@ -15,6 +15,9 @@ KIND = "hf_families"
 _TRAINING_ONLY = frozenset(
     {"init_scale", "init_stddev", "scan", "remat", "loss", "dropout", "balance_loss", "z_loss", "cache", "dispatcher"}
 )
+#: What a family's `to_foreign` stumbles with over a model that isn't made of its layers.
+_BUILT_DIFFERENTLY = (AttributeError, LookupError, TypeError, ValueError, StopIteration)
+_SHOWN = 4
 
 
 def known_families() -> list[str]:
@@ -53,19 +56,25 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     A family expresses a model if its own config of it reads back as the same model, training aside. Raises
     ForeignConfigError saying what no family could express.
     """
-    reasons = []
+    unlike: list[str] = []
+    close: dict[str, list[str]] = {}
     for kind in [name] if name else known_families():
         found = family(kind)
         try:
             config = {"model_type": kind, **found.to_foreign(model)}
-            different = differences(found.from_foreign(config), model)
-        except (ForeignConfigError, AttributeError, LookupError) as error:
-            reasons.append(f"{kind}: {str(error).splitlines()[0]}")
-            continue
-        if not different:
-            return config
-        reasons.append(f"{kind}: can't express {'; '.join(different[:4])}{' …' if len(different) > 4 else ''}")
-    message = "\n  ".join(["no Hugging Face family is this model:", *reasons])
+            close[kind] = differences(found.from_foreign(config), model)
+        except ForeignConfigError as error:
+            unlike.append(f"{kind}: {str(error).splitlines()[0]}")
+        except _BUILT_DIFFERENTLY:
+            unlike.append(f"{kind}: is built of other layers")
+        else:
+            if not close[kind]:
+                return config
+    reasons = [
+        f"{kind}: can't express {'; '.join(different[:_SHOWN])}{' …' if len(different) > _SHOWN else ''}"
+        for kind, different in sorted(close.items(), key=lambda item: len(item[1]))
+    ]
+    message = "\n  ".join(["no Hugging Face family is this model:", *reasons, *unlike])
     raise ForeignConfigError(message)
 
 
