@@ -10,12 +10,12 @@ from sashimono.errors import UsageError
 class Mixer(sm.Modifier):
     """Replaces attention layers by the layer `kind`, such as gated-delta-net; fields of the same name carry over.
 
-    `fields` sets others, such as {"state_dim": 64}. Raises UsageError where `kind` doesn't mix sequences.
+    `options` sets others, such as {"state_dim": 64}. Raises UsageError where `kind` doesn't mix sequences.
     """
 
     class Config(sm.Modifier.Config):
         kind: str = sm.REQUIRED
-        fields: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
@@ -23,11 +23,9 @@ class Mixer(sm.Modifier):
         own = self.config
         layer = sm.component("layers", own.kind)
         if not (isinstance(layer, type) and issubclass(layer, Attention)):
-            message = (
-                f"mixer: {own.kind!r} is {layer!r}, which mixes no sequences; name one that implements Attention"
-            )
+            message = f"mixer: {own.kind!r} is {layer!r}, which mixes no sequences; name one that implements Attention"
             raise UsageError(message)
-        new = layer.Config(**own.fields)
+        new = layer.Config(**own.options)
         # The names of the old layer's tensors would carry over too, and say nothing about the new one's.
         new.set(foreign=new.foreign)
         sm.replace(cfg, target=Attention, new=new, where=own.where)

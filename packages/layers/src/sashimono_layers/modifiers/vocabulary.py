@@ -1,0 +1,38 @@
+"""`vocab`: another vocabulary size, for a tokenizer of one's own."""
+
+import sashimono as sm
+from sashimono.config import FROM_PARENT
+from sashimono.errors import ConfigError
+
+
+class VocabularySize(sm.Modifier):
+    """Sets `vocab_size` of every model, of which embeddings and heads derive theirs.
+
+    `multiple` rounds up, since sizes that divide by 128 or so are faster and shard evenly.
+    """
+
+    class Config(sm.Modifier.Config):
+        size: int = sm.REQUIRED
+        multiple: int = 1
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the sizes."""
+            if isinstance(self.size, int) and self.size > 0 and self.multiple > 0:
+                return []
+            return [f"size is {self.size} and multiple {self.multiple}, expected positive numbers"]
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with the size set."""
+        own, reached = self.config, []
+        size = -(-own.size // own.multiple) * own.multiple
+
+        def edit(node: sm.Config) -> None:
+            if "vocab_size" in node.fields() and vars(node)["vocab_size"] is not FROM_PARENT:
+                node.set(vocab_size=size)
+                reached.append(node)
+
+        sm.replace(cfg, target=sm.Module, edit=edit)
+        if not reached:
+            message = f"vocab: nothing under '**' has a vocab_size of its own: {type(cfg).__qualname__} is no language model"
+            raise ConfigError(message)
+        return cfg
