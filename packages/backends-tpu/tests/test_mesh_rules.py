@@ -6,8 +6,11 @@ from sashimono.testing.backend import mesh_row
 TABLE = {
     ("v5e-1", 1e8): ({}, {}, ""),
     ("v5e-8", 1e8): ({"fsdp": -1}, {}, ""),
-    ("v5e-256", 7e9): ({"fsdp": -1}, {}, "full"),
-    ("v5e-256x4", 7e9): ({"fsdp": -1}, {"data": 4}, "full"),
+    ("v5e-8", 7e9): ({"fsdp": -1}, {}, "offload_dots"),
+    ("v5e-256", 7e9): ({"fsdp": -1}, {}, "offload_dots"),
+    ("v5e-256x2", 7e9): ({"fsdp": -1}, {"data": 2}, "offload_dots"),
+    ("v5e-256x4", 7e9): ({"fsdp": -1}, {"data": 4}, "dots"),
+    ("v5e-256x4", 70e9): ({"fsdp": -1}, {"data": 4}, "offload_dots"),
     ("v4-1024", 7e9): ({"data": -1, "fsdp": 16}, {}, "save_qkv_and_output"),
     ("v4-1024", 70e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
     ("v5p-8", 7e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
@@ -15,8 +18,10 @@ TABLE = {
     ("v5p-1024", 70e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
     ("v5p-1024x2", 405e9): ({"fsdp": -1}, {"data": 2}, "save_qkv_and_output"),
     ("v6e-256", 7e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
-    ("v6e-256x4", 70e9): ({"fsdp": -1}, {"data": 4}, "full"),
-    ("v7x-128", 70e9): ({"fsdp": -1}, {}, "save_qkv_and_output"),
+    ("v6e-256x2", 7e9): ({"fsdp": -1}, {"data": 2}, "offload_qkv_and_output"),
+    ("v6e-256", 70e9): ({"fsdp": -1}, {}, "offload_qkv_and_output"),
+    ("v6e-256x4", 70e9): ({"fsdp": -1}, {"data": 4}, "offload_qkv_and_input"),
+    ("v7x-128", 70e9): ({"fsdp": -1}, {}, "save_qkv_offload_input"),
     ("tpu7x-256", 1e9): ({"fsdp": -1}, {}, ""),
 }
 

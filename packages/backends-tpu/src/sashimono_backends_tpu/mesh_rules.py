@@ -15,7 +15,9 @@ LARGE = 15_000_000_000
 _ACROSS_SLICES = {"data": -1}
 _SAVE_PROJECTIONS = (("remat", {"policy": "save_qkv_and_output"}),)
 _SAVE_DOTS = (("remat", {"policy": "dots"}),)
-_RECOMPUTE = (("remat", {"policy": "full"}),)
+_OFFLOAD_DOTS = (("remat", {"policy": "offload_dots"}),)
+_OFFLOAD_PROJECTIONS = (("remat", {"policy": "offload_qkv_and_output"}),)
+_ONE_ROW_OF_FOUR = (("accumulate", {"microbatches": 4}),)
 
 RULES = (
     MeshRule(
@@ -62,7 +64,7 @@ RULES = (
         dcn=_ACROSS_SLICES,
         modifiers=_SAVE_DOTS,
     ),
-    # 16 GiB a chip: only the layers' inputs fit beside the state of a 7B model.
+    # 16 GiB a chip: beside the state of a 7B model only the layers' inputs fit, and what waits in the host's memory.
     MeshRule(
         name="tpu.v5e.large",
         platform="tpu",
@@ -70,7 +72,43 @@ RULES = (
         min_parameters=MEDIUM,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=_RECOMPUTE,
+        modifiers=_OFFLOAD_DOTS,
+    ),
+    # A whole batch on one slice leaves several rows a chip: one at a time.
+    MeshRule(
+        name="tpu.v5e.medium.slice",
+        platform="tpu",
+        devices=("v5e",),
+        min_chips=256,
+        min_parameters=MEDIUM,
+        max_parameters=LARGE,
+        slices="single",
+        mesh={"fsdp": -1},
+        modifiers=(*_OFFLOAD_DOTS, *_ONE_ROW_OF_FOUR),
+    ),
+    MeshRule(
+        name="tpu.v5e.medium.slices",
+        platform="tpu",
+        devices=("v5e",),
+        min_chips=1024,
+        min_parameters=MEDIUM,
+        max_parameters=LARGE,
+        slices="multi",
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=_SAVE_DOTS,
+    ),
+    # 32 GB a chip.
+    MeshRule(
+        name="tpu.v6e.medium.slices",
+        platform="tpu",
+        devices=("v6e",),
+        min_parameters=MEDIUM,
+        max_parameters=LARGE,
+        slices="multi",
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=_OFFLOAD_PROJECTIONS,
     ),
     MeshRule(
         name="tpu.v6e.large",
@@ -79,6 +117,25 @@ RULES = (
         min_parameters=LARGE + 1,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=_RECOMPUTE,
+        modifiers=(*_OFFLOAD_PROJECTIONS, *_ONE_ROW_OF_FOUR),
+    ),
+    MeshRule(
+        name="tpu.v6e.large.slices",
+        platform="tpu",
+        devices=("v6e",),
+        min_parameters=LARGE + 1,
+        slices="multi",
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=(("remat", {"policy": "offload_qkv_and_input"}),),
+    ),
+    MeshRule(
+        name="tpu.v7x.large",
+        platform="tpu",
+        devices=("v7x", "tpu7x"),
+        min_parameters=LARGE + 1,
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=(("remat", {"policy": "save_qkv_offload_input"}),),
     ),
 )

@@ -37,17 +37,56 @@ class SaveDots(RematPolicy):
         return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
+class OffloadNames(RematPolicy):
+    """Sends the activations tagged with `offload` to pinned host memory until the backward pass, and keeps those of
+    `save`; the rest is recomputed. The CPU backend, TPUs and NVIDIA GPUs have that memory.
+    """
+
+    class Config(RematPolicy.Config):
+        save: tuple[str, ...] = ()
+        offload: tuple[str, ...] = ("query", "key", "value", "attention_projection")
+
+        def check(self) -> list[str]:
+            """Returns which names are both kept and sent away."""
+            both = sorted(set(self.save) & set(self.offload))
+            return [f"{name!r} is in save and in offload" for name in both]
+
+    @sm.nowrap
+    def policy(self) -> Any:
+        """Returns the policy over tag names."""
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(self.config.save),
+            names_which_can_be_offloaded=list(self.config.offload),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+
+
+class OffloadDots(RematPolicy):
+    """Sends the results of matmuls without batch dimensions to pinned host memory, and recomputes the rest."""
+
+    @sm.nowrap
+    def policy(self) -> Any:
+        """Returns JAX's policy of that meaning."""
+        return jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
 #: Names of policies for the `remat` modifier.
-POLICIES = {
+POLICIES: dict[str, RematPolicy.Config | None] = {
     "none": None,
-    "full": FullRemat,
-    "dots": SaveDots,
-    "save_qkv_and_output": SaveNames,
+    "full": FullRemat.Config(),
+    "dots": SaveDots.Config(),
+    "save_qkv_and_output": SaveNames.Config(),
+    "save_qkv_offload_input": OffloadNames.Config(save=("query", "key", "value"), offload=("layer_input",)),
+    "offload_input": OffloadNames.Config(offload=("layer_input",)),
+    "offload_qkv_and_output": OffloadNames.Config(),
+    "offload_qkv_and_input": OffloadNames.Config(offload=("query", "key", "value", "layer_input")),
+    "offload_dots": OffloadDots.Config(),
 }
 
 
 class Remat(sm.Modifier):
-    """`remat`: gives every stack a policy: none, full, dots or save_qkv_and_output."""
+    """`remat`: gives every stack a policy by name, such as full, dots or save_qkv_and_output."""
 
     class Config(sm.Modifier.Config):
         policy: str = "full"
@@ -60,8 +99,7 @@ class Remat(sm.Modifier):
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with the policy in every stack that has a `remat` slot."""
-        kind = POLICIES[self.config.policy]
-        new = None if kind is None else kind.Config()
+        new = POLICIES[self.config.policy]
 
         def put(node: sm.Config) -> None:
             if "remat" in node.fields():

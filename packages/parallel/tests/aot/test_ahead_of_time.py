@@ -49,7 +49,7 @@ def test_experts_over_a_pod_exchange_only_rows(selector, platform):
         out = jax.shard_map(
             local, in_specs=(PartitionSpec("expert"),) * 4, out_specs=PartitionSpec("expert"), check_vma=False
         )(rows, sizes, up, down)
-        return jnp.sum(out.astype(jnp.float32))
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
 
     shapes = [
         jax.ShapeDtypeStruct((len(devices) * ROWS, WIDTH), jnp.bfloat16, sharding=split),
@@ -63,5 +63,6 @@ def test_experts_over_a_pod_exchange_only_rows(selector, platform):
         lowered = gradient.trace(*shapes).lower(lowering_platforms=(platform,))
     # There and back, forward and backward: four exchanges.
     assert lowered.as_text().count("ragged_all_to_all") == 4
-    memory = lowered.compile().memory_analysis()
-    assert memory.temp_size_in_bytes > 0
+    # Room for the rows of all shards, there and back: nothing is padded beyond it.
+    room = len(devices) * ROWS * WIDTH * 2
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 16 * room

@@ -27,6 +27,7 @@ class KernelPolicy:
 class ExecutionPlan:
     """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
 
+    `optimizer_memory` says where optimizer state waits between steps (sashimono.arrays.memory).
     `distributed` holds strategies' implementations of operations over shards (sashimono.contracts.Distributed).
 
     `platform` and `device_kind` are None where the process's own devices run the program.
@@ -39,6 +40,7 @@ class ExecutionPlan:
     distributed: tuple[Any, ...] = ()
     platform: str | None = None
     device_kind: str | None = None
+    optimizer_memory: str = "device"
 
 
 _plan = jax.make_user_context(default_value=None)

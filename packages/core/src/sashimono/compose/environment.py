@@ -34,6 +34,7 @@ def environment(composition: Composition, devices: Devices = "process") -> Envir
         kernels=KernelPolicy(tuple(sorted(execution.kernels.items())), execution.require_fused),
         platform=target.device.platform if described else None,
         device_kind=_kind(target) if described else None,
+        optimizer_memory=execution.optimizer_memory,
     )
     mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
     own = execution.compiler_options

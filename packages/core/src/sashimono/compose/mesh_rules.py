@@ -2,6 +2,7 @@
 
 import math
 
+from sashimono.compose.rule_file import VARIABLE, user_rules
 from sashimono.compose.target import Target
 from sashimono.errors import TargetError
 from sashimono.plugins import MeshRule, host
@@ -10,8 +11,12 @@ from sashimono.plugins import MeshRule, host
 def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     """Returns the best fitting rule, by priority and then by how much it demands; None for a single device.
 
+    A fitting rule of the user's own file wins over all installed ones.
     Raises TargetError where several devices are asked for and no installed rule fits.
     """
+    own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
+    if own:
+        return max(own, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
     rules = [rule for _, found in host().collect("sashimono_mesh_rules") for rule in found]
     fitting = [rule for rule in rules if fits(rule, target, num_parameters)]
     if fitting:
@@ -23,7 +28,8 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     message = (
         f"no mesh rule fits target {target.selector} ({target.chips} chips, {target.slices} slices) and a model of "
         f"{num_parameters:,} parameters; rules for {target.device.platform}: {offered}; choose a mesh yourself, "
-        f'for example --modify mesh:axes={{"fsdp":-1}}, or install sashimono-parallel and the target\'s backend'
+        f'for example --modify mesh:axes={{"fsdp":-1}}, name a rule file in {VARIABLE}, or install sashimono-parallel '
+        "and the target's backend"
     )
     raise TargetError(message)
 

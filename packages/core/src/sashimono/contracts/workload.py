@@ -3,10 +3,11 @@
 import abc
 from collections.abc import Mapping
 
+from sashimono.arrays.memory import MEMORIES
 from sashimono.arrays.precision import Precision
 from sashimono.config import REQUIRED, Config, Configurable
 from sashimono.contracts.program import Environment, Program
-from sashimono.contracts.roles import CausalLM
+from sashimono.contracts.roles import Model
 from sashimono.contracts.strategy import MeshBuilder, Strategy
 
 
@@ -25,6 +26,7 @@ class ExecutionConfig(Config):
     """Where and how a workload runs. All of it may change between runs of one experiment.
 
     `mesh` None and no strategies mean one device. `kernels` pins operations to kernels by catalog name.
+    `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
     """
 
     mesh: MeshBuilder.Config | None = None
@@ -32,6 +34,13 @@ class ExecutionConfig(Config):
     kernels: dict[str, str] = {}
     require_fused: bool = False
     compiler_options: dict[str, str | int | float | bool] = {}
+    optimizer_memory: str = "device"
+
+    def check(self) -> list[str]:
+        """Returns what is wrong with the memory's name."""
+        if self.optimizer_memory in MEMORIES:
+            return []
+        return [f"optimizer_memory is {self.optimizer_memory!r}, expected one of {', '.join(MEMORIES)}"]
 
 
 class Workload(Configurable):
@@ -40,7 +49,7 @@ class Workload(Configurable):
     class Config(Configurable.Config):
         PLACEMENT = ("execution",)
 
-        model: CausalLM.Config = REQUIRED
+        model: Model.Config = REQUIRED
         precision: PrecisionConfig = PrecisionConfig()
         execution: ExecutionConfig = ExecutionConfig()
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import sashimono as sm
+from sashimono.arrays.memory import kept_in, on_device
 from sashimono.arrays.prng import step_key
 from sashimono.arrays.shardings import abstract_params, array_sharding, replicated
 from sashimono.arrays.tree import flatten_paths, unflatten_paths
@@ -97,7 +98,9 @@ class Trainer(Workload):
         key = step_key(self.config.seed, before.step)
         trained, loss = self.trained_part(before.params)
         grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
-        params, opt, metrics = self.rule.update(flatten_paths(grads), before.opt, flatten_paths(before.params))
+        params, opt, metrics = self.rule.update(
+            flatten_paths(grads), on_device(before.opt), flatten_paths(before.params)
+        )
         after = TrainState(before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt)
         return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
 
@@ -105,7 +108,7 @@ class Trainer(Workload):
         """Returns the parameters to evaluate and serve with; an averaging optimizer's differ from those it trains."""
         if not self.rule.averages:
             return params
-        return unflatten_paths(self.rule.evaluated(flatten_paths(params), opt))
+        return unflatten_paths(self.rule.evaluated(flatten_paths(params), on_device(opt)))
 
     def eval_step(self, params: Any, state: Any, batch: Batch) -> StepReport:
         """Returns the report of a batch without training on it."""
@@ -135,7 +138,8 @@ class Trainer(Workload):
         opt = jax.eval_shape(self.rule.init, flat)
         whole = None if mesh is None else replicated(mesh)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        placed = {name: _placed(leaf, flat.get(parameter_of(name)), whole) for name, leaf in opt.items()}
+        memory = environment.plan.optimizer_memory
+        placed = {n: kept_in(_placed(leaf, flat.get(parameter_of(n)), whole), memory) for n, leaf in opt.items()}
         return TrainState(step, params, state, placed)
 
     def abstract_batch(self, environment: Environment) -> Batch:

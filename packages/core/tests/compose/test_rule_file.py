@@ -1,0 +1,44 @@
+"""A user's mesh rules win over installed ones; a file that can't be used says where."""
+
+import pytest
+from sashimono.compose.mesh_rules import find_rule
+from sashimono.compose.rule_file import VARIABLE
+from sashimono.compose.target import parse_target
+from sashimono.errors import ConfigError
+
+RULE = """
+[[rule]]
+platform = "cpu"
+min_chips = 2
+mesh = {data = 2, fsdp = -1}
+modifiers = [{name = "remat", policy = "full"}]
+"""
+
+
+@pytest.fixture
+def rule_file(tmp_path, monkeypatch):
+    path = tmp_path / "ours.toml"
+    monkeypatch.setenv(VARIABLE, str(path))
+    return path
+
+
+def test_the_users_rule_wins(rule_file):
+    rule_file.write_text(RULE)
+    rule = find_rule(parse_target("cpu-8"), 1000)
+    assert (rule.name, dict(rule.mesh)) == ("user.ours", {"data": 2, "fsdp": -1})
+    assert rule.modifiers == (("remat", {"policy": "full"}),)
+    assert find_rule(parse_target("cpu"), 1000) != rule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[rule]]\nplatfrom = 'cpu'\n", r"ours.toml: rule 1: a mesh rule has no 'platfrom'; did you mean 'platform'"),
+        ("[[rule]]\nplatform = 'cpu'\n", r"rule 1: .*mesh.*; give at least platform and mesh"),
+        ("[[rule]\n", r"can't read mesh rules"),
+    ],
+)
+def test_a_bad_file_says_where(rule_file, text, message):
+    rule_file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        find_rule(parse_target("cpu-8"), 1000)
