@@ -15,13 +15,14 @@ def command() -> Command:
         help="evaluate a run on its held-out split",
         configure=configure,
         run=run,
-        example="sashimono eval runs/quickstart --json",
+        example="sashimono eval runs/quickstart --json\nsashimono eval downloads/my-model --data my-experiment",
     )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.add_argument("run_directory", metavar="RUN", help="a run directory")
+    parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
+    parser.add_argument("--data", metavar="EXPERIMENT", help="evaluate on this experiment's data instead")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
     parser.add_argument("--set", action="append", metavar="PATH=VALUE", help="override a config value")
@@ -35,15 +36,20 @@ def run(args: argparse.Namespace) -> int:
     from sashimono_runtime.commands.process import prepare_process
     from sashimono_runtime.serve.open_run import open_run
     from sashimono_runtime.train.evaluate import Evaluator
+    from sashimono_runtime.train.placement import check_vocabulary
 
     prepare_process()
-    opened = open_run(Path(args.run_directory), target=args.on, overrides=tuple(args.set or ()), step=args.step)
+    overrides = tuple(args.set or ())
+    opened = open_run(Path(args.run_directory), target=args.on, overrides=overrides, step=args.step, data=args.data)
     cfg = opened.composition.config
+    problem = check_vocabulary(cfg.data.build(), cfg.model.vocab_size) if args.data else ""
+    if problem:
+        raise UsageError(problem)
     program = opened.trainer.programs(opened.environment)["eval_step"]
     with opened.environment.active():
         found = Evaluator(cfg, program).evaluate(opened.params, opened.state)
     if found is None:
-        message = f"the data of {args.run_directory} has no held-out split to evaluate on"
+        message = f"the data of {args.run_directory} has no held-out split to evaluate on; give --data EXPERIMENT"
         raise UsageError(message)
     record = {"run": args.run_directory, "step": opened.step, **found}
     write(json.dumps(record) if args.json else "\n".join(f"{k:>14}  {v}" for k, v in record.items()))

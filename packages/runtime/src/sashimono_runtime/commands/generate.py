@@ -26,7 +26,7 @@ def command() -> Command:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.add_argument("run_directory", metavar="RUN", help="a run directory")
+    parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue (repeatable)")
     parser.add_argument("--prompt-ids", action="append", metavar="1,2,3", help="token ids to continue")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens (default 128)")

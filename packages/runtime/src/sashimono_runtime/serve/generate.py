@@ -113,7 +113,10 @@ class Generator:
         sampling: Sampling,
     ) -> tuple[tuple[Array, Array], Any]:
         """Returns the first new token of each row with its log-probability, and the filled caches."""
-        sequences = Sequences(lengths=jnp.zeros((), jnp.int32))
+        # What pads the prompts is marked: a ring or a recurrent state must not take it in.
+        ends = lengths[:, None] if lengths.ndim else lengths
+        real = jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < ends, ids.shape)
+        sequences = Sequences(lengths=jnp.zeros((), jnp.int32), segment_ids=real.astype(jnp.int32))
         (logits, caches), _ = sm.functional(self.model, "decode")(params, self.state, ids, sequences, caches)
         last = lengths[:, None, None] - 1 if lengths.ndim else lengths - 1
         final = (

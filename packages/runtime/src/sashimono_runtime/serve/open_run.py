@@ -37,15 +37,20 @@ def open_run(
     modifiers: tuple[str, ...] = (),
     overrides: tuple[str, ...] = (),
     step: int | None = None,
+    data: str | None = None,
 ) -> OpenedRun:
     """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
 
     The mesh of the training run is dropped: `target` or this process's devices decide. A folder that a catalogued
-    model store holds, such as Hugging Face's, opens like a run at step 0.
+    model store holds, such as Hugging Face's, opens like a run at step 0. `data` names an experiment whose data and
+    evaluation take the place of the run's.
     """
     stored = stored_elsewhere(directory, step)
     cfg = read_config(directory).clone() if stored is None else imported_experiment(stored.config)
     cfg.execution.set(mesh=None, strategies=())
+    if data is not None:
+        other = compose(data).config
+        cfg.set(data=other.data, evaluation=other.evaluation, batch_size=other.batch_size)
     composition = compose(cfg, target, modifiers, overrides)
     trainer: Trainer = composition.workload()
     found = environment(composition)
