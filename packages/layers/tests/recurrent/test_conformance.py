@@ -1,0 +1,70 @@
+"""Every recurrent layer passes through the conformance kit; the modifier that puts them in does too."""
+
+from typing import Any
+
+import jax
+import pytest
+import sashimono as sm
+from sashimono.contracts import Sequences
+from sashimono.errors import ModuleError, UsageError
+from sashimono.testing.layer import LayerConformance
+from sashimono.testing.modifier import ModifierConformance
+from sashimono_layers.modifiers.mixer import Mixer
+from sashimono_layers.recipes.llama import llama_tiny
+from sashimono_layers.recurrent.gated_delta_net import GatedDeltaNet
+from sashimono_layers.recurrent.griffin import GriffinRecurrence
+from sashimono_layers.recurrent.lstm import LSTM
+from sashimono_layers.recurrent.mamba2 import Mamba2
+from sashimono_layers.recurrent.rattention import RAttention
+
+
+class _Mixer(LayerConformance):
+    """One segment a row, [2, 6, 16]: test_mixers.py has segments, and the kit runs every operation on its own."""
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        return jax.random.normal(key, (2, 6, 16)), Sequences()
+
+
+class TestMamba2(_Mixer):
+    def config(self) -> sm.Config:
+        return Mamba2.Config(input_dim=16, num_heads=4, num_groups=2, state_dim=8, step_limit=(0.0, 2.0))
+
+
+class TestGatedDeltaNet(_Mixer):
+    def config(self) -> sm.Config:
+        return GatedDeltaNet.Config(input_dim=16, num_heads=4, num_key_heads=2, value_dim=8)
+
+
+class TestGriffinRecurrence(_Mixer):
+    def config(self) -> sm.Config:
+        return GriffinRecurrence.Config(input_dim=16, num_heads=2, width=24)
+
+
+class TestLSTM(_Mixer):
+    def config(self) -> sm.Config:
+        return LSTM.Config(input_dim=16, hidden_dim=8)
+
+
+class TestRAttention(_Mixer):
+    def config(self) -> sm.Config:
+        return RAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2, window=2)
+
+
+class TestMixerModifier(ModifierConformance):
+    touches = ("stack.layer.attention", "stack.layer.attention.**")
+
+    def modifier(self) -> sm.Modifier:
+        return Mixer.Config(kind="gated-delta-net").build()
+
+    def config(self) -> sm.Config:
+        return llama_tiny()
+
+
+def test_a_kind_that_mixes_nothing_is_refused():
+    with pytest.raises(UsageError, match="'rms-norm' is .* which mixes no sequences"):
+        Mixer.Config(kind="rms-norm").build()(llama_tiny())
+
+
+def test_channels_that_do_not_divide_are_named():
+    with pytest.raises(ModuleError, match="32 channels don't divide into 3 heads; 2 or 4 heads would fit"):
+        Mamba2.Config(input_dim=16, num_heads=3).build(name="layer")
