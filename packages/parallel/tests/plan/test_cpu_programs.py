@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from sashimono.compose.target import parse_target
 from sashimono_parallel.plan.hlo import parse_module
-from sashimono_parallel.plan.kernel_cost import AttentionShare
+from sashimono_parallel.plan.kernel_cost import SeenKeys
 from sashimono_parallel.plan.links import Links
 from sashimono_parallel.plan.timing import Timing
 
@@ -16,7 +16,7 @@ MATMUL = 2 * ROWS * WIDTH * HIDDEN
 def timing_of(function, *arguments):
     compiled = jax.jit(function).lower(*arguments).compile()
     device = parse_target("cpu").device
-    return Timing(parse_module(compiled.as_text()), device, {}, Links.of(device, None, 1), AttentionShare())
+    return Timing(parse_module(compiled.as_text()), device, {}, Links.of(device, None, 1), SeenKeys())
 
 
 def layer(x, w):

@@ -6,7 +6,7 @@ import pytest
 from sashimono.compose.target import parse_target
 from sashimono_parallel.plan.flops import _pairs, flops
 from sashimono_parallel.plan.hlo import Computation, parse_instruction
-from sashimono_parallel.plan.kernel_cost import AttentionShare, kernel_flops
+from sashimono_parallel.plan.kernel_cost import SeenKeys, kernel_flops
 from sashimono_parallel.plan.links import Links
 from sashimono_parallel.plan.timing import Timing
 
@@ -21,7 +21,7 @@ TARGETS = {"tpu": "v5p-8", "gpu": "h100-4"}
 @pytest.mark.parametrize("platform", TARGETS)
 def test_the_step_does_seven_matmuls_a_layer(modules, platform):
     device = parse_target(TARGETS[platform]).device
-    timing = Timing(modules[platform], device, {"fsdp": 4}, Links.of(device, None, 4), AttentionShare())
+    timing = Timing(modules[platform], device, {"fsdp": 4}, Links.of(device, None, 4), SeenKeys())
     assert timing.total_flops() == MATMULS * MATMUL * LAYERS
     assert sum(item.flops for item in timing.work()) == MATMULS * MATMUL * LAYERS
 
@@ -77,11 +77,19 @@ def test_splash_kernels_by_the_matmuls_they_do(name, matmuls):
         "%k = bf16[4,8,4096,128]{3,2,1,0} parameter(1)",
         f'%{name}.3 = bf16[4,32,4096,128]{{3,2,1,0}} custom-call(%q, %k, %k), custom_call_target="tpu_custom_call"',
     )
-    share = AttentionShare.of("train bfloat16 q[4,4096,32,128] kv[4,4096,8,128] causal")
+    seen = SeenKeys.of("train bfloat16 q[4,4096,32,128] kv[4,4096,8,128] causal")
     pairs = 4 * 32 * 4096 * (4096 + 1) / 2
-    assert kernel_flops(scope, call, share) == pytest.approx(matmuls * 2 * pairs * 128)
+    assert kernel_flops(scope, call, seen) == pytest.approx(matmuls * 2 * pairs * 128)
 
 
 def test_a_window_leaves_fewer_keys():
-    share = AttentionShare.of("train bfloat16 q[1,1024,8,64] kv[1,1024,8,64] causal&window(127,0)")
-    assert share.share == pytest.approx(128 / 1024)
+    seen = SeenKeys.of("train bfloat16 q[1,1024,8,64] kv[1,1024,8,64] causal&window(127,0)")
+    assert seen.average == 128
+
+
+def test_cudnn_kernels_have_heads_last():
+    scope, call = made(
+        "%q = bf16[4,4096,32,128]{3,2,1,0} parameter(0)",
+        '%c = (bf16[4,32,4096,128]{3,1,2,0}) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmaxBackward"',
+    )
+    assert kernel_flops(scope, call, SeenKeys()) == 5 * 2 * 4 * 32 * 4096 * 4096 * 128

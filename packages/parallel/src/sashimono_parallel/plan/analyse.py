@@ -14,10 +14,11 @@ from sashimono_parallel.plan.bubble import bubble_share
 from sashimono_parallel.plan.calibration import calibration, published
 from sashimono_parallel.plan.compilation import Compilation
 from sashimono_parallel.plan.hlo import HloModule, parse_module
-from sashimono_parallel.plan.kernel_cost import AttentionShare
+from sashimono_parallel.plan.kernel_cost import SeenKeys
 from sashimono_parallel.plan.links import Links
 from sashimono_parallel.plan.liveness import Peak, by_owner, peak
 from sashimono_parallel.plan.report import ModuleRow, Report, Traffic
+from sashimono_parallel.plan.serving import DECODE
 from sashimono_parallel.plan.timing import Seconds, Timing
 
 MFU_FORMULA = (
@@ -35,7 +36,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     timing = _timing(compilation, device, target.jax_devices)
     seconds = timing.step() if timing else Seconds()
     factor = calibration(device.family)
-    arguments = held.argument_bytes(compilation.program.abstract_args)
+    arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
     temporaries = peak(compilation.assignment, compilation.live_ranges)
     memory = _memory(compilation, arguments, temporaries)
     flops = timing.total_flops() if timing else 0.0
@@ -94,7 +95,7 @@ class Workload:
     def of(cls, composition: Composition, compilation: Compilation) -> "Workload":
         """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
         model = composition.config.model.build()
-        rows, length, context, passes = _shape(compilation)
+        rows, length, context, passes = _shape(composition, compilation)
         mesh = compilation.environment.mesh
         tokens = rows * length
         flops = passes * model.flops_per_token(context) * tokens
@@ -113,14 +114,13 @@ def installed() -> dict[str, str]:
     return found
 
 
-def _shape(compilation: Compilation) -> tuple[int, int, float, int]:
+def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int, float, int]:
     """Returns (rows, tokens a row, keys a query sees on average, passes in units of a forward one)."""
     program = compilation.program
-    shape = getattr(program, "planned_shape", None)
-    if shape is not None:
-        return shape
-    batch = program.abstract_args[-1]
-    rows, length = batch.input_ids.shape
+    if program.name == DECODE:
+        cfg = composition.config
+        return cfg.batch_size, 1, float(cfg.data.sequence_length), 1
+    rows, length = program.abstract_args[-1].input_ids.shape
     return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
 
@@ -129,13 +129,13 @@ def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing 
         return None
     real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
     mesh = compilation.environment.mesh
-    share = next((AttentionShare.of(k.problem) for k in compilation.kernels if k.operation == "attention"), None)
+    seen = next((SeenKeys.of(k.problem) for k in compilation.kernels if k.operation == "attention"), None)
     return Timing(
         parse_module(compilation.text),
         device,
         {} if mesh is None else dict(mesh.shape),
         Links.of(device, real, count),
-        share or AttentionShare(),
+        seen or SeenKeys(),
     )
 
 

@@ -1,20 +1,28 @@
 """What one device holds of a program's arguments: exact, from their shapes and shardings, by path."""
 
+import inspect
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 #: First names of paths, as the parts of a training state are called, to what a report calls them.
-_KINDS = {"params": "parameters", "opt": "optimizer", "state": "state", "step": "state"}
+_KINDS = {"params": "parameters", "opt": "optimizer", "state": "state", "step": "state", "caches": "caches"}
 
 
-def argument_bytes(abstract_args: tuple[Any, ...]) -> dict[str, int]:
-    """Returns bytes on one device by argument path, such as "params.stack.layer.attention.query.weight"."""
+def argument_bytes(function: Callable[..., Any], abstract_args: tuple[Any, ...]) -> dict[str, int]:
+    """Returns bytes on one device by argument path, such as "params.stack.layer.attention.query.weight".
+
+    A record's fields stand for themselves, such as a training state's "params"; else the argument's name comes first.
+    """
+    names = list(inspect.signature(function).parameters)
     found: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_args):
-        name = ".".join(_key(part) for part in path[1:]) or "input"
+        record = len(path) > 1 and isinstance(path[1], jax.tree_util.GetAttrKey)
+        parts = [_key(part) for part in path[1:]]
+        name = ".".join(parts if record else [names[path[0].idx], *parts])
         found[name] = found.get(name, 0) + local_bytes(leaf)
     return found
 
@@ -45,7 +53,7 @@ def by_module(arguments: dict[str, int]) -> dict[str, dict[str, int]]:
     for path, size in arguments.items():
         first, _, rest = path.partition(".")
         kind = _KINDS.get(first)
-        if kind is None or not rest:
+        if kind in (None, "caches") or not rest:
             continue
         owner = rest.rpartition("/")[2]
         module = f"model.{owner.rpartition('.')[0]}" if "." in owner else "learner"

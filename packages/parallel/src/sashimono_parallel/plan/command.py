@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sashimono.errors import SashimonoError, UsageError
+from sashimono.errors import CompositionError, SashimonoError, UsageError
 from sashimono.plugins import Command
 
 _EXAMPLE = """sashimono plan tiny --on cpu-8
@@ -52,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     if not targets:
         message = "plan needs a target: --on v5p-512, h100-256, trn2-1024 or cpu-8; several are separated by commas"
         raise UsageError(message)
-    from sashimono_parallel.plan.problems import compositions
+    from sashimono_parallel.plan.problems import compositions, missing_compilers
 
     found = compositions(args.experiment, targets, args.modify, args.set)
-    _check_compilers(found)
+    missing = missing_compilers(found)
+    if missing:
+        raise CompositionError(missing)
     prices = _prices(args, found)
     if len(found) > 1:
         plans = [_in_own_process(args, composition.target.selector) for composition in found]
@@ -78,10 +80,11 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     from sashimono_parallel.plan.analyse import analyse
     from sashimono_parallel.plan.compilation import compile_program
     from sashimono_parallel.plan.prices import cost_per_million_tokens
+    from sashimono_parallel.plan.serving import DECODE
     from sashimono_parallel.plan.suggest import suggestions
 
     dump = None if args.dump is None else args.dump / composition.target.selector
-    compilation = compile_program(composition, "decode_step" if args.serve else "train_step", dump)
+    compilation = compile_program(composition, DECODE if args.serve else "train_step", dump)
     report = analyse(composition, compilation)
     if not report.fits and not args.no_suggestions:
         offered = suggestions(composition, report, args.modify, args.set, None)
@@ -100,21 +103,6 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
 
         save(compilation, args.save)
     return report
-
-
-def _check_compilers(found: list[Any]) -> None:
-    """Raises CompositionError naming every target whose compiler is missing, before any compiles."""
-    from sashimono.errors import CompositionError
-    from sashimono.plugins import host
-
-    problems = []
-    for composition in found:
-        try:
-            host().collect("sashimono_topology", target=composition.target)
-        except SashimonoError as error:
-            problems.append(str(error))
-    if problems:
-        raise CompositionError(problems)
 
 
 def _prices(args: argparse.Namespace, found: list[Any]) -> tuple[dict[str, float], str] | None:

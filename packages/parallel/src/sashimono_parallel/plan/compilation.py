@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from sashimono.contracts import Environment, Program
 from sashimono.errors import SashimonoError, TargetError, UsageError, did_you_mean
 from sashimono.plugins import host
 
+from sashimono_parallel.plan.serving import DECODE, decode_program
+
 #: Ends of the names of the dump's file with the final program, best first.
 _FINAL = (".after_codegen.txt", "gpu_after_optimizations.txt", "cpu_after_optimizations.txt", "after_optimizations.txt")
-_USED = re.compile(r"[Uu]sed ([\d.]+)([KMGT])i?B? of ([\d.]+)([KMGT])")
+#: What compilers say of a program that needs more memory than there is: the bytes, in two forms.
+_USED = re.compile(r"(?:[Uu]sed ([\d.]+)([KMGT])i?B? of|temporaries \(([\d.]+)([KMGT])\) exceeds)")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -62,8 +65,8 @@ class Compilation:
     note: str = ""
 
 
-def programs_for(composition: Composition) -> tuple[Mapping[str, Program], Environment, tuple[Any, ...] | None, str]:
-    """Returns the workload's programs on the target's compile-only devices, in mesh order, and what to say of them.
+def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, ...] | None, str]:
+    """Returns the environment on the target's compile-only devices, those in mesh order, and what to say of them.
 
     Raises TargetError where the target's compiler is missing.
     """
@@ -82,16 +85,13 @@ def programs_for(composition: Composition) -> tuple[Mapping[str, Program], Envir
         env = environment(composition, jax.devices("cpu"))
         env = dataclasses.replace(env, compiler_options={})
     devices = None if env.mesh is None else tuple(env.mesh.devices.flat)
-    return composition.workload().programs(env), env, devices, note
+    return env, devices, note
 
 
 def compile_program(composition: Composition, name: str, dump: Path | None = None) -> Compilation:
     """Returns the named program compiled; its dump stays in `dump` if given. Raises what keeps it from compiling."""
-    programs, env, devices, note = programs_for(composition)
-    if name not in programs:
-        message = f"no program {name!r}{did_you_mean(name, programs)}"
-        raise UsageError(message)
-    program = programs[name]
+    env, devices, note = environment_for(composition)
+    program = _program(composition, env, name)
     lowered = program.lower()
     kernels = lowered.kernels if not note else _kernels_there(composition, name)
     with _folder(dump) as folder:
@@ -143,7 +143,8 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
         if "RESOURCE_EXHAUSTED" not in str(failure) or used is None:
             message = f"the compiler refused the program: {str(failure)[:2000]}"
             raise CompileError(message) from failure
-        return None, Memory(temporaries=int(float(used[1]) * _UNITS[used[2]]), exceeded=True)
+        number, unit = [part for part in used.groups() if part]
+        return None, Memory(temporaries=int(float(number) * _UNITS[unit]), exceeded=True)
     finally:
         jax.config.update("jax_enable_compilation_cache", cached)
     found = executable.memory_analysis()
@@ -160,8 +161,18 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
 
 def _kernels_there(composition: Composition, name: str) -> tuple[Any, ...]:
     """Returns the kernels the target itself would get, which this machine only traces."""
-    programs = composition.workload().programs(environment(composition, "abstract"))
-    return programs[name].kernels()
+    return _program(composition, environment(composition, "abstract"), name).kernels()
+
+
+def _program(composition: Composition, env: Environment, name: str) -> Program:
+    """Returns the workload's program of that name, or the decoding step of its model; raises UsageError."""
+    if name == DECODE:
+        return decode_program(composition.config, env)
+    programs = composition.workload().programs(env)
+    if name not in programs:
+        message = f"no program {name!r}{did_you_mean(name, programs)}"
+        raise UsageError(message)
+    return programs[name]
 
 
 @contextlib.contextmanager

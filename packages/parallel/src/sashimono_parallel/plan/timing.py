@@ -13,7 +13,7 @@ from sashimono.plugins import DeviceSpec
 from sashimono_parallel.plan.collectives import Collective, collective
 from sashimono_parallel.plan.flops import flops
 from sashimono_parallel.plan.hlo import Computation, HloModule, Instruction
-from sashimono_parallel.plan.kernel_cost import AttentionShare, kernel_flops
+from sashimono_parallel.plan.kernel_cost import SeenKeys, kernel_flops
 from sashimono_parallel.plan.links import Links
 from sashimono_parallel.plan.loops import executions, trip_count
 from sashimono_parallel.plan.shapes import device_dtype
@@ -74,9 +74,9 @@ class Timing:
         device: DeviceSpec,
         mesh: Mapping[str, int],
         links: Links,
-        attention: AttentionShare,
+        seen: SeenKeys,
     ) -> None:
-        self.module, self.device, self.mesh, self.links, self.attention = module, device, mesh, links, attention
+        self.module, self.device, self.mesh, self.links, self.seen = module, device, mesh, links, seen
         self.counts = executions(module)
         self._flops: dict[str, float] = {}
         self._collectives: dict[int, Collective | None] = {}
@@ -126,7 +126,7 @@ class Timing:
 
     def own_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run of the instruction itself."""
-        return flops(computation, instruction) or kernel_flops(computation, instruction, self.attention)
+        return flops(computation, instruction) or kernel_flops(computation, instruction, self.seen)
 
     def _reached(self) -> list[str]:
         """Returns the computations that are scheduled: the entry, loops and branches, not what a fusion holds."""
