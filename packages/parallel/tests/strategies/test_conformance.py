@@ -6,7 +6,10 @@ from sashimono.contracts import MeshBuilder, Strategy
 from sashimono.testing.strategy import StrategyConformance
 from sashimono_parallel.mesh import StandardMesh
 from sashimono_parallel.strategies.data import DataParallel
+from sashimono_parallel.strategies.expert import ExpertParallel
 from sashimono_parallel.strategies.fsdp import FSDP
+from sashimono_parallel.strategies.ring import RingAttention
+from sashimono_parallel.strategies.tensor import TensorParallel
 
 
 class TestDataParallel(StrategyConformance):
@@ -33,3 +36,25 @@ class TestHybrid(StrategyConformance):
 
     def mesh_builder(self) -> MeshBuilder:
         return StandardMesh.Config(axes={"data": 2, "fsdp": 4}).build()
+
+
+class TestTensor(StrategyConformance):
+    """Heads, width and vocabulary over tensor; the rest of each parameter over fsdp."""
+
+    sharded: ClassVar[tuple[str, ...]] = ("table", "layer.feed_forward.up", "layer.feed_forward.down")
+
+    def strategies(self) -> tuple[Strategy, ...]:
+        return (TensorParallel.Config().build(), FSDP.Config().build())
+
+    def mesh_builder(self) -> MeshBuilder:
+        return StandardMesh.Config(axes={"fsdp": 4, "tensor": 2}).build()
+
+
+class TestContext(StrategyConformance):
+    """A model without attention: the compiler splits its sequences by the rules alone."""
+
+    def strategies(self) -> tuple[Strategy, ...]:
+        return (RingAttention.Config().build(), ExpertParallel.Config().build())
+
+    def mesh_builder(self) -> MeshBuilder:
+        return StandardMesh.Config(axes={"expert": 2, "context": 4}).build()
