@@ -16,11 +16,12 @@ class Rope(sm.Modifier):
     class Config(sm.Modifier.Config):
         theta: float = 10_000.0
         fraction: float = 1.0
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with all positions replaced."""
         new = Rotary.Config(theta=self.config.theta, fraction=self.config.fraction)
-        sm.replace(cfg, target=Positions, new=new)
+        sm.replace(cfg, target=Positions, new=new, where=self.config.where)
         return cfg
 
 
@@ -29,10 +30,11 @@ class RopeLinear(sm.Modifier):
 
     class Config(sm.Modifier.Config):
         factor: float = 2.0
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
-        return _scaled(cfg, LinearScaling.Config(factor=self.config.factor))
+        return _scaled(cfg, LinearScaling.Config(factor=self.config.factor), self.config.where)
 
 
 class RopeNTK(sm.Modifier):
@@ -40,10 +42,11 @@ class RopeNTK(sm.Modifier):
 
     class Config(sm.Modifier.Config):
         factor: float = 2.0
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
-        return _scaled(cfg, NTKScaling.Config(factor=self.config.factor))
+        return _scaled(cfg, NTKScaling.Config(factor=self.config.factor), self.config.where)
 
 
 class RopeLlama3(sm.Modifier):
@@ -52,11 +55,14 @@ class RopeLlama3(sm.Modifier):
     class Config(sm.Modifier.Config):
         factor: float = 8.0
         original_length: int = 8192
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
-        return _scaled(cfg, Llama3Scaling.Config(factor=own.factor, original_length=own.original_length))
+        return _scaled(
+            cfg, Llama3Scaling.Config(factor=own.factor, original_length=own.original_length), self.config.where
+        )
 
 
 class RopeYarn(sm.Modifier):
@@ -66,12 +72,13 @@ class RopeYarn(sm.Modifier):
         factor: float = 4.0
         original_length: int = 8192
         multiplier: float | None = None
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
         values = {"factor": own.factor, "original_length": own.original_length, "multiplier": own.multiplier}
-        return _scaled(cfg, YarnScaling.Config(**values))
+        return _scaled(cfg, YarnScaling.Config(**values), self.config.where)
 
 
 class RopeDynamicNTK(sm.Modifier):
@@ -81,12 +88,13 @@ class RopeDynamicNTK(sm.Modifier):
         factor: float = 2.0
         original_length: int = 4096
         length: int = 8192
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
         values = {"factor": own.factor, "original_length": own.original_length, "length": own.length}
-        return _scaled(cfg, DynamicNTKScaling.Config(**values))
+        return _scaled(cfg, DynamicNTKScaling.Config(**values), self.config.where)
 
 
 class RopeLongRope(sm.Modifier):
@@ -97,15 +105,16 @@ class RopeLongRope(sm.Modifier):
         long_factors: tuple[float, ...] = sm.REQUIRED
         original_length: int = 4096
         max_length: int = 131_072
+        where: str = "**"
 
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
         lengths = {"original_length": own.original_length, "max_length": own.max_length}
         scaling = LongRopeScaling.Config(short_factors=own.short_factors, long_factors=own.long_factors, **lengths)
-        return _scaled(cfg, scaling)
+        return _scaled(cfg, scaling, self.config.where)
 
 
-def _scaled(cfg: sm.Config, scaling: sm.Config) -> sm.Config:
-    sm.replace(cfg, target=Rotary, edit=lambda node: node.set(scaling=scaling))
+def _scaled(cfg: sm.Config, scaling: sm.Config, where: str) -> sm.Config:
+    sm.replace(cfg, target=Rotary, edit=lambda node: node.set(scaling=scaling), where=where)
     return cfg
