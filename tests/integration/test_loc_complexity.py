@@ -30,6 +30,7 @@ from loc_complexity.controls import BranchPerModel, FlagPerVariant, SubclassPerM
 from loc_complexity.features import FEATURES, VARIANTS  # noqa: E402
 from loc_complexity.fit import fit  # noqa: E402
 from loc_complexity.install import install  # noqa: E402
+from loc_complexity.losses import losses  # noqa: E402
 from loc_complexity.measure import measured  # noqa: E402
 from loc_complexity.ours import EVERYWHERE, Ours  # noqa: E402
 from loc_complexity.statements import changed, statements  # noqa: E402
@@ -260,3 +261,11 @@ def already_so(cfg, path, modifier):
     if name == "moe":
         return "num_experts" in node.fields() and (node.num_experts, node.router.top_k) == (8, 2)
     return bool(values) and all(str(vars(node).get(field)) == value for field, value in values.items())
+
+
+# --- where we lose -----------------------------------------------------------------------------------------------
+
+
+def test_published_losses_are_what_the_patches_cost():
+    found = {name: (cost.existing, cost.definition, files) for name, (cost, files) in losses().items()}
+    assert found == {"positions_see_activations": (14, 0, 5)}

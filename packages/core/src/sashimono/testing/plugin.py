@@ -94,21 +94,21 @@ def role_problem(state: ComponentState) -> str:
     found = component(state.kind, state.key)
     role = roles().get(state.kind)
     if role is None:
-        return "" if callable(found) else f"{state.kind} {state.name} is {found!r}, which can't be called"
+        ours = state.kind in KINDS
+        return f"{state.kind} {state.name} is {found!r}, which can't be called" if ours and not callable(found) else ""
     if isinstance(found, type) and issubclass(found, role):
         return ""
     return f"{state.kind} {state.name} is {found!r}, expected a subclass of {role.__name__}"
 
 
 def roles() -> dict[str, type[Any]]:
-    """Returns the class that a kind's components derive from; other kinds hold callables."""
+    """Returns the class that a kind's components derive from; our other kinds hold callables, an author's anything."""
     from sashimono import contracts
-    from sashimono.config import Modifier
+    from sashimono.config import Configurable, Modifier
     from sashimono.kernels.operation import Kernel
-    from sashimono.module import Module
 
     return {
-        "layers": Module,
+        "layers": Configurable,
         "kernels": Kernel,
         "modifiers": Modifier,
         "strategies": contracts.Strategy,

@@ -1,0 +1,7 @@
+"""The distribution passes the kit that strangers' plugins pass."""
+
+from sashimono.testing.plugin import PluginConformance
+
+
+class TestPlugin(PluginConformance):
+    distribution = "sashimono-parallel"
