@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the mesh and what is sharded where")
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep the compiled program, for a warm start of train")
     parser.add_argument("--dump", type=Path, metavar="DIR", help="keep the compiler's texts")
+    parser.add_argument("--probe", action="store_true", help="measure this processor first, for a cpu target")
     parser.add_argument("--no-suggestions", action="store_true", help="don't look for changes that would make it fit")
     json_argument(parser)
 
@@ -85,7 +86,7 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
 
     dump = None if args.dump is None else args.dump / composition.target.selector
     compilation = compile_program(composition, DECODE if args.serve else "train_step", dump)
-    report = analyse(composition, compilation)
+    report = analyse(composition, compilation, _measured(composition.target) if args.probe else None)
     if not report.fits and not args.no_suggestions:
         offered = suggestions(composition, report, args.modify, args.set, None)
         report = dataclasses.replace(report, suggestions=offered)
@@ -103,6 +104,16 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
 
         save(compilation, args.save)
     return report
+
+
+def _measured(target: Any) -> Any:
+    """Returns this processor's measured figures; raises UsageError for a target that isn't here."""
+    if target.device.platform != "cpu":
+        message = f"--probe measures this processor, and {target.selector} isn't it; leave --probe out"
+        raise UsageError(message)
+    from sashimono_parallel.plan.probe import measured
+
+    return measured(target.device, target.jax_devices)
 
 
 def _prices(args: argparse.Namespace, found: list[Any]) -> tuple[dict[str, float], str] | None:
@@ -126,7 +137,7 @@ def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
             command += [f"--{flag}", str(getattr(args, flag))]
     if args.picture is not None:
         command += ["--picture", str(args.picture.with_name(f"{args.picture.stem}-{target}{args.picture.suffix}"))]
-    command += [flag for flag, on in (("--serve", args.serve), ("--no-suggestions", args.no_suggestions)) if on]
+    command += [f"--{name.replace('_', '-')}" for name in ("serve", "probe", "no_suggestions") if getattr(args, name)]
     with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
         errors.seek(0)
