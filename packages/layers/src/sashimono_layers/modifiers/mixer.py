@@ -25,8 +25,5 @@ class Mixer(sm.Modifier):
         if not (isinstance(layer, type) and issubclass(layer, Attention)):
             message = f"mixer: {own.kind!r} is {layer!r}, which mixes no sequences; name one that implements Attention"
             raise UsageError(message)
-        new = layer.Config(**own.options)
-        # The names of the old layer's tensors would carry over too, and say nothing about the new one's.
-        new.set(foreign=new.foreign)
-        sm.replace(cfg, target=Attention, new=new, where=own.where)
+        sm.replace(cfg, target=Attention, new=layer.Config(**own.options), where=own.where)
         return cfg
