@@ -1,7 +1,11 @@
 """The abstract modules and records in which packages meet; import them from their own file or from here."""
 
 from sashimono.contracts.batch import BATCH_AXES as BATCH_AXES
+from sashimono.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
+from sashimono.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
 from sashimono.contracts.batch import Batch as Batch
+from sashimono.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
+from sashimono.contracts.batch import ImageBatch as ImageBatch
 from sashimono.contracts.data import DataSource as DataSource
 from sashimono.contracts.distributed import Distributed as Distributed
 from sashimono.contracts.distributed import distributed as distributed
@@ -22,6 +26,7 @@ from sashimono.contracts.roles import CacheState as CacheState
 from sashimono.contracts.roles import CacheView as CacheView
 from sashimono.contracts.roles import CausalLM as CausalLM
 from sashimono.contracts.roles import FeedForward as FeedForward
+from sashimono.contracts.roles import Model as Model
 from sashimono.contracts.roles import Norm as Norm
 from sashimono.contracts.roles import Positions as Positions
 from sashimono.contracts.roles import RematPolicy as RematPolicy

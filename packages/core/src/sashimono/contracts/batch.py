@@ -29,3 +29,32 @@ class Batch(NamedTuple):
 
 #: Logical axes of each field, in the legend of `sashimono.arrays.axes`.
 BATCH_AXES = Batch(*[("batch", "length")] * 5)
+
+
+class EncoderDecoderBatch(NamedTuple):
+    """Rows of pairs: what is read, and what is written after it. Fields mean what they mean in Batch.
+
+    `input_ids` and `segment_ids` are the encoder's. `decoder_input_ids` are the targets moved right by one; the
+    decoder sees the input tokens of its own segment.
+    """
+
+    input_ids: Int[Array, "batch length"]
+    segment_ids: Int[Array, "batch length"] | None
+    positions: Int[Array, "batch length"] | None
+    decoder_input_ids: Int[Array, "batch target_length"]
+    decoder_segment_ids: Int[Array, "batch target_length"] | None
+    decoder_positions: Int[Array, "batch target_length"] | None
+    target_ids: Int[Array, "batch target_length"]
+    loss_weights: Float[Array, "batch target_length"]
+
+
+class ImageBatch(NamedTuple):
+    """Images, channels first and already normalised, each with the id of its class; weight 0 is padding."""
+
+    images: Float[Array, "batch channels height width"]
+    target_ids: Int[Array, " batch"]
+    loss_weights: Float[Array, " batch"]
+
+
+ENCODER_DECODER_BATCH_AXES = EncoderDecoderBatch(*[("batch", "length")] * 8)
+IMAGE_BATCH_AXES = ImageBatch(("batch", None, None, None), ("batch",), ("batch",))

@@ -236,10 +236,21 @@ class RematPolicy(Module):
         """Returns False (keep all), True (keep layer inputs only), or a policy for jax.checkpoint."""
 
 
-class CausalLM(Module):
+class Model(Module):
+    """What a workload trains: `forward` runs a batch and adds the loss; which record a batch is, it says itself."""
+
+    #: The record `forward` takes, of those in `contracts.batch` or one of the model's own.
+    batch: ClassVar[type] = Batch
+
+    @abc.abstractmethod
+    def forward(self, batch: Any) -> None:
+        """Adds the training loss and metrics of a batch to the outputs."""
+
+
+class CausalLM(Model):
     """A language model in three parts, so that a pipeline can place them on different stages."""
 
-    class Config(Module.Config):
+    class Config(Model.Config):
         vocab_size: int = REQUIRED
         input_dim: int = REQUIRED
 

@@ -1,0 +1,25 @@
+"""One vector for a whole sequence: BERT's pooler."""
+
+import jax.numpy as jnp
+import sashimono as sm
+from jaxtyping import Array, Float
+
+from sashimono_layers.basic.linear import Linear
+
+
+class FirstTokenPooler(sm.Module):
+    """tanh(dense(first token)) (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
+
+    class Config(sm.Module.Config):
+        input_dim: int = sm.FROM_PARENT
+        dense: Linear.Config = Linear.Config(bias=True)
+        foreign: sm.Foreign = sm.Foreign(children={"dense": "dense"})
+
+    def setup(self) -> None:
+        """Declares the projection."""
+        dim = self.config.input_dim
+        self.add_child("dense", self.config.dense, input_shape=(dim,), output_shape=(dim,), axes=("embed", None))
+
+    def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B E"]:
+        """Returns the pooled vector of each row."""
+        return jnp.tanh(self.dense(x[:, 0]))
