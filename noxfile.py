@@ -185,6 +185,7 @@ def aot_tpu(session: nox.Session) -> None:
     session.install("pytest-xdist", "pytest-timeout")
     session.env["SASHIMONO_AOT"] = "1"
     run_tests(session, "packages/backends-tpu")
+    run_tests(session, "packages/parallel", "-k", "over_a_pod")
 
 
 @nox.session(default=False)
@@ -194,6 +195,7 @@ def aot_gpu(session: nox.Session) -> None:
     session.install("pytest-xdist", "pytest-timeout")
     session.env["SASHIMONO_AOT"] = "1"
     run_tests(session, "packages/backends-gpu")
+    run_tests(session, "packages/parallel", "-k", "over_a_pod")
 
 
 @nox.session

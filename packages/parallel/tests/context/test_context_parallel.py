@@ -1,5 +1,7 @@
 """Attention over a split sequence equals attention on one device, out and gradients; and it keeps 1/n of it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,14 +62,13 @@ def evaluate(case):
     return out, *gradients
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    kept = {}
-    return lambda case: kept.setdefault(case, None) or kept.update({case: evaluate(case)}) or kept[case]
+@functools.cache
+def one_device(case):
+    return evaluate(case)
 
 
 @pytest.mark.parametrize(("way", "case"), WAYS)
-def test_equals_one_device(one_device, way, case):
+def test_equals_one_device(way, case):
     strategies = [TensorParallel.Config().build(), way.build()]
     plan = ExecutionPlan(
         activation_rules=tuple(r for s in strategies for r in s.activation_rules()),
