@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from sashimono.contracts import ForeignConfigError
+from sashimono.errors import ConfigError
 from sashimono_layers.convert.errors import (
     ConvertError,
     PickleRefusedError,
@@ -157,6 +158,8 @@ def test_folders_that_cannot_be_read(llama, tmp_path):
         ({"model_type": None}, ConvertError, "no model_type"),
         ({"hidden_act": "snake"}, ForeignConfigError, "unknown activation 'snake'"),
         ({"hidden_size": ...}, ForeignConfigError, "lacks 'hidden_size'"),
+        ({"hidden_size": "wide"}, ConfigError, "input_dim.*expected int"),
+        ({"rope_parameters": {"rope_theta": "high"}}, ForeignConfigError, "can't be right"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, ForeignConfigError, "quantised .mxfp4.*dequantise"),
         (
             {"rope_parameters": {"rope_type": "novel", "rope_theta": 1.0}},

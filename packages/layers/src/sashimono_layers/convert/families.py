@@ -48,6 +48,9 @@ def model_config(config: Mapping[str, Any]) -> Config:
     except KeyError as error:
         message = f"the config of a {kind} model lacks {error}"
         raise ForeignConfigError(message) from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        message = f"the config of a {kind} model holds a value that can't be right: {error}"
+        raise ForeignConfigError(message) from error
 
 
 def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
