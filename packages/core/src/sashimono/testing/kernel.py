@@ -11,6 +11,7 @@ class KernelConformance:
 
     #: Relative error allowed, by dtype, where the kit's own is too strict; say why beside it.
     tolerances: ClassVar[dict[str, float] | None] = None
+    _agreements: ClassVar[tuple[Agreement, ...]]
 
     def kernel(self) -> Kernel:
         """Returns the kernel."""

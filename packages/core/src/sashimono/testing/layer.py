@@ -25,6 +25,7 @@ class LayerConformance:
     """
 
     unsupported: ClassVar[dict[str, str]] = {}
+    _built: ClassVar[tuple[Any, Any, Any]]
 
     def config(self) -> Config:
         """Returns the layer's config, complete with what a parent would give."""
@@ -36,7 +37,7 @@ class LayerConformance:
 
     # --- what the kit needs ----------------------------------------------------------------------------------
 
-    def build(self) -> tuple[Module, Any, Any]:
+    def build(self) -> tuple[Any, Any, Any]:
         """Returns the module with parameters and state, made once a class."""
         cls = type(self)
         if "_built" not in vars(cls):
@@ -122,7 +123,8 @@ class LayerConformance:
         shape = jax.eval_shape(self.call, single, *inputs)
         if (shape.shape, shape.dtype) != (inputs[0].shape, inputs[0].dtype):
             pytest.skip("its result isn't shaped like its input, so no stack can be made of it")
-        scanned, unrolled = (Twice.Config(layer=self.config(), unrolled=u).build() for u in (False, True))
+        layer: Any = self.config()
+        scanned, unrolled = (Twice.Config(layer=layer, unrolled=u).build() for u in (False, True))
         key = jax.random.key(0)
 
         def both() -> tuple[Any, Any]:
@@ -130,7 +132,8 @@ class LayerConformance:
             one, other = (functional(m)(params, state, *inputs, key=key)[0] for m in (scanned, unrolled))
             return one, other
 
-        np.testing.assert_allclose(*jax.jit(both)(), rtol=1e-4, atol=1e-4)
+        one, other = jax.jit(both)()
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
     def test_sharded_equals_whole(self) -> None:
         self.skip_unless("sharding")
@@ -179,7 +182,7 @@ class Twice(Module):
         """Returns the second layer's result."""
 
         def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            result = self.layer(x, *rest)
+            result = self.children["layer"](x, *rest)
             return (result[0] if isinstance(result, tuple) else result), None
 
         return scan(body, x, over="layer", unrolled=self.config.unrolled)[0]

@@ -37,6 +37,7 @@ class OptimizerConformance:
     #: What makes `steps` updates on a quadratic worth at least half of its value.
     learning_rate: ClassVar[float] = 0.03
     steps: ClassVar[int] = 60
+    _compiled: ClassVar[tuple[Any, Any]]
 
     def config(self) -> Optimizer.Config:
         """Returns the optimizer's config."""
@@ -96,6 +97,7 @@ class OptimizerConformance:
             if parameter_of(path) == "stack.weight":
                 found = state_sharding(leaf.shape, param, whole)
                 expected = split if leaf.shape[1] == param.shape[1] else whole
+                assert found is not None, path
                 assert found.is_equivalent_to(expected, len(leaf.shape)), path
 
     def test_state_survives_a_checkpoint(self) -> None:
@@ -168,7 +170,7 @@ class OptimizerConformance:
         optimizer = self.config().build()
 
         def loss(params: Flat) -> jax.Array:
-            return sum(jnp.sum(jnp.square(params[path] - goal[path])) for path in params)
+            return jnp.stack([jnp.sum(jnp.square(params[path] - goal[path])) for path in params]).sum()
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             params, state = carry

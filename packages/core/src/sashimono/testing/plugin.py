@@ -31,7 +31,7 @@ class PluginConformance:
 
     # --- what the kit needs ----------------------------------------------------------------------------------
 
-    def metadata(self) -> importlib_metadata.Distribution:
+    def metadata(self) -> Any:
         """Returns the installed distribution."""
         assert self.distribution, "set `distribution` in the conformance class"
         return importlib_metadata.distribution(self.distribution)
@@ -71,7 +71,7 @@ class PluginConformance:
         assert not unknown, f"unknown groups (list your own in own_kinds): {unknown}"
 
     def test_the_host_accepts_it(self) -> None:
-        states = [*self.plugin_states(), *self.component_states()]
+        states: list[PluginState | ComponentState] = [*self.plugin_states(), *self.component_states()]
         refused = [f"{s.label} {s.name} is {s.state}: {s.reason}" for s in states if not s.state.usable]
         assert states, f"the host knows nothing of {self.distribution}"
         assert not refused, refused
