@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import sashimono as sm
 from sashimono.contracts import Sequences
+from sashimono.errors import ConfigError
+from sashimono_layers.attention.paged_cache import PagedCache
+from sashimono_layers.attention.quantised_cache import QuantisedCache
 
 from .kinds import ATTENTIONS, CACHES, NO_RING, WIDTH
 
@@ -55,17 +58,18 @@ def decoded(layer, params):
     return prompt, jnp.concatenate(outputs, axis=1)
 
 
-#: What is run every day: every attention with a dense cache, and every other cache where masks, biases or the layout
-#: of keys could go wrong in it. All the rest is run by night.
+#: What is run every day: every attention once at least, every cache where masks, biases or the layout of keys could go
+#: wrong in it. All the rest is run by night.
 DAILY = {
-    "ring": {"plain", "window", "chunked", "relative", "sigmoid", "latent"},
-    "paged": {"plain", "either", "alibi", "sigmoid", "latent"},
-    "quantised": {"plain", "latent"},
+    "dense": {"plain", "window", "sinks", "tuned", "latent-low-rank"},
+    "ring": {"window", "chunked", "both", "relative", "latent"},
+    "paged": {"plain", "either", "alibi", "sigmoid"},
+    "quantised": {"latent"},
     "quantised-ring": {"window"},
     "quantised-paged": {"plain"},
 }
 COMBINATIONS = [
-    pytest.param(kind, cache, marks=() if kind in DAILY.get(cache, ATTENTIONS) else pytest.mark.nightly)
+    pytest.param(kind, cache, marks=() if kind in DAILY[cache] else pytest.mark.nightly)
     for kind in ATTENTIONS
     for cache in CACHES
     if not (kind in NO_RING and "ring" in cache)
@@ -81,3 +85,56 @@ def test_cached_equals_whole_rows(kind, cache):
     for row, length in enumerate(map(int, PROMPTS)):
         np.testing.assert_allclose(prompt[row, :length], whole[row, :length], atol=tolerance)
         np.testing.assert_allclose(rest[row], whole[row, length : length + 6], atol=tolerance)
+
+
+def test_pages_may_lie_anywhere_and_rows_be_ragged():
+    """Three sequences share a pool through shuffled pages; one flat row then holds the next tokens of all three."""
+    params, whole = parameters("plain")
+    cfg = ATTENTIONS["plain"].clone().set(cache=PagedCache.Config(page_size=4, num_pages=20))
+    layer = cfg.build(name="attention")
+    step = sm.functional(layer)
+    table = jnp.asarray(np.random.default_rng(2).permutation(20)[:12].reshape(ROWS, 4), jnp.int32)
+    real = (jnp.arange(6)[None] < PROMPTS[:, None]).astype(jnp.int32)
+    start = Sequences(lengths=jnp.zeros((ROWS,), jnp.int32), segment_ids=real, page_table=table)
+    (_, pool), _ = step(params, {}, X[:, :6], start, empty(layer, ROWS, LENGTH))
+    counts = [3, 1, 4]
+    flat = jnp.concatenate(
+        [X[row, n : n + count] for row, (n, count) in enumerate(zip([6, 3, 1], counts, strict=True))]
+    )[None]
+    starts = jnp.asarray(np.cumsum([0, *counts]), jnp.int32)
+    ragged = Sequences(lengths=PROMPTS, page_table=table, query_starts=starts)
+    (found, _), _ = step(params, {}, flat, ragged, pool)
+    wanted = [whole[row, n : n + count] for row, (n, count) in enumerate(zip([6, 3, 1], counts, strict=True))]
+    np.testing.assert_allclose(found[0], jnp.concatenate(wanted), atol=2e-5)
+
+
+@pytest.mark.parametrize("cache", ["dense", "ring"])
+def test_slots_pick_rows_of_a_larger_cache(cache):
+    params, whole = parameters("window")
+    layer = ATTENTIONS["window"].clone().set(cache=CACHES[cache]).build(name="attention")
+    step = sm.functional(layer)
+    slots = jnp.array([4, 0, 2])
+    start = Sequences(lengths=jnp.zeros((), jnp.int32), slots=slots)
+    before = {name: array + 7.0 for name, array in empty(layer, 5, LENGTH).items()}
+    (first, after), _ = step(params, {}, X[:, :5], start, before)
+    (second, _), _ = step(params, {}, X[:, 5:6], Sequences(lengths=jnp.full((ROWS,), 5), slots=slots), after)
+    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole[:, :6], atol=2e-5)
+    assert all(np.array_equal(after[name][i], before[name][i]) for name in after for i in (1, 3))
+
+
+def test_a_ring_keeps_what_the_window_needs_and_no_more():
+    layer = ATTENTIONS["window"].clone().set(cache=CACHES["ring"]).build(name="attention")
+    assert {spec.shape for spec in layer.cache_spec(2, 1000, "float32").values()} == {(2, 3, 2, 8)}
+
+
+def test_int8_codes_take_a_quarter_and_a_scale_each():
+    layer = ATTENTIONS["plain"].clone().set(cache=CACHES["quantised"]).build(name="attention")
+    found = {name: (spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 10, "bfloat16").items()}
+    codes, scales = ((2, 10, 2, 8), "int8"), ((2, 10, 2, 1), "float32")
+    assert found == {"codes_keys": codes, "codes_values": codes, "scales_keys": scales, "scales_values": scales}
+
+
+def test_inner_caches_of_one_kind():
+    cfg = QuantisedCache.Config(codes=PagedCache.Config())
+    with pytest.raises(ConfigError, match="codes and scales are caches of different kinds"):
+        cfg.freeze()

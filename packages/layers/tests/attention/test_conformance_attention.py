@@ -8,11 +8,18 @@ import sashimono as sm
 from sashimono.contracts import Sequences
 from sashimono.testing.layer import LayerConformance
 from sashimono_layers.attention.cross import CrossAttention
-from sashimono_layers.attention.masks import Bidirectional, PrefixLM
-from sashimono_layers.attention.sinks import ZeroSinks
+from sashimono_layers.attention.masks import AllOf, Bidirectional, Chunked, PrefixLM
+from sashimono_layers.attention.output_gate import ElementwiseGate, HeadGate
+from sashimono_layers.attention.query_scale import PerDimScale, TemperatureTuning
+from sashimono_layers.attention.sigmoid import SigmoidDotProduct
+from sashimono_layers.attention.sinks import LearnedSinks
 from sashimono_layers.basic.linear import Linear
 from sashimono_layers.basic.rms_norm import RMSNorm
 from sashimono_layers.positions.absolute import LearnedPositions
+from sashimono_layers.positions.alibi import Alibi
+from sashimono_layers.positions.relative_bias import RelativeBias
+from sashimono_layers.positions.rotary import Rotary
+from sashimono_layers.positions.yarn import YarnScaling
 
 from .kinds import ATTENTIONS, WIDTH, grouped
 
@@ -26,53 +33,53 @@ class _WithSequences(LayerConformance):
         return jax.random.normal(key, (2, 6, WIDTH)), Sequences(positions, segments)
 
 
-class TestSinksAndYarn(_WithSequences):
+class TestEverySlot(_WithSequences):
     def config(self) -> sm.Config:
-        return ATTENTIONS["sinks"]
+        return grouped(
+            window=3,
+            logit_cap=20.0,
+            qkv=Linear.Config(bias=True),
+            output=Linear.Config(bias=True),
+            query_norm=RMSNorm.Config(),
+            key_norm=RMSNorm.Config(),
+            query_scale=PerDimScale.Config(),
+            sinks=LearnedSinks.Config(),
+            gate=ElementwiseGate.Config(),
+            positions=Rotary.Config(
+                interleaved=True, scaling=YarnScaling.Config(factor=4.0, original_length=8), sections=(2, 1, 1)
+            ),
+        )
 
 
-class TestScaleAndGate(_WithSequences):
+class TestRelativeBiasAndNormsOfAllHeads(_WithSequences):
     def config(self) -> sm.Config:
-        return ATTENTIONS["window"]
+        return grouped(
+            mask=AllOf.Config(masks=(Chunked.Config(size=2), PrefixLM.Config())),
+            positions=RelativeBias.Config(num_buckets=4, max_distance=8),
+            norm_all_heads=True,
+            query_norm=RMSNorm.Config(),
+            key_norm=RMSNorm.Config(),
+            gate=HeadGate.Config(),
+        )
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        x, sequences = super().inputs(key)
+        return x, sequences._replace(prefix_lengths=jnp.array([2, 3]))
 
 
-class TestFusedAndChunked(_WithSequences):
+class TestSigmoidBothWays(_WithSequences):
     def config(self) -> sm.Config:
-        return ATTENTIONS["chunked"]
-
-
-class TestNormsOfAllHeads(_WithSequences):
-    def config(self) -> sm.Config:
-        return ATTENTIONS["tuned"]
-
-
-class TestRelativeBias(_WithSequences):
-    def config(self) -> sm.Config:
-        return ATTENTIONS["relative"]
-
-
-class TestSigmoid(_WithSequences):
-    def config(self) -> sm.Config:
-        return ATTENTIONS["sigmoid"]
+        return grouped(
+            mask=Bidirectional.Config(),
+            dot_product=SigmoidDotProduct.Config(length=6),
+            positions=Alibi.Config(),
+            query_scale=TemperatureTuning.Config(floor_scale=2.0),
+        )
 
 
 class TestLatentAttention(_WithSequences):
     def config(self) -> sm.Config:
         return ATTENTIONS["latent-low-rank"]
-
-
-class TestBidirectional(_WithSequences):
-    def config(self) -> sm.Config:
-        return grouped(mask=Bidirectional.Config(), sinks=ZeroSinks.Config(), output=Linear.Config(bias=True))
-
-
-class TestPrefix(_WithSequences):
-    def config(self) -> sm.Config:
-        return grouped(mask=PrefixLM.Config())
-
-    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
-        x, sequences = super().inputs(key)
-        return x, sequences._replace(prefix_lengths=jnp.array([2, 0]))
 
 
 class TestCrossAttention(_WithSequences):
