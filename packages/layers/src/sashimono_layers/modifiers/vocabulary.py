@@ -33,6 +33,7 @@ class VocabularySize(sm.Modifier):
 
         sm.replace(cfg, target=sm.Module, edit=edit)
         if not reached:
-            message = f"vocab: nothing under '**' has a vocab_size of its own: {type(cfg).__qualname__} is no language model"
+            kind = type(cfg).__qualname__
+            message = f"vocab: nothing under '**' has a vocab_size of its own: {kind} is no language model"
             raise ConfigError(message)
         return cfg

@@ -1,0 +1,164 @@
+"""Blocks, stacks, mixtures and basic layers pass through the conformance kit; small ones inside larger ones."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import sashimono as sm
+from sashimono.contracts import Sequences
+from sashimono.testing.layer import LayerConformance
+from sashimono_layers.attention.grouped_query import GroupedQueryAttention
+from sashimono_layers.basic.batch_norm import BatchNorm
+from sashimono_layers.basic.conv import Conv
+from sashimono_layers.basic.conv_transpose import ConvTranspose
+from sashimono_layers.basic.group_norm import GroupNorm
+from sashimono_layers.basic.l2_norm import L2Norm
+from sashimono_layers.basic.linear import Linear
+from sashimono_layers.basic.pooling import MeanPooling
+from sashimono_layers.basic.rms_norm import RMSNorm
+from sashimono_layers.feedforward.activations import quick_gelu
+from sashimono_layers.feedforward.bottleneck import Bottleneck
+from sashimono_layers.feedforward.fused_gated import FusedGatedFeedForward
+from sashimono_layers.feedforward.gated import GatedFeedForward
+from sashimono_layers.feedforward.gating import ClampedProduct
+from sashimono_layers.moe.balancing import BiasBalancing
+from sashimono_layers.moe.capacity_dispatcher import CapacityDispatcher
+from sashimono_layers.moe.expert_choice import ExpertChoiceMixture
+from sashimono_layers.moe.gated_experts import GatedExperts
+from sashimono_layers.moe.mixture import MixtureOfExperts
+from sashimono_layers.moe.plain_experts import PlainExperts
+from sashimono_layers.moe.router import TopKRouter
+from sashimono_layers.moe.scoring import Sigmoid
+from sashimono_layers.moe.selection import GroupLimited
+from sashimono_layers.positions.none import NoPositions
+from sashimono_layers.stack.chained import ChainedStack
+from sashimono_layers.stack.mixer import MixerBlock
+from sashimono_layers.stack.output_norm import OutputNormBlock
+from sashimono_layers.stack.parallel import ParallelBlock
+from sashimono_layers.stack.pattern import PatternStack
+from sashimono_layers.stack.post_norm import PostNormBlock
+from sashimono_layers.stack.repeated import RepeatedStack
+from sashimono_layers.stack.residual import Residual
+from sashimono_layers.stack.sandwich_norm import SandwichNormBlock
+
+
+class _OnTokens(LayerConformance):
+    """Layers that take [batch, length, 16] activations."""
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        return (jax.random.normal(key, (2, 6, 16)),)
+
+
+class _WithSequences(LayerConformance):
+    """Layers that are also told about sequences: two packed segments and padding."""
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        segments = jnp.array([[1, 1, 1, 2, 2, 0]] * 2)
+        positions = jnp.array([[0, 1, 2, 0, 1, 0]] * 2)
+        return jax.random.normal(key, (2, 6, 16)), Sequences(positions, segments)
+
+
+class TestZeroCentredRMSNorm(_OnTokens):
+    def config(self) -> sm.Config:
+        return RMSNorm.Config(input_dim=16, zero_centered=True)
+
+
+class TestGroupNorm(_OnTokens):
+    def config(self) -> sm.Config:
+        return GroupNorm.Config(input_dim=16, num_groups=4)
+
+
+class TestBatchNorm(_OnTokens):
+    def config(self) -> sm.Config:
+        return BatchNorm.Config(input_dim=16)
+
+
+class TestL2Norm(_OnTokens):
+    def config(self) -> sm.Config:
+        return L2Norm.Config(input_dim=16)
+
+
+class TestMeanPooling(_OnTokens):
+    def config(self) -> sm.Config:
+        return MeanPooling.Config(input_dim=16)
+
+
+class TestConv(_OnTokens):
+    def config(self) -> sm.Config:
+        return Conv.Config(input_dim=16, output_dim=8, window=(3,), padding="causal", groups=2)
+
+
+class TestConvTranspose(_OnTokens):
+    def config(self) -> sm.Config:
+        return ConvTranspose.Config(input_dim=16, output_dim=8, window=(3,), strides=(2,))
+
+
+class TestResidual(LayerConformance):
+    def config(self) -> sm.Config:
+        return Residual.Config(input_dim=16, scale=0.5, layer_scale=0.1, adapter=Bottleneck.Config(width=4))
+
+    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
+        x = jax.random.normal(key, (2, 6, 16))
+        # The branch has the dtype of the policy in force, as a real one would.
+        return x, jnp.cos(x) if x.dtype == jnp.float32 else x
+
+    unsupported = {"bfloat16": "takes two activations, of which the kit casts the first only"}
+
+
+class TestFusedGatedFeedForward(_WithSequences):
+    def config(self) -> sm.Config:
+        return FusedGatedFeedForward.Config(
+            input_dim=16, hidden_dim=24, activation=quick_gelu, gating=ClampedProduct.Config()
+        )
+
+
+class TestDeepSeekMixture(_WithSequences):
+    def config(self) -> sm.Config:
+        router = TopKRouter.Config(
+            scoring=Sigmoid.Config(),
+            selection=GroupLimited.Config(num_groups=4, top_groups=2, group_top=1),
+            balancing=BiasBalancing.Config(),
+            weight_scale=2.5,
+        )
+        shared = GatedFeedForward.Config(hidden_dim=8)
+        return MixtureOfExperts.Config(input_dim=16, hidden_dim=12, num_experts=4, router=router, shared=shared)
+
+
+class TestGptOssMixtureWithCapacity(_WithSequences):
+    def config(self) -> sm.Config:
+        return MixtureOfExperts.Config(
+            input_dim=16,
+            hidden_dim=12,
+            num_experts=4,
+            router=TopKRouter.Config(bias=True),
+            experts=GatedExperts.Config(bias=True, activation=quick_gelu, gating=ClampedProduct.Config()),
+            dispatcher=CapacityDispatcher.Config(),
+            shared=GatedFeedForward.Config(hidden_dim=8),
+            shared_gate=Linear.Config(),
+        )
+
+
+class TestExpertChoice(_WithSequences):
+    def config(self) -> sm.Config:
+        return ExpertChoiceMixture.Config(
+            input_dim=16, hidden_dim=12, num_experts=4, experts=PlainExperts.Config(bias=True)
+        )
+
+
+def _branches() -> dict[str, sm.Config]:
+    attention = GroupedQueryAttention.Config(num_heads=2, num_kv_heads=1, positions=NoPositions.Config())
+    return {"attention": attention, "feed_forward": GatedFeedForward.Config(hidden_dim=12)}
+
+
+class TestPatternOfBlocks(_WithSequences):
+    def config(self) -> sm.Config:
+        pattern = (SandwichNormBlock.Config(**_branches()), ParallelBlock.Config(**_branches()))
+        return PatternStack.Config(input_dim=16, num_layers=3, pattern=pattern)
+
+
+class TestChainOfStacks(_WithSequences):
+    def config(self) -> sm.Config:
+        blocks = (PostNormBlock.Config(**_branches()), MixerBlock.Config(mixer=_branches()["attention"]))
+        output_norm = OutputNormBlock.Config(**_branches())
+        first = RepeatedStack.Config(num_layers=2, layer=output_norm)
+        return ChainedStack.Config(input_dim=16, stacks=(first, PatternStack.Config(num_layers=2, pattern=blocks)))
