@@ -65,3 +65,23 @@ def test_a_modified_model_still_has_names_for_everything():
     names = sm.foreign_table(MoE.Config(num_experts=2).build()(llama_tiny()).build()).tensors
     assert "model.layers.3.mlp.experts.1.down_proj.weight" in names
     assert "model.layers.3.mlp.gate.weight" in names
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("gpt2", 160 - 12),  # less the masks in the released file
+        ("llama2-7b", 291),
+        ("llama2-70b", 723),
+        ("llama3.2-1b", 146),
+        ("qwen2-0.5b", 290),
+        ("qwen3-30b-a3b", 18_867),
+        ("gemma2-2b", 288),
+        ("gemma3-1b", 340),
+        ("mistral-7b", 291),
+        ("mixtral-8x7b", 995),
+    ],
+)
+def test_as_many_tensors_as_the_released_index_lists(name, tensors):
+    table = sm.foreign_table(component("models", name)().build())
+    assert len(table.tensors) == tensors
