@@ -66,7 +66,7 @@ class MixtureOfExperts(FeedForward):
         valid = jnp.ones(tokens.shape[0], jnp.float32)
         if sequences.segment_ids is not None:
             valid = (sequences.segment_ids.reshape(-1) > 0).astype(jnp.float32)
-        mixed = self._routed(tokens, self.router(tokens, valid), valid).reshape(x.shape)
+        mixed = self._routed(x, self.router(tokens, valid), valid)
         mixed = sm.constrain(mixed, ("batch", "length", "embed"))
         if self.shared is None:
             return mixed
@@ -75,14 +75,15 @@ class MixtureOfExperts(FeedForward):
             common = common * jax.nn.sigmoid(self.shared_gate(x))
         return mixed + common
 
-    def _routed(self, tokens: Float[Array, "N E"], routing: Routing, valid: Float[Array, " N"]) -> Float[Array, "N E"]:
+    def _routed(self, x: Float[Array, "B T E"], routing: Routing, valid: Float[Array, " N"]) -> Float[Array, "B T E"]:
         expert_ids, weights = routing.expert_ids, routing.weights * valid[:, None]
         if self.dispatcher.skips_padding:
             expert_ids = jnp.where(valid[:, None] > 0.0, expert_ids, self.config.num_experts)
+        expert_ids, weights = (each.reshape(*x.shape[:-1], -1) for each in (expert_ids, weights))
         if self.config.weigh_inputs:
-            tokens, weights = tokens * weights.astype(tokens.dtype), jnp.ones_like(weights)
-        rows, sizes, plan = self.dispatcher.dispatch(tokens, expert_ids)
-        return self.dispatcher.combine(self.experts(rows, sizes), weights, plan)
+            x, weights = x * weights.astype(x.dtype), jnp.ones_like(weights)
+        # Not dispatch and combine by hand: a plan may spread experts and tokens over shards.
+        return self.dispatcher.through(self.experts, x, expert_ids, weights)
 
     @sm.nowrap
     def flops_per_token(self, context_length: float) -> float:
