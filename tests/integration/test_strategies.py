@@ -1,8 +1,13 @@
 """Every composition of strategies gives the loss and the gradients of one device: dense and mixture, rows packed."""
 
+import functools
 import os
+import socket
+import subprocess
+import sys
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +15,7 @@ import numpy as np
 import pytest
 import sashimono as sm
 from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.arrays.shardings import array_sharding, param_shardings
+from sashimono.arrays.shardings import array_sharding, param_shardings, replicated
 from sashimono.arrays.tree import flatten_paths
 from sashimono.contracts import BATCH_AXES, Batch
 from sashimono.module import param_specs
@@ -90,24 +95,34 @@ def loss_and_gradients(module, params, batch):
     return jax.value_and_grad(loss)(params)
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    """Returns, for a kind of model, its module, its parameters, and what one device computes."""
-    kept = {}
-
-    def of(kind):
-        if kind not in kept:
-            module = model(kind)
-            params = jax.jit(lambda key: sm.initialize(module, key))(jax.random.key(0))
-            batch = jax.tree.map(jnp.asarray, packed_batch())
-            kept[kind] = module, params, jax.jit(lambda p, b: loss_and_gradients(module, p, b))(params, batch)
-        return kept[kind]
-
-    return of
+@functools.cache
+def one_device(kind):
+    """Returns a kind of model, its parameters, and what one device computes."""
+    module = model(kind)
+    params = jax.jit(lambda key: sm.initialize(module, key))(jax.random.key(0))
+    batch = jax.tree.map(jnp.asarray, packed_batch())
+    return module, params, jax.jit(lambda p, b: loss_and_gradients(module, p, b))(params, batch)
 
 
 @pytest.mark.parametrize(("name", "kind", "axes", "way"), CASES)
-def test_loss_and_gradients_equal_one_device(one_device, name, kind, axes, way):
+def test_loss_and_gradients_equal_one_device(name, kind, axes, way):
+    compare(name, kind, axes, way)
+
+
+def test_two_processes_with_four_devices_each(tmp_path):
+    """The same over a gang: fsdp between the processes, context and tensor inside each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    commands = [[sys.executable, __file__, address, str(index)] for index in range(2)]
+    gang = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) for c in commands]
+    errors = [process.communicate(timeout=500)[1] for process in gang]
+    assert [process.returncode for process in gang] == [0, 0], "\n".join(errors)
+
+
+def compare(name, kind, axes, way):
+    """Raises AssertionError where loss or a gradient on a mesh over all processes differs from one device's."""
     module, params, (loss, grads) = one_device(kind)
     chosen = strategies_for(axes)
     strategies = [(way.Config() if way and isinstance(c, RingAttention.Config) else c).build() for c in chosen]
@@ -122,9 +137,16 @@ def test_loss_and_gradients_equal_one_device(one_device, name, kind, axes, way):
         placed = jax.device_put(params, param_shardings(param_specs(module), plan.param_rules, mesh))
         rows = array_sharding((ROWS, LENGTH), BATCH_AXES.input_ids, plan.activation_rules, mesh, "batch")
         batch = jax.tree.map(lambda x: jax.device_put(x, rows), packed_batch())
-        found = jax.jit(lambda p, b: loss_and_gradients(module, p, b))(placed, batch)
+        whole = replicated(mesh) if jax.process_count() > 1 else None
+        found = jax.jit(lambda p, b: loss_and_gradients(module, p, b), out_shardings=whole)(placed, batch)
     np.testing.assert_allclose(found[0], loss, rtol=1e-5)
     wanted = flatten_paths(grads)
     for path, grad in flatten_paths(found[1]).items():
         scale = float(jnp.max(jnp.abs(wanted[path])))
         np.testing.assert_allclose(grad, wanted[path], atol=1e-5 * scale, rtol=0, err_msg=f"{name}: {path}")
+
+
+if __name__ == "__main__":
+    jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+    assert jax.device_count() == 8
+    compare("gang", "dense", *QUICK["fsdp2 x tensor2 x context2"])
