@@ -1,5 +1,7 @@
 """`sashimono plan` from end to end: the JSON's contract, the same step that trains, bad input before any compiler."""
 
+import math
+import os
 from xml.etree import ElementTree
 
 import pytest
@@ -86,3 +88,16 @@ def test_all_problems_at_once_before_anything_compiles(installation, arguments, 
 def test_help_has_an_example(installation):
     done = installation.run("plan", "--help")
     assert "sashimono plan llama2-7b --on v5p-512" in done.stdout
+
+
+@pytest.mark.nightly
+def test_what_cannot_fit_says_so_and_its_first_suggestion_does_fit(installation):
+    """A batch whose activations are some ten times what an eighth of this machine's memory holds."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    rows = 2 ** round(math.log2(memory / 1500))
+    plan = installation.json("plan", "tiny", "--on", "cpu-8", "--set", f"batch_size={rows}")
+    assert not plan["fits"]
+    assert plan["memory_per_device_bytes"] > plan["memory_limit_bytes"]
+    first = plan["suggestions"][0]
+    assert first["verified"] and first["fits"], plan["suggestions"]
+    assert first["memory_per_device_bytes"] <= plan["memory_limit_bytes"]

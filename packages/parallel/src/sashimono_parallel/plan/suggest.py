@@ -1,6 +1,7 @@
 """What to change when a plan doesn't fit, each change compiled before it is offered."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sashimono_parallel.plan.analyse import analyse
 from sashimono_parallel.plan.compilation import compile_program
 from sashimono_parallel.plan.problems import compositions
 from sashimono_parallel.plan.report import Report, Suggestion
+from sashimono_parallel.plan.serving import DECODE
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +32,27 @@ def suggestions(
     fitting: list[Suggestion] = []
     failing: list[Suggestion] = []
     for change in candidates(composition, report):
-        try:
-            (changed,) = compositions(composition.name, [report.target], [*modifiers, *change], overrides)
-            found = analyse(changed, compile_program(changed, report.program, dump))
-        except SashimonoError as error:
-            logger.info("suggestion %s dropped: %s", change, error)
+        changed = _changed(composition, report, [*modifiers, *change], overrides)
+        if changed is None:
             continue
+        found = analyse(changed, compile_program(changed, report.program, dump))
         text = " ".join(f"--modify {part}" for part in change)
-        seconds = found.step_seconds or None
-        one = Suggestion(text, found.fits, found.memory_per_device_bytes, seconds)
+        one = Suggestion(text, found.fits, found.memory_per_device_bytes, found.step_seconds or None)
         (fitting if one.fits else failing).append(one)
         if len(fitting) == _ENOUGH:
             break
     return (*fitting, *failing)
+
+
+def _changed(
+    composition: Composition, report: Report, modifiers: Sequence[str], overrides: Sequence[str]
+) -> Composition | None:
+    """Returns the composition with these modifiers; None where they don't apply to this experiment."""
+    try:
+        return compositions(composition.name, [report.target], modifiers, overrides)[0]
+    except SashimonoError as error:
+        logger.info("suggestion %s dropped: %s", modifiers, error)
+        return None
 
 
 def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
@@ -50,26 +60,34 @@ def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
 
     Those that can't reach what is missing are left out: recomputation and splitting act on temporaries only.
     """
+    if report.program == DECODE:
+        yield from ([sharded] for sharded in (_whole_mesh(report),) if sharded)
+        return
     installed = {state.name for state in host().components("modifiers")}
     fixed = sum(report.memory.get(kind, 0) for kind in ("parameters", "optimizer", "state"))
     sharded = _whole_mesh(report)
-    training = report.program == "train_step"
-    if fixed < report.memory_limit_bytes and training:
-        if "remat" in installed:
-            yield ["remat:policy=full"]
-        if "accumulate" in installed:
-            rows = getattr(composition.config, "batch_size", 1)
-            split = report.mesh.get("data", 1) * report.mesh.get("fsdp", 1) * report.mesh.get("replica", 1)
-            fits = [n for n in _MICROBATCHES if rows % n == 0 and (rows // n) % split == 0]
-            for count in fits:
-                yield ["remat:policy=full", f"accumulate:microbatches={count}"]
+    full = ["remat:policy=full"] if "remat" in installed and "stack" in composition.config.model.fields() else []
+    if fixed < report.memory_limit_bytes:
+        if full:
+            yield full
+        enough = report.memory["temporaries"] / max(1, report.memory_limit_bytes - fixed)
+        for count in _splits(composition, report) if "accumulate" in installed else ():
+            if full or count >= enough:
+                yield [*full, f"accumulate:microbatches={count}"]
     if sharded:
         yield [sharded]
-        if training:
-            yield [sharded, "remat:policy=full"]
-    for name in ("offload_optimizer", "offload"):
-        if name in installed and training:
-            yield ["remat:policy=full", name]
+        if full:
+            yield [sharded, *full]
+    missing = report.memory_per_device_bytes - report.memory_limit_bytes
+    if "offload_optimizer" in installed and (full or report.memory.get("optimizer", 0) >= missing):
+        yield [*full, "offload_optimizer"]
+
+
+def _splits(composition: Composition, report: Report) -> list[int]:
+    """Returns the numbers of microbatches whose rows still divide over the mesh."""
+    rows = getattr(composition.config, "batch_size", 1)
+    shards = math.prod(report.mesh.get(axis, 1) for axis in ("replica", "data", "fsdp", "expert"))
+    return [n for n in _MICROBATCHES if rows % n == 0 and (rows // n) % shards == 0]
 
 
 def _whole_mesh(report: Report) -> str:
