@@ -7,6 +7,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from sashimono_parallel.remat import POLICIES, OffloadNames
 
+W = jax.random.normal(jax.random.key(0), (2, 8, 8))
+
 
 def loss(w, policy):
     def layer(x, w):
@@ -18,13 +20,22 @@ def loss(w, policy):
     return jnp.sum(jax.lax.scan(body, jnp.ones((4, 8)), w)[0])
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if "offload" in name])
-def test_offloading_changes_no_gradient(name):
-    w = jax.random.normal(jax.random.key(0), (2, 8, 8))
+def gradient(name):
     policy = POLICIES[name].build().policy()
-    program = jax.jit(jax.grad(lambda w: loss(w, policy)))
-    np.testing.assert_allclose(program(w), jax.grad(lambda w: loss(w, None))(w), rtol=1e-5)
-    assert "pinned_host" in program.lower(w).as_text()
+    return jax.grad(lambda w: loss(w, policy))
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "none"])
+def test_policies_that_offload_go_to_the_host_and_back(name):
+    text = str(jax.make_jaxpr(gradient(name))(W))
+    there, back = (text.count(f"devices=(MemorySpace.{place}") for place in ("Host", "Device"))
+    assert there == back
+    assert (there > 0) == ("offload" in name)
+
+
+def test_offloading_changes_no_gradient():
+    plain = jax.grad(lambda w: loss(w, None))(W)
+    np.testing.assert_allclose(jax.jit(gradient("offload_qkv_and_input"))(W), plain, rtol=1e-5)
 
 
 def test_a_name_is_kept_or_sent_away():
