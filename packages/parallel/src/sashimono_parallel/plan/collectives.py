@@ -38,6 +38,7 @@ class Collective:
     seconds: float
     op_name: str
     starts: bool = False
+    channel: str = ""
 
 
 def collective(
@@ -57,7 +58,13 @@ def collective(
     seconds = sent / link.bandwidth + _LATENCY_SECONDS
     axes = mesh_axes(groups, mesh)
     name = instruction.op_name or inner.op_name
-    return Collective(instruction.name, kind, sent, members, axes, link.name, seconds, name, starts)
+    channel = inner.attribute("channel_id") or ""
+    return Collective(instruction.name, kind, sent, members, axes, link.name, seconds, name, starts, channel)
+
+
+def ends(instruction: Instruction) -> bool:
+    """Returns whether an instruction waits for what another started."""
+    return instruction.opcode.endswith("-done") or instruction.name.startswith("async-collective-done")
 
 
 def _inner(
@@ -75,8 +82,8 @@ def _inner(
             if inner.opcode.removesuffix("-start") in KINDS:
                 kind = inner.opcode.removesuffix("-start")
                 kind = "reduce-scatter" if kind == "all-reduce" and _SCATTERS.search(called) else kind
-                waits = instruction.opcode == "async-start" or "-start" in instruction.name
-                return kind, body, inner, waits
+                awaited = instruction.opcode == "async-start" or instruction.name.startswith("async-collective-start")
+                return kind, body, inner, awaited
     return None
 
 

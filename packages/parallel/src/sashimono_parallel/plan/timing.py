@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from sashimono.plugins import DeviceSpec
 
-from sashimono_parallel.plan.collectives import Collective, collective
+from sashimono_parallel.plan.collectives import Collective, collective, ends
 from sashimono_parallel.plan.flops import flops
 from sashimono_parallel.plan.hlo import Computation, HloModule, Instruction
 from sashimono_parallel.plan.kernel_cost import SeenKeys, kernel_flops
@@ -80,6 +80,8 @@ class Timing:
         self.counts = executions(module)
         self._flops: dict[str, float] = {}
         self._collectives: dict[int, Collective | None] = {}
+        self._started: set[str] = set()
+        self._started = {each.channel for _, each in self.communication() if each.starts and each.channel}
         self._times: dict[int, tuple[float, str]] = {}
         self._seconds: dict[str, Seconds] = {}
 
@@ -102,7 +104,7 @@ class Timing:
             computation = self.module.computations[name]
             for instruction in computation.instructions:
                 each = self._collective(computation, instruction)
-                if each is not None:
+                if each is not None and not self._continues(each):
                     found.append((self.counts[name], each))
         return found
 
@@ -154,32 +156,32 @@ class Timing:
         spent = Seconds()
         free: dict[str, float] = {}
         running: dict[str, tuple[Collective, float]] = {}
-
-        def wait(item: Collective, until: float) -> None:
-            delay = max(0.0, until - spent.total)
-            if delay:
-                spent.exposed["+".join(item.axes) or "none", item.link] += delay
-
         for instruction in computation.instructions:
             each = self._collective(computation, instruction)
-            if each is not None:
+            self._spend(spent, computation, instruction)
+            if ends(instruction):
+                keys = (*instruction.operands, each.channel if each else "")
+                ended = next((key for key in keys if key in running), None)
+                if ended is not None:
+                    _wait(spent, *running.pop(ended))
+            elif each is not None and not self._continues(each):
                 begin = max(spent.total, free.get(each.link, 0.0))
                 free[each.link] = begin + each.seconds
                 if each.starts:
-                    running[instruction.name] = each, begin + each.seconds
+                    # A fusion that starts one is found again by its channel, an instruction by its name.
+                    key = each.channel if instruction.opcode == "fusion" else instruction.name
+                    running[key] = each, begin + each.seconds
                 else:
-                    self._spend(spent, computation, instruction)
-                    wait(each, begin + each.seconds)
-                continue
-            ended = next((o for o in instruction.operands if o in running), None)
-            if ended is not None:
-                item = running.pop(ended)
-                if instruction.opcode.endswith("-done") or "-done" in instruction.name:
-                    wait(*item)
-                else:
-                    running[instruction.name] = item
-            self._spend(spent, computation, instruction)
+                    _wait(spent, each, begin + each.seconds)
+            else:
+                passed = next((operand for operand in instruction.operands if operand in running), None)
+                if passed is not None and instruction.opcode == "async-update":
+                    running[instruction.name] = running.pop(passed)
         return spent
+
+    def _continues(self, each: Collective) -> bool:
+        """Returns whether this is a later piece of a collective that a fusion started: compute with a part of it."""
+        return not each.starts and each.channel in self._started
 
     def _spend(self, spent: Seconds, computation: Computation, instruction: Instruction) -> None:
         if instruction.opcode == "while":
@@ -245,6 +247,13 @@ class Timing:
         only_single = dtypes == {"float32"} and self.device.platform == "cpu"
         peak = peaks.get("float32", half) if only_single else half
         return peak / self.device.jax_devices_per_chip
+
+
+def _wait(spent: Seconds, item: Collective, until: float) -> None:
+    """Adds the time from now until a collective is through, as exposed."""
+    delay = max(0.0, until - spent.total)
+    if delay:
+        spent.exposed["+".join(item.axes) or "none", item.link] += delay
 
 
 def clock(device: DeviceSpec) -> float:
