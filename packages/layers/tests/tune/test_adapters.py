@@ -8,6 +8,7 @@ import sashimono as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sashimono.arrays.tree import flatten_paths, map_paths
+from sashimono.contracts import from_plain, plain_config
 from sashimono.errors import SashimonoError
 from sashimono.testing.layer import LayerConformance
 from sashimono.testing.modifier import ModifierConformance
@@ -16,7 +17,6 @@ from sashimono_layers.basic.linear import Linear
 from sashimono_layers.modifiers.adapters import DoRAModifier, LoRAModifier, QLoRAModifier
 from sashimono_layers.tune.dora import DoRA
 from sashimono_layers.tune.lora import LoRA
-from sashimono_layers.tune.plain import from_plain, plain_config
 
 from .tiny_llama import logits, losses_of_ten_steps, tiny, to_plain, tuned
 

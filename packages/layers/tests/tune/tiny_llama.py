@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import sashimono as sm
 from sashimono.arrays.tree import flatten_paths, unflatten_paths
-from sashimono.contracts import Batch
+from sashimono.contracts import Batch, plain
 from sashimono_layers.recipes.llama import llama
-from sashimono_layers.tune import plain
 
 TOKENS = jnp.array([[(7 * t + 3 * r) % 61 for t in range(13)] for r in range(4)], jnp.int32)
 

@@ -16,6 +16,10 @@ from sashimono.contracts.optimizer import GradientTransformation as GradientTran
 from sashimono.contracts.optimizer import Optimizer as Optimizer
 from sashimono.contracts.optimizer import ParameterRule as ParameterRule
 from sashimono.contracts.optimizer import ScheduleFactory as ScheduleFactory
+from sashimono.contracts.plain import from_plain as from_plain
+from sashimono.contracts.plain import is_tuned as is_tuned
+from sashimono.contracts.plain import plain_config as plain_config
+from sashimono.contracts.plain import to_plain as to_plain
 from sashimono.contracts.program import Environment as Environment
 from sashimono.contracts.program import Lowered as Lowered
 from sashimono.contracts.program import Program as Program

@@ -28,7 +28,7 @@ class Linear(Weighted):
             tensors={
                 "weight": sm.Tensor(name="weight", form=sm.Matrix.Config()),
                 "bias": sm.Tensor(name="bias", form=sm.Flat.Config()),
-            }
+            },
         )
 
     def setup(self) -> None:

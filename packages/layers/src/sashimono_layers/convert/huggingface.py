@@ -1,6 +1,7 @@
 """Hugging Face model folders as a model store: read whole and checked, written in shards, all or nothing."""
 
 import collections
+import dataclasses
 import json
 import math
 import os
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import sashimono as sm
+from sashimono.arrays.tree import flatten_paths, unflatten_paths
 from sashimono.config import Config
-from sashimono.contracts import ForeignConfigError, ModelStore, StoredModel
+from sashimono.contracts import ForeignConfigError, ModelStore, StoredModel, is_tuned, plain_config, to_plain
 from sashimono.module import ForeignTable
 
 from sashimono_layers.convert.accounting import account
@@ -65,6 +67,7 @@ class HuggingFaceStore(ModelStore):
 
     def plan(self, model: StoredModel) -> tuple[dict[str, Any], ForeignTable, dict[str, str]]:
         """Returns config.json, the table and each tensor's dtype of a model to be written."""
+        model = untuned(model)
         noted = model.notes.get("dtypes", {"usual": "F32", "others": {}})
         config = _original_config(model, self.family) or foreign_config(model.config, self.family)
         table = sm.foreign_table(model.config.build())
@@ -78,6 +81,7 @@ class HuggingFaceStore(ModelStore):
     def save(self, directory: Path, model: StoredModel) -> None:
         """Writes the folder; raises ConvertError where it exists, ForeignConfigError for what has no words there."""
         check_free(directory)
+        model = untuned(model)
         config, table, dtypes = self.plan(model)
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -108,6 +112,15 @@ class HuggingFaceStore(ModelStore):
             weight_map.update(dict.fromkeys(names, file))
         index = {"metadata": {"total_size": sum(map(_num_bytes, tensors.values()))}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def untuned(model: StoredModel) -> StoredModel:
+    """Returns the model with adapters merged and weights dense, as other libraries know it; itself if it is so."""
+    module = model.config.build()
+    if not is_tuned(module):
+        return model
+    params = flatten_paths(to_plain(module, unflatten_paths(model.params)))
+    return dataclasses.replace(model, config=plain_config(model.config), params=params)
 
 
 def check_free(directory: Path) -> None:

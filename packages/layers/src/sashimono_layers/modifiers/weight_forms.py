@@ -34,7 +34,7 @@ class Fp8Modifier(sm.Modifier):
 
 
 class WeightOnlyModifier(sm.Modifier):
-    """`weight-only`: keeps weights in 8 or 4 bits for inference; a checkpoint goes through `tune.plain.from_plain`."""
+    """`weight-only`: keeps weights in 8 or 4 bits for inference; a checkpoint goes through `from_plain`."""
 
     class Config(sm.Modifier.Config):
         bits: Literal[8, 4] = 8

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from sashimono.arrays.tree import flatten_paths, unflatten_paths
 from sashimono.config import Config
-from sashimono.contracts import StoredModel
+from sashimono.contracts import StoredModel, from_plain, is_tuned
 from sashimono.errors import UsageError
+from sashimono.module import Module, param_specs
 from sashimono.plugins import component, host
 
 from sashimono_runtime.data.random_tokens import RandomTokens
@@ -46,6 +47,17 @@ def stored_model(directory: Path) -> StoredModel:
         message = f"{directory} holds no model of a known kind ({names})"
         raise UsageError(message)
     return found
+
+
+def fitted(stored: StoredModel, module: Module) -> Mapping[str, Any]:
+    """Returns the stored parameters as the module keeps them: a plain model's get its adapters and weight forms.
+
+    Adapters start as they do everywhere, so the model computes what the stored one did, up to quantisation.
+    """
+    same = stored.params.keys() == flatten_paths(param_specs(module)).keys()
+    if same or not is_tuned(module):
+        return stored.params
+    return flatten_paths(from_plain(module, unflatten_paths(stored.params), jax.random.key(0, impl="threefry2x32")))
 
 
 def place(arrays: Mapping[str, Any], abstract: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from sashimono.errors import UsageError
 
 from sashimono_runtime.checkpoint import Checkpointer
 from sashimono_runtime.data.tokenizers.tokenizer import load_tokenizer
-from sashimono_runtime.serve.imported import imported_experiment, place, stored_elsewhere
+from sashimono_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
 from sashimono_runtime.train.loop import TOKENIZER
 from sashimono_runtime.train.run_directory import CHECKPOINTS, read_config
 from sashimono_runtime.train.trainer import Trainer
@@ -56,7 +56,7 @@ def open_run(
     found = environment(composition)
     abstract = trainer.abstract_state(found)
     if stored is not None:
-        params, state = place(stored.params, abstract.params), place(stored.state, abstract.state)
+        params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
         return OpenedRun(directory, composition, trainer, found, params, state, 0)
     with found.active():
         checkpoints = Checkpointer(directory / "checkpoints", read_only=True)

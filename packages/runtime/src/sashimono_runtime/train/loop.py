@@ -128,12 +128,12 @@ class Loop:
         state: TrainState = init.lower().compile()()
         if self.initial is None:
             return state
-        from sashimono_runtime.serve.imported import place, stored_model
+        from sashimono_runtime.serve.imported import fitted, place, stored_model
 
         found = stored_model(self.initial)
         self._event("initialised_from", path=str(self.initial))
-        params, other = place(found.params, self.abstract_state.params), place(found.state, self.abstract_state.state)
-        return state._replace(params=params, state=other)
+        params = place(fitted(found, self.trainer.model), self.abstract_state.params)
+        return state._replace(params=params, state=place(found.state, self.abstract_state.state))
 
     def _keep_tokenizer(self) -> None:
         """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""

@@ -5,32 +5,34 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import sashimono as sm
+
 from sashimono.arrays.tree import Tree, flatten_paths, unflatten_paths
-from sashimono.contracts import Weighted
+from sashimono.config import Config, replace
+from sashimono.contracts.weights import Weighted
 from sashimono.errors import ModuleError, did_you_mean
+from sashimono.module import Module, initialize, param_specs
 
 
-def plain_config(cfg: sm.Config) -> sm.Config:
+def plain_config(cfg: Config) -> Config:
     """Returns a copy without any weight form or adapter: the model whose checkpoints and names others know."""
 
-    def clear(node: sm.Config) -> None:
+    def clear(node: Config) -> None:
         for slot in ("form", "adapter"):
             if slot in node.fields():
                 node.set(**{slot: None})
 
     cfg = cfg.clone()
-    sm.replace(cfg, target=Weighted, edit=clear, allow_none=True)
+    replace(cfg, target=Weighted, edit=clear, allow_none=True)
     return cfg
 
 
-def from_plain(module: sm.Module, plain: Mapping[str, Any], key: jax.Array) -> Tree:
+def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree:
     """Returns the module's parameters with the values of a plain model's.
 
     Weights are brought into their forms; adapters are drawn from `key`, so the result computes what the plain model
     does, up to quantisation. Raises ModuleError naming every parameter that only one side has, or of another shape.
     """
-    specs, given = flatten_paths(sm.param_specs(module)), flatten_paths(plain)
+    specs, given = flatten_paths(param_specs(module)), flatten_paths(plain)
     made: dict[str, Any] = {}
     drawn: set[str] = set()
     for path, node, depth in _weighted(module):
@@ -46,12 +48,12 @@ def from_plain(module: sm.Module, plain: Mapping[str, Any], key: jax.Array) -> T
     made.update({path: given.pop(path) for path in list(given) if path in specs and path not in drawn})
     _check_all_made(specs, made, given, drawn)
     if drawn:
-        draw = jax.jit(lambda k: {path: flatten_paths(sm.initialize(module, k))[path] for path in drawn})
+        draw = jax.jit(lambda k: {path: flatten_paths(initialize(module, k))[path] for path in drawn})
         made.update(draw(key))
     return unflatten_paths({path: made[path] for path in specs})
 
 
-def to_plain(module: sm.Module, params: Mapping[str, Any]) -> Tree:
+def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
     """Returns the plain model's parameters: adapters merged into their weights, every weight dense and fp32."""
     flat = flatten_paths(params)
     for path, node, depth in _weighted(module):
@@ -68,7 +70,13 @@ def to_plain(module: sm.Module, params: Mapping[str, Any]) -> Tree:
     return unflatten_paths(flat)
 
 
-def _weighted(module: sm.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, Weighted, int]]:
+def is_tuned(module: Module) -> bool:
+    """Returns whether some weight of the module has another form or an adapter."""
+    found = (node.form is not None or any(map(node.adapter_of, node.weight_specs)) for _, node, _ in _weighted(module))
+    return any(found)
+
+
+def _weighted(module: Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, Weighted, int]]:
     """Yields path, module and number of stacked axes of everything that declares weights."""
     if isinstance(module, Weighted):
         yield path, module, depth
