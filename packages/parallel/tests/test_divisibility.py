@@ -2,7 +2,7 @@
 
 import pytest
 import sashimono as sm
-from sashimono.contracts import ExecutionConfig
+from sashimono.contracts import ExecutionConfig, FeedForward
 from sashimono.testing.tiny import TinyLM
 from sashimono_parallel.divisibility import mesh_problems
 from sashimono_parallel.mesh import StandardMesh
@@ -72,6 +72,29 @@ def test_everything_at_once():
 def test_one_problem(axes, strategies, problem):
     (found,) = mesh_problems(job(axes, strategies), 8)
     assert problem in found
+
+
+class FourExperts(FeedForward):
+    """Declares experts; nothing calls it."""
+
+    class Config(FeedForward.Config):
+        hidden_dim: int = 16
+        num_experts: int = 4
+
+    def setup(self):
+        self.add_param("up", (self.config.num_experts, self.config.input_dim), axes=("experts", "embed"))
+
+    def forward(self, x, sequences):
+        return x
+
+
+def test_fewer_experts_than_expert_shards():
+    cfg = job({"expert": 8})
+    cfg.model.layer.set(feed_forward=FourExperts.Config())
+    assert mesh_problems(cfg, 8) == [
+        "model.layer.feed_forward.num_experts is 4, fewer experts than the 8 expert shards of expert=8; "
+        "execution.mesh.axes.expert may be 1, 2, 4, or make it a multiple of 8"
+    ]
 
 
 def test_no_mesh_no_problem():
