@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -257,14 +258,16 @@ def parity(session: nox.Session) -> None:
     folder, scripts = pathlib.Path(session.create_tmp()).resolve(), ROOT / "packages/layers/tests/fixtures"
     makers, fresh, exported = folder / "transformers", folder / "fresh", folder / "exported"
     # uv and pip choose different torch wheels; what the fixtures were made with came from pip.
-    session.run(sys.executable, "-m", "venv", str(makers), external=True)
     python = str(makers / "bin" / "python")
-    wanted = ("torch==2.13.0", "transformers>=5.23", "safetensors", "numpy")
-    session.run(python, "-m", "pip", "install", "--quiet", *wanted, external=True)
+    if not makers.exists():
+        session.run(sys.executable, "-m", "venv", str(makers), external=True)
+        wanted = ("torch==2.13.0", "transformers>=5.23", "safetensors", "numpy")
+        session.run(python, "-m", "pip", "install", "--quiet", *wanted, external=True)
+    shutil.rmtree(exported, ignore_errors=True)
     session.env["HF_HUB_OFFLINE"] = "1"
     seed = f"--seed={secrets.randbelow(1000)}"
     session.run(python, str(scripts / "make_fixtures.py"), str(fresh), seed, external=True)
-    install(session, "sashimono-layers", test_group("layers"))
+    install(session, "sashimono-layers", test_group("layers"), "pytest-xdist", "pytest-timeout")
     session.env["SASHIMONO_PARITY"] = str(fresh)
     session.env["SASHIMONO_PARITY_EXPORT"] = str(exported)
     run_tests(session, "packages/layers", "-k", "test_parity")
