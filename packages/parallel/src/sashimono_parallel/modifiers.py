@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import sashimono as sm
-from sashimono.contracts import Strategy
+from sashimono.contracts import ExecutionConfig, Strategy
 
 from sashimono_parallel.mesh import StandardMesh
 from sashimono_parallel.strategies.data import DataParallel
@@ -14,7 +14,7 @@ from sashimono_parallel.strategies.tensor import TensorParallel
 
 
 class Mesh(sm.Modifier):
-    """`mesh`: sets the mesh, and the strategies that its axes call for unless the config has some."""
+    """`mesh`: sets the mesh, and the strategies that its axes call for unless the config has some of its own."""
 
     class Config(sm.Modifier.Config):
         axes: dict[str, int] = {}
@@ -23,10 +23,18 @@ class Mesh(sm.Modifier):
     def __call__(self, cfg: sm.Config) -> sm.Config:
         """Returns `cfg` with `execution.mesh` and `execution.strategies` set."""
         own = self.config
-        cfg.execution.set(mesh=StandardMesh.Config(axes=own.axes, dcn_axes=own.dcn_axes))
-        if not cfg.execution.strategies:
-            cfg.execution.set(strategies=strategies_for({*own.axes, *own.dcn_axes}))
+        strategies = _replaced(cfg.execution, strategies_for({*own.axes, *own.dcn_axes}))
+        cfg.execution.set(mesh=StandardMesh.Config(axes=own.axes, dcn_axes=own.dcn_axes), strategies=strategies)
         return cfg
+
+
+def _replaced(execution: ExecutionConfig, wanted: tuple[Strategy.Config, ...]) -> tuple[Strategy.Config, ...]:
+    """Returns `wanted` in place of what an earlier mesh, such as a rule's, had chosen; a user's own choice stays."""
+    found, mesh = tuple(execution.strategies), execution.mesh
+    derived = () if mesh is None else strategies_for({*mesh.axes, *mesh.dcn_axes})
+    if any(strategy not in found for strategy in derived) or (found and not derived):
+        return found
+    return (*(strategy for strategy in found if strategy not in derived), *wanted)
 
 
 def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
