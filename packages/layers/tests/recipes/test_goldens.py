@@ -12,7 +12,14 @@ from sashimono.arrays.tree import flatten_paths
 from sashimono.plugins import component, host
 
 GOLDENS = Path(__file__).parent / "goldens"
-MODELS = [s.name for s in host().components("models") if s.distribution == "sashimono-layers"]
+STATES = [s for s in host().components("models") if s.distribution == "sashimono-layers"]
+MODELS = [s.name for s in STATES]
+
+
+def first_of_its_file(name: str) -> str:
+    """Returns the model that the others of the same recipe file are recorded as differences from."""
+    files = {s.name: s.value.split(":")[0] for s in STATES}
+    return min(other for other, file in files.items() if file == files[name])
 
 
 def _table(specs: dict[str, sm.ParamSpec]) -> list[tuple[str, ...]]:
@@ -31,13 +38,17 @@ def _table(specs: dict[str, sm.ParamSpec]) -> list[tuple[str, ...]]:
 
 def golden_text(name: str) -> str:
     """Returns what a model's golden file holds; FROM_PARENT values show as such."""
-    cfg = component("models", name)()
+    cfg, first = component("models", name)(), first_of_its_file(name)
     model = cfg.build()
     params, state = flatten_paths(sm.param_specs(model)), flatten_paths(sm.state_specs(model))
-    lines = ["  ".join(row) for row in _table(params)]
+    if name == first:
+        lines = sm.to_text(cfg).splitlines()
+    else:
+        lines = [f"{first}, but for:", *map(str, sm.diff(component("models", first)(), cfg))]
+    lines += ["", *("  ".join(row) for row in _table(params))]
     lines += ["state: " + "  ".join(row) for row in _table(state)]
     total = sum(spec.size for spec in params.values())
-    return f"{sm.to_text(cfg)}\n" + "\n".join(lines) + f"\n\n{total:,} parameters\n"
+    return "\n".join([*lines, "", f"{total:,} parameters", ""])
 
 
 @pytest.mark.parametrize("name", MODELS)
