@@ -40,11 +40,13 @@ class TestGriffinRecurrence(_Mixer):
         return GriffinRecurrence.Config(input_dim=16, num_heads=2, width=24)
 
 
+@pytest.mark.nightly
 class TestLSTM(_Mixer):
     def config(self) -> sm.Config:
         return LSTM.Config(input_dim=16, hidden_dim=8)
 
 
+@pytest.mark.nightly
 class TestRAttention(_Mixer):
     def config(self) -> sm.Config:
         return RAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2, window=2)
