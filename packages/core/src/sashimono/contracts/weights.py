@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from sashimono.arrays.axes import LogicalAxes
 from sashimono.arrays.init import Initializer, fan_in_normal
@@ -50,15 +50,6 @@ class WeightForm(Module):
     @abc.abstractmethod
     def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the weight's leading ones, in x's dtype."""
-
-    def grouped_product(
-        self, rows: Float[Array, "R K"], kept: Kept, spec: ParamSpec, group_sizes: Int[Array, " G"]
-    ) -> Float[Array, "R N"]:
-        """Returns rows sorted by group, each times its group's matrix of a [groups, in, out] weight."""
-        # Kernels import modules' contexts, and so stand above contracts in core's import order.
-        from sashimono.kernels import grouped_matmul
-
-        return grouped_matmul(rows, self.dense(kept, spec, rows.dtype), group_sizes)
 
 
 class Adapter(Module):
@@ -133,16 +124,6 @@ class Weighted(Module):
         if self.form is not None:
             return self.form.product(x, self._kept(name), self.weight_specs[name])
         return contract(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
-
-    def grouped_product(
-        self, rows: Float[Array, "R K"], name: str, group_sizes: Int[Array, " G"]
-    ) -> Float[Array, "R N"]:
-        """Returns each row times its group's matrix of the [groups, in, out] weight."""
-        from sashimono.kernels import grouped_matmul
-
-        if self.form is not None:
-            return self.form.grouped_product(rows, self._kept(name), self.weight_specs[name], group_sizes)
-        return grouped_matmul(rows, self.param(name), group_sizes)
 
     def _kept(self, name: str) -> dict[str, Array]:
         # What comes with a weight, such as its scales, is small and stays as it is stored.

@@ -7,6 +7,7 @@ import sashimono as sm
 from jaxtyping import Array, Float, Int
 from sashimono.arrays.axes import LogicalAxes
 from sashimono.contracts import Weighted
+from sashimono.kernels import grouped_matmul
 
 
 class Experts(Weighted):
@@ -39,7 +40,7 @@ class Experts(Weighted):
 
     def project(self, rows: Float[Array, "R K"], name: str, group_sizes: Int[Array, " X"]) -> Float[Array, "R N"]:
         """Returns each row times its expert's matrix, plus its bias."""
-        y = self.grouped_product(rows, name, group_sizes)
+        y = grouped_matmul(rows, self.dense_weight(name), group_sizes)
         if not self.config.bias:
             return y
         bias = self.param(f"{name}_bias")

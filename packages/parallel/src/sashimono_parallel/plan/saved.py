@@ -5,7 +5,6 @@ JAX_COMPILATION_CACHE_DIR points there, and the executable itself where the comp
 """
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sashimono.errors import UsageError
 from sashimono_parallel.plan.analyse import installed
 from sashimono_parallel.plan.compilation import Compilation
 
-_EXECUTABLE = "executable.pickle"
+_EXECUTABLE = "executable.bin"
 _ABOUT = "about.json"
 
 
@@ -27,7 +26,7 @@ def save(compilation: Compilation, folder: Path) -> None:
         message = "--save: there is nothing to save; the program doesn't fit, or its target has no public compiler"
         raise UsageError(message)
     folder.mkdir(parents=True, exist_ok=True)
-    before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir",)}
+    before = jax.config.jax_compilation_cache_dir
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -35,16 +34,16 @@ def save(compilation: Compilation, folder: Path) -> None:
         _reset_cache()
         executable = compilation.program.lower().compile()
     finally:
-        jax.config.update("jax_compilation_cache_dir", before["jax_compilation_cache_dir"])
+        jax.config.update("jax_compilation_cache_dir", before)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         _reset_cache()
     about: dict[str, Any] = {"program": compilation.program.name, "versions": installed()}
     try:
         # The trees of arguments and results hold our own classes; whoever loads has them from the same config.
         payload, _, _ = serialize_executable.serialize(executable)
-        (folder / _EXECUTABLE).write_bytes(pickle.dumps(payload))
+        (folder / _EXECUTABLE).write_bytes(payload)
         about["executable"] = _EXECUTABLE
-    except (ValueError, NotImplementedError, AttributeError, jax.errors.JaxRuntimeError) as error:
+    except (ValueError, RuntimeError, AttributeError) as error:
         about["executable"] = None
         about["why_not"] = str(error).splitlines()[0]
     (folder / _ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
