@@ -23,8 +23,8 @@ def state_of(name):
 
 
 def answers():
-    ours = host().collect("sashimono_config_checks", config=None)
-    return [answer for key, (answer,) in ours if key.startswith("fake-")]
+    ours = host().collect("sashimono_config_checks", config=None, target=None)
+    return [answer for key, found in ours if key.startswith("fake-") for answer in found]
 
 
 def test_calls_follow_priority_then_distribution_whatever_the_install_order(fake_distribution):
