@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sashimono.plugins import DeviceSpec
 from sashimono_parallel.plan.hlo import parse_module
 
 TEXTS = Path(__file__).with_name("texts")
@@ -19,3 +20,38 @@ def text():
 def modules(text):
     """The compiled step by platform."""
     return {platform: parse_module(text(f"{platform}_program")) for platform in PLATFORMS}
+
+
+@pytest.fixture(scope="session")
+def torus():
+    """A chip of a three-dimensional torus, of no vendor: this package knows no backend."""
+    return DeviceSpec(
+        name="torus",
+        platform="tpu",
+        family="tpu-3d",
+        peak_flops={"bfloat16": 4e14},
+        memory_bytes=96 * 2**30,
+        memory_bandwidth=2.8e12,
+        link_bandwidth=6e11,
+        network_bandwidth=6e9,
+        chips_per_host=4,
+        domain_chips=4096,
+        source="made for tests",
+    )
+
+
+@pytest.fixture(scope="session")
+def island():
+    """A chip of eight in a fast domain, with a network adapter each."""
+    return DeviceSpec(
+        name="island",
+        platform="gpu",
+        peak_flops={"bfloat16": 1e15},
+        memory_bytes=80 * 2**30,
+        memory_bandwidth=3.35e12,
+        link_bandwidth=4.5e11,
+        network_bandwidth=5e10,
+        chips_per_host=8,
+        domain_chips=8,
+        source="made for tests",
+    )

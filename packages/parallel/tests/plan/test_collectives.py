@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sashimono.compose.target import parse_target
 from sashimono_parallel.plan.collectives import _sent, collective
 from sashimono_parallel.plan.links import Links
 
@@ -12,10 +11,9 @@ class Chip:
         self.id, self.coords, self.slice_index = index, coords, slice_index
 
 
-def test_gathered_weights_of_the_compiled_step(modules):
+def test_gathered_weights_of_the_compiled_step(modules, island):
     """Both weights of a layer, [256, 512] in bf16, gathered once forward: three of four parts come from others."""
-    h100 = parse_target("h100-4").device
-    links = Links.of(h100, None, 4)
+    links = Links.of(island, None, 4)
     module = modules["gpu"]
     found = [
         collective(module, computation, instruction, {"fsdp": 4}, links)
@@ -41,30 +39,27 @@ def test_a_ring_of_eight_sends(kind, sent):
     assert _sent(kind, 100, 8) == sent
 
 
-def test_a_group_in_one_node_uses_nvlink_and_one_across_nodes_its_members_adapters():
-    h100 = parse_target("h100-16").device
-    links = Links.of(h100, None, 16)
+def test_a_group_in_one_node_uses_nvlink_and_one_across_nodes_its_members_adapters(island):
+    links = Links.of(island, None, 16)
     inside = links.between(np.arange(16).reshape(2, 8))
-    assert (inside.name, inside.bandwidth) == ("NVLink", h100.link_bandwidth)
+    assert (inside.name, inside.bandwidth) == ("NVLink", island.link_bandwidth)
     pair = links.between(np.array([[0, 8]]))
-    assert (pair.name, pair.bandwidth) == ("network", h100.network_bandwidth)
+    assert (pair.name, pair.bandwidth) == ("network", island.network_bandwidth)
     everyone = links.between(np.arange(16)[None])
-    assert everyone.bandwidth == min(8 * h100.network_bandwidth, h100.link_bandwidth)
+    assert everyone.bandwidth == min(8 * island.network_bandwidth, island.link_bandwidth)
 
 
-def test_a_torus_group_uses_the_dimensions_it_spans():
-    v5p = parse_target("v5p-128").device
+def test_a_torus_group_uses_the_dimensions_it_spans(torus):
     chips = [Chip(i, tuple(map(int, np.unravel_index(i, (4, 4, 4))))) for i in range(64)]
-    links = Links.of(v5p, chips, 64)
+    links = Links.of(torus, chips, 64)
     line, cube = np.arange(4)[None], np.arange(64)[None]
-    assert links.between(line).bandwidth == pytest.approx(v5p.link_bandwidth / 3)
-    assert links.between(cube).bandwidth == pytest.approx(v5p.link_bandwidth)
-    assert links.between(cube, one_dimension=True).bandwidth == pytest.approx(v5p.link_bandwidth / 3)
+    assert links.between(line).bandwidth == pytest.approx(torus.link_bandwidth / 3)
+    assert links.between(cube).bandwidth == pytest.approx(torus.link_bandwidth)
+    assert links.between(cube, one_dimension=True).bandwidth == pytest.approx(torus.link_bandwidth / 3)
 
 
-def test_slices_talk_over_dcn():
-    v5e = parse_target("v5e-4x2").device
+def test_slices_talk_over_dcn(torus):
     chips = [Chip(i, (i % 2, i // 2 % 2, 0), i // 4) for i in range(8)]
-    links = Links.of(v5e, chips, 8)
+    links = Links.of(torus, chips, 8)
     assert links.between(np.array([[0, 4]])).name == "DCN"
     assert links.between(np.array([[0, 1, 2, 3]])).name == "ICI"
