@@ -34,7 +34,10 @@ class SaveDots(RematPolicy):
     @sm.nowrap
     def policy(self) -> Any:
         """Returns JAX's policy of that meaning."""
-        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint_policies.save_from_both_policies(
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            jax.checkpoint_policies.save_only_these_names("attention_out", "attention_residuals"),
+        )
 
 
 class OffloadNames(RematPolicy):
