@@ -11,12 +11,17 @@ from sashimono.plugins import MeshRule
 MEDIUM = 3_000_000_000
 #: Above this the optimizer state needs every chip of a slice.
 LARGE = 15_000_000_000
+#: Above this so many activations don't fit beside it.
+HUGE = 100_000_000_000
 
 _ACROSS_SLICES = {"data": -1}
-_SAVE_PROJECTIONS = (("remat", {"policy": "save_qkv_and_output"}),)
-_SAVE_DOTS = (("remat", {"policy": "dots"}),)
-_OFFLOAD_DOTS = (("remat", {"policy": "offload_dots"}),)
-_OFFLOAD_PROJECTIONS = (("remat", {"policy": "offload_qkv_and_output"}),)
+# A head fills the vector lanes, half a head wastes half of them; the matrix units have time for it.
+_TURN = ("rope-by-matmul", {})
+_SAVE_ATTENTION = (_TURN, ("remat", {"policy": "save_qkv_and_output"}))
+_SAVE_ATTENTION_AND_GATE = (_TURN, ("remat", {"policy": "save_attention_and_gate"}))
+_SAVE_PROJECTIONS = (_TURN, ("remat", {"policy": "save_projections"}))
+_OFFLOAD_DOTS = (_TURN, ("remat", {"policy": "offload_dots"}))
+_OFFLOAD_ATTENTION = (_TURN, ("remat", {"policy": "offload_qkv_and_output"}))
 _ONE_ROW_OF_FOUR = (("accumulate", {"microbatches": 4}),)
 
 RULES = (
@@ -40,7 +45,7 @@ RULES = (
         min_parameters=MEDIUM,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=_SAVE_PROJECTIONS,
+        modifiers=_SAVE_ATTENTION,
     ),
     MeshRule(
         name="tpu.v4.medium",
@@ -51,7 +56,7 @@ RULES = (
         max_parameters=LARGE,
         mesh={"data": -1, "fsdp": 16},
         dcn=_ACROSS_SLICES,
-        modifiers=_SAVE_PROJECTIONS,
+        modifiers=_SAVE_ATTENTION,
     ),
     MeshRule(
         name="tpu.v5p.medium",
@@ -62,7 +67,19 @@ RULES = (
         max_parameters=LARGE,
         mesh={"data": -1, "fsdp": 64},
         dcn=_ACROSS_SLICES,
-        modifiers=_SAVE_DOTS,
+        modifiers=_SAVE_PROJECTIONS,
+    ),
+    # 95 GiB a chip and two rows of 4,096 tokens: all but one projection of a 70B model's layers fits.
+    MeshRule(
+        name="tpu.v5p.large",
+        platform="tpu",
+        devices=("v5p",),
+        min_chips=512,
+        min_parameters=LARGE + 1,
+        max_parameters=HUGE,
+        mesh={"fsdp": -1},
+        dcn=_ACROSS_SLICES,
+        modifiers=_SAVE_ATTENTION_AND_GATE,
     ),
     # 16 GiB a chip: beside the state of a 7B model only the layers' inputs fit, and what waits in the host's memory.
     MeshRule(
@@ -96,7 +113,7 @@ RULES = (
         slices="multi",
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=_SAVE_DOTS,
+        modifiers=_SAVE_PROJECTIONS,
     ),
     # 32 GB a chip.
     MeshRule(
@@ -108,7 +125,7 @@ RULES = (
         slices="multi",
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=_OFFLOAD_PROJECTIONS,
+        modifiers=_OFFLOAD_ATTENTION,
     ),
     MeshRule(
         name="tpu.v6e.large",
@@ -117,7 +134,7 @@ RULES = (
         min_parameters=LARGE + 1,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(*_OFFLOAD_PROJECTIONS, *_ONE_ROW_OF_FOUR),
+        modifiers=(*_OFFLOAD_ATTENTION, *_ONE_ROW_OF_FOUR),
     ),
     MeshRule(
         name="tpu.v6e.large.slices",
@@ -127,7 +144,7 @@ RULES = (
         slices="multi",
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(("remat", {"policy": "offload_qkv_and_input"}),),
+        modifiers=(_TURN, ("remat", {"policy": "offload_qkv_and_input"})),
     ),
     MeshRule(
         name="tpu.v7x.large",
@@ -136,6 +153,6 @@ RULES = (
         min_parameters=LARGE + 1,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(("remat", {"policy": "save_qkv_offload_input"}),),
+        modifiers=(_TURN, ("remat", {"policy": "save_qkv_offload_input"})),
     ),
 )

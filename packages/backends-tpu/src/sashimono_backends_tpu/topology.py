@@ -32,7 +32,7 @@ def topology(target: Any) -> "list[jax.Device]":
 
     name = target.device.name
     shape = f"{_LIBTPU_NAMES.get(name, name)}:{target.topology}"
-    _skip_metadata_server()
+    _without_a_tpu()
     try:
         devices = get_topology_desc(shape, platform="tpu", **_arguments(target)).devices
     except JaxRuntimeError as failure:
@@ -66,7 +66,8 @@ def _arguments(target: Any) -> dict[str, Any]:
     return arguments
 
 
-def _skip_metadata_server() -> None:
-    """Keeps libtpu, where there is no TPU, from asking a metadata server about one."""
+def _without_a_tpu() -> None:
+    """Keeps libtpu, where there is no TPU, from asking a metadata server about one, and from locking it."""
     if not has_tpu():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")

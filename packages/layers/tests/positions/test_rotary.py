@@ -135,3 +135,21 @@ def test_llama3_scaling_keeps_high_and_divides_low_frequencies():
 def test_bad_fraction():
     with pytest.raises(ConfigError, match="fraction is 1.5, expected 0 < fraction <= 1"):
         Rotary.Config(head_dim=16, fraction=1.5).build(name="r")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_by_matmul_gives_the_same_numbers_and_gradients(layout, dtype):
+    positions = jnp.array([[3]]) if "sections" not in layout else jnp.array([[[3, 5, 7]]])
+    q, k = Q.astype(dtype), K.astype(dtype)
+
+    def turned(by_matmul):
+        module = Rotary.Config(head_dim=16, by_matmul=by_matmul, **layout).build(name="r")
+        rotate = sm.functional(module, "rotate")
+        both, pull = jax.vjp(lambda q, k: rotate({}, {}, q, k, positions)[0], q, k)
+        return both, pull(both)
+
+    # In bf16 both round once, at the end: a sum in another order may fall on the other side of a tie.
+    bound = 2.0**-8 if dtype == "bfloat16" else 1e-6
+    for a, b in zip(jax.tree.leaves(turned(True)), jax.tree.leaves(turned(False)), strict=True):
+        np.testing.assert_allclose(a.astype("float32"), b.astype("float32"), rtol=bound, atol=1e-6)

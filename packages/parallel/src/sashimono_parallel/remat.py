@@ -74,12 +74,20 @@ class OffloadDots(RematPolicy):
         return jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 
 
+#: What a layer of attention and gated feed-forward computes by matmuls, queries and keys after they were turned, and
+#: what a fused attention needs for its gradient: with these kept, only elementwise work is done again.
+PROJECTIONS = (
+    *("query", "key", "value", "attention_out", "attention_residuals", "attention_projection"),
+    *("feed_forward_gate", "feed_forward_up"),
+)
 #: Names of policies for the `remat` modifier.
 POLICIES: dict[str, RematPolicy.Config | None] = {
     "none": None,
     "full": FullRemat.Config(),
     "dots": SaveDots.Config(),
     "save_qkv_and_output": SaveNames.Config(),
+    "save_projections": SaveNames.Config(save=PROJECTIONS),
+    "save_attention_and_gate": SaveNames.Config(save=tuple(n for n in PROJECTIONS if n != "feed_forward_up")),
     "save_qkv_offload_input": OffloadNames.Config(save=("query", "key", "value"), offload=("layer_input",)),
     "offload_input": OffloadNames.Config(offload=("layer_input",)),
     "offload_qkv_and_output": OffloadNames.Config(),

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from sashimono.arrays.axes import LogicalAxes
 from sashimono.arrays.init import Initializer, fan_in_normal
+from sashimono.arrays.materialize import materialized, materialized_gradient
 from sashimono.arrays.plan import current_plan
 from sashimono.arrays.spec import ParamSpec
 from sashimono.config import FROM_PARENT
@@ -121,9 +122,12 @@ class Weighted(Module):
 
     def product(self, x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the fan-in dimensions, which lead, of the weight."""
+        x = materialized(x)
         if self.form is not None:
-            return self.form.product(x, self._kept(name), self.weight_specs[name])
-        return contract(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
+            y = self.form.product(x, self._kept(name), self.weight_specs[name])
+        else:
+            y = contract(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
+        return materialized_gradient(y)
 
     def _kept(self, name: str) -> dict[str, Array]:
         # What comes with a weight, such as its scales, is small and stays as it is stored.

@@ -25,6 +25,15 @@ class Rope(sm.Modifier):
         return cfg
 
 
+class RopeByMatmul(sm.Modifier):
+    """`rope-by-matmul`: turns by a permutation matrix, for hardware with matrix units; models without rope stay."""
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with the same numbers computed otherwise."""
+        sm.replace(cfg, target=Rotary, edit=lambda node: node.set(by_matmul=True), allow_none=True)
+        return cfg
+
+
 class RopeLinear(sm.Modifier):
     """`rope-linear`: divides all rotary frequencies by `factor`."""
 

@@ -1,7 +1,10 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import sashimono as sm
 from jaxtyping import Array, Float, Int
 from sashimono.arrays.broadcast import along_last
@@ -18,14 +21,19 @@ class Rotary(Positions):
     gives so many frequencies to each of several position streams (M-RoPE: Wang et al. 2024, arXiv:2409.12191); where
     tokens have one position only, all streams are it. Angles and the turn are computed in fp32; results have the
     inputs' dtype.
+
+    `by_matmul` swaps the members of pairs by multiplying with a permutation: the same numbers, and quicker on matrix
+    units whose vector lanes are as wide as a head, such as TPUs'. Mesh rules set it.
     """
 
     class Config(Positions.Config):
+        PLACEMENT = ("by_matmul",)
         theta: float = 10_000.0
         fraction: float = 1.0
         interleaved: bool = False
         sections: tuple[int, ...] = ()
         scaling: FrequencyScaling.Config | None = None
+        by_matmul: bool = False
 
         def check(self) -> list[str]:
             """Returns what is wrong with the fraction."""
@@ -72,19 +80,55 @@ class Rotary(Positions):
         self, x: Float[Array, "B T H D"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
     ) -> Float[Array, "B T H D"]:
         half, dtype = self.rotated_dim // 2, x.dtype
-        turning, rest = jnp.split(x.astype(jnp.float32), [2 * half], axis=-1)
-        first, second = self._pairs(turning)
-        parts = first * cos - second * sin, second * cos + first * sin
-        if self.config.interleaved:
-            turned = jnp.stack(parts, axis=-1).reshape(turning.shape)
+        turning, rest = jnp.split(x, [2 * half], axis=-1)
+        if self.config.by_matmul:
+            turned = self._turn_by_matmul(turning, cos, sin)
         else:
-            turned = jnp.concatenate(parts, axis=-1)
-        if rest.shape[-1]:
-            turned = jnp.concatenate([turned, rest], axis=-1)
-        return turned.astype(dtype)
+            first, second = self._pairs(turning.astype(jnp.float32))
+            turned = self._join(first * cos - second * sin, second * cos + first * sin)
+        turned = turned.astype(dtype)
+        return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
-    def _pairs(self, x: Float[Array, "B T H R"]) -> tuple[jax.Array, jax.Array]:
+    def _turn_by_matmul(
+        self, x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
+    ) -> Float[Array, "B T H R"]:
+        # The column of a pair's first member holds minus its second, that of the second its first.
+        first, second = (np.asarray(part) for part in self._pairs(np.arange(self.rotated_dim)))
+        swap = np.zeros((self.rotated_dim, self.rotated_dim), np.float32)
+        swap[second, first], swap[first, second] = -1.0, 1.0
+        return _turned(x, self._join(cos, cos), self._join(sin, sin), jnp.asarray(swap, x.dtype))
+
+    def _join(self, first: Float[Array, "... half"], second: Float[Array, "... half"]) -> Float[Array, "... R"]:
+        if self.config.interleaved:
+            return jnp.stack((first, second), axis=-1).reshape(*first.shape[:-1], self.rotated_dim)
+        return jnp.concatenate((first, second), axis=-1)
+
+    def _pairs(self, x: jax.Array | np.ndarray) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
         if self.config.interleaved:
             return x[..., 0::2], x[..., 1::2]
-        first, second = jnp.split(x, 2, axis=-1)
-        return first, second
+        half = self.rotated_dim // 2
+        return x[..., :half], x[..., half:]
+
+
+@jax.custom_vjp
+def _turned(
+    x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 R"], sin: Float[Array, "B T 1 R"], swap: Float[Array, "R R"]
+) -> Float[Array, "B T H R"]:
+    """Returns x * cos + (x @ swap) * sin. A row of `swap` has one entry, so the product is exact in any dtype."""
+    partner = jnp.matmul(x, swap, precision=jax.lax.Precision.HIGHEST)
+    return (x.astype(jnp.float32) * cos + partner.astype(jnp.float32) * sin).astype(x.dtype)
+
+
+def _turned_forward(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, swap: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return _turned(x, cos, sin, swap), (cos, sin, swap)
+
+
+def _turned_backward(angles: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, ...]:
+    # Turned back by the same angle, rounded once; autodiff would round the two products apart.
+    cos, sin, swap = angles
+    return _turned(dy, cos, -sin, swap), jnp.zeros_like(cos), jnp.zeros_like(sin), jnp.zeros_like(swap)
+
+
+_turned.defvjp(_turned_forward, _turned_backward)
