@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh
 from sashimono.arrays.axes import MESH_AXES
 from sashimono.contracts import MeshBuilder
@@ -25,9 +26,11 @@ class StandardMesh(MeshBuilder):
         shape = self.shape(len(devices), slices)
         kinds = (AxisType.Auto,) * len(shape)
         if slices == 1:
-            return jax.make_mesh(tuple(shape.values()), tuple(shape), devices=list(devices), axis_types=kinds)
-        ici, dcn = self._parts(len(devices), slices)
-        grid = _hybrid(devices, [ici.get(n, 1) for n in shape], [dcn.get(n, 1) for n in shape])
+            # An axis may take part of a torus dimension: 256 of 8 x 8 x 8 chips are 4 of one and 8 of two.
+            grid = create_device_mesh(tuple(shape.values()), list(devices), allow_split_physical_axes=True)
+        else:
+            ici, dcn = self._parts(len(devices), slices)
+            grid = _hybrid(devices, [ici.get(n, 1) for n in shape], [dcn.get(n, 1) for n in shape])
         return Mesh(grid, tuple(shape), axis_types=kinds)
 
     def _parts(self, num_devices: int, slices: int) -> tuple[dict[str, int], dict[str, int]]:
