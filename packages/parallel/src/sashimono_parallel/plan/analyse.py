@@ -34,8 +34,10 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     device = device or target.device
     work = Workload.of(composition, compilation)
     timing = _timing(compilation, device, target.jax_devices)
-    seconds = timing.step() if timing else Seconds()
-    factor = calibration(device.family)
+    at_peak = timing.step() if timing else Seconds()
+    known_share = calibration(device.family)
+    calibrated = _timing(compilation, device, target.jax_devices, known_share.efficiency)
+    seconds = calibrated.step() if calibrated else at_peak
     arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
     temporaries = peak(compilation.assignment, compilation.live_ranges)
     memory = _memory(compilation, arguments, temporaries)
@@ -64,10 +66,11 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         bytes_per_device=sum(item.bytes for item in items),
         tokens_per_step=work.tokens,
         estimated_cycles=cycles or None,
-        estimated_seconds=seconds.total,
-        calibration=factor.factor,
-        calibration_source=factor.source,
-        step_seconds_by=_parts(seconds, factor.factor, bubble_share(composition.config, work.mesh)),
+        estimated_seconds=at_peak.total,
+        unestimated_seconds=at_peak.unestimated,
+        calibration=known_share.efficiency,
+        calibration_source=known_share.source,
+        step_seconds_by=_parts(seconds, bubble_share(composition.config, work.mesh)),
         published_seconds=known.seconds if known else None,
         mesh=work.mesh,
         kernels=[choice.as_json() for choice in compilation.kernels],
@@ -124,7 +127,7 @@ def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int
     return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
 
-def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing | None:
+def _timing(compilation: Compilation, device: DeviceSpec, count: int, efficiency: float = 1.0) -> Timing | None:
     if not compilation.text:
         return None
     real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
@@ -136,6 +139,7 @@ def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing 
         {} if mesh is None else dict(mesh.shape),
         Links.of(device, real, count),
         seen or SeenKeys(),
+        efficiency,
     )
 
 
@@ -156,12 +160,12 @@ def _memory(compilation: Compilation, arguments: dict[str, int], temporaries: Pe
     }
 
 
-def _parts(seconds: Seconds, factor: float, bubble: float) -> dict[str, float]:
+def _parts(seconds: Seconds, bubble: float) -> dict[str, float]:
     """Returns the split of a step; a pipeline's idle ticks are part of what its loop computes, and shown apart."""
-    busy = {"compute": seconds.compute * factor, "memory": seconds.memory * factor}
+    busy = {"compute": seconds.compute, "memory": seconds.memory}
     return {
         **{name: value * (1 - bubble) for name, value in busy.items()},
-        "exposed_communication": sum(seconds.exposed.values()) * factor,
+        "exposed_communication": sum(seconds.exposed.values()),
         "pipeline_bubble": sum(busy.values()) * bubble,
     }
 

@@ -1,7 +1,7 @@
-"""What estimates leave out, per device family: one factor, from one published step.
+"""What no compiler estimates, per device family: the share of peak that kernels reach, from one published step.
 
-A factor is published seconds by estimated seconds of the same workload on the same chips. Others' published runs used
-their own programs, so a factor also holds what theirs did worse or better than ours.
+On TPUs that is Pallas kernels; elsewhere, where compilers estimate nothing, all matmuls. Others' published runs used
+their own programs, so a share also holds what theirs did worse or better than ours.
 """
 
 import dataclasses
@@ -33,19 +33,25 @@ PUBLISHED = (
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """A family's factor on estimated seconds, and what it was taken from; 1 where nothing is published."""
+    """A family's share of peak, and what it was taken from; 1 where nothing is published."""
 
-    factor: float = 1.0
+    efficiency: float = 1.0
     source: str = "not calibrated"
 
 
-#: Device family to factor. How each was found is in benchmarks/results/; benchmarks/plan_headlines.py finds it anew.
-FACTORS: dict[str, Calibration] = {}
+#: Device family to share. How each was found is in benchmarks/results/; benchmarks/plan_headlines.py finds it anew.
+SHARES: dict[str, Calibration] = {}
 
 
 def calibration(family: str) -> Calibration:
     """Returns the family's calibration."""
-    return FACTORS.get(family, Calibration())
+    return SHARES.get(family, Calibration())
+
+
+def share_of_peak(published_seconds: float, estimated_seconds: float, unestimated_seconds: float) -> float:
+    """Returns the share of peak at which an estimate made at peak takes the published time; at most 1."""
+    rest = estimated_seconds - unestimated_seconds
+    return min(1.0, unestimated_seconds / max(published_seconds - rest, 1e-9))
 
 
 def published(experiment: str, target: str) -> Published | None:

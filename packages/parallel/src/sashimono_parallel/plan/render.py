@@ -80,7 +80,8 @@ def _verdict(r: Report) -> str:
             f"{r.step_seconds:.3f} s a step, {r.tokens_per_step / r.step_seconds:,.0f} tokens/s, MFU {r.mfu:.1%}, "
             f"{r.binds} binds{beside}{money}",
             f"  MFU = {r.mfu_formula}",
-            f"  seconds = estimate {r.estimated_seconds:.3f} * {r.calibration:.3f} ({r.calibration_source})",
+            f"  estimate {r.estimated_seconds:.3f} s, with the {r.unestimated_seconds:.3f} s of it that no compiler "
+            f"estimates at {r.calibration:.0%} of peak FLOP/s ({r.calibration_source})",
         ]
     return "\n".join([*lines, *([f"  {r.note}"] if r.note else [])])
 

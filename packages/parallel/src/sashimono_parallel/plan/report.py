@@ -68,6 +68,7 @@ class Report:
     tokens_per_step: int
     estimated_cycles: float | None
     estimated_seconds: float
+    unestimated_seconds: float
     calibration: float
     calibration_source: str
     step_seconds_by: dict[str, float]

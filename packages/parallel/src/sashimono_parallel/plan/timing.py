@@ -32,9 +32,13 @@ _FLOPS_PER_CYCLE = {
 
 @dataclasses.dataclass
 class Seconds:
-    """Where time goes; `exposed` is communication that nothing hides, by (mesh axes, link)."""
+    """Where time goes; `exposed` is communication that nothing hides, by (mesh axes, link).
+
+    `unestimated` is the part of `compute` of which the compiler says nothing: FLOPs by a share of peak.
+    """
 
     compute: float = 0.0
+    unestimated: float = 0.0
     memory: float = 0.0
     exposed: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
 
@@ -46,6 +50,7 @@ class Seconds:
     def add(self, other: "Seconds", times: float = 1.0) -> None:
         """Adds another's seconds, `times` over."""
         self.compute += other.compute * times
+        self.unestimated += other.unestimated * times
         self.memory += other.memory * times
         for key, value in other.exposed.items():
             self.exposed[key] += value * times
@@ -66,7 +71,9 @@ class Work:
 
 
 class Timing:
-    """The times of one module on one device kind."""
+    """The times of one module on one device kind; `efficiency` is the share of peak FLOP/s that work reaches of which
+    the compiler makes no estimate.
+    """
 
     def __init__(
         self,
@@ -75,7 +82,9 @@ class Timing:
         mesh: Mapping[str, int],
         links: Links,
         seen: SeenKeys,
+        efficiency: float = 1.0,
     ) -> None:
+        self.efficiency = efficiency
         self.module, self.device, self.mesh, self.links, self.seen = module, device, mesh, links, seen
         self.counts = executions(module)
         self._flops: dict[str, float] = {}
@@ -196,6 +205,8 @@ class Timing:
             seconds, bound = self._seconds_of(computation, instruction)
             if bound == "compute":
                 spent.compute += seconds
+                if not self._has_estimate(instruction):
+                    spent.unestimated += seconds
             else:
                 spent.memory += seconds
 
@@ -217,14 +228,17 @@ class Timing:
             return 0.0, "memory"
         own = self._instruction_flops(computation, instruction)
         moved = bytes_moved(self.module, computation, instruction)
-        at_peak = own / self._peak(instruction)
+        at_peak = own / (self._peak(instruction) * self.efficiency)
         at_bandwidth = moved / (self.device.memory_bandwidth / self.device.jax_devices_per_chip)
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
-        if instruction.estimated_cycles is not None and self.device.name in _FLOPS_PER_CYCLE:
-            return instruction.estimated_cycles / clock(self.device), bound
+        if self._has_estimate(instruction):
+            return (instruction.estimated_cycles or 0) / clock(self.device), bound
         if self._collective(computation, instruction) is not None:
             return 0.0, "memory"
         return max(at_peak, at_bandwidth), bound
+
+    def _has_estimate(self, instruction: Instruction) -> bool:
+        return instruction.estimated_cycles is not None and self.device.name in _FLOPS_PER_CYCLE
 
     def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run with all that a fusion holds."""

@@ -1,0 +1,1 @@
+"""Kernels of the operation grouped_matmul, one file each."""
