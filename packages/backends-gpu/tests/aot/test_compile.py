@@ -68,6 +68,7 @@ def test_cudnn_forward_and_backward(selector, case):
     assert program.memory_analysis().temp_size_in_bytes < 2048 * 2048 * heads * 4
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("selector", ["a100", "h100", "b200"])
 def test_grouped_matmul_and_its_gradients(selector):
     mesh = mesh_for(selector, "data")

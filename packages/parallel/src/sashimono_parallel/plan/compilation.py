@@ -47,6 +47,10 @@ class Memory:
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
+#: A CPU device's number holds its process above 11 bits.
+MOST_CPU_DEVICES = 2048
+
+
 @dataclasses.dataclass(frozen=True)
 class Compilation:
     """A compiled program: its texts, memory, kernels, devices in mesh order, and how long compiling took."""
@@ -120,6 +124,12 @@ def read_dump(folder: Path) -> tuple[str, str, str]:
 
 def provide_cpu_devices(count: int) -> None:
     """Makes this process have `count` CPU devices, if JAX hasn't started yet; raises TargetError if it has fewer."""
+    if count > MOST_CPU_DEVICES:
+        message = (
+            f"this plan needs {count:,} CPU devices, one for each of the target's, and XLA gives a process "
+            f"{MOST_CPU_DEVICES:,} at most; plan a smaller part of the target, with as many rows a device"
+        )
+        raise TargetError(message)
     if count > 1:
         with contextlib.suppress(RuntimeError):
             if jax.config.jax_num_cpu_devices < count and "xla_force_host_platform" not in os.environ.get(
