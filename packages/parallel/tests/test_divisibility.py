@@ -97,5 +97,21 @@ def test_fewer_experts_than_expert_shards():
     ]
 
 
+class Piped(FourExperts):
+    """Takes batches in parts."""
+
+    class Config(FourExperts.Config):
+        microbatches: int = 4
+
+
+def test_rows_of_a_pipelines_microbatch():
+    cfg = job({"fsdp": 4, "tensor": 2})
+    cfg.model.layer.set(feed_forward=Piped.Config())
+    assert mesh_problems(cfg, 8) == [
+        "batch_size (8) / model.layer.feed_forward.microbatches (4): batch is 2, which fsdp=4 doesn't divide; "
+        "execution.mesh.axes.fsdp may be 1, 2, or make it a multiple of 4"
+    ]
+
+
 def test_no_mesh_no_problem():
     assert mesh_problems(Job(), 8) == []

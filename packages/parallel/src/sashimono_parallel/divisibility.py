@@ -13,6 +13,8 @@ from sashimono.arrays.tree import flatten_paths
 from sashimono.errors import SashimonoError
 from sashimono.module import param_specs
 
+from sashimono_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
+
 #: Which config fields give a logical axis its size, the likeliest first.
 FIELDS = {
     "heads": ("num_heads",),
@@ -105,17 +107,27 @@ def _param_uses(config: sm.Config, rules: Rules, shape: Mapping[str, int]) -> It
 
 
 def _batch_uses(config: sm.Config, rules: Rules, shape: Mapping[str, int]) -> Iterator[_Use]:
-    """Yields rows (of a microbatch, where the batch is accumulated) and positions, for workloads that have them."""
+    """Yields rows (of a microbatch, where batches pass in those) and positions, for workloads that have them."""
     fields = config.fields()
     if "batch_size" not in fields or "data" not in fields:
         return
-    rows, path = config.batch_size, "batch_size"
-    count = getattr(config.gradients, "microbatches", 1) if "gradients" in fields else 1
-    if count > 1 and rows % count == 0:
-        rows, path = rows // count, f"batch_size ({rows}) / gradients.microbatches ({count})"
+    rows, path = config.batch_size, f"batch_size ({config.batch_size})"
+    for field, count in _microbatches(config):
+        if count > 1 and rows % count == 0:
+            rows, path = rows // count, f"{path} / {field} ({count})"
+    path = path if "/" in path else "batch_size"
     length = getattr(config.data, "sequence_length", 1)
     for axis, size, names in _split((rows, length), ("batch", "length"), rules, shape):
         yield _Use(axis, size, names, path if axis == "batch" else "data.sequence_length")
+
+
+def _microbatches(config: sm.Config) -> Iterator[tuple[str, int]]:
+    """Yields the fields that cut a batch, with their counts: accumulation's, then a pipeline's, which 1F1B repeats."""
+    if "gradients" in config.fields() and not isinstance(config.gradients, OneForwardOneBackward.Config):
+        yield "gradients.microbatches", getattr(config.gradients, "microbatches", 1)
+    for path, node in config.model.walk():
+        if "microbatches" in node.fields():
+            yield f"model.{path}.microbatches", node.microbatches
 
 
 def _split(

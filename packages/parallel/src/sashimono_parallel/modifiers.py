@@ -53,6 +53,15 @@ def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
     return (*found, ExpertParallel.Config(), *([] if "fsdp" in named else [DataParallel.Config()]))
 
 
+class Materialize(sm.Modifier):
+    """`materialize`: has training write to memory what enters projections; for compilers that would recompute it."""
+
+    def __call__(self, cfg: sm.Config) -> sm.Config:
+        """Returns `cfg` with `execution.materialize` set."""
+        cfg.execution.set(materialize=True)
+        return cfg
+
+
 class Compute(sm.Modifier):
     """`compute`: sets the dtype layers compute in; parameters, norms, router and loss stay fp32."""
 

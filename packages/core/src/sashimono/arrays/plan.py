@@ -28,6 +28,7 @@ class ExecutionPlan:
     """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
 
     `optimizer_memory` says where optimizer state waits between steps (sashimono.arrays.memory).
+    `materialize` has training write to memory what enters a projection (sashimono.arrays.materialize).
     `distributed` holds strategies' implementations of operations over shards (sashimono.contracts.Distributed).
 
     `platform` and `device_kind` are None where the process's own devices run the program.
@@ -41,6 +42,7 @@ class ExecutionPlan:
     platform: str | None = None
     device_kind: str | None = None
     optimizer_memory: str = "device"
+    materialize: bool = False
 
 
 _plan = jax.make_user_context(default_value=None)

@@ -35,6 +35,7 @@ def environment(composition: Composition, devices: Devices = "process") -> Envir
         platform=target.device.platform if described else None,
         device_kind=_kind(target) if described else None,
         optimizer_memory=execution.optimizer_memory,
+        materialize=execution.materialize,
     )
     mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
     own = execution.compiler_options

@@ -122,12 +122,13 @@ class Weighted(Module):
 
     def product(self, x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the fan-in dimensions, which lead, of the weight."""
-        x = materialized(x)
+        settled = current_plan().materialize
+        x = materialized(x) if settled else x
         if self.form is not None:
             y = self.form.product(x, self._kept(name), self.weight_specs[name])
         else:
             y = contract(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
-        return materialized_gradient(y)
+        return materialized_gradient(y) if settled else y
 
     def _kept(self, name: str) -> dict[str, Array]:
         # What comes with a weight, such as its scales, is small and stays as it is stored.

@@ -27,6 +27,7 @@ class ExecutionConfig(Config):
 
     `mesh` None and no strategies mean one device. `kernels` pins operations to kernels by catalog name.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
+    `materialize` has training write to memory what enters a projection, and the gradients around it.
     """
 
     mesh: MeshBuilder.Config | None = None
@@ -35,6 +36,7 @@ class ExecutionConfig(Config):
     require_fused: bool = False
     compiler_options: dict[str, str | int | float | bool] = {}
     optimizer_memory: str = "device"
+    materialize: bool = False
 
     def check(self) -> list[str]:
         """Returns what is wrong with the memory's name."""

@@ -1,0 +1,37 @@
+"""What enters a projection is written to memory where a plan asks for it, in training only, and nothing else changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import sashimono as sm
+from sashimono.arrays.plan import ExecutionPlan, use_plan
+from sashimono.contracts import Weighted
+
+
+class Projection(Weighted):
+    """x @ w."""
+
+    def setup(self):
+        super().setup()
+        self.add_weight("weight", (3, 4), axes=("embed", "mlp"))
+
+    def forward(self, x):
+        return self.product(x, "weight")
+
+
+X = jnp.arange(6.0).reshape(2, 3)
+
+
+def loss(params, x):
+    return jnp.sin(sm.functional(Projection.Config().build(name="p"))(params, {}, jnp.exp(x))[0]).sum()
+
+
+def test_gradients_are_the_same_and_barriers_are_there_for_training_only():
+    params = {"weight": jnp.ones((3, 4)) / 7}
+    plain = jax.grad(loss, argnums=(0, 1))(params, X)
+    with use_plan(ExecutionPlan(materialize=True)):
+        gradient = jax.grad(loss, argnums=(0, 1))
+        jax.tree.map(np.testing.assert_array_equal, gradient(params, X), plain)
+        assert str(jax.make_jaxpr(gradient)(params, X)).count("optimization_barrier") == 3
+        assert "optimization_barrier" not in str(jax.make_jaxpr(loss)(params, X))
+    assert "optimization_barrier" not in str(jax.make_jaxpr(gradient)(params, X))
