@@ -64,7 +64,7 @@ def test_against_the_reference(case):
         np.testing.assert_allclose(found, expected, rtol=2e-2, atol=5e-2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.sampled_from([16, 128]))
 def test_tiles_cover_each_row_once_and_with_its_own_group(sizes, height):
     rows = sum(sizes) + 5

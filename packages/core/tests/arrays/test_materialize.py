@@ -1,4 +1,4 @@
-"""What enters a projection is written to memory where a plan asks for it, in training only, and nothing else changes."""
+"""What enters a projection is written to memory where a plan asks for it, in training only; nothing else changes."""
 
 import jax
 import jax.numpy as jnp
