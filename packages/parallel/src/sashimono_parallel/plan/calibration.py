@@ -42,7 +42,7 @@ class Calibration:
 #: Device family to share. How each was found is in benchmarks/results/; benchmarks/plan_headlines.py finds it anew.
 SHARES: dict[str, Calibration] = {
     "tpu-3d": Calibration(0.521, "llama2-7b on v5p-512: 2.5 s published"),
-    "hopper": Calibration(0.665, "llama2-7b on h100-256: 1.4 s published"),
+    "hopper": Calibration(0.672, "llama2-7b on h100-256: 1.4 s published"),
     "blackwell": Calibration(0.346, "qwen3-30b-a3b on b200-512: 4.31 s published"),
 }
 
