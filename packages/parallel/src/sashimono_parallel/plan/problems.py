@@ -29,7 +29,7 @@ def compositions(
             problems += [f"--on {selector}: {problem}" for problem in _unspread(composition)]
             found.append(composition)
     if problems:
-        raise CompositionError(list(dict.fromkeys(problems)))
+        raise CompositionError(list(dict.fromkeys([*problems, *missing_compilers(found)])))
     return found
 
 
