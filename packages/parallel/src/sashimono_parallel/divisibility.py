@@ -111,11 +111,12 @@ def _batch_uses(config: sm.Config, rules: Rules, shape: Mapping[str, int]) -> It
     fields = config.fields()
     if "batch_size" not in fields or "data" not in fields:
         return
-    rows, path = config.batch_size, f"batch_size ({config.batch_size})"
+    rows, cuts = config.batch_size, []
     for field, count in _microbatches(config):
         if count > 1 and rows % count == 0:
-            rows, path = rows // count, f"{path} / {field} ({count})"
-    path = path if "/" in path else "batch_size"
+            rows //= count
+            cuts.append(f"{field} ({count})")
+    path = " / ".join([f"batch_size ({config.batch_size})", *cuts]) if cuts else "batch_size"
     length = getattr(config.data, "sequence_length", 1)
     for axis, size, names in _split((rows, length), ("batch", "length"), rules, shape):
         yield _Use(axis, size, names, path if axis == "batch" else "data.sequence_length")

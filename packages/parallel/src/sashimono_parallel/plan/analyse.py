@@ -34,10 +34,9 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     device = device or target.device
     work = Workload.of(composition, compilation)
     timing = _timing(compilation, device, target.jax_devices)
-    at_peak = timing.step() if timing else Seconds()
     known_share = calibration(device.family)
-    calibrated = _timing(compilation, device, target.jax_devices, known_share.efficiency)
-    seconds = calibrated.step() if calibrated else at_peak
+    at_peak = timing.step() if timing else Seconds()
+    seconds = timing.reaching(known_share.efficiency).step() if timing else at_peak
     arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
     temporaries = peak(compilation.assignment, compilation.live_ranges)
     memory = _memory(compilation, arguments, temporaries)
@@ -127,7 +126,7 @@ def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int
     return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
 
-def _timing(compilation: Compilation, device: DeviceSpec, count: int, efficiency: float = 1.0) -> Timing | None:
+def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing | None:
     if not compilation.text:
         return None
     real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
@@ -139,7 +138,6 @@ def _timing(compilation: Compilation, device: DeviceSpec, count: int, efficiency
         {} if mesh is None else dict(mesh.shape),
         Links.of(device, real, count),
         seen or SeenKeys(),
-        efficiency,
     )
 
 

@@ -94,6 +94,12 @@ class Timing:
         self._times: dict[int, tuple[float, str]] = {}
         self._seconds: dict[str, Seconds] = {}
 
+    def reaching(self, efficiency: float) -> "Timing":
+        """Returns the times at another share of peak."""
+        if efficiency == self.efficiency:
+            return self
+        return Timing(self.module, self.device, self.mesh, self.links, self.seen, efficiency)
+
     def step(self) -> Seconds:
         """Returns the seconds of one run of the module."""
         return self._scheduled(self.module.entry)
