@@ -5,18 +5,16 @@ from typing import Any
 import sashimono as sm
 from sashimono.contracts import ForeignFamily
 
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
 from sashimono_layers.attention.masks import Bidirectional
 from sashimono_layers.basic.layer_norm import LayerNorm
 from sashimono_layers.basic.linear import Linear
 from sashimono_layers.basic.token_types import TokenTypes
 from sashimono_layers.feedforward.activations import gelu_exact
-from sashimono_layers.feedforward.plain import PlainFeedForward
 from sashimono_layers.models.encoder import EncoderLM
 from sashimono_layers.models.masked_head import BiasedTiedHead, HeadTransform
 from sashimono_layers.models.pooler import FirstTokenPooler
 from sashimono_layers.positions.absolute import LearnedPositions
-from sashimono_layers.positions.none import NoPositions
+from sashimono_layers.recipes.biased import biased_parts
 from sashimono_layers.recipes.hf_config import Foreign, activation, activation_name, expect
 from sashimono_layers.stack.post_norm import PostNormBlock
 from sashimono_layers.stack.repeated import RepeatedStack
@@ -64,23 +62,14 @@ def bert(
     """Returns a BERT of any size: with the masked-token head, the pooler, both or neither."""
     norm = LayerNorm.Config(eps=norm_eps)
     layer = PostNormBlock.Config(
-        attention=GroupedQueryAttention.Config(
+        **biased_parts(
+            _LINEAR,
             num_heads=num_heads,
-            num_kv_heads=num_heads,
-            mask=Bidirectional.Config(),
-            query=_LINEAR,
-            key=_LINEAR,
-            value=_LINEAR,
-            output=_LINEAR,
-            positions=NoPositions.Config(),
-            foreign=_ATTENTION,
-        ),
-        feed_forward=PlainFeedForward.Config(
             hidden_dim=hidden_dim or 4 * input_dim,
             activation=gelu_exact,
-            up=_LINEAR,
-            down=_LINEAR,
-            foreign=_FEED_FORWARD,
+            attention=_ATTENTION,
+            feed_forward=_FEED_FORWARD,
+            mask=Bidirectional.Config(),
         ),
         attention_norm=norm,
         feed_forward_norm=norm,

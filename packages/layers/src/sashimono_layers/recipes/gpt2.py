@@ -5,15 +5,13 @@ from typing import Any
 import sashimono as sm
 from sashimono.contracts import ForeignFamily
 
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
 from sashimono_layers.basic.layer_norm import LayerNorm
 from sashimono_layers.basic.linear import Linear
 from sashimono_layers.feedforward.activations import gelu_tanh
-from sashimono_layers.feedforward.plain import PlainFeedForward
 from sashimono_layers.models.decoder import DecoderLM
 from sashimono_layers.models.head import TiedHead
 from sashimono_layers.positions.absolute import LearnedPositions
-from sashimono_layers.positions.none import NoPositions
+from sashimono_layers.recipes.biased import biased_parts
 from sashimono_layers.recipes.hf_config import Foreign, activation, activation_name, expect
 from sashimono_layers.stack.pre_norm import PreNormBlock
 from sashimono_layers.stack.repeated import RepeatedStack
@@ -62,22 +60,13 @@ def gpt2(
     """Returns a GPT-2 of any size."""
     norm = LayerNorm.Config(eps=norm_eps)
     layer = PreNormBlock.Config(
-        attention=GroupedQueryAttention.Config(
+        **biased_parts(
+            _LINEAR,
             num_heads=num_heads,
-            num_kv_heads=num_heads,
-            query=_LINEAR,
-            key=_LINEAR,
-            value=_LINEAR,
-            output=_LINEAR,
-            positions=NoPositions.Config(),
-            foreign=_ATTENTION,
-        ),
-        feed_forward=PlainFeedForward.Config(
             hidden_dim=hidden_dim or 4 * input_dim,
             activation=gelu_tanh,
-            up=_LINEAR,
-            down=_LINEAR,
-            foreign=_FEED_FORWARD,
+            attention=_ATTENTION,
+            feed_forward=_FEED_FORWARD,
         ),
         attention_norm=norm,
         feed_forward_norm=norm,

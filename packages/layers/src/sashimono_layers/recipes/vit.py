@@ -5,16 +5,14 @@ from typing import Any
 import sashimono as sm
 from sashimono.contracts import ForeignFamily
 
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
 from sashimono_layers.attention.masks import Bidirectional
 from sashimono_layers.basic.layer_norm import LayerNorm
 from sashimono_layers.basic.linear import Linear
 from sashimono_layers.basic.patches import PatchEmbedding
 from sashimono_layers.feedforward.activations import gelu_exact
-from sashimono_layers.feedforward.plain import PlainFeedForward
 from sashimono_layers.models.vision import ImageClassifier
 from sashimono_layers.positions.absolute import LearnedPositions
-from sashimono_layers.positions.none import NoPositions
+from sashimono_layers.recipes.biased import biased_parts
 from sashimono_layers.recipes.hf_config import Foreign, activation, activation_name, expect
 from sashimono_layers.stack.pre_norm import PreNormBlock
 from sashimono_layers.stack.repeated import RepeatedStack
@@ -69,23 +67,14 @@ def vit(
     """Returns a ViT of any size, for square images of one size."""
     norm = LayerNorm.Config(eps=norm_eps)
     layer = PreNormBlock.Config(
-        attention=GroupedQueryAttention.Config(
+        **biased_parts(
+            _LINEAR,
             num_heads=num_heads,
-            num_kv_heads=num_heads,
-            mask=Bidirectional.Config(),
-            query=_LINEAR,
-            key=_LINEAR,
-            value=_LINEAR,
-            output=_LINEAR,
-            positions=NoPositions.Config(),
-            foreign=_ATTENTION,
-        ),
-        feed_forward=PlainFeedForward.Config(
             hidden_dim=hidden_dim or 4 * input_dim,
             activation=gelu_exact,
-            up=_LINEAR,
-            down=_LINEAR,
-            foreign=sm.Foreign(children={"up": "intermediate.dense", "down": "output.dense"}),
+            attention=_ATTENTION,
+            feed_forward=sm.Foreign(children={"up": "intermediate.dense", "down": "output.dense"}),
+            mask=Bidirectional.Config(),
         ),
         attention_norm=norm,
         feed_forward_norm=norm,
