@@ -1,12 +1,6 @@
 """Every layer of the package passes through the conformance kit that strangers use."""
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.testing.layer import LayerConformance
 from sashimono.testing.mixer import MixerConformance
 from sashimono.testing.modifier import ModifierConformance
 from sashimono_layers.attention.grouped_query import GroupedQueryAttention
@@ -23,54 +17,40 @@ from sashimono_layers.recipes.llama import llama_tiny
 from sashimono_layers.stack.pre_norm import PreNormBlock
 from sashimono_layers.stack.repeated import RepeatedStack
 
-
-class _OnTokens(LayerConformance):
-    """Layers that take [batch, length, 16] activations."""
-
-    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
-        return (jax.random.normal(key, (2, 6, 16)),)
+from .token_layers import OnTokens, WithSequences
 
 
-class _WithSequences(LayerConformance):
-    """Layers that are also told about sequences: two packed segments and padding."""
-
-    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
-        segments = jnp.array([[1, 1, 1, 2, 2, 0]] * 2)
-        positions = jnp.array([[0, 1, 2, 0, 1, 0]] * 2)
-        return jax.random.normal(key, (2, 6, 16)), Sequences(positions, segments)
-
-
-class TestRMSNorm(_OnTokens):
+class TestRMSNorm(OnTokens):
     def config(self) -> sm.Config:
         return RMSNorm.Config(input_dim=16)
 
 
-class TestLayerNorm(_OnTokens):
+class TestLayerNorm(OnTokens):
     def config(self) -> sm.Config:
         return LayerNorm.Config(input_dim=16)
 
 
-class TestLinear(_OnTokens):
+class TestLinear(OnTokens):
     def config(self) -> sm.Config:
         return Linear.Config(input_shape=(16,), output_shape=(2, 4), axes=("embed", "heads", "head_dim"), bias=True)
 
 
-class TestGatedFeedForward(_WithSequences):
+class TestGatedFeedForward(WithSequences):
     def config(self) -> sm.Config:
         return GatedFeedForward.Config(input_dim=16, hidden_dim=24)
 
 
-class TestPlainFeedForward(_WithSequences):
+class TestPlainFeedForward(WithSequences):
     def config(self) -> sm.Config:
         return PlainFeedForward.Config(input_dim=16, hidden_dim=24)
 
 
-class TestMixtureOfExperts(_WithSequences):
+class TestMixtureOfExperts(WithSequences):
     def config(self) -> sm.Config:
         return MixtureOfExperts.Config(input_dim=16, hidden_dim=24, num_experts=4)
 
 
-class TestGroupedQueryAttention(_WithSequences):
+class TestGroupedQueryAttention(WithSequences):
     def config(self) -> sm.Config:
         return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
 
@@ -80,7 +60,7 @@ class TestGroupedQueryAttentionWithItsCache(MixerConformance):
         return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
 
 
-class TestMultiHeadWindowedNormed(_WithSequences):
+class TestMultiHeadWindowedNormed(WithSequences):
     def config(self) -> sm.Config:
         return GroupedQueryAttention.Config(
             input_dim=16,
@@ -100,12 +80,12 @@ def _block() -> PreNormBlock.Config:
     )
 
 
-class TestPreNormBlock(_WithSequences):
+class TestPreNormBlock(WithSequences):
     def config(self) -> sm.Config:
         return _block().set(input_dim=16)
 
 
-class TestScannedStack(_WithSequences):
+class TestScannedStack(WithSequences):
     def config(self) -> sm.Config:
         return RepeatedStack.Config(input_dim=16, num_layers=3, layer=_block())
 

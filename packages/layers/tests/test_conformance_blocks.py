@@ -38,54 +38,40 @@ from sashimono_layers.stack.repeated import RepeatedStack
 from sashimono_layers.stack.residual import Residual
 from sashimono_layers.stack.sandwich_norm import SandwichNormBlock
 
-
-class _OnTokens(LayerConformance):
-    """Layers that take [batch, length, 16] activations."""
-
-    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
-        return (jax.random.normal(key, (2, 6, 16)),)
+from .token_layers import OnTokens, WithSequences
 
 
-class _WithSequences(LayerConformance):
-    """Layers that are also told about sequences: two packed segments and padding."""
-
-    def inputs(self, key: jax.Array) -> tuple[Any, ...]:
-        segments = jnp.array([[1, 1, 1, 2, 2, 0]] * 2)
-        positions = jnp.array([[0, 1, 2, 0, 1, 0]] * 2)
-        return jax.random.normal(key, (2, 6, 16)), Sequences(positions, segments)
-
-
-class TestZeroCentredRMSNorm(_OnTokens):
+class TestZeroCentredRMSNorm(OnTokens):
     def config(self) -> sm.Config:
         return RMSNorm.Config(input_dim=16, zero_centered=True)
 
 
-class TestGroupNorm(_OnTokens):
+class TestGroupNorm(OnTokens):
     def config(self) -> sm.Config:
         return GroupNorm.Config(input_dim=16, num_groups=4)
 
 
-class TestBatchNorm(_OnTokens):
+class TestBatchNorm(OnTokens):
     def config(self) -> sm.Config:
         return BatchNorm.Config(input_dim=16)
 
 
-class TestL2Norm(_OnTokens):
+class TestL2Norm(OnTokens):
     def config(self) -> sm.Config:
         return L2Norm.Config(input_dim=16)
 
 
-class TestMeanPooling(_OnTokens):
+class TestMeanPooling(OnTokens):
     def config(self) -> sm.Config:
         return MeanPooling.Config(input_dim=16)
 
 
-class TestConv(_OnTokens):
+class TestConv(OnTokens):
     def config(self) -> sm.Config:
         return Conv.Config(input_dim=16, output_dim=8, window=(3,), padding="causal", groups=2)
 
 
-class TestConvTranspose(_OnTokens):
+class TestConvTranspose(OnTokens):
     def config(self) -> sm.Config:
         return ConvTranspose.Config(input_dim=16, output_dim=8, window=(3,), strides=(2,))
 
@@ -102,14 +88,14 @@ class TestResidual(LayerConformance):
     unsupported = {"bfloat16": "takes two activations, of which the kit casts the first only"}
 
 
-class TestFusedGatedFeedForward(_WithSequences):
+class TestFusedGatedFeedForward(WithSequences):
     def config(self) -> sm.Config:
         return FusedGatedFeedForward.Config(
             input_dim=16, hidden_dim=24, activation=quick_gelu, gating=ClampedProduct.Config()
         )
 
 
-class TestDeepSeekMixture(_WithSequences):
+class TestDeepSeekMixture(WithSequences):
     def config(self) -> sm.Config:
         router = TopKRouter.Config(
             scoring=Sigmoid.Config(),
@@ -121,7 +107,7 @@ class TestDeepSeekMixture(_WithSequences):
         return MixtureOfExperts.Config(input_dim=16, hidden_dim=12, num_experts=4, router=router, shared=shared)
 
 
-class TestGptOssMixtureWithCapacity(_WithSequences):
+class TestGptOssMixtureWithCapacity(WithSequences):
     unsupported = {"scan": "the other mixture is compared so; this one compiles for long"}
 
     def config(self) -> sm.Config:
@@ -137,7 +123,7 @@ class TestGptOssMixtureWithCapacity(_WithSequences):
         )
 
 
-class TestExpertChoice(_WithSequences):
+class TestExpertChoice(WithSequences):
     def config(self) -> sm.Config:
         return ExpertChoiceMixture.Config(
             input_dim=16, hidden_dim=12, num_experts=4, experts=PlainExperts.Config(bias=True)
@@ -161,7 +147,7 @@ def _branches() -> dict[str, sm.Config]:
     return {"attention": Previous.Config(), "feed_forward": PlainFeedForward.Config(hidden_dim=12)}
 
 
-class TestChainOfStacks(_WithSequences):
+class TestChainOfStacks(WithSequences):
     unsupported = {"scan": "stacks are compared scanned and written out in tests/stack"}
 
     def config(self) -> sm.Config:
