@@ -37,7 +37,7 @@ PACKAGES = (
     "backends-neuron",
     "runtime",
 )
-EVERYTHING = ("sashimono-core[train,neuron]", "sashimono-backends-gpu", "sashimono-backends-tpu")
+EVERYTHING = ("kanawa[train,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
 HEAVY = {"core", "layers", "parallel", "runtime", "integration"}
 RUN = "runs/quickstart"
 EXTRA_STEPS = 50
@@ -46,7 +46,7 @@ EXTRA_STEPS = 50
 @functools.cache
 def wheel_folder() -> tempfile.TemporaryDirectory:
     """Returns this nox run's own folder for wheels: two runs at once can't disturb each other."""
-    return tempfile.TemporaryDirectory(prefix="sashimono-wheels-")
+    return tempfile.TemporaryDirectory(prefix="kanawa-wheels-")
 
 
 def constraints_file(session: nox.Session) -> pathlib.Path:
@@ -64,7 +64,7 @@ def constraints_file(session: nox.Session) -> pathlib.Path:
 
 
 def install(session: nox.Session, *requirements: str) -> None:
-    """Installs requirements; every sashimono distribution among them comes from its fresh wheel."""
+    """Installs requirements; every kanawa distribution among them comes from its fresh wheel."""
     session.install("-c", str(constraints_file(session)), *requirements)
 
 
@@ -73,9 +73,14 @@ def test_group(package: str) -> str:
     return f"--group=packages/{package}/pyproject.toml:test"
 
 
+def distribution(package: str) -> str:
+    """Returns what a package is installed as."""
+    return "kanawa" if package == "core" else f"kanawa-{package}"
+
+
 def import_name(package: str) -> str:
     """Returns what a package is imported as."""
-    return "sashimono" if package == "core" else f"sashimono_{package.replace('-', '_')}"
+    return distribution(package).replace("-", "_")
 
 
 def test_environment() -> dict[str, str | None]:
@@ -123,7 +128,7 @@ def run_tests(session: nox.Session, folder: str, *arguments: str, codes: tuple[i
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
     """Each package's tests on its wheel, alone with its declared dependencies; then integration."""
-    install(session, f"sashimono-{package}", test_group(package), "pytest-xdist", "pytest-timeout")
+    install(session, distribution(package), test_group(package), "pytest-xdist", "pytest-timeout")
     run_tests(session, f"packages/{package}")
     if not session.posargs:
         session.notify("integration")
@@ -140,7 +145,7 @@ def integration(session: nox.Session) -> None:
 @nox.session(default=False)
 def footprint(session: nox.Session) -> None:
     """How many distributions and megabytes the quickstart needs; fails beyond 50 or 750."""
-    install(session, "sashimono-core[train]")
+    install(session, "kanawa[train]")
     session.run("python", "tests/footprint.py", env={"PYTHONPATH": None})
 
 
@@ -151,7 +156,7 @@ def minimums(session: nox.Session, package: str) -> None:
     declared = nox.project.load_toml(f"packages/{package}/pyproject.toml")["project"]["dependencies"]
     files = {f"-rpackages/{name}/pyproject.toml" for name in (package, "core")}
     install(session, *sorted(files), "--resolution=lowest-direct")
-    session.install("--no-deps", "-c", str(constraints_file(session)), f"sashimono-{package}")
+    session.install("--no-deps", "-c", str(constraints_file(session)), distribution(package))
     install(session, test_group(package), "pytest-xdist", "pytest-timeout")
     command = ("uv", "pip", "list", "--format=json")
     listing = session.run(*command, silent=True, stderr=subprocess.DEVNULL)
@@ -184,9 +189,9 @@ def nightly(session: nox.Session) -> None:
 @nox.session(default=False)
 def aot_tpu(session: nox.Session) -> None:
     """Compiles kernels and steps for TPUs without one, with the public libtpu (about 1 GB)."""
-    install(session, *EVERYTHING, "sashimono-backends-tpu[tpu]", test_group("backends-tpu"))
+    install(session, *EVERYTHING, "kanawa-backends-tpu[tpu]", test_group("backends-tpu"))
     session.install("pytest-xdist", "pytest-timeout")
-    session.env["SASHIMONO_AOT"] = "1"
+    session.env["KANAWA_AOT"] = "1"
     run_tests(session, "packages/backends-tpu")
     run_tests(session, "packages/parallel", "-k", "over_a_pod")
 
@@ -194,9 +199,9 @@ def aot_tpu(session: nox.Session) -> None:
 @nox.session(default=False)
 def aot_gpu(session: nox.Session) -> None:
     """Compiles kernels and steps for NVIDIA GPUs without one, with the CUDA wheels (about 5 GB)."""
-    install(session, *EVERYTHING, "sashimono-backends-gpu[compile]", test_group("backends-gpu"))
+    install(session, *EVERYTHING, "kanawa-backends-gpu[compile]", test_group("backends-gpu"))
     session.install("pytest-xdist", "pytest-timeout")
-    session.env["SASHIMONO_AOT"] = "1"
+    session.env["KANAWA_AOT"] = "1"
     run_tests(session, "packages/backends-gpu")
     run_tests(session, "packages/parallel", "-k", "over_a_pod")
 
@@ -220,23 +225,23 @@ def types(session: nox.Session) -> None:
 @nox.session
 def shape(session: nox.Session) -> None:
     """Laws of the tree: imports, import weight, file sizes, wheel metadata, entry points."""
-    install(session, "sashimono-core", "pytest>=8.3")
-    environment = {"SASHIMONO_WHEELS": str(constraints_file(session).parent), "PYTHONPATH": None}
+    install(session, "kanawa", "pytest>=8.3")
+    environment = {"KANAWA_WHEELS": str(constraints_file(session).parent), "PYTHONPATH": None}
     session.run("python", "-m", "pytest", "tests/shape", *session.posargs, env=environment)
 
 
 @nox.session(default=False)
 def quickstart(session: nox.Session) -> None:
     """Trains a small model on this Python's own source, then reports and writes some code."""
-    install(session, "sashimono-core[train]")
-    command = ["sashimono", "train", "quickstart", "--run", RUN]
+    install(session, "kanawa[train]")
+    command = ["kanawa", "train", "quickstart", "--run", RUN]
     finished = finished_step(ROOT / RUN / "events.jsonl")
     if finished is not None:
         command += ["--steps", str(finished + EXTRA_STEPS)]
     # XLA's CPU client allocates a step's temporaries anew each time; huge pages make that a fifth of the step cheaper.
     session.run(*command, *session.posargs, env={"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
-    session.run("sashimono", "report", RUN)
-    session.run("sashimono", "generate", RUN, "--prompt", "def ", "--temperature", "0.5", "--top-p", "0.9")
+    session.run("kanawa", "report", RUN)
+    session.run("kanawa", "generate", RUN, "--prompt", "def ", "--temperature", "0.5", "--top-p", "0.9")
 
 
 def finished_step(events: pathlib.Path) -> int | None:
@@ -269,9 +274,9 @@ def parity(session: nox.Session) -> None:
     session.env["HF_HUB_OFFLINE"] = "1"
     seed = f"--seed={secrets.randbelow(1000)}"
     session.run(python, str(scripts / "make_fixtures.py"), str(fresh), seed, external=True)
-    install(session, "sashimono-layers", test_group("layers"), "pytest-xdist", "pytest-timeout")
-    session.env["SASHIMONO_PARITY"] = str(fresh)
-    session.env["SASHIMONO_PARITY_EXPORT"] = str(exported)
+    install(session, "kanawa-layers", test_group("layers"), "pytest-xdist", "pytest-timeout")
+    session.env["KANAWA_PARITY"] = str(fresh)
+    session.env["KANAWA_PARITY_EXPORT"] = str(exported)
     run_tests(session, "packages/layers", "-k", "test_parity")
     session.run(python, str(scripts / "verify_export.py"), str(exported), str(fresh), external=True)
 

@@ -21,9 +21,9 @@ CHILD = """
 import time
 begun = time.perf_counter()
 import jax, optax
-from sashimono.compose import compose
-from sashimono.compose.environment import environment
-import sashimono_layers.recipes.llama, sashimono_runtime.train.trainer, sashimono_parallel.modifiers
+from kanawa.compose import compose
+from kanawa.compose.environment import environment
+import kanawa_layers.recipes.llama, kanawa_runtime.train.trainer, kanawa_parallel.modifiers
 imported = time.perf_counter()
 found = compose("llama2-70b", "cpu-512", (), ["model.stack.num_layers=LAYERS"])
 workload = found.workload()

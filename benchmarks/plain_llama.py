@@ -1,4 +1,4 @@
-"""A Llama written by hand in plain JAX and optax, with nothing of Sashimono: what the framework is measured against."""
+"""A Llama written by hand in plain JAX and optax, with nothing of Kanawa: what the framework is measured against."""
 
 import dataclasses
 from typing import Any

@@ -3,7 +3,7 @@
 Run: `python benchmarks/plan_headlines.py [--only llama2-7b:v5p-512] [--from FOLDER]`. Prints one JSON object.
 A family's share of peak, for what no compiler estimates, is what makes its first workload below take the published
 time; the others' errors follow from it.
-`--from` reads `EXPERIMENT.TARGET.json` files that `sashimono plan --json` wrote elsewhere, where another compiler is.
+`--from` reads `EXPERIMENT.TARGET.json` files that `kanawa plan --json` wrote elsewhere, where another compiler is.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sashimono_parallel.plan.calibration import PUBLISHED, Published, share_of_peak
+from kanawa_parallel.plan.calibration import PUBLISHED, Published, share_of_peak
 
 #: Kinds of device by the first letters of a target; a share holds for a kind.
 FAMILIES = {"v5p": "tpu-3d", "h100": "hopper", "b200": "blackwell", "trn2": "trainium"}
@@ -28,7 +28,7 @@ def planned(work: Published, folder: Path | None) -> dict[str, Any] | None:
         path = folder / f"{work.experiment}.{work.target}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "sashimono.cli", "plan", work.experiment, "--on", work.target, "--json"]
+    command = [sys.executable, "-m", "kanawa.cli", "plan", work.experiment, "--on", work.target, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(f"{work.experiment} on {work.target}: {done.stderr.strip().splitlines()[-1]}\n")

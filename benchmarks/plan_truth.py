@@ -1,4 +1,4 @@
-"""What `sashimono plan` predicts against what a step takes, here: seconds and memory, for a few shapes.
+"""What `kanawa plan` predicts against what a step takes, here: seconds and memory, for a few shapes.
 
 Run: `nox -s benchmarks -- plan_truth` or `python benchmarks/plan_truth.py [--runs 5]`. Prints one JSON object.
 The processor's figures are measured by a probe before and after each shape, and their mean is used: on a shared
@@ -16,17 +16,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from sashimono.compose.experiment import compose
-from sashimono.contracts import PrecisionConfig
-from sashimono_layers.recipes.llama import llama
-from sashimono_parallel.plan.analyse import analyse, installed
-from sashimono_parallel.plan.compilation import compile_program
-from sashimono_parallel.plan.probe import measured
-from sashimono_parallel.remat import FullRemat
-from sashimono_runtime.data.random_tokens import RandomTokens
-from sashimono_runtime.learn.learner import Learner
-from sashimono_runtime.learn.schedules import Constant
-from sashimono_runtime.train.trainer import Trainer
+from kanawa.compose.experiment import compose
+from kanawa.contracts import PrecisionConfig
+from kanawa_layers.recipes.llama import llama
+from kanawa_parallel.plan.analyse import analyse, installed
+from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.probe import measured
+from kanawa_parallel.remat import FullRemat
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.train.trainer import Trainer
 
 #: (layers, width, hidden, heads, rows, length, remat): what binds is matmuls, attention, or the update.
 SHAPES = {

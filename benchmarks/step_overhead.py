@@ -15,20 +15,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import plain_llama as plain
-import sashimono as sm
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import Batch, Environment
+from kanawa_layers.recipes.llama import llama
+from kanawa_runtime.data.loader import Loader
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedules import WarmupCosine
+from kanawa_runtime.serve.generate import Generator, LoopState
+from kanawa_runtime.serve.sampling import Sampling
+from kanawa_runtime.train.trainer import Trainer, TrainState
 from paired import compare
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import Batch, Environment
-from sashimono_layers.recipes.llama import llama
-from sashimono_runtime.data.loader import Loader
-from sashimono_runtime.data.random_tokens import RandomTokens
-from sashimono_runtime.learn.learner import Learner
-from sashimono_runtime.learn.schedules import WarmupCosine
-from sashimono_runtime.serve.generate import Generator, LoopState
-from sashimono_runtime.serve.sampling import Sampling
-from sashimono_runtime.train.trainer import Trainer, TrainState
 
 STEP_LIMIT, DECODE_LIMIT, PROGRAM_LIMIT, HOST_LIMIT_MS = 1.02, 1.02, 0.01, 1.0
 
@@ -160,7 +160,7 @@ def decode(shape: plain.Shape, batch: int, count: int, prompt: int, pairs: int) 
 
 def host(pairs: int) -> dict[str, Any]:
     """Measures the loop's host time beyond the compiled call, on a model whose step takes a few milliseconds."""
-    from sashimono_runtime.train.placement import global_batch, local_rows
+    from kanawa_runtime.train.placement import global_batch, local_rows
 
     shape = plain.Shape(layers=2, width=64, heads=2, kv_heads=2, hidden=128, vocab=256)
     trainer = config(shape, 4, 64).build()
@@ -199,7 +199,7 @@ def main() -> int:
     length = 128 if args.small else 512
     found: dict[str, Any] = {
         "jax": jax.__version__,
-        "sashimono": sm.__version__,
+        "kanawa": kn.__version__,
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].device_kind}",
     }

@@ -7,8 +7,8 @@ VARIANTS = (1, 2, 4, 8)
 _PARTIAL_ROPE = '''"""Rotary positions on the first half of each head, base {theta}."""
 
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.contracts import Positions
+import kanawa as kn
+from kanawa.contracts import Positions
 
 
 class PartialRope(Positions):
@@ -33,20 +33,20 @@ class PartialRope(Positions):
         return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-class Modify(sm.Modifier):
+class Modify(kn.Modifier):
     """Gives these positions to every attention."""
 
     def __call__(self, cfg):
         """Returns the rewritten config."""
-        sm.replace(cfg, target=Positions, new=PartialRope.Config())
+        kn.replace(cfg, target=Positions, new=PartialRope.Config())
         return cfg
 '''
 
 _NTK_ROPE = '''"""Rotary positions whose base grows with the context: {factor} times as long (NTK-aware)."""
 
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.contracts import Positions
+import kanawa as kn
+from kanawa.contracts import Positions
 
 
 class NTKRope(Positions):
@@ -70,12 +70,12 @@ class NTKRope(Positions):
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
-class Modify(sm.Modifier):
+class Modify(kn.Modifier):
     """Gives these positions to every attention."""
 
     def __call__(self, cfg):
         """Returns the rewritten config."""
-        sm.replace(cfg, target=Positions, new=NTKRope.Config())
+        kn.replace(cfg, target=Positions, new=NTKRope.Config())
         return cfg
 '''
 
@@ -83,8 +83,8 @@ _MOE = '''"""A mixture of {experts} experts of which each token takes two: the i
 
 import jax
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.contracts import FeedForward
+import kanawa as kn
+from kanawa.contracts import FeedForward
 
 
 class TopTwo(FeedForward):
@@ -112,20 +112,20 @@ class TopTwo(FeedForward):
         return jnp.einsum("btnm,nme,btn->bte", hidden, self.param("down"), gates)
 
 
-class Modify(sm.Modifier):
+class Modify(kn.Modifier):
     """Puts the mixture in place of every feed-forward."""
 
     def __call__(self, cfg):
         """Returns the rewritten config."""
-        sm.replace(cfg, target=FeedForward, new=TopTwo.Config())
+        kn.replace(cfg, target=FeedForward, new=TopTwo.Config())
         return cfg
 '''
 
 _MUON = '''"""Muon with momentum {momentum}, through optax."""
 
 import optax
-import sashimono as sm
-from sashimono.contracts import Optimizer
+import kanawa as kn
+from kanawa.contracts import Optimizer
 
 
 class OptaxMuon(Optimizer):
@@ -145,12 +145,12 @@ class OptaxMuon(Optimizer):
         return optax.named_chain(("muon", muon))
 
 
-class Modify(sm.Modifier):
+class Modify(kn.Modifier):
     """Makes it the optimizer."""
 
     def __call__(self, cfg):
         """Returns the rewritten config."""
-        sm.replace(cfg, target=Optimizer, new=OptaxMuon.Config())
+        kn.replace(cfg, target=Optimizer, new=OptaxMuon.Config())
         return cfg
 '''
 

@@ -24,7 +24,7 @@ def _write_metadata(project: dict, folder: Path) -> None:
     name, version = project["name"], project["version"]
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(exist_ok=True)
-    requires = "Requires-Dist: sashimono-core>=0.1,<0.4\n"
+    requires = "Requires-Dist: kanawa>=0.1,<0.4\n"
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
     lines: list[str] = []
     for group, points in project.get("entry-points", {}).items():

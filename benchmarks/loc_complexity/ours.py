@@ -7,16 +7,16 @@ from loc_complexity.zoo import zoo
 #: The only configuration there is: written once, whatever N and M are. The behaviour tests run this very text.
 EVERYWHERE = '''"""Every model of the zoo with every variant of a feature."""
 
-import sashimono as sm
-from sashimono.compose.modifiers import configured
+import kanawa as kn
+from kanawa.compose.modifiers import configured
 
 
 def experiments(feature, experiment_of):
     """Yields (model, variant, config before, config after)."""
-    variants = [state.name for state in sm.host().components("modifiers") if state.distribution == feature]
-    models = [state.name for state in sm.host().components("models") if state.distribution == "zoo"]
+    variants = [state.name for state in kn.host().components("modifiers") if state.distribution == feature]
+    models = [state.name for state in kn.host().components("models") if state.distribution == "zoo"]
     for model in models:
-        before = experiment_of(sm.component("models", model)())
+        before = experiment_of(kn.component("models", model)())
         for variant in variants:
             yield model, variant, before, configured(variant, {})(before.clone())
 '''
@@ -25,7 +25,7 @@ def experiments(feature, experiment_of):
 class Ours:
     """The zoo plus a package with the feature's variants."""
 
-    name = "sashimono"
+    name = "kanawa"
     configuration = ("sweep/*",)
     side_tables = ()
 
@@ -37,7 +37,7 @@ class Ours:
         """Returns the zoo with the feature on in all of it."""
         package = feature.name.replace("-", "_")
         lines = ["[project]", f'name = "{feature.name}"', 'version = "1.0"']
-        lines.append('[project.entry-points."sashimono.modifiers"]')
+        lines.append('[project.entry-points."kanawa.modifiers"]')
         lines += [f'"{feature.name}-{i}" = "{package}.variant_{i}:Modify"' for i in range(num_variants)]
         files = {f"{package}/__init__.py": "", f"{package}/pyproject.toml": "\n".join(lines) + "\n"}
         files |= {f"{package}/variant_{i}.py": feature.variant(i) for i in range(num_variants)}

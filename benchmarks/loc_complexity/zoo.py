@@ -8,8 +8,8 @@ _OWN_FEED_FORWARD = '''"""A feed-forward that only this package has: two branche
 
 import jax
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.contracts import FeedForward
+import kanawa as kn
+from kanawa.contracts import FeedForward
 
 
 class TwoBranches(FeedForward):
@@ -40,17 +40,17 @@ _NORMS = ("RMSNorm", "LayerNorm")
 
 _MODEL = '''"""model-{index}: {blurb}."""
 
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
-from sashimono_layers.basic.layer_norm import LayerNorm
-from sashimono_layers.basic.rms_norm import RMSNorm
-from sashimono_layers.feedforward.gated import GatedFeedForward
-from sashimono_layers.feedforward.plain import PlainFeedForward
-from sashimono_layers.models.decoder import DecoderLM
-from sashimono_layers.moe.mixture import MixtureOfExperts
-from sashimono_layers.positions.none import NoPositions
-from sashimono_layers.positions.rotary import Rotary
-from sashimono_layers.stack.pre_norm import PreNormBlock
-from sashimono_layers.stack.repeated import RepeatedStack
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
 from zoo.two_branches import TwoBranches
 
 
@@ -97,7 +97,7 @@ def zoo(num_models: int) -> dict[str, str]:
 
 
 def _pyproject(num_models: int) -> str:
-    lines = ["[project]", 'name = "zoo"', 'version = "1.0"', '[project.entry-points."sashimono.models"]']
+    lines = ["[project]", 'name = "zoo"', 'version = "1.0"', '[project.entry-points."kanawa.models"]']
     return "\n".join([*lines, *(f'"zoo-{i}" = "zoo.model_{i}:model"' for i in range(num_models))]) + "\n"
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "plugins" / "sashimono-example-layer"
+EXAMPLE = ROOT / "examples" / "plugins" / "kanawa-example-layer"
 SLOW_SECONDS = 300
 
 
 @dataclasses.dataclass
 class Installation:
-    """A `sashimono` that sees a folder of plugins besides what the session installed."""
+    """A `kanawa` that sees a folder of plugins besides what the session installed."""
 
     folder: pathlib.Path
     plugins: pathlib.Path
@@ -27,7 +27,7 @@ class Installation:
         """Runs the command line in the folder; the caller looks at the exit code."""
         # Test modules ask XLA for eight devices of their own process; a user's has one.
         environment = {**os.environ, "PYTHONPATH": str(self.plugins), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-        command = [str(pathlib.Path(sys.executable).with_name("sashimono")), *arguments]
+        command = [str(pathlib.Path(sys.executable).with_name("kanawa")), *arguments]
         return subprocess.run(
             command,
             cwd=self.folder,
@@ -91,7 +91,7 @@ def build_fixture() -> Callable[[pathlib.Path, pathlib.Path], pathlib.Path]:
 
 @pytest.fixture(scope="session")
 def example_wheel(tmp_path_factory) -> pathlib.Path:
-    """The wheel of examples/plugins/sashimono-example-layer."""
+    """The wheel of examples/plugins/kanawa-example-layer."""
     return build(EXAMPLE, tmp_path_factory.mktemp("example"))
 
 
@@ -104,7 +104,7 @@ def wheel_of(tmp_path):
         *,
         entry_points: dict[str, dict[str, str]],
         modules: dict[str, str],
-        requires: tuple[str, ...] = ("sashimono-core>=0.1",),
+        requires: tuple[str, ...] = ("kanawa>=0.1",),
     ) -> pathlib.Path:
         project = tmp_path / "projects" / name
         package = name.replace("-", "_")

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PLUGIN = ROOT / "examples" / "plugins" / "sashimono-differential-attention"
+PLUGIN = ROOT / "examples" / "plugins" / "kanawa-differential-attention"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
@@ -26,10 +26,10 @@ def test_the_wheel_holds_one_module_and_one_entry_point(wheel):
         parser = configparser.ConfigParser(delimiters=("=",))
         parser.read_string(archive.read(points).decode())
     filled = {name: statements(name, text) for name, text in sources.items()}
-    assert [name for name, found in filled.items() if found] == ["sashimono_differential_attention/differential.py"]
-    target = "sashimono_differential_attention.differential:UseDifferential"
+    assert [name for name, found in filled.items() if found] == ["kanawa_differential_attention/differential.py"]
+    target = "kanawa_differential_attention.differential:UseDifferential"
     listed = {group: dict(parser[group]) for group in parser.sections()}
-    assert listed == {"sashimono.modifiers": {"differential-attention": target}}
+    assert listed == {"kanawa.modifiers": {"differential-attention": target}}
     assert sum(map(len, filled.values())) < 50
 
 

@@ -87,4 +87,4 @@ def test_a_run_of_a_newer_version(installation):
     path.write_text(json.dumps({**record, "format": 99}))
     done = installation.run("train", "tiny", "--run", "run", "--steps", "9")
     assert done.returncode == 2
-    assert "Upgrade sashimono-runtime" in done.stderr
+    assert "Upgrade kanawa-runtime" in done.stderr

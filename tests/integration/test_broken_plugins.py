@@ -12,8 +12,8 @@ def raising(wheel_of):
     return wheel_of(
         "raises-on-import",
         entry_points={
-            "sashimono.plugins": {"raiser": "raises_on_import.plugin"},
-            "sashimono.modifiers": {"from-the-raiser": "raises_on_import.modifier:Modify"},
+            "kanawa.plugins": {"raiser": "raises_on_import.plugin"},
+            "kanawa.modifiers": {"from-the-raiser": "raises_on_import.modifier:Modify"},
         },
         modules={
             "plugin": "raise RuntimeError('no licence found')",
@@ -27,11 +27,11 @@ def outdated(wheel_of):
     return wheel_of(
         "needs-another-core",
         entry_points={
-            "sashimono.plugins": {"outdated": "needs_another_core.plugin"},
-            "sashimono.layers": {"old-layer": "needs_another_core.plugin:Layer"},
+            "kanawa.plugins": {"outdated": "needs_another_core.plugin"},
+            "kanawa.layers": {"old-layer": "needs_another_core.plugin:Layer"},
         },
         modules={"plugin": "raise SystemExit('must never be imported')"},
-        requires=("sashimono-core>=7.0,<8",),
+        requires=("kanawa>=7.0,<8",),
     )
 
 
@@ -41,7 +41,7 @@ def test_one_that_raises_on_import_is_reported_and_the_rest_works(installation, 
     assert states["raises-on-import"]["state"] == "broken"
     assert states["raises-on-import"]["reason"] == "RuntimeError: no licence found"
     assert "plugin.py" in states["raises-on-import"]["traceback"]
-    assert states["sashimono-layers"]["state"] == "loaded"
+    assert states["kanawa-layers"]["state"] == "loaded"
     assert installation.run("show", "quickstart").returncode == 0
 
 
@@ -65,19 +65,19 @@ def test_one_that_needs_another_core_is_never_imported(installation, outdated):
     installation.install(outdated)
     state = plugin_states(installation)["needs-another-core"]
     assert state["state"] == "incompatible"
-    assert "sashimono-core<8,>=7.0, found 0.1.0" in state["reason"]
+    assert "kanawa<8,>=7.0, found 0.1.0" in state["reason"]
     layers = {c["name"]: c for c in installation.json("list", "layers")}
     assert layers["old-layer"]["state"] == "incompatible"
     assert installation.run("show", "quickstart").returncode == 0
 
 
 def test_two_that_claim_one_name_are_both_in_conflict(installation, wheel_of):
-    entry = {"sashimono.modifiers": {"twice": "{}.modifier:Twice"}}
+    entry = {"kanawa.modifiers": {"twice": "{}.modifier:Twice"}}
     text = """
-        import sashimono as sm
+        import kanawa as kn
 
-        class Twice(sm.Modifier):
-            class Config(sm.Modifier.Config):
+        class Twice(kn.Modifier):
+            class Config(kn.Modifier.Config):
                 pass
 
             def __call__(self, cfg):
@@ -85,7 +85,7 @@ def test_two_that_claim_one_name_are_both_in_conflict(installation, wheel_of):
     """
     for name in ("first-claimant", "second-claimant"):
         value = f"{name.replace('-', '_')}.modifier:Twice"
-        entry = {"sashimono.modifiers": {"twice": value}}
+        entry = {"kanawa.modifiers": {"twice": value}}
         installation.install(wheel_of(name, entry_points=entry, modules={"modifier": text}))
     claims = [c for c in installation.json("list", "modifiers") if c["name"] == "twice"]
     assert [claim["state"] for claim in claims] == ["conflict", "conflict"]

@@ -1,4 +1,4 @@
-"""`sashimono convert`: a Hugging Face folder becomes a run and comes back byte for byte; both are used alike."""
+"""`kanawa convert`: a Hugging Face folder becomes a run and comes back byte for byte; both are used alike."""
 
 import json
 import pathlib
@@ -51,4 +51,4 @@ def test_nothing_is_overwritten_and_unknown_sources_are_explained(installed):
 
 
 def test_help_shows_an_example(installed):
-    assert "sashimono convert from-hf" in installed.run("convert", "--help").stdout
+    assert "kanawa convert from-hf" in installed.run("convert", "--help").stdout

@@ -16,8 +16,8 @@ STEPS = 40
 
 
 def command(run, *options):
-    sashimono = str(pathlib.Path(sys.executable).with_name("sashimono"))
-    return [sashimono, "train", "tiny", "--run", str(run), "--steps", str(STEPS), *options]
+    kanawa = str(pathlib.Path(sys.executable).with_name("kanawa"))
+    return [kanawa, "train", "tiny", "--run", str(run), "--steps", str(STEPS), *options]
 
 
 def environment(devices):

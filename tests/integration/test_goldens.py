@@ -3,9 +3,9 @@
 import os
 import pathlib
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
+from kanawa.arrays.tree import flatten_paths
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 EXPERIMENTS = ("llama-1b", "llama2-13b", "llama2-70b", "llama2-7b", "quickstart", "qwen3-30b-a3b", "tiny")
@@ -13,14 +13,14 @@ EXPERIMENTS = ("llama-1b", "llama2-13b", "llama2-70b", "llama2-7b", "quickstart"
 
 def description(name):
     """Returns the resolved config, then one line a parameter: path, shape, axes, decay and rate scales, count."""
-    cfg = sm.compose(name).config
-    specs = flatten_paths(sm.param_specs(cfg.model.build()))
+    cfg = kn.compose(name).config
+    specs = flatten_paths(kn.param_specs(cfg.model.build()))
     table = [
         f"{path}: {list(s.shape)} {s.dtype} {'/'.join(map(str, s.axes))} decay {s.weight_decay} lr {s.lr_scale}"
         for path, s in specs.items()
     ]
     total = sum(s.size for s in specs.values())
-    return "\n".join([sm.to_text(cfg).rstrip(), "", f"{total:,} parameters", *table]) + "\n"
+    return "\n".join([kn.to_text(cfg).rstrip(), "", f"{total:,} parameters", *table]) + "\n"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -33,5 +33,5 @@ def test_golden(name):
 
 
 def test_every_experiment_has_a_golden():
-    ours = {c.name for c in sm.host().components("experiments") if c.distribution.startswith("sashimono-")}
+    ours = {c.name for c in kn.host().components("experiments") if c.distribution.startswith("kanawa-")}
     assert ours == set(EXPERIMENTS)

@@ -7,21 +7,21 @@ import sysconfig
 
 import jax
 import jax.numpy as jnp
+import kanawa
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono
-import sashimono as sm
-from sashimono import contracts
-from sashimono.arrays.tree import flatten_paths
-from sashimono.compose.modifiers import configured, parse_modifier
-from sashimono.config.rewrite import RewriteError
-from sashimono.contracts import Batch, Environment
-from sashimono.plugins import PluginHost, host, set_host
-from sashimono.testing.tiny import CountingTokens
-from sashimono_layers.positions.rotary import Rotary
-from sashimono_runtime.learn.learner import Learner
-from sashimono_runtime.learn.schedules import Constant
-from sashimono_runtime.train.trainer import Trainer
+from kanawa import contracts
+from kanawa.arrays.tree import flatten_paths
+from kanawa.compose.modifiers import configured, parse_modifier
+from kanawa.config.rewrite import RewriteError
+from kanawa.contracts import Batch, Environment
+from kanawa.plugins import PluginHost, host, set_host
+from kanawa.testing.tiny import CountingTokens
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.train.trainer import Trainer
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -47,7 +47,7 @@ def experiment_of(model):
 def installed_sources():
     """Returns a digest of every file of the packages under test; of none that is a checkout somebody may be editing."""
     digest, site = hashlib.sha256(), pathlib.Path(sysconfig.get_path("purelib")).resolve()
-    for name in ("sashimono", "sashimono_layers", "sashimono_runtime", "sashimono_parallel"):
+    for name in ("kanawa", "kanawa_layers", "kanawa_runtime", "kanawa_parallel"):
         folder = pathlib.Path(__import__(name).__file__).resolve().parent
         if site not in folder.parents:
             continue
@@ -80,7 +80,7 @@ def outermost(cfg, role):
 
 def touched(before, after, paths):
     """Returns (changes outside of the paths, paths without a change)."""
-    changes = [change.path for change in sm.diff(before, after)]
+    changes = [change.path for change in kn.diff(before, after)]
     under = {p: [c for c in changes if c == p or c.startswith((f"{p}.", f"{p}["))] for p in paths}
     inside = {c for found in under.values() for c in found}
     return [c for c in changes if c not in inside], [p for p, found in under.items() if not found]
@@ -158,7 +158,7 @@ def test_parameters_are_those_of_the_feature(world):
         for model, variant, before, after in world(feature.name, experiment_of):
             if not variant.endswith("-0") or (feature.role != "FeedForward" and not model.endswith("1")):
                 continue
-            old, new = (flatten_paths(sm.param_specs(cfg.model.build())) for cfg in (before, after))
+            old, new = (flatten_paths(kn.param_specs(cfg.model.build())) for cfg in (before, after))
             if feature.role != "FeedForward":
                 assert {p: s.shape for p, s in old.items()} == {p: s.shape for p, s in new.items()}, model
                 continue
@@ -176,8 +176,8 @@ def test_rotary_variants_turn_by_position_differences(world, name):
         q, k = jax.random.normal(jax.random.key(0), (2, 1, 4, 2, 16))
 
         def scores(offset, positions=positions, q=q, k=k):
-            (turned, _), _ = sm.functional(positions, "rotate")({}, {}, q, k, jnp.arange(4)[None] + offset)
-            (_, keys), _ = sm.functional(positions, "rotate")({}, {}, q, k, jnp.arange(4)[None] + offset)
+            (turned, _), _ = kn.functional(positions, "rotate")({}, {}, q, k, jnp.arange(4)[None] + offset)
+            (_, keys), _ = kn.functional(positions, "rotate")({}, {}, q, k, jnp.arange(4)[None] + offset)
             return turned, jnp.einsum("bthd,bshd->bhts", turned, keys)
 
         turned, near = scores(0)
@@ -188,7 +188,7 @@ def test_rotary_variants_turn_by_position_differences(world, name):
 
 def test_all_at_once_train(world):
     """Partial RoPE, the mixture and Muon together, in a model whose feed-forward was its own package's."""
-    cfg = experiment_of(sm.component("models", "zoo-1")())
+    cfg = experiment_of(kn.component("models", "zoo-1")())
     assert cfg.model.stack.layer.feed_forward._target.__module__ == "zoo.two_branches"
     for feature in ("partial-rope", "top2-moe", "muon"):
         cfg = configured(f"{feature}-0", {})(cfg)
@@ -216,14 +216,14 @@ SHIPPED = {
 
 
 def catalogued_models():
-    return sorted(s.name for s in host().components("models") if s.distribution.startswith("sashimono-"))
+    return sorted(s.name for s in host().components("models") if s.distribution.startswith("kanawa-"))
 
 
 @pytest.mark.parametrize("modifier", SHIPPED)
 def test_one_line_reaches_every_catalogued_model(modifier):
     role, reached, without = SHIPPED[modifier], 0, []
     for model in catalogued_models():
-        before = experiment_of_any(sashimono.component("models", model)())
+        before = experiment_of_any(kanawa.component("models", model)())
         paths = outermost(before, role)
         try:
             after = applied(before.clone(), modifier)
@@ -239,10 +239,10 @@ def test_one_line_reaches_every_catalogued_model(modifier):
     assert reached > len(without)
 
 
-class AnyModel(sm.Config):
+class AnyModel(kn.Config):
     """An experiment around any catalogued config: some are no language models."""
 
-    model: sm.Config = sm.REQUIRED
+    model: kn.Config = kn.REQUIRED
     learner: Learner.Config = Learner.Config()
 
 

@@ -1,4 +1,4 @@
-"""`sashimono new plugin` writes packages that build, install, pass their own tests and are listed."""
+"""`kanawa new plugin` writes packages that build, install, pass their own tests and are listed."""
 
 import os
 import subprocess

@@ -6,10 +6,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import jax
 import numpy as np
-from sashimono.arrays.tree import flatten_paths
-from sashimono.compose import compose
-from sashimono.compose.environment import environment
-from sashimono.contracts import Batch
+from kanawa.arrays.tree import flatten_paths
+from kanawa.compose import compose
+from kanawa.compose.environment import environment
+from kanawa.contracts import Batch
 
 
 def two_updates(*modifiers):

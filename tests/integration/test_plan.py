@@ -1,4 +1,4 @@
-"""`sashimono plan` from end to end: the JSON's contract, the same step that trains, bad input before any compiler."""
+"""`kanawa plan` from end to end: the JSON's contract, the same step that trains, bad input before any compiler."""
 
 import math
 import os
@@ -73,7 +73,7 @@ def test_a_saved_program_warms_a_run(installation, monkeypatch):
         (["plan", "tiny", "--on", "cpu-8", "--modify", 'mesh:axes={"fsdp":16}'], ["execution.mesh.axes", "8"]),
         (["plan", "tiny", "--on", "cpu-8", "--modify", 'mesh:axes={"fdsp":-1}'], ["'fdsp'", "did you mean 'fsdp'"]),
         (["plan", "tiny", "--on", "cpu", "--prices", "none.toml"], ["none.toml", "expected device names to prices"]),
-        (["plan", "tiny", "--on", "h100-8,v5p-8"], ["sashimono-backends-gpu[compile]", "sashimono-backends-tpu[tpu]"]),
+        (["plan", "tiny", "--on", "h100-8,v5p-8"], ["kanawa-backends-gpu[compile]", "kanawa-backends-tpu[tpu]"]),
     ],
     ids=lambda value: " ".join(value)[5:60] if isinstance(value, list) else None,
 )
@@ -87,7 +87,7 @@ def test_all_problems_at_once_before_anything_compiles(installation, arguments, 
 
 def test_help_has_an_example(installation):
     done = installation.run("plan", "--help")
-    assert "sashimono plan llama2-7b --on v5p-512" in done.stdout
+    assert "kanawa plan llama2-7b --on v5p-512" in done.stdout
 
 
 @pytest.mark.nightly

@@ -30,7 +30,7 @@ def trained(with_example):
 
 def offered(installation, kind):
     components = installation.json("list", kind)
-    return {c["name"]: c for c in components if c["distribution"] == "sashimono-example-layer"}
+    return {c["name"]: c for c in components if c["distribution"] == "kanawa-example-layer"}
 
 
 def chosen(events):
@@ -62,7 +62,7 @@ def test_it_is_trained_with_and_its_kernel_is_chosen(trained):
     assert len(losses(events)) == 2
     config = json.loads((trained.folder / "run" / "config.json").read_text())
     layer = config["model"]["stack"]["layer"]["feed_forward"]
-    assert layer["$type"].startswith("sashimono_example_layer")
+    assert layer["$type"].startswith("kanawa_example_layer")
 
 
 def test_its_kernel_gives_the_loss_of_the_reference(trained):
@@ -86,5 +86,5 @@ def test_a_run_made_with_it_says_so_when_it_is_gone(trained):
     without = dataclasses.replace(trained, plugins=trained.folder / "uninstalled")
     done = without.run("generate", "run", "--prompt", "def ")
     assert done.returncode != 0
-    assert "sashimono_example_layer" in done.stderr or "sashimono-example-layer" in done.stderr
+    assert "kanawa_example_layer" in done.stderr or "kanawa-example-layer" in done.stderr
     assert "Traceback" not in done.stderr

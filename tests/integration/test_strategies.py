@@ -11,19 +11,19 @@ if "device_count" not in os.environ.get("XLA_FLAGS", ""):
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.arrays.shardings import array_sharding, param_shardings, replicated
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import BATCH_AXES, Batch
-from sashimono.module import param_specs
-from sashimono_parallel.mesh import StandardMesh
-from sashimono_parallel.modifiers import strategies_for
-from sashimono_parallel.strategies.all_gather import AllGatherAttention
-from sashimono_parallel.strategies.ring import RingAttention
-from sashimono_parallel.strategies.ulysses import UlyssesAttention
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.shardings import array_sharding, param_shardings, replicated
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import BATCH_AXES, Batch
+from kanawa.module import param_specs
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.modifiers import strategies_for
+from kanawa_parallel.strategies.all_gather import AllGatherAttention
+from kanawa_parallel.strategies.ring import RingAttention
+from kanawa_parallel.strategies.ulysses import UlyssesAttention
 
 ROWS, LENGTH, VOCAB = 8, 32, 64
 
@@ -63,13 +63,13 @@ CASES = [
 
 def model(kind):
     """Returns a small Llama, with eight experts a layer for "mixture"."""
-    cfg = sm.component("models", "llama-tiny")()
+    cfg = kn.component("models", "llama-tiny")()
     cfg.set(vocab_size=VOCAB, input_dim=32)
     cfg.stack.set(num_layers=2)
     cfg.stack.layer.attention.set(num_heads=4, num_kv_heads=2)
     cfg.stack.layer.feed_forward.set(hidden_dim=64)
     if kind == "mixture":
-        cfg = sm.component("modifiers", "moe").Config(num_experts=8, top_k=2).build()(cfg)
+        cfg = kn.component("modifiers", "moe").Config(num_experts=8, top_k=2).build()(cfg)
     return cfg.freeze().build()
 
 
@@ -89,7 +89,7 @@ def packed_batch():
 
 def loss_and_gradients(module, params, batch):
     def loss(p):
-        outputs = sm.functional(module)(p, {}, batch, key=jax.random.key(0), train=True)[1]
+        outputs = kn.functional(module)(p, {}, batch, key=jax.random.key(0), train=True)[1]
         return outputs.total_loss()
 
     return jax.value_and_grad(loss)(params)
@@ -99,7 +99,7 @@ def loss_and_gradients(module, params, batch):
 def one_device(kind):
     """Returns a kind of model, its parameters, and what one device computes."""
     module = model(kind)
-    params = jax.jit(lambda key: sm.initialize(module, key))(jax.random.key(0))
+    params = jax.jit(lambda key: kn.initialize(module, key))(jax.random.key(0))
     batch = jax.tree.map(jnp.asarray, packed_batch())
     return module, params, jax.jit(lambda p, b: loss_and_gradients(module, p, b))(params, batch)
 

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths, unflatten_paths
-from sashimono.compose.modifiers import apply_modifier
-from sashimono.contracts import Batch, StoredModel
-from sashimono_layers.convert.huggingface import HuggingFaceStore
-from sashimono_runtime.serve.imported import fitted, imported_experiment
-from sashimono_runtime.train.trainer import Trainer
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.compose.modifiers import apply_modifier
+from kanawa.contracts import Batch, StoredModel
+from kanawa_layers.convert.huggingface import HuggingFaceStore
+from kanawa_runtime.serve.imported import fitted, imported_experiment
+from kanawa_runtime.train.trainer import Trainer
 
 FIXTURE = Path(__file__).parents[2] / "packages/layers/tests/fixtures/llama"
 TOKENS = jnp.array([[(5 * t + r) % 64 for t in range(9)] for r in range(4)], jnp.int32)
 
 
 def predict(module, params):
-    return np.asarray(jax.jit(lambda p: sm.functional(module, "predict")(p, {}, TOKENS)[0])(params))
+    return np.asarray(jax.jit(lambda p: kn.functional(module, "predict")(p, {}, TOKENS)[0])(params))
 
 
 @pytest.mark.parametrize("name", ["lora", "qlora"])

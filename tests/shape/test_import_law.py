@@ -7,13 +7,13 @@ import ast
 from collections.abc import Iterator
 
 IMPORT_NAMES = {
-    "core": "sashimono",
-    "layers": "sashimono_layers",
-    "parallel": "sashimono_parallel",
-    "backends-gpu": "sashimono_backends_gpu",
-    "backends-tpu": "sashimono_backends_tpu",
-    "backends-neuron": "sashimono_backends_neuron",
-    "runtime": "sashimono_runtime",
+    "core": "kanawa",
+    "layers": "kanawa_layers",
+    "parallel": "kanawa_parallel",
+    "backends-gpu": "kanawa_backends_gpu",
+    "backends-tpu": "kanawa_backends_tpu",
+    "backends-neuron": "kanawa_backends_neuron",
+    "runtime": "kanawa_runtime",
 }
 # A module may import its own rank and those before it; testing and cli don't know each other.
 RANKS = (
@@ -29,7 +29,7 @@ RANKS = (
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
-FACADE = "sashimono"
+FACADE = "kanawa"
 WITHOUT_JAX = {"_version", "errors", "config", "plugins"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "numpy", "jaxtyping"}
 
@@ -90,7 +90,7 @@ def test_tests_of_a_package_import_only_it_and_core(package_tests):
 
 
 def test_every_part_of_core_has_a_rank(sources):
-    parts = {source.module.split(".")[1] for source in sources if source.module.startswith("sashimono.")}
+    parts = {source.module.split(".")[1] for source in sources if source.module.startswith("kanawa.")}
     assert parts <= set(RANK), f"give these a rank: {sorted(parts - set(RANK))}"
 
 
@@ -128,7 +128,7 @@ def test_config_and_plugins_know_no_arrays(sources):
 
 
 def test_an_upward_import_inside_a_function_is_seen():
-    tree = ast.parse("def f():\n    from sashimono.cli import main\n    from ..kernels import x\n")
-    names = [name for _, name in imports(tree, "sashimono.config.node", is_package=False)]
-    assert names == ["sashimono.cli.main", "sashimono.kernels.x"]
+    tree = ast.parse("def f():\n    from kanawa.cli import main\n    from ..kernels import x\n")
+    names = [name for _, name in imports(tree, "kanawa.config.node", is_package=False)]
+    assert names == ["kanawa.cli.main", "kanawa.kernels.x"]
     assert [subpackage(name) for name in names] == ["cli", "kernels"]

@@ -13,7 +13,7 @@ PLUGIN_MODULES = sorted(
     ".".join(path.relative_to(path.parents[1]).with_suffix("").parts)
     for path in (ROOT / "packages").glob("*/src/*/plugin.py")
 )
-OURS = {"sashimono", *(module.split(".")[0] for module in PLUGIN_MODULES)}
+OURS = {"kanawa", *(module.split(".")[0] for module in PLUGIN_MODULES)}
 
 PROBE = """
 import json, sys
@@ -37,19 +37,19 @@ def third_party(modules: set[str]) -> set[str]:
     return tops - set(sys.stdlib_module_names) - OURS
 
 
-def test_importing_sashimono_loads_no_third_party_module():
-    modules = loaded("import sashimono")
-    assert "sashimono" in modules
+def test_importing_kanawa_loads_no_third_party_module():
+    modules = loaded("import kanawa")
+    assert "kanawa" in modules
     assert third_party(modules) == set()
 
 
 def test_config_and_plugins_load_no_jax():
-    modules = loaded("import sashimono.config, sashimono.plugins; sashimono.plugins.host")
+    modules = loaded("import kanawa.config, kanawa.plugins; kanawa.plugins.host")
     assert not third_party(modules) & {"jax", "jaxlib", "numpy", "jaxtyping"}
 
 
 def test_the_command_line_starts_without_jax():
-    modules = loaded("import sashimono.cli.main")
+    modules = loaded("import kanawa.cli.main")
     assert not third_party(modules) & {"jax", "jaxlib", "numpy", "optax", "orbax", "grain", "rich"}
 
 
@@ -59,12 +59,12 @@ def test_a_plugin_module_imports_the_host_and_the_standard_library(module):
     modules = loaded(f"import {module}")
     assert third_party(modules) <= {"pluggy"}
     ours = {name for name in modules if name.split(".")[0] in OURS}
-    foreign = {n for n in ours if n.split(".")[0] not in ("sashimono", package)}
+    foreign = {n for n in ours if n.split(".")[0] not in ("kanawa", package)}
     assert not foreign
-    core = {name for name in ours if name.startswith("sashimono.")}
+    core = {name for name in ours if name.startswith("kanawa.")}
     assert all(n.split(".")[1] in ("plugins", "errors", "_version") for n in core), sorted(core)
 
 
 def test_the_probe_sees_what_it_should():
     assert "json.tool" in loaded("import json.tool")
-    assert third_party({"numpy.linalg", "os.path", "sashimono.config"}) == {"numpy"}
+    assert third_party({"numpy.linalg", "os.path", "kanawa.config"}) == {"numpy"}

@@ -17,20 +17,20 @@ PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir())
 CORE_REQUIRES = {"jax", "jaxtyping", "pluggy", "importlib-metadata", "packaging"}
 VENDOR = re.compile(r"^(jax-cuda|jaxlib|libtpu|.*-pjrt$|libneuronxla)")
 UNASKED = {"tensorflow", "tokamax", "qwix", "flax", "torch"}
-HOOKS = "sashimono.plugins"
+HOOKS = "kanawa.plugins"
 
 
 def import_name(package: str) -> str:
-    return "sashimono" if package == "core" else f"sashimono_{package.replace('-', '_')}"
+    return "kanawa" if package == "core" else f"kanawa_{package.replace('-', '_')}"
 
 
 class Wheel:
     """A built wheel: its files, metadata and entry points."""
 
     def __init__(self, package: str) -> None:
-        folder = os.environ.get("SASHIMONO_WHEELS")
+        folder = os.environ.get("KANAWA_WHEELS")
         assert folder, "run these with `nox -s shape`, which builds the wheels"
-        (path,) = pathlib.Path(folder).glob(f"sashimono_{package.replace('-', '_')}-*.whl")
+        (path,) = pathlib.Path(folder).glob(f"{import_name(package)}-*.whl")
         self.archive = zipfile.ZipFile(path)
         self.names = self.archive.namelist()
         (info,) = {name.split("/")[0] for name in self.names if ".dist-info/" in name}
@@ -110,13 +110,13 @@ def test_jax_window_is_the_same_everywhere(package, wheel):
 
 def test_plugins_take_core_over_three_minors(package, wheel):
     if package == "core":
-        lower_only = [r for r in wheel.requires if r.name.startswith("sashimono")]
+        lower_only = [r for r in wheel.requires if r.name.startswith("kanawa")]
         assert all(str(r.specifier).startswith(">=") and "," not in str(r.specifier) for r in lower_only)
         return
-    (core,) = (r for r in wheel.requires if r.name == "sashimono-core")
+    (core,) = (r for r in wheel.requires if r.name == "kanawa")
     bounds = {s.operator: s.version.split(".") for s in core.specifier}
     assert int(bounds["<"][1]) == int(bounds[">="][1]) + 3
-    siblings = {r.name for r in wheel.requires if r.name.startswith("sashimono")} - {"sashimono-core"}
+    siblings = {r.name for r in wheel.requires if r.name.startswith("kanawa")} - {"kanawa"}
     assert not siblings, "plugins meet through core only"
 
 
@@ -149,8 +149,20 @@ def test_component_groups_carry_objects_and_hooks_a_module(package, wheel):
             if group == HOOKS:
                 assert value == f"{import_name(package)}.plugin"
                 assert key == package
-            elif group.startswith("sashimono."):
+            elif group.startswith("kanawa."):
                 assert ":" in value, f"[{group}] {key}: components are module:object"
+
+
+def test_wheel_and_source_say_whose_they_are_and_on_what_terms(package, wheel):
+    licence = (ROOT / "LICENSE").read_text()
+    assert (ROOT / "packages" / package / "LICENSE").read_text() == licence
+    (name,) = (name for name in wheel.names if name.endswith("/LICENSE"))
+    assert wheel.read(name) == licence
+    assert wheel.metadata["License-Expression"] == "Apache-2.0"
+    assert wheel.metadata["Author"] == "The Kanawa authors"
+    assert wheel.metadata["Keywords"]
+    assert wheel.metadata.get_all("Classifier")
+    assert not wheel.metadata.get_all("Project-URL"), "there is no home yet to point at"
 
 
 def test_wheel_holds_every_source_file_and_nothing_else(package, wheel):

@@ -1,11 +1,11 @@
 """What a GPU selector means, and that the figures hang together."""
 
 import pytest
-from sashimono.compose.target import parse_target
-from sashimono.errors import TargetError
-from sashimono_backends_gpu.device import DEVICES
-from sashimono_backends_gpu.target_config import SILICON, target_config
-from sashimono_backends_gpu.topology import arrangement
+from kanawa.compose.target import parse_target
+from kanawa.errors import TargetError
+from kanawa_backends_gpu.device import DEVICES
+from kanawa_backends_gpu.target_config import SILICON, target_config
+from kanawa_backends_gpu.topology import arrangement
 
 # selector: GPUs, hosts, what XLA calls the arrangement
 TABLE = {

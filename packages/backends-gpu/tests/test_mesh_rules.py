@@ -1,7 +1,7 @@
 """Golden: the mesh and remat policy for each number of GPUs and model size."""
 
 import pytest
-from sashimono.testing.backend import mesh_row
+from kanawa.testing.backend import mesh_row
 
 SAVE = "save_qkv_and_output"
 TABLE = {

@@ -1,7 +1,7 @@
 """The backend passes the kit that strangers' backends pass."""
 
-from sashimono.testing.backend import BackendConformance
+from kanawa.testing.backend import BackendConformance
 
 
 class TestBackend(BackendConformance):
-    distribution = "sashimono-backends-gpu"
+    distribution = "kanawa-backends-gpu"

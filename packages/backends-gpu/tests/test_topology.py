@@ -3,19 +3,19 @@
 import re
 
 import pytest
-from sashimono.compose.target import parse_target
-from sashimono.errors import TargetError
-from sashimono_backends_gpu import plugin, topology
+from kanawa.compose.target import parse_target
+from kanawa.errors import TargetError
+from kanawa_backends_gpu import plugin, topology
 
 
 def test_missing_wheels():
     missing = topology.missing_wheels()
     if not missing:
         pytest.skip("the GPU compiler is installed: see tests/aot")
-    text = f'missing: {", ".join(missing)}; run: pip install "sashimono-backends-gpu[compile]"'
+    text = f'missing: {", ".join(missing)}; run: pip install "kanawa-backends-gpu[compile]"'
     with pytest.raises(TargetError, match=re.escape(text)):
-        plugin.sashimono_topology(parse_target("h100-8"))
+        plugin.kanawa_topology(parse_target("h100-8"))
 
 
 def test_other_targets_are_not_ours():
-    assert plugin.sashimono_topology(parse_target("cpu")) is None
+    assert plugin.kanawa_topology(parse_target("cpu")) is None

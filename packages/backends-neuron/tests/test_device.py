@@ -1,8 +1,8 @@
 """What a Trainium selector means, and that the figures hang together."""
 
 import pytest
-from sashimono.compose.target import parse_target
-from sashimono.errors import TargetError
+from kanawa.compose.target import parse_target
+from kanawa.errors import TargetError
 
 # selector: chips, JAX devices, hosts
 TABLE = {

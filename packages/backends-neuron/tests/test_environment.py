@@ -1,8 +1,8 @@
 """The runtime's variables, as AWS's guides spell them."""
 
 import pytest
-from sashimono.errors import UsageError
-from sashimono_backends_neuron.environment import compiler_flags, runtime_environment
+from kanawa.errors import UsageError
+from kanawa_backends_neuron.environment import compiler_flags, runtime_environment
 
 
 def test_one_process_an_instance():

@@ -1,7 +1,7 @@
 """Golden: the mesh and remat policy for each number of chips and model size."""
 
 import pytest
-from sashimono.testing.backend import mesh_row
+from kanawa.testing.backend import mesh_row
 
 TABLE = {
     ("trn1-32", 1e9): ({"fsdp": -1, "tensor": 2}, {}, ""),

@@ -1,9 +1,9 @@
 """What a TPU selector means, and that the figures hang together."""
 
 import pytest
-from sashimono.compose.target import parse_target
-from sashimono.errors import TargetError
-from sashimono_backends_tpu.device import DEVICES
+from kanawa.compose.target import parse_target
+from kanawa.errors import TargetError
+from kanawa_backends_tpu.device import DEVICES
 
 # selector: chips, JAX devices, hosts, slices, topology
 TABLE = {

@@ -1,7 +1,7 @@
 """Golden: the mesh and remat policy for each slice and model size."""
 
 import pytest
-from sashimono.testing.backend import mesh_row
+from kanawa.testing.backend import mesh_row
 
 TABLE = {
     ("v5e-1", 1e8): ({}, {}, ""),

@@ -18,13 +18,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 @pytest.fixture
 def fake_distribution(tmp_path, monkeypatch):
     """Returns a function that installs fake distributions: real metadata, a fresh host."""
-    from sashimono.plugins import PluginHost, set_host
+    from kanawa.plugins import PluginHost, set_host
 
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.delenv("SASHIMONO_SKIP_PLUGINS", raising=False)
-    monkeypatch.delenv("SASHIMONO_STRICT_PLUGINS", raising=False)
+    monkeypatch.delenv("KANAWA_SKIP_PLUGINS", raising=False)
+    monkeypatch.delenv("KANAWA_STRICT_PLUGINS", raising=False)
     before = set(sys.modules)
 
     def install(name, entry_points=None, modules=None, version="1.0", requires=(), folder=site):

@@ -3,36 +3,36 @@
 import ast
 import inspect
 
+import kanawa as kn
 import pytest
-import sashimono as sm
 
 
 def test_every_promised_name_resolves():
     missing = []
-    for name in sm.__all__:
+    for name in kn.__all__:
         try:
-            getattr(sm, name)
+            getattr(kn, name)
         except (ImportError, AttributeError) as error:
             missing.append(f"{name}: {error}")
     assert not missing
 
 
 def test_type_checkers_see_what_is_promised():
-    tree = ast.parse(inspect.getsource(sm))
+    tree = ast.parse(inspect.getsource(kn))
     (block,) = [n for n in tree.body if isinstance(n, ast.If)]
     declared = {f"{n.module}.{a.name}" for n in block.body for a in n.names}
-    assert declared == {f"sashimono.{module}.{name}" for name, module in sm._HOME.items()}
+    assert declared == {f"kanawa.{module}.{name}" for name, module in kn._HOME.items()}
 
 
 def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'sashimono' has no attribute 'Modul'"):
-        sm.Modul  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'kanawa' has no attribute 'Modul'"):
+        kn.Modul  # noqa: B018
 
 
 def test_compose_is_callable_however_its_package_was_imported():
-    import sashimono.compose as package
-    import sashimono.compose.target  # noqa: F401
+    import kanawa.compose as package
+    import kanawa.compose.target  # noqa: F401
 
-    assert package.parse_target is sm.parse_target
-    with pytest.raises(sm.SashimonoError, match="no installed distribution provides 'nowhere'"):
-        sm.compose("nowhere")
+    assert package.parse_target is kn.parse_target
+    with pytest.raises(kn.KanawaError, match="no installed distribution provides 'nowhere'"):
+        kn.compose("nowhere")

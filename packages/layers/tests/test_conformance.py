@@ -1,67 +1,67 @@
 """Every layer of the package passes through the conformance kit that strangers use."""
 
-import sashimono as sm
-from sashimono.testing.mixer import MixerConformance
-from sashimono.testing.modifier import ModifierConformance
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
-from sashimono_layers.basic.layer_norm import LayerNorm
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.basic.rms_norm import RMSNorm
-from sashimono_layers.feedforward.gated import GatedFeedForward
-from sashimono_layers.feedforward.plain import PlainFeedForward
-from sashimono_layers.modifiers.mixture import MoE
-from sashimono_layers.modifiers.rotary import Rope, RopeLinear, RopeLlama3, RopeNTK
-from sashimono_layers.moe.mixture import MixtureOfExperts
-from sashimono_layers.positions.none import NoPositions
-from sashimono_layers.recipes.llama import llama_tiny
-from sashimono_layers.stack.pre_norm import PreNormBlock
-from sashimono_layers.stack.repeated import RepeatedStack
+import kanawa as kn
+from kanawa.testing.mixer import MixerConformance
+from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.modifiers.mixture import MoE
+from kanawa_layers.modifiers.rotary import Rope, RopeLinear, RopeLlama3, RopeNTK
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.recipes.llama import llama_tiny
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
 
 from .token_layers import OnTokens, WithSequences
 
 
 class TestRMSNorm(OnTokens):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return RMSNorm.Config(input_dim=16)
 
 
 class TestLayerNorm(OnTokens):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return LayerNorm.Config(input_dim=16)
 
 
 class TestLinear(OnTokens):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return Linear.Config(input_shape=(16,), output_shape=(2, 4), axes=("embed", "heads", "head_dim"), bias=True)
 
 
 class TestGatedFeedForward(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return GatedFeedForward.Config(input_dim=16, hidden_dim=24)
 
 
 class TestPlainFeedForward(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return PlainFeedForward.Config(input_dim=16, hidden_dim=24)
 
 
 class TestMixtureOfExperts(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return MixtureOfExperts.Config(input_dim=16, hidden_dim=24, num_experts=4)
 
 
 class TestGroupedQueryAttention(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
 
 
 class TestGroupedQueryAttentionWithItsCache(MixerConformance):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return GroupedQueryAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2)
 
 
 class TestMultiHeadWindowedNormed(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return GroupedQueryAttention.Config(
             input_dim=16,
             num_heads=2,
@@ -81,46 +81,46 @@ def _block() -> PreNormBlock.Config:
 
 
 class TestPreNormBlock(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return _block().set(input_dim=16)
 
 
 class TestScannedStack(WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return RepeatedStack.Config(input_dim=16, num_layers=3, layer=_block())
 
 
 class _OnLlama(ModifierConformance):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return llama_tiny()
 
 
 class TestMoE(_OnLlama):
     touches = ("stack.layer.feed_forward", "stack.layer.feed_forward.**")
 
-    def modifier(self) -> sm.Modifier:
+    def modifier(self) -> kn.Modifier:
         return MoE.Config(num_experts=4).build()
 
 
 class TestRope(_OnLlama):
     touches = ("stack.layer.attention.positions", "stack.layer.attention.positions.**")
 
-    def modifier(self) -> sm.Modifier:
+    def modifier(self) -> kn.Modifier:
         return Rope.Config(theta=5e5, fraction=0.5).build()
 
 
 class TestRopeLinear(_OnLlama):
     touches = ("stack.layer.attention.positions.scaling", "stack.layer.attention.positions.scaling.**")
 
-    def modifier(self) -> sm.Modifier:
+    def modifier(self) -> kn.Modifier:
         return RopeLinear.Config().build()
 
 
 class TestRopeNTK(TestRopeLinear):
-    def modifier(self) -> sm.Modifier:
+    def modifier(self) -> kn.Modifier:
         return RopeNTK.Config().build()
 
 
 class TestRopeLlama3(TestRopeLinear):
-    def modifier(self) -> sm.Modifier:
+    def modifier(self) -> kn.Modifier:
         return RopeLlama3.Config().build()

@@ -1,8 +1,8 @@
 """The distribution passes the kit that strangers' plugins pass."""
 
-from sashimono.testing.plugin import PluginConformance
+from kanawa.testing.plugin import PluginConformance
 
 
 class TestPlugin(PluginConformance):
-    distribution = "sashimono-layers"
+    distribution = "kanawa-layers"
     own_kinds = ("model_stores", "hf_families")

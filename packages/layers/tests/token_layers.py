@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from sashimono.contracts import Sequences
-from sashimono.testing.layer import LayerConformance
+from kanawa.contracts import Sequences
+from kanawa.testing.layer import LayerConformance
 
 
 class OnTokens(LayerConformance):

@@ -2,21 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import Batch
-from sashimono.errors import ConfigError
-from sashimono.testing.tiny import TinyLM
-from sashimono_parallel.accumulate import Accumulate
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import Batch
+from kanawa.errors import ConfigError
+from kanawa.testing.tiny import TinyLM
+from kanawa_parallel.accumulate import Accumulate
 
 MODEL = TinyLM.Config().build()
-PARAMS = sm.initialize(MODEL, jax.random.key(0))
+PARAMS = kn.initialize(MODEL, jax.random.key(0))
 
 
 def loss(params, state, batch, key):
-    return sm.functional(MODEL)(params, state, batch, key=key, train=True)[1]
+    return kn.functional(MODEL)(params, state, batch, key=key, train=True)[1]
 
 
 def batch():

@@ -1,22 +1,22 @@
 """A mesh that doesn't fit is explained whole: every axis, its config path and the sizes that would do."""
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.contracts import ExecutionConfig, FeedForward
-from sashimono.testing.tiny import TinyLM
-from sashimono_parallel.divisibility import mesh_problems
-from sashimono_parallel.mesh import StandardMesh
-from sashimono_parallel.modifiers import strategies_for
-from sashimono_parallel.strategies.fsdp import FSDP
-from sashimono_parallel.strategies.ring import RingAttention
-from sashimono_parallel.strategies.tensor import TensorParallel
+from kanawa.contracts import ExecutionConfig, FeedForward
+from kanawa.testing.tiny import TinyLM
+from kanawa_parallel.divisibility import mesh_problems
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.modifiers import strategies_for
+from kanawa_parallel.strategies.fsdp import FSDP
+from kanawa_parallel.strategies.ring import RingAttention
+from kanawa_parallel.strategies.tensor import TensorParallel
 
 
-class Rows(sm.Config):
+class Rows(kn.Config):
     sequence_length: int = 16
 
 
-class Job(sm.Config):
+class Job(kn.Config):
     """What a trainer's config has of a batch and a mesh."""
 
     model: TinyLM.Config = TinyLM.Config(input_dim=12, vocab_size=64)

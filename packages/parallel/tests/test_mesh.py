@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sashimono.errors import ShardingError
-from sashimono_parallel.mesh import StandardMesh, resolved_axes
+from kanawa.errors import ShardingError
+from kanawa_parallel.mesh import StandardMesh, resolved_axes
 
 
 def shape(devices, slices=1, **fields):

@@ -1,18 +1,18 @@
 """The `mesh` modifier: strategies follow the axes, a later mesh's replace an earlier one's, a user's own stay."""
 
-import sashimono as sm
-from sashimono.contracts import ExecutionConfig
-from sashimono_parallel.modifiers import Mesh
-from sashimono_parallel.strategies.all_gather import AllGatherAttention
-from sashimono_parallel.strategies.data import DataParallel
-from sashimono_parallel.strategies.expert import ExpertParallel
-from sashimono_parallel.strategies.fsdp import FSDP
-from sashimono_parallel.strategies.pipeline import Pipeline
-from sashimono_parallel.strategies.ring import RingAttention
-from sashimono_parallel.strategies.tensor import TensorParallel
+import kanawa as kn
+from kanawa.contracts import ExecutionConfig
+from kanawa_parallel.modifiers import Mesh
+from kanawa_parallel.strategies.all_gather import AllGatherAttention
+from kanawa_parallel.strategies.data import DataParallel
+from kanawa_parallel.strategies.expert import ExpertParallel
+from kanawa_parallel.strategies.fsdp import FSDP
+from kanawa_parallel.strategies.pipeline import Pipeline
+from kanawa_parallel.strategies.ring import RingAttention
+from kanawa_parallel.strategies.tensor import TensorParallel
 
 
-class Job(sm.Config):
+class Job(kn.Config):
     """As much of a workload as the modifier touches."""
 
     execution: ExecutionConfig = ExecutionConfig()

@@ -1,7 +1,7 @@
 """The distribution passes the kit that strangers' plugins pass."""
 
-from sashimono.testing.plugin import PluginConformance
+from kanawa.testing.plugin import PluginConformance
 
 
 class TestPlugin(PluginConformance):
-    distribution = "sashimono-parallel"
+    distribution = "kanawa-parallel"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from sashimono_parallel.remat import POLICIES, OffloadNames
+from kanawa_parallel.remat import POLICIES, OffloadNames
 
 W = jax.random.normal(jax.random.key(0), (2, 8, 8))
 

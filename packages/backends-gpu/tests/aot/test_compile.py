@@ -1,6 +1,6 @@
 """Compiles for GPUs that aren't there: kernels, options, a sharded step on one host and many.
 
-Slow, and needs the CUDA wheels: SASHIMONO_AOT=1 python -m pytest packages/backends-gpu/tests/aot
+Slow, and needs the CUDA wheels: KANAWA_AOT=1 python -m pytest packages/backends-gpu/tests/aot
 """
 
 import os
@@ -12,24 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.compose.compiler_options import checked
-from sashimono.compose.target import parse_target
-from sashimono.kernels import CAUSAL, FULL, attention, grouped_matmul, sliding_window
-from sashimono_backends_gpu import plugin
-from sashimono_backends_gpu.topology import missing_wheels
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.compose.compiler_options import checked
+from kanawa.compose.target import parse_target
+from kanawa.kernels import CAUSAL, FULL, attention, grouped_matmul, sliding_window
+from kanawa_backends_gpu import plugin
+from kanawa_backends_gpu.topology import missing_wheels
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"),
+    pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),
     pytest.mark.skipif(
         bool(missing_wheels()),
-        reason='no GPU compiler: pip install "sashimono-backends-gpu[compile]"',
+        reason='no GPU compiler: pip install "kanawa-backends-gpu[compile]"',
     ),
 ]
 
 
 def mesh_for(selector: str, axis: str) -> Mesh:
-    devices = plugin.sashimono_topology(parse_target(selector))
+    devices = plugin.kanawa_topology(parse_target(selector))
     assert len(devices) == parse_target(selector).jax_devices
     return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
 
@@ -115,7 +115,7 @@ def lowered_step(mesh: Mesh) -> jax.stages.Lowered:
 @pytest.mark.parametrize("selector", ["h100", "a100-8", "a100_40gb-8", "h100-8", "h200-8", "b200-8", "h100-64"])
 def test_a_sharded_step_with_the_recommended_options(selector):
     mesh = mesh_for(selector, "fsdp")
-    options = plugin.sashimono_compiler_options(parse_target(selector).device, "train")
+    options = plugin.kanawa_compiler_options(parse_target(selector).device, "train")
     program = lowered_step(mesh).compile(compiler_options=options)
     share = 4 * 2048 * 2048 * 2 // mesh.size
     assert share <= program.memory_analysis().argument_size_in_bytes < 2 * share + 2**20
@@ -124,7 +124,7 @@ def test_a_sharded_step_with_the_recommended_options(selector):
 
 @pytest.mark.parametrize("purpose", ["train", "decode"])
 def test_every_option_is_accepted(purpose):
-    options = plugin.sashimono_compiler_options(parse_target("h100").device, purpose)
+    options = plugin.kanawa_compiler_options(parse_target("h100").device, purpose)
     mesh = mesh_for("h100-8", "data")
     split = NamedSharding(mesh, PartitionSpec("data"))
     shape = jax.ShapeDtypeStruct((1024,), jnp.float32)

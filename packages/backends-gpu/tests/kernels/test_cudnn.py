@@ -6,9 +6,9 @@ import inspect
 import jax
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-from sashimono.kernels.attention.problem import AttentionProblem
-from sashimono.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
-from sashimono_backends_gpu.kernels.attention.cudnn import CudnnAttention
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa_backends_gpu.kernels.attention.cudnn import CudnnAttention
 
 PLAIN = AttentionProblem(
     batch=2,
@@ -73,7 +73,7 @@ def test_the_rules_of_jax_are_the_ones_that_were_compiled():
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("case", SUPPORTED)
 def test_against_the_reference(case):
-    from sashimono.kernels.attention.reference import ReferenceAttention
+    from kanawa.kernels.attention.reference import ReferenceAttention
 
     problem = dataclasses.replace(PLAIN, **SUPPORTED[case])
     heads = {"q": problem.num_heads, "k": problem.num_kv_heads, "v": problem.num_kv_heads}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from sashimono.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
-from sashimono_backends_gpu.kernels.grouped_matmul.tiles import RowTiles
-from sashimono_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
+from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa_backends_gpu.kernels.grouped_matmul.tiles import RowTiles
+from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
 
 
 class Interpreted(TritonGroupedMatmul):

@@ -1,6 +1,6 @@
 """Compiles for TPUs that aren't there, with libtpu: kernels, every option, a sharded step.
 
-Slow, and needs the wheel libtpu: SASHIMONO_AOT=1 python -m pytest packages/backends-tpu/tests/aot
+Slow, and needs the wheel libtpu: KANAWA_AOT=1 python -m pytest packages/backends-tpu/tests/aot
 """
 
 import os
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.compose.compiler_options import checked
-from sashimono.compose.target import parse_target
-from sashimono.errors import TargetError
-from sashimono.kernels import CAUSAL, attention, grouped_matmul, sliding_window
-from sashimono_backends_tpu import plugin
-from sashimono_backends_tpu.topology import has_compiler
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.compose.compiler_options import checked
+from kanawa.compose.target import parse_target
+from kanawa.errors import TargetError
+from kanawa.kernels import CAUSAL, attention, grouped_matmul, sliding_window
+from kanawa_backends_tpu import plugin
+from kanawa_backends_tpu.topology import has_compiler
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"),
-    pytest.mark.skipif(not has_compiler(), reason='no libtpu: pip install "sashimono-backends-tpu[tpu]"'),
+    pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),
+    pytest.mark.skipif(not has_compiler(), reason='no libtpu: pip install "kanawa-backends-tpu[tpu]"'),
     # libtpu's own start-up message about the environment that it doesn't find.
     pytest.mark.filterwarnings("default"),
 ]
@@ -30,7 +30,7 @@ MIB = 2**20
 
 
 def mesh_for(selector: str, axis: str) -> Mesh:
-    devices = plugin.sashimono_topology(parse_target(selector))
+    devices = plugin.kanawa_topology(parse_target(selector))
     assert len(devices) == parse_target(selector).jax_devices
     return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
 
@@ -126,7 +126,7 @@ def lowered_step(mesh: Mesh) -> jax.stages.Lowered:
 @pytest.mark.parametrize("selector", ["v4-16", "v5e-16x2", "v5p-128", "v6e-16", "v7x-16", "v5e-1"])
 def test_a_sharded_step_with_the_recommended_options(selector):
     mesh = mesh_for(selector, "fsdp")
-    options = plugin.sashimono_compiler_options(parse_target(selector).device, "train")
+    options = plugin.kanawa_compiler_options(parse_target(selector).device, "train")
     program = lowered_step(mesh).compile(compiler_options=options)
     memory = program.memory_analysis()
     share = 4 * 2048 * 2048 * 2 // mesh.size
@@ -136,7 +136,7 @@ def test_a_sharded_step_with_the_recommended_options(selector):
 @pytest.mark.parametrize("selector", ["v4-8", "v5e-4", "v5p-8", "v6e-4", "v7x-8"])
 @pytest.mark.parametrize("purpose", ["train", "decode"])
 def test_every_option_is_accepted(selector, purpose):
-    options = plugin.sashimono_compiler_options(parse_target(selector).device, purpose)
+    options = plugin.kanawa_compiler_options(parse_target(selector).device, purpose)
     split = NamedSharding(mesh_for(selector, "data"), PartitionSpec("data"))
     double = jax.jit(lambda x: 2 * x, in_shardings=split)
     lowered = double.lower(jax.ShapeDtypeStruct((1024,), jnp.float32))
@@ -153,4 +153,4 @@ def test_a_topology_that_libtpu_lacks():
 
     target = dataclasses.replace(parse_target("v5e-16"), topology="3x5")
     with pytest.raises(TargetError, match="libtpu has no topology 'v5e:3x5'"):
-        plugin.sashimono_topology(target)
+        plugin.kanawa_topology(target)

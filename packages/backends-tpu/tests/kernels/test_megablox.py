@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import pytest
-from sashimono.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from sashimono.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
-from sashimono_backends_tpu.kernels.grouped_matmul.megablox import Megablox
+from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa_backends_tpu.kernels.grouped_matmul.megablox import Megablox
 
 
 class Interpreted(Megablox):

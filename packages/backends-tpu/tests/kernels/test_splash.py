@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.kernels.attention.problem import AttentionProblem
-from sashimono.kernels.attention.reference import ReferenceAttention
-from sashimono.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
-from sashimono.kernels.operation import Kernel
-from sashimono_backends_tpu.kernels.attention.splash import SplashAttention
-from sashimono_backends_tpu.kernels.attention.splash import _mask as splash_mask
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.attention.reference import ReferenceAttention
+from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.kernels.operation import Kernel
+from kanawa_backends_tpu.kernels.attention.splash import SplashAttention
+from kanawa_backends_tpu.kernels.attention.splash import _mask as splash_mask
 
 
 class Interpreted(SplashAttention):

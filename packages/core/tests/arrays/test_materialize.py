@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
-import sashimono as sm
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.contracts import Weighted
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.contracts import Weighted
 
 
 class Projection(Weighted):
@@ -23,7 +23,7 @@ X = jnp.arange(6.0).reshape(2, 3)
 
 
 def loss(params, x):
-    return jnp.sin(sm.functional(Projection.Config().build(name="p"))(params, {}, jnp.exp(x))[0]).sum()
+    return jnp.sin(kn.functional(Projection.Config().build(name="p"))(params, {}, jnp.exp(x))[0]).sum()
 
 
 def test_gradients_are_the_same_and_barriers_are_there_for_training_only():

@@ -7,17 +7,17 @@ import subprocess
 import sys
 
 import pytest
-from sashimono._version import __version__
-from sashimono.cli.arguments import experiment_arguments
-from sashimono.cli.main import main
-from sashimono.cli.verbs import core_verbs
+from kanawa._version import __version__
+from kanawa.cli.arguments import experiment_arguments
+from kanawa.cli.main import main
+from kanawa.cli.verbs import core_verbs
 
 VERBS = """
 import sys
-from sashimono.errors import SashimonoError, UsageError
-from sashimono.plugins import Command, hookimpl
+from kanawa.errors import KanawaError, UsageError
+from kanawa.plugins import Command, hookimpl
 
-class Preempted(SashimonoError):
+class Preempted(KanawaError):
     exit_code = 42
 
 def configure(parser):
@@ -35,7 +35,7 @@ def run(args):
     return int(args.how)
 
 @hookimpl
-def sashimono_commands():
+def kanawa_commands():
     return [Command("{verb}", "pretend", configure, run)]
 """
 
@@ -45,7 +45,7 @@ def plugin_verb(fake_distribution):
     def add(dist, verb):
         module = dist.replace("-", "_")
         source = VERBS.replace("{verb}", verb)
-        entry_points = {"sashimono.plugins": [f"{dist} = {module}"]}
+        entry_points = {"kanawa.plugins": [f"{dist} = {module}"]}
         return fake_distribution(dist, entry_points, {module: source})
 
     return add
@@ -54,13 +54,13 @@ def plugin_verb(fake_distribution):
 def shell(*arguments, path=(), **kwargs):
     paths = [*map(str, path), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "sashimono.cli", *arguments]
+    command = [sys.executable, "-m", "kanawa.cli", *arguments]
     return subprocess.Popen(command, env=environment, text=True, **kwargs)
 
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sashimono {__version__}\n"
+    assert capsys.readouterr().out == f"kanawa {__version__}\n"
 
 
 def test_no_verb_prints_help_and_is_a_usage_error(capsys):
@@ -71,7 +71,7 @@ def test_no_verb_prints_help_and_is_a_usage_error(capsys):
 @pytest.mark.parametrize("verb", sorted(core_verbs()))
 def test_help_of_every_verb_has_an_example(capsys, verb):
     assert main([verb, "--help"]) == 0
-    assert f"example:\n  sashimono {verb}" in capsys.readouterr().out
+    assert f"example:\n  kanawa {verb}" in capsys.readouterr().out
 
 
 def test_unknown_verb(capsys):
@@ -84,8 +84,8 @@ def test_unknown_verb(capsys):
     [
         ("0", 0, ""),
         ("7", 7, ""),
-        ("preempted", 42, "sashimono: error: told to stop\n  after step 7\n"),
-        ("interrupted", 130, "sashimono: interrupted\n"),
+        ("preempted", 42, "kanawa: error: told to stop\n  after step 7\n"),
+        ("interrupted", 130, "kanawa: interrupted\n"),
     ],
 )
 def test_exit_code_and_message_of_a_plugin_verb(capsys, plugin_verb, how, code, message):
@@ -107,7 +107,7 @@ def test_bug_shows_its_traceback(capsys, plugin_verb):
 def test_traceback_of_a_deliberate_error_only_when_asked(capsys, plugin_verb, monkeypatch, by):
     plugin_verb("fake-verbs", "pretend")
     if by == "variable":
-        monkeypatch.setenv("SASHIMONO_TRACEBACK", "1")
+        monkeypatch.setenv("KANAWA_TRACEBACK", "1")
     arguments = ["pretend", "preempted", *(["--traceback"] if by == "flag" else [])]
     assert main(arguments) == 42
     assert "Traceback" in capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_verb_claimed_twice_is_an_error_only_when_used(capsys, plugin_verb):
 
 
 def test_plugins_json(capsys, fake_distribution):
-    fake_distribution("fake-bad", {"sashimono.plugins": ["bad = fake_bad"]}, {"fake_bad": "1/0"})
+    fake_distribution("fake-bad", {"kanawa.plugins": ["bad = fake_bad"]}, {"fake_bad": "1/0"})
     assert main(["plugins", "--json"]) == 0
     (bad,) = [p for p in json.loads(capsys.readouterr().out) if p["name"] == "bad"]
     assert {key: bad[key] for key in ("name", "distribution", "version", "state", "reason")} == {
@@ -146,7 +146,7 @@ def test_plugins_json(capsys, fake_distribution):
 
 
 def test_list_one_kind_as_json_and_as_a_table(capsys, fake_distribution):
-    fake_distribution("fake-a", {"sashimono.widgets": ["w = fake_a:W"]}, version="2.5")
+    fake_distribution("fake-a", {"kanawa.widgets": ["w = fake_a:W"]}, version="2.5")
     assert main(["list", "widgets", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     expected = {"name": "w", "kind": "widgets", "distribution": "fake-a", "version": "2.5"}
@@ -174,7 +174,7 @@ def test_experiment_arguments():
 def test_reader_that_stops_reading_is_no_error(fake_distribution):
     # More than a pipe holds, so that writing goes on after the reader has gone.
     lines = [f"w{number} = fake_a:W" for number in range(5000)]
-    site = fake_distribution("fake-a", {"sashimono.widgets": lines})
+    site = fake_distribution("fake-a", {"kanawa.widgets": lines})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with shell("list", "widgets", path=[site], **pipes) as process:
         process.stdout.readline()
@@ -188,5 +188,5 @@ def test_module_can_be_run(fake_distribution):
     with shell("show", "nowhere", **pipes) as process:
         out, error = process.communicate()
     assert (process.returncode, out) == (2, "")
-    assert error.startswith("sashimono: error: no installed distribution provides 'nowhere'")
+    assert error.startswith("kanawa: error: no installed distribution provides 'nowhere'")
     assert "Traceback" not in error

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from sashimono.cli import preflight
-from sashimono.cli.main import main
+from kanawa.cli import preflight
+from kanawa.cli.main import main
 
 
 def installed(**versions):
@@ -20,7 +20,7 @@ def test_gpu_without_its_wheel_is_cpu_by_accident():
     assert levels(found) == {"platform": "ok", "gpu": "error"}
     assert found[0].message == "JAX will try: cpu"
     assert "/dev/nvidia0 is here but no JAX plugin for it" in found[1].message
-    assert found[1].fix == 'pip install "sashimono-core[gpu]"'
+    assert found[1].fix == 'pip install "kanawa[gpu]"'
 
 
 def test_gpu_with_its_wheel_is_chosen():
@@ -79,17 +79,17 @@ def sound_machine(monkeypatch):
 
 
 def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(sound_machine, fake_distribution, capsys):
-    fake_distribution("fake-ok", {"sashimono.plugins": ["fine = fake_ok"]}, {"fake_ok": ""})
+    fake_distribution("fake-ok", {"kanawa.plugins": ["fine = fake_ok"]}, {"fake_ok": ""})
     assert main(["doctor"]) == 0
     source = """
-    from sashimono.plugins import Finding, hookimpl
+    from kanawa.plugins import Finding, hookimpl
     @hookimpl
-    def sashimono_doctor():
+    def kanawa_doctor():
         return [Finding("error", "driver", "too old", "update it")]
     """
-    fake_distribution("fake-doc", {"sashimono.plugins": ["doc = fake_doc"]}, {"fake_doc": source})
+    fake_distribution("fake-doc", {"kanawa.plugins": ["doc = fake_doc"]}, {"fake_doc": source})
     capsys.readouterr()
-    from sashimono.plugins import host
+    from kanawa.plugins import host
 
     host().refresh()
     assert main(["doctor", "--json"]) == 1
@@ -102,12 +102,12 @@ def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(sound_mach
 
 def test_doctor_reports_a_plugin_whose_own_check_raises(sound_machine, fake_distribution, capsys):
     source = """
-    from sashimono.plugins import hookimpl
+    from kanawa.plugins import hookimpl
     @hookimpl
-    def sashimono_doctor():
+    def kanawa_doctor():
         raise OSError("no such file")
     """
-    fake_distribution("fake-doc", {"sashimono.plugins": ["doc = fake_doc"]}, {"fake_doc": source})
+    fake_distribution("fake-doc", {"kanawa.plugins": ["doc = fake_doc"]}, {"fake_doc": source})
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "fake-doc 1.0 is broken: sashimono_doctor: OSError: no such file" in out
+    assert "fake-doc 1.0 is broken: kanawa_doctor: OSError: no such file" in out

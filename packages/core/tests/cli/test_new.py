@@ -1,24 +1,24 @@
-"""`sashimono new plugin`: names, refusals, and packages whose entry points are there."""
+"""`kanawa new plugin`: names, refusals, and packages whose entry points are there."""
 
 import ast
 import tomllib
 
 import pytest
-from sashimono.cli.main import main
-from sashimono.cli.scaffold.kinds import NAMES
-from sashimono.cli.scaffold.names import plugin_names
-from sashimono.cli.scaffold.package import package_files
-from sashimono.errors import UsageError
-from sashimono.plugins.discovery import KINDS
+from kanawa.cli.main import main
+from kanawa.cli.scaffold.kinds import NAMES
+from kanawa.cli.scaffold.names import plugin_names
+from kanawa.cli.scaffold.package import package_files
+from kanawa.errors import UsageError
+from kanawa.plugins.discovery import KINDS
 
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_entry_points_name_what_was_written(kind):
     files = package_files(plugin_names("my-part"), kind)
     project = tomllib.loads(files["pyproject.toml"])["project"]
-    assert "sashimono-core>=0.1,<0.4" in project["dependencies"]
+    assert "kanawa>=0.1,<0.4" in project["dependencies"]
     for group, points in project["entry-points"].items():
-        assert group.removeprefix("sashimono.") in KINDS
+        assert group.removeprefix("kanawa.") in KINDS
         for name, value in points.items():
             module, _, attribute = value.partition(":")
             tree = ast.parse(files[f"src/{module.replace('.', '/')}.py"])
@@ -36,7 +36,7 @@ def test_entry_points_name_what_was_written(kind):
         ("a--b", "try 'a-b'"),
         ("é", "expected small letters"),
         ("class", "a word of Python"),
-        ("sashimono-core", "one of Sashimono's own"),
+        ("kanawa", "one of Kanawa's own"),
     ],
 )
 def test_bad_names_are_refused_with_a_better_one(name, said):

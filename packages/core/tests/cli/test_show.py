@@ -1,19 +1,19 @@
-"""`sashimono show` on a small experiment of a fake distribution."""
+"""`kanawa show` on a small experiment of a fake distribution."""
 
 import json
 
 import pytest
-from sashimono.cli.main import main
+from kanawa.cli.main import main
 
 TINY = """
-import sashimono as sm
+import kanawa as kn
 
-class Optimizer(sm.Configurable):
-    class Config(sm.Configurable.Config):
+class Optimizer(kn.Configurable):
+    class Config(kn.Configurable.Config):
         rate: float = 0.1
 
-class Work(sm.Configurable):
-    class Config(sm.Configurable.Config):
+class Work(kn.Configurable):
+    class Config(kn.Configurable.Config):
         steps: int = 10
         optimizer: Optimizer.Config = Optimizer.Config()
 
@@ -24,7 +24,7 @@ def tiny():
 
 @pytest.fixture(autouse=True)
 def experiment(fake_distribution):
-    entry_points = {"sashimono.experiments": ["tiny = fake_tiny:tiny"]}
+    entry_points = {"kanawa.experiments": ["tiny = fake_tiny:tiny"]}
     fake_distribution("fake-tiny", entry_points, {"fake_tiny": TINY})
 
 

@@ -5,13 +5,13 @@ import logging
 import jax
 import pytest
 from jax.errors import JaxRuntimeError
-from sashimono.compose import Composition, parse_target
-from sashimono.compose.compiler_options import checked, empty_program, recommended, tried
-from sashimono.compose.environment import environment
-from sashimono.config import Configurable
-from sashimono.contracts import ExecutionConfig, PrecisionConfig
-from sashimono.errors import PluginError
-from sashimono.plugins import PluginHost, hookimpl, host, set_host
+from kanawa.compose import Composition, parse_target
+from kanawa.compose.compiler_options import checked, empty_program, recommended, tried
+from kanawa.compose.environment import environment
+from kanawa.config import Configurable
+from kanawa.contracts import ExecutionConfig, PrecisionConfig
+from kanawa.errors import PluginError
+from kanawa.plugins import PluginHost, hookimpl, host, set_host
 
 GOOD = {"xla_cpu_enable_fast_math": True}
 BAD = {"xla_no_such_option": 1}
@@ -28,7 +28,7 @@ class Backend:
         self.options = options
 
     @hookimpl
-    def sashimono_compiler_options(self, device, purpose):
+    def kanawa_compiler_options(self, device, purpose):
         return dict(self.options)
 
 

@@ -1,8 +1,8 @@
 """What `--modify` text means."""
 
 import pytest
-from sashimono.compose.modifiers import parse_modifier
-from sashimono.errors import ConfigError
+from kanawa.compose.modifiers import parse_modifier
+from kanawa.errors import ConfigError
 
 
 @pytest.mark.parametrize(

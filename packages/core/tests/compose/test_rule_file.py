@@ -1,10 +1,10 @@
 """A user's mesh rules win over installed ones; a file that can't be used says where."""
 
 import pytest
-from sashimono.compose.mesh_rules import find_rule
-from sashimono.compose.rule_file import VARIABLE
-from sashimono.compose.target import parse_target
-from sashimono.errors import ConfigError
+from kanawa.compose.mesh_rules import find_rule
+from kanawa.compose.rule_file import VARIABLE
+from kanawa.compose.target import parse_target
+from kanawa.errors import ConfigError
 
 RULE = """
 [[rule]]

@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from sashimono.compose.target import parse_target
-from sashimono.errors import PluginError, TargetError
-from sashimono.plugins import DeviceSpec, PluginHost, hookimpl, set_host
-from sashimono.plugins.devices import device_spec_of_kind
+from kanawa.compose.target import parse_target
+from kanawa.errors import PluginError, TargetError
+from kanawa.plugins import DeviceSpec, PluginHost, hookimpl, set_host
+from kanawa.plugins.devices import device_spec_of_kind
 
 
 def spec(name, **figures):
@@ -39,7 +39,7 @@ class Devices:
         self.specs = list(specs)
 
     @hookimpl
-    def sashimono_device_specs(self):
+    def kanawa_device_specs(self):
         return self.specs
 
 
@@ -84,7 +84,7 @@ def test_counts(devices, selector, chips, jax_devices, hosts, slices, topology):
         ("v5p-10", "no slice of v5p has 5 chips; the nearest are v5p-8 or v5p-512 or v5p-1024"),
         ("h100-12", "12 chips are not a whole number of hosts.*use h100-8 or h100-16"),
         ("h10-8", r"unknown device 'h10' in target 'h10-8'; did you mean 'h100'\?"),
-        ("trn2-64", "looks like a device of sashimono-backends-neuron: pip install sashimono-back"),
+        ("trn2-64", "looks like a device of kanawa-backends-neuron: pip install kanawa-back"),
         ("trn2-64", "device descriptions come from: local"),
         ("h100-0", "counts start at 1"),
         ("v6e-4x0", "counts start at 1"),

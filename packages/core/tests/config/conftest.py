@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from sashimono.config import callables
+from kanawa.config import callables
 
 
 @pytest.fixture(autouse=True)

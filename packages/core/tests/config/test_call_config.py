@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from sashimono.config import (
+from kanawa.config import (
     FROM_PARENT,
     REQUIRED,
     Config,
@@ -20,7 +20,7 @@ from sashimono.config import (
     to_json,
     to_text,
 )
-from sashimono.errors import ConfigError
+from kanawa.errors import ConfigError
 
 Schedule = Callable[[int], float]
 

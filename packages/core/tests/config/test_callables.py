@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 import pytest
-from sashimono.config import (
+from kanawa.config import (
     CallableNameError,
     Config,
     callable_name,

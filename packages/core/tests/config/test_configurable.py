@@ -4,8 +4,8 @@ import abc
 from typing import Any
 
 import pytest
-from sashimono.config import REQUIRED, Configurable, IncompleteConfigError, SchemaError
-from sashimono.errors import ConfigError
+from kanawa.config import REQUIRED, Configurable, IncompleteConfigError, SchemaError
+from kanawa.errors import ConfigError
 
 
 class Role(Configurable, abc.ABC):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sashimono.config import ABSENT, Config, Configurable, diff
+from kanawa.config import ABSENT, Config, Configurable, diff
 
 
 class Norm(Configurable):

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from sashimono.config import Config, digest
-from sashimono.errors import ConfigError
+from kanawa.config import Config, digest
+from kanawa.errors import ConfigError
 
 
 class Layer(Config):
@@ -50,7 +50,7 @@ def test_int_and_float_differ() -> None:
 
 def test_another_process_agrees() -> None:
     script = (
-        "from sashimono.config import *\n"
+        "from kanawa.config import *\n"
         "import math\n"
         "print(digest(config_for(math.dist, p=(1, 2.5), q={'a': None}), 'all'))"
     )

@@ -7,7 +7,7 @@ import math
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
-from sashimono.config import Config, Configurable, FieldTypeError
+from kanawa.config import Config, Configurable, FieldTypeError
 
 
 class Colour(enum.Enum):

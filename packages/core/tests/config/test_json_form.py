@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.config import (
+from kanawa.config import (
     FROM_PARENT,
     REQUIRED,
     Config,

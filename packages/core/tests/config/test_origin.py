@@ -3,7 +3,7 @@
 import inspect
 
 import pytest
-from sashimono.config import (
+from kanawa.config import (
     Config,
     Configurable,
     Origin,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
-from sashimono.config import (
+from kanawa.config import (
     REQUIRED,
     Config,
     Configurable,

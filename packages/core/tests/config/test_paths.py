@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.config import PathError, join_path, match_path, parse_path
+from kanawa.config import PathError, join_path, match_path, parse_path
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,4}", fullmatch=True)
 KEYS = st.lists(st.one_of(NAMES, st.text(max_size=6), st.integers(0, 99)), max_size=6)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from sashimono.config import (
+from kanawa.config import (
     FROM_PARENT,
     REQUIRED,
     Config,

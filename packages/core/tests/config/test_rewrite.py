@@ -4,7 +4,7 @@ import abc
 from typing import Any
 
 import pytest
-from sashimono.config import (
+from kanawa.config import (
     FROM_PARENT,
     REQUIRED,
     Config,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sashimono.config import FROM_PARENT, REQUIRED, SentinelError
+from kanawa.config import FROM_PARENT, REQUIRED, SentinelError
 
 USES: list[Callable[[Any], Any]] = [
     bool,

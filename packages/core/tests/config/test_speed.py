@@ -2,7 +2,7 @@
 
 import time
 
-from sashimono.config import FROM_PARENT, Configurable, replace
+from kanawa.config import FROM_PARENT, Configurable, replace
 
 
 class Linear(Configurable):

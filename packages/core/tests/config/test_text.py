@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from sashimono.config import FROM_PARENT, Config, Configurable, to_text
+from kanawa.config import FROM_PARENT, Config, Configurable, to_text
 
 
 class Mode(enum.Enum):
@@ -66,8 +66,8 @@ def test_plain_records_show_their_own_class() -> None:
 
 SCRIPT = """
 import sys
-import sashimono.config
-standard = sys.stdlib_module_names | {"sashimono", "__main__"}
+import kanawa.config
+standard = sys.stdlib_module_names | {"kanawa", "__main__"}
 other = {m.partition(".")[0] for m in set(sys.modules) - before} - standard
 print(sorted(m for m in other if not m.startswith("_")))
 """

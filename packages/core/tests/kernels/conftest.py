@@ -12,8 +12,8 @@ if "jax" not in sys.modules:
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from sashimono.plugins import PluginHost, set_host  # noqa: E402
-from sashimono.plugins.discovery import Entry, Provider, discover  # noqa: E402
+from kanawa.plugins import PluginHost, set_host  # noqa: E402
+from kanawa.plugins.discovery import Entry, Provider, discover  # noqa: E402
 
 CORE = {
     "attention.any.reference": "attention.reference:ReferenceAttention",
@@ -39,8 +39,8 @@ def provider(name, kernels):
 @pytest.fixture(autouse=True)
 def core_host():
     """A host with core's kernels alone: what else this machine has installed must not matter."""
-    found = {name: f"sashimono.kernels.{value}" for name, value in CORE.items()}
-    old = set_host(PluginHost(discover=lambda: [provider("sashimono-core", found)]))
+    found = {name: f"kanawa.kernels.{value}" for name, value in CORE.items()}
+    old = set_host(PluginHost(discover=lambda: [provider("kanawa", found)]))
     yield
     set_host(old)
 
@@ -58,10 +58,10 @@ def install():
 
 @pytest.fixture
 def core_metadata():
-    """The kernels that the installed sashimono-core declares, as {name: value}."""
-    core = [p for p in discover() if p.name == "sashimono-core"]
+    """The kernels that the installed kanawa declares, as {name: value}."""
+    core = [p for p in discover() if p.name == "kanawa"]
     if not core:
-        pytest.skip("sashimono-core isn't installed, only on the path")
+        pytest.skip("kanawa isn't installed, only on the path")
     return {e.name: e.value for e in core[0].entries if e.kind == "kernels"}
 
 

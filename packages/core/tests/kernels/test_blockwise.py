@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from sashimono.kernels import FULL, MaskSpec, attention, sliding_window
-from sashimono.kernels.attention.blocks import key_block_ranges
-from sashimono.kernels.attention.blockwise import BlockwiseAttention
-from sashimono.kernels.attention.examples import BASE
-from sashimono.kernels.attention.operands import mask_array
-from sashimono.kernels.compare import compare_with_reference
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from kanawa.kernels import FULL, MaskSpec, attention, sliding_window
+from kanawa.kernels.attention.blocks import key_block_ranges
+from kanawa.kernels.attention.blockwise import BlockwiseAttention
+from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.operands import mask_array
+from kanawa.kernels.compare import compare_with_reference
 
 SMALL = dataclasses.replace(BASE, q_length=32, kv_length=32, head_dim=8, v_head_dim=8)
 

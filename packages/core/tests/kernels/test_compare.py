@@ -4,13 +4,13 @@ import dataclasses
 
 import jax.numpy as jnp
 import pytest
-from sashimono.errors import KernelError
-from sashimono.kernels import Verdict
-from sashimono.kernels.attention.examples import BASE, EXAMPLES
-from sashimono.kernels.attention.reference import ReferenceAttention
-from sashimono.kernels.compare import compare_with_reference, examples_for
-from sashimono.kernels.grouped_matmul.examples import EXAMPLES as GROUPED
-from sashimono.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.errors import KernelError
+from kanawa.kernels import Verdict
+from kanawa.kernels.attention.examples import BASE, EXAMPLES
+from kanawa.kernels.attention.reference import ReferenceAttention
+from kanawa.kernels.compare import compare_with_reference, examples_for
+from kanawa.kernels.grouped_matmul.examples import EXAMPLES as GROUPED
+from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
 
 TINY = dataclasses.replace(BASE, batch=1, q_length=8, kv_length=8, head_dim=4, v_head_dim=4)
 

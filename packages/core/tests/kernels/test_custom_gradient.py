@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.kernels import Kernel, Verdict
-from sashimono.kernels.custom_gradient import call
+from kanawa.kernels import Kernel, Verdict
+from kanawa.kernels.custom_gradient import call
 
 
 class Scaled(Kernel):

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.errors import KernelError
-from sashimono.kernels import diagonal_recurrence
-from sashimono.kernels.diagonal_recurrence.associative import AssociativeDiagonalRecurrence
-from sashimono.testing.kernel import KernelConformance
+from kanawa.errors import KernelError
+from kanawa.kernels import diagonal_recurrence
+from kanawa.kernels.diagonal_recurrence.associative import AssociativeDiagonalRecurrence
+from kanawa.testing.kernel import KernelConformance
 
 
 class TestAssociative(KernelConformance):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.errors import KernelError
-from sashimono.kernels import grouped_matmul
+from kanawa.errors import KernelError
+from kanawa.kernels import grouped_matmul
 
 
 def oracle(lhs, rhs, sizes):

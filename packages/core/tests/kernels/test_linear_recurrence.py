@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from sashimono.errors import KernelError
-from sashimono.kernels import linear_recurrence
-from sashimono.kernels.linear_recurrence.chunked import ChunkedLinearRecurrence
-from sashimono.kernels.linear_recurrence.examples import BASE, example_operands
-from sashimono.kernels.linear_recurrence.triangular import unit_lower_inverse
-from sashimono.testing.kernel import KernelConformance
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from kanawa.errors import KernelError
+from kanawa.kernels import linear_recurrence
+from kanawa.kernels.linear_recurrence.chunked import ChunkedLinearRecurrence
+from kanawa.kernels.linear_recurrence.examples import BASE, example_operands
+from kanawa.kernels.linear_recurrence.triangular import unit_lower_inverse
+from kanawa.testing.kernel import KernelConformance
 
 REFERENCE = ExecutionPlan(kernels=KernelPolicy(pins=(("linear_recurrence", "linear_recurrence.any.reference"),)))
 

@@ -5,7 +5,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sashimono.kernels.masks import CAUSAL, FULL, MaskError, MaskSpec, sliding_window
+from kanawa.kernels.masks import CAUSAL, FULL, MaskError, MaskSpec, sliding_window
 
 ATOMS = [
     FULL,
@@ -104,8 +104,8 @@ def even_distance(q, k):
 
 
 def test_predicates_come_from_the_catalog():
-    from sashimono.plugins import PluginHost, set_host
-    from sashimono.plugins.discovery import Entry, Provider
+    from kanawa.plugins import PluginHost, set_host
+    from kanawa.plugins.discovery import Entry, Provider
 
     entry = Entry(kind="masks", name="even", value=f"{__name__}:even_distance")
     mine = Provider(name="mine", version="1", entries=(entry,))

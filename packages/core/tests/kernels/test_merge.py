@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.kernels.attention.merge import merge, merge_sinks
+from kanawa.kernels.attention.merge import merge, merge_sinks
 
 T, H, D = 3, 2, 4
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.errors import KernelError
-from sashimono.kernels import quantized_matmul
-from sashimono.kernels.quantized_matmul.formats import E4M3, E5M2, INT4, INT8, NF4, pack, unpack
-from sashimono.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_lhs, quantize_rhs
-from sashimono.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
-from sashimono.testing.kernel import KernelConformance
+from kanawa.errors import KernelError
+from kanawa.kernels import quantized_matmul
+from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2, INT4, INT8, NF4, pack, unpack
+from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_lhs, quantize_rhs
+from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.testing.kernel import KernelConformance
 
 #: Published with QLoRA's code, appendix E of arXiv:2305.14314, rounded.
 PUBLISHED_NF4 = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379,

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from sashimono.errors import KernelError
-from sashimono.kernels import CAUSAL, FULL, MaskSpec, attention, sliding_window
-from sashimono.kernels.attention.examples import EXAMPLES
-from sashimono.kernels.compare import compare_with_reference
+from kanawa.errors import KernelError
+from kanawa.kernels import CAUSAL, FULL, MaskSpec, attention, sliding_window
+from kanawa.kernels.attention.examples import EXAMPLES
+from kanawa.kernels.compare import compare_with_reference
 
 _spec = importlib.util.spec_from_file_location("attention_oracle", Path(__file__).with_name("attention_oracle.py"))
 oracle = importlib.util.module_from_spec(_spec)

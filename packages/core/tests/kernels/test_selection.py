@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
-from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from sashimono.errors import KernelError
-from sashimono.kernels import Kernel, Verdict, attention
-from sashimono.kernels.attention.examples import BASE
-from sashimono.kernels.attention.problem import ATTENTION
-from sashimono.kernels.platform import current_platform
-from sashimono.kernels.selection import select
-from sashimono.kernels.softmax_cross_entropy.examples import BASE as CROSS_ENTROPY
-from sashimono.kernels.softmax_cross_entropy.problem import SOFTMAX_CROSS_ENTROPY
-from sashimono.plugins import DeviceSpec, hookimpl, host
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from kanawa.errors import KernelError
+from kanawa.kernels import Kernel, Verdict, attention
+from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.problem import ATTENTION
+from kanawa.kernels.platform import current_platform
+from kanawa.kernels.selection import select
+from kanawa.kernels.softmax_cross_entropy.examples import BASE as CROSS_ENTROPY
+from kanawa.kernels.softmax_cross_entropy.problem import SOFTMAX_CROSS_ENTROPY
+from kanawa.plugins import DeviceSpec, hookimpl, host
 
 HERE = __name__
 
@@ -173,7 +173,7 @@ class Hopper:
     """A plugin that knows one device."""
 
     @hookimpl
-    def sashimono_device_specs(self):
+    def kanawa_device_specs(self):
         figures = dict.fromkeys(("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1)
         spec = DeviceSpec(
             name="h100",

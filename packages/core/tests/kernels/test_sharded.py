@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from sashimono.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from sashimono.errors import KernelError
-from sashimono.kernels import MaskSpec, attention, grouped_matmul, softmax_cross_entropy
-from sashimono.kernels.attention.reference import ReferenceAttention
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from kanawa.errors import KernelError
+from kanawa.kernels import MaskSpec, attention, grouped_matmul, softmax_cross_entropy
+from kanawa.kernels.attention.reference import ReferenceAttention
 
 RULES = (
     ("batch", ("data",)),
@@ -44,7 +44,7 @@ class LocalAttention(ReferenceAttention):
 @pytest.fixture
 def local(install):
     SEEN.clear()
-    reference = "sashimono.kernels.attention.reference:ReferenceAttention"
+    reference = "kanawa.kernels.attention.reference:ReferenceAttention"
     install(
         core={
             LocalAttention.name: f"{__name__}:LocalAttention",
@@ -166,13 +166,13 @@ def test_chunked_cross_entropy_adds_up_over_shards(axes, normal):
 
 
 def test_grouped_products_need_a_shard_map_for_a_local_kernel(install, normal):
-    from sashimono.kernels.grouped_matmul.examples import BASE
-    from sashimono.kernels.grouped_matmul.problem import GROUPED_MATMUL
-    from sashimono.kernels.sharded import split_operands
+    from kanawa.kernels.grouped_matmul.examples import BASE
+    from kanawa.kernels.grouped_matmul.problem import GROUPED_MATMUL
+    from kanawa.kernels.sharded import split_operands
 
     operands = {"lhs": normal(8, 2), "rhs": normal(2, 2, 2), "group_sizes": jnp.array([4, 4])}
     with jax.set_mesh(mesh(data=8)):
         split = split_operands(GROUPED_MATMUL, GROUPED_MATMUL.operand_axes, operands)
     assert split.error == ("it runs on one shard, but mesh axes data=8 are left: call it inside shard_map over them")
     assert dataclasses.replace(BASE).localize(split.shapes).rows == 8
-    assert grouped_matmul.__module__.startswith("sashimono.kernels.grouped_matmul")
+    assert grouped_matmul.__module__.startswith("kanawa.kernels.grouped_matmul")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from sashimono.errors import KernelError
-from sashimono.kernels import token_exchange
+from kanawa.errors import KernelError
+from kanawa.kernels import token_exchange
 
 SHARDS, ROWS, WIDTH = 8, 10, 3
 

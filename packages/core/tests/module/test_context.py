@@ -2,22 +2,22 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.errors import ContextError, ModuleError
+from kanawa.errors import ContextError, ModuleError
 
 
-class Scale(sm.Module):
-    class Config(sm.Module.Config):
-        input_dim: int = sm.FROM_PARENT
+class Scale(kn.Module):
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
 
     def setup(self) -> None:
-        self.add_param("scale", (self.config.input_dim,), axes=("norm",), init=sm.ones)
+        self.add_param("scale", (self.config.input_dim,), axes=("norm",), init=kn.ones)
         self.add_state("calls", (), axes=())
 
     def forward(self, x: jax.Array) -> jax.Array:
         y = x * self.param("scale")[None, :]
-        self.record("mean", sm.Mean.of(y))
+        self.record("mean", kn.Mean.of(y))
         self.emit("output", y)
         self.update("calls", self.state("calls") + 1)
         return y
@@ -30,14 +30,14 @@ class Scale(sm.Module):
 
     def records_under_vmap(self, x: jax.Array) -> jax.Array:
         def body(z: jax.Array) -> jax.Array:
-            self.record("inner", sm.Sum(z.sum()))
+            self.record("inner", kn.Sum(z.sum()))
             return z
 
         return jax.vmap(body)(x)
 
 
-class Pair(sm.Module):
-    class Config(sm.Module.Config):
+class Pair(kn.Module):
+    class Config(kn.Module.Config):
         width: int = 4
         first: Scale.Config = Scale.Config()
         second: Scale.Config = Scale.Config()
@@ -55,7 +55,7 @@ class Pair(sm.Module):
 
     def twice_named(self, x: jax.Array) -> jax.Array:
         y = self.first(x)
-        with sm.call_name("again"):
+        with kn.call_name("again"):
             return self.first(y)
 
     def noise(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,7 +75,7 @@ class Pair(sm.Module):
 def pair() -> tuple[Pair, dict, dict]:
     module = Pair.Config().build()
     key = jax.random.key(0)
-    return module, sm.initialize(module, key), sm.initial_state(module, key)
+    return module, kn.initialize(module, key), kn.initial_state(module, key)
 
 
 X = jnp.ones((2, 4))
@@ -91,7 +91,7 @@ def test_parameter_tree_and_paths_follow_the_config(pair):
 
 def test_outputs_are_keyed_by_path(pair):
     module, params, state = pair
-    result, outputs = sm.functional(module)(params, state, X, emit=("second.*",))
+    result, outputs = kn.functional(module)(params, state, X, emit=("second.*",))
     assert result.shape == (2, 4)
     assert set(outputs.metrics) == {"first.mean", "second.mean"}
     assert float(outputs.metrics["first.mean"].value()) == 1.0
@@ -101,7 +101,7 @@ def test_outputs_are_keyed_by_path(pair):
 
 def test_the_call_is_pure_and_traceable(pair):
     module, params, state = pair
-    f = sm.functional(module)
+    f = kn.functional(module)
     jitted, outputs = jax.jit(f)(params, state, X)
     eager, _ = f(params, state, X)
     assert jnp.array_equal(jitted, eager)
@@ -113,51 +113,51 @@ def test_the_call_is_pure_and_traceable(pair):
 def test_keys_depend_on_names_not_on_order(pair):
     module, params, state = pair
     key = jax.random.key(7)
-    (first, second), _ = sm.functional(module, "noise")(params, state, X, key=key)
+    (first, second), _ = kn.functional(module, "noise")(params, state, X, key=key)
     assert not jnp.array_equal(first, second)
-    alone, _ = sm.functional(module.second, "noisy")(params["second"], state["second"], X, key=key)
+    alone, _ = kn.functional(module.second, "noisy")(params["second"], state["second"], X, key=key)
     assert not jnp.array_equal(alone, second)
-    (again, _), _ = sm.functional(module, "noise")(params, state, X, key=key)
+    (again, _), _ = kn.functional(module, "noise")(params, state, X, key=key)
     assert jnp.array_equal(first, again)
 
 
 def test_calling_twice_is_an_error_unless_named(pair):
     module, params, state = pair
-    with pytest.raises(ContextError, match=r"'first.mean' already has a value.*sm.call_name"):
-        sm.functional(module, "twice")(params, state, X)
-    _, outputs = sm.functional(module, "twice_named")(params, state, X)
+    with pytest.raises(ContextError, match=r"'first.mean' already has a value.*kn.call_name"):
+        kn.functional(module, "twice")(params, state, X)
+    _, outputs = kn.functional(module, "twice_named")(params, state, X)
     assert set(outputs.metrics) == {"first.mean", "first@again.mean"}
 
 
 def test_drawing_the_same_noise_twice_is_an_error(pair):
     module, params, state = pair
     with pytest.raises(ContextError, match="'first' already has a value among the random draws"):
-        sm.functional(module, "noise_twice")(params, state, X, key=jax.random.key(0))
+        kn.functional(module, "noise_twice")(params, state, X, key=jax.random.key(0))
 
 
 def test_a_missing_key_says_what_to_pass(pair):
     module, params, state = pair
     with pytest.raises(ContextError, match=r"first draws random numbers, but no key was given; pass key="):
-        sm.functional(module, "noise")(params, state, X)
+        kn.functional(module, "noise")(params, state, X)
 
 
 def test_reading_another_modules_parameter_is_an_error(pair):
     module, params, state = pair
     with pytest.raises(ContextError, match="param of first was used while Pair is running"):
-        sm.functional(module, "steals")(params, state, X)
+        kn.functional(module, "steals")(params, state, X)
 
 
 def test_bare_checkpoint_names_the_wrapper_and_the_module(pair):
     module, params, state = pair
-    with pytest.raises(ContextError, match=r"second: param\('scale'\) is read inside.*sm.remat") as caught:
-        sm.functional(module, "fails")(params, state, X)
+    with pytest.raises(ContextError, match=r"second: param\('scale'\) is read inside.*kn.remat") as caught:
+        kn.functional(module, "fails")(params, state, X)
     assert any("in module second, Scale.bare(float32[2, 4])" in note for note in caught.value.__notes__)
 
 
 def test_recording_under_bare_vmap_is_an_error(pair):
     module, params, state = pair
     with pytest.raises(ContextError, match="would leak or vanish"):
-        sm.functional(module.first, "records_under_vmap")(params["first"], state["first"], X)
+        kn.functional(module.first, "records_under_vmap")(params["first"], state["first"], X)
 
 
 def test_no_context_outside_of_functional(pair):
@@ -167,8 +167,8 @@ def test_no_context_outside_of_functional(pair):
 
 
 def test_declarations_are_checked():
-    class Bad(sm.Module):
-        class Config(sm.Module.Config):
+    class Bad(kn.Module):
+        class Config(kn.Module.Config):
             width: int = 4
 
         def setup(self) -> None:
@@ -179,8 +179,8 @@ def test_declarations_are_checked():
 
 
 def test_unknown_parent_field_has_near_names():
-    class Wrong(sm.Module):
-        class Config(sm.Module.Config):
+    class Wrong(kn.Module):
+        class Config(kn.Module.Config):
             norm: Scale.Config = Scale.Config()
 
         def setup(self) -> None:
@@ -198,4 +198,4 @@ def test_a_set_value_that_contradicts_the_parent_is_an_error():
 def test_built_config_shows_derived_values():
     module = Pair.Config(width=6).build()
     assert module.built_config().first.input_dim == 6
-    assert module.config.first.input_dim is sm.FROM_PARENT
+    assert module.config.first.input_dim is kn.FROM_PARENT

@@ -3,46 +3,46 @@
 import dataclasses
 
 import hypothesis.strategies as st
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
 from hypothesis import given, settings
-from sashimono.arrays.spec import ParamSpec
-from sashimono.arrays.tree import flatten_paths
-from sashimono.config import diff, digest, from_json, replace, to_json, to_text
-from sashimono.module import ForeignNameError, ForeignTensor, Part
+from kanawa.arrays.spec import ParamSpec
+from kanawa.arrays.tree import flatten_paths
+from kanawa.config import diff, digest, from_json, replace, to_json, to_text
+from kanawa.module import ForeignNameError, ForeignTensor, Part
 
 
-class Leaf(sm.Module):
-    class Config(sm.Module.Config):
+class Leaf(kn.Module):
+    class Config(kn.Module.Config):
         width: int = 4
-        foreign: sm.Foreign = sm.Foreign(tensors={"weight": sm.Tensor(name="weight", form=sm.Matrix.Config())})
+        foreign: kn.Foreign = kn.Foreign(tensors={"weight": kn.Tensor(name="weight", form=kn.Matrix.Config())})
 
     def setup(self) -> None:
         self.add_param("weight", (3, 2, self.config.width), axes=("embed", "heads", "head_dim"), fan_out_axes=(1, 2))
 
 
-class Undeclared(sm.Module):
+class Undeclared(kn.Module):
     def setup(self) -> None:
         self.add_param("weight", (2,), axes=(None,))
 
 
-class Parent(sm.Module):
-    class Config(sm.Module.Config):
-        first: sm.Module.Config = Leaf.Config()
-        second: sm.Module.Config = Leaf.Config(width=1)
+class Parent(kn.Module):
+    class Config(kn.Module.Config):
+        first: kn.Module.Config = Leaf.Config()
+        second: kn.Module.Config = Leaf.Config(width=1)
         layers: int | None = 2
-        foreign: sm.Foreign = sm.Foreign(children={"first": "a", "second": "layers.{}.b"})
+        foreign: kn.Foreign = kn.Foreign(children={"first": "a", "second": "layers.{}.b"})
 
     def setup(self) -> None:
         self.add_child("first", self.config.first)
         self.add_child("second", self.config.second, stacked=self.config.layers)
 
 
-class Experts(sm.Module):
-    class Config(sm.Module.Config):
-        foreign: sm.Foreign = sm.Foreign(
-            tensors={"up": sm.Tensor(name="{}.up.weight", form=sm.Matrix.Config()), "count": "count"}
+class Experts(kn.Module):
+    class Config(kn.Module.Config):
+        foreign: kn.Foreign = kn.Foreign(
+            tensors={"up": kn.Tensor(name="{}.up.weight", form=kn.Matrix.Config()), "count": "count"}
         )
 
     def setup(self) -> None:
@@ -52,7 +52,7 @@ class Experts(sm.Module):
 
 
 def test_names_shapes_and_slices():
-    table = sm.foreign_table(Parent.Config().build()).tensors
+    table = kn.foreign_table(Parent.Config().build()).tensors
     assert {name: tensor.shape for name, tensor in table.items()} == {
         "a.weight": (8, 3),
         "layers.0.b.weight": (2, 3),
@@ -63,7 +63,7 @@ def test_names_shapes_and_slices():
 
 
 def test_an_expert_axis_becomes_part_of_the_name_and_named_state_takes_part():
-    table = sm.foreign_table(Experts.Config().build()).tensors
+    table = kn.foreign_table(Experts.Config().build()).tensors
     assert list(table) == ["0.up.weight", "1.up.weight", "count"]
     assert table["1.up.weight"].shape == (4, 3)
     assert table["count"].parts[0].item == "state"
@@ -74,10 +74,10 @@ def test_an_expert_axis_becomes_part_of_the_name_and_named_state_takes_part():
 def test_joined_children_share_a_tensor(axis, interleaved):
     cfg = Parent.Config(second=Leaf.Config(), layers=None)
     cfg.foreign.set(
-        children={}, joined=(sm.Joined(name="both", parts=("first", "second"), axis=axis, interleaved=interleaved),)
+        children={}, joined=(kn.Joined(name="both", parts=("first", "second"), axis=axis, interleaved=interleaved),)
     )
 
-    (tensor,) = sm.foreign_table(cfg.build()).tensors.values()
+    (tensor,) = kn.foreign_table(cfg.build()).tensors.values()
     assert tensor.name == "both.weight"
     first, second = (np.arange(24.0).reshape(3, 2, 4) + 100 * i for i in range(2))
     whole = tensor.join([first, second])
@@ -90,17 +90,17 @@ def test_joined_children_share_a_tensor(axis, interleaved):
 
 
 def test_one_fused_child_is_several_tensors():
-    class Fused(sm.Module):
-        class Config(sm.Module.Config):
+    class Fused(kn.Module):
+        class Config(kn.Module.Config):
             both: Leaf.Config = Leaf.Config()
-            foreign: sm.Foreign = sm.Foreign(
-                apart={"both": (sm.Sliced(name="x", axis=-1, stop=1), sm.Sliced(name="y", axis=-1, start=1))}
+            foreign: kn.Foreign = kn.Foreign(
+                apart={"both": (kn.Sliced(name="x", axis=-1, stop=1), kn.Sliced(name="y", axis=-1, start=1))}
             )
 
         def setup(self) -> None:
             self.add_child("both", self.config.both)
 
-    table = sm.foreign_table(Fused.Config().build()).tensors
+    table = kn.foreign_table(Fused.Config().build()).tensors
     assert {name: tensor.shape for name, tensor in table.items()} == {"x.weight": (2, 3), "y.weight": (6, 3)}
     whole, rebuilt = np.arange(24.0).reshape(3, 2, 4), np.zeros((3, 2, 4))
     for tensor in table.values():
@@ -121,10 +121,10 @@ def test_every_form_is_inverted_and_keeps_all_bits(shape, form, data):
     spec = ParamSpec(tuple(shape), (None,) * len(shape), fan_in_axes=inputs, fan_out_axes=outputs)
     order = data.draw(st.permutations([*range(len(shape)), -1]))
     made = {
-        "matrix": sm.Matrix.Config(),
-        "in_out": sm.Matrix.Config(transposed=False),
-        "flat": sm.Flat.Config(),
-        "permuted": sm.Permuted.Config(order=tuple(order)),
+        "matrix": kn.Matrix.Config(),
+        "in_out": kn.Matrix.Config(transposed=False),
+        "flat": kn.Flat.Config(),
+        "permuted": kn.Permuted.Config(order=tuple(order)),
     }[form].build()
     array = np.random.default_rng(0).integers(0, 2**32, shape, dtype=np.uint32).view(np.float32)
     tensor = ForeignTensor("t", (Part("params", "p", (), spec, made),))
@@ -137,7 +137,7 @@ def test_every_form_is_inverted_and_keeps_all_bits(shape, form, data):
 def test_an_undeclared_parameter_says_who_and_how():
     cfg = Parent.Config(first=Undeclared.Config())
     with pytest.raises(ForeignNameError) as error:
-        sm.foreign_table(cfg.build())
+        kn.foreign_table(cfg.build())
     assert "first" in str(error.value)
     assert "Undeclared" in str(error.value)
     assert 'Foreign(tensors={"weight": "…"})' in str(error.value)
@@ -145,9 +145,9 @@ def test_an_undeclared_parameter_says_who_and_how():
 
 def test_an_undeclared_child_and_a_stack_without_a_number():
     with pytest.raises(ForeignNameError, match=r"child 'second'; did you mean|child 'second'"):
-        sm.foreign_table(Parent.Config(foreign=sm.Foreign(children={"first": "a"})).build())
+        kn.foreign_table(Parent.Config(foreign=kn.Foreign(children={"first": "a"})).build())
     with pytest.raises(ForeignNameError, match="lack '{}'"):
-        sm.foreign_table(Parent.Config(foreign=sm.Foreign(children={"first": "a", "second": "b"})).build())
+        kn.foreign_table(Parent.Config(foreign=kn.Foreign(children={"first": "a", "second": "b"})).build())
 
 
 def test_names_stay_out_of_dumps_and_digests_until_changed():
@@ -173,8 +173,8 @@ def test_names_stay_behind_when_another_module_takes_the_place():
 
 def test_every_parameter_is_covered_once():
     for model in (Parent.Config().build(), Experts.Config().build()):
-        covered = {path: np.zeros(s.shape, int) for path, s in flatten_paths(sm.param_specs(model)).items()}
-        for tensor in sm.foreign_table(model).tensors.values():
+        covered = {path: np.zeros(s.shape, int) for path, s in flatten_paths(kn.param_specs(model)).items()}
+        for tensor in kn.foreign_table(model).tensors.values():
             for part in tensor.parts:
                 if part.item == "params":
                     covered[part.path][part.where or ...] += 1
@@ -182,31 +182,31 @@ def test_every_parameter_is_covered_once():
 
 
 def test_a_tied_tensor_may_be_there_again():
-    class Head(sm.Module):
-        class Config(sm.Module.Config):
-            foreign: sm.Foreign = sm.Foreign(repeats={"weight": "first.weight"})
+    class Head(kn.Module):
+        class Config(kn.Module.Config):
+            foreign: kn.Foreign = kn.Foreign(repeats={"weight": "first.weight"})
 
-    class Tied(sm.Module):
-        class Config(sm.Module.Config):
+    class Tied(kn.Module):
+        class Config(kn.Module.Config):
             first: Leaf.Config = Leaf.Config()
             head: Head.Config = Head.Config()
-            foreign: sm.Foreign = sm.Foreign(children={"first": "a", "head": "lm_head"}, ignored=("*.mask",))
+            foreign: kn.Foreign = kn.Foreign(children={"first": "a", "head": "lm_head"}, ignored=("*.mask",))
 
         def setup(self) -> None:
             self.add_child("first", self.config.first)
             self.add_child("head", self.config.head)
             self.share("first", self.first)
 
-    table = sm.foreign_table(Tied.Config().build())
+    table = kn.foreign_table(Tied.Config().build())
     assert table.repeats == {"lm_head.weight": "a.weight"}
     assert table.ignored == ("*.mask",)
 
 
 def test_parts_that_hold_different_tensors_cannot_join():
     cfg = Parent.Config(second=Experts.Config(), layers=None)
-    cfg.foreign.set(children={}, joined=(sm.Joined(name="both", parts=("first", "second")),))
+    cfg.foreign.set(children={}, joined=(kn.Joined(name="both", parts=("first", "second")),))
     with pytest.raises(ForeignNameError, match="don't hold the same tensors: first: weight; second: "):
-        sm.foreign_table(cfg.build())
+        kn.foreign_table(cfg.build())
 
 
 def test_parts_are_plain_records():

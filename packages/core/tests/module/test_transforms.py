@@ -2,16 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import pytest
-import sashimono as sm
 from jax.sharding import PartitionSpec as P
-from sashimono.errors import ContextError, ModuleError
-from sashimono.module import unstack
+from kanawa.errors import ContextError, ModuleError
+from kanawa.module import unstack
 
 
-class Layer(sm.Module):
-    class Config(sm.Module.Config):
-        dim: int = sm.FROM_PARENT
+class Layer(kn.Module):
+    class Config(kn.Module.Config):
+        dim: int = kn.FROM_PARENT
 
     def setup(self) -> None:
         self.add_param("weight", (self.config.dim, self.config.dim), axes=("embed", "mlp"))
@@ -19,7 +19,7 @@ class Layer(sm.Module):
 
     def forward(self, x: jax.Array) -> jax.Array:
         y = jnp.tanh(self.tag("product", x @ self.param("weight")))
-        self.record("norm", sm.Mean(jnp.sum(y**2), y.size))
+        self.record("norm", kn.Mean(jnp.sum(y**2), y.size))
         self.add_loss("penalty", jnp.sum(y**2), y.size, 0.1)
         self.update("steps", self.state("steps") + 1)
         self.emit("output", y)
@@ -28,8 +28,8 @@ class Layer(sm.Module):
         return y
 
 
-class Tower(sm.Module):
-    class Config(sm.Module.Config):
+class Tower(kn.Module):
+    class Config(kn.Module.Config):
         dim: int = 4
         depth: int = 3
         layer: Layer.Config = Layer.Config()
@@ -41,11 +41,11 @@ class Tower(sm.Module):
         def body(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
             return self.layer(carry), None
 
-        return sm.scan(body, x, over="layer", unrolled=unrolled, remat=remat)[0]
+        return kn.scan(body, x, over="layer", unrolled=unrolled, remat=remat)[0]
 
 
-class Holder(sm.Module):
-    class Config(sm.Module.Config):
+class Holder(kn.Module):
+    class Config(kn.Module.Config):
         inner: Layer.Config = Layer.Config(dim=4)
 
     def setup(self) -> None:
@@ -55,26 +55,26 @@ class Holder(sm.Module):
         return self.inner(x)
 
     def remat(self, x: jax.Array) -> jax.Array:
-        return sm.remat(self.inner)(x)
+        return kn.remat(self.inner)(x)
 
     def jitted(self, x: jax.Array) -> jax.Array:
-        return sm.jit(self.inner)(x)
+        return kn.jit(self.inner)(x)
 
     def mapped(self, x: jax.Array) -> jax.Array:
-        return sm.vmap(lambda row: self.inner(row[None])[0])(x)
+        return kn.vmap(lambda row: self.inner(row[None])[0])(x)
 
     def branch(self, flag: jax.Array, x: jax.Array) -> jax.Array:
-        return sm.cond(flag, self.inner, self.inner, x)
+        return kn.cond(flag, self.inner, self.inner, x)
 
     def uneven(self, flag: jax.Array, x: jax.Array) -> jax.Array:
-        return sm.cond(flag, self.inner, lambda y: y, x)
+        return kn.cond(flag, self.inner, lambda y: y, x)
 
     def looped(self, x: jax.Array) -> jax.Array:
         weight = self.inner.weight_only
-        return sm.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, weight(c[1])), (0, x))[1]
+        return kn.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, weight(c[1])), (0, x))[1]
 
     def sharded(self, x: jax.Array) -> jax.Array:
-        run = sm.shard_map(self.inner, in_specs=(P("data"),), out_specs=P("data"), axis_names=("data",))
+        run = kn.shard_map(self.inner, in_specs=(P("data"),), out_specs=P("data"), axis_names=("data",))
         return run(x)
 
 
@@ -92,14 +92,14 @@ class PureLayer(Layer):
 def tower():
     module = Tower.Config().build()
     key = jax.random.key(0)
-    return module, sm.initialize(module, key), sm.initial_state(module, key)
+    return module, kn.initialize(module, key), kn.initial_state(module, key)
 
 
 @pytest.fixture(scope="module")
 def holder():
     module = Holder.Config(inner=PureLayer.Config(dim=4)).build()
     key = jax.random.key(1)
-    return module, sm.initialize(module, key), sm.initial_state(module, key)
+    return module, kn.initialize(module, key), kn.initial_state(module, key)
 
 
 X = jax.random.normal(jax.random.key(3), (8, 4))
@@ -107,7 +107,7 @@ X = jax.random.normal(jax.random.key(3), (8, 4))
 
 def run(bundle, method, *args, **kwargs):
     module, params, state = bundle
-    return sm.functional(module, method)(params, state, *args, **kwargs)
+    return kn.functional(module, method)(params, state, *args, **kwargs)
 
 
 def same(a, b):
@@ -124,7 +124,7 @@ def test_stacked_parameters_have_a_layer_axis_and_differ_by_layer(tower):
 
 def test_layer_parameters_do_not_depend_on_the_depth(tower):
     _, params, _ = tower
-    deeper = sm.initialize(Tower.Config(depth=5).build(), jax.random.key(0))
+    deeper = kn.initialize(Tower.Config(depth=5).build(), jax.random.key(0))
     assert jnp.array_equal(deeper["layer"]["weight"][:3], params["layer"]["weight"])
 
 
@@ -144,8 +144,8 @@ def test_scan_accepts_parameters_kept_apart_by_layer(tower):
     module, params, state = tower
     apart = {"layer": unstack(params["layer"], 3)}
     assert same(
-        sm.functional(module)(apart, state, X, unrolled=True)[0],
-        sm.functional(module)(params, state, X)[0],
+        kn.functional(module)(apart, state, X, unrolled=True)[0],
+        kn.functional(module)(params, state, X)[0],
     )
 
 
@@ -153,7 +153,7 @@ def test_remat_changes_neither_results_nor_gradients(tower):
     module, params, state = tower
 
     def loss(p, remat):
-        result, outputs = sm.functional(module)(p, state, X, key=jax.random.key(2), train=True, remat=remat)
+        result, outputs = kn.functional(module)(p, state, X, key=jax.random.key(2), train=True, remat=remat)
         return result.sum() + outputs.total_loss()
 
     plain, again = jax.grad(loss)(params, False), jax.grad(loss)(params, True)
@@ -186,7 +186,7 @@ def test_vmap_gives_every_element_its_own_noise(holder):
 def test_branches_that_record_differently_are_refused(holder):
     with pytest.raises(TypeError) as caught:
         run(holder, "uneven", jnp.array(True), X)
-    assert any("both branches of sm.cond must record" in note for note in caught.value.__notes__)
+    assert any("both branches of kn.cond must record" in note for note in caught.value.__notes__)
 
 
 def test_while_loop_reads_parameters(holder):
@@ -201,53 +201,53 @@ def test_shard_map_sums_metrics_over_shards(holder):
     module, params, state = holder
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
     with jax.set_mesh(mesh):
-        result, outputs = jax.jit(sm.functional(module, "sharded"))(params, state, X)
-    expected, plain = sm.functional(module, "plain")(params, state, X)
+        result, outputs = jax.jit(kn.functional(module, "sharded"))(params, state, X)
+    expected, plain = kn.functional(module, "plain")(params, state, X)
     assert jnp.allclose(result, expected, atol=1e-6)
     assert jnp.allclose(outputs.losses["inner.penalty"].value(), plain.losses["inner.penalty"].value())
 
 
 def test_custom_vjp_cannot_see_a_context(holder):
-    class Leaky(sm.Module):
-        class Config(sm.Module.Config):
+    class Leaky(kn.Module):
+        class Config(kn.Module.Config):
             """None."""
 
         def setup(self) -> None:
-            self.add_param("w", (4,), axes=("norm",), init=sm.ones)
+            self.add_param("w", (4,), axes=("norm",), init=kn.ones)
 
         def forward(self, x: jax.Array) -> jax.Array:
             def f(z: jax.Array) -> jax.Array:
                 return z * self.param("w")[None, :]
 
-            return sm.custom_vjp(f, lambda z: (f(z), None), lambda _, g: (g,))(x)
+            return kn.custom_vjp(f, lambda z: (f(z), None), lambda _, g: (g,))(x)
 
     module = Leaky.Config().build()
     with pytest.raises(ContextError, match="no module is running"):
-        sm.functional(module)(sm.initialize(module, jax.random.key(0)), {}, X)
+        kn.functional(module)(kn.initialize(module, jax.random.key(0)), {}, X)
 
 
 def test_scan_without_a_stacked_child_is_an_error(holder):
-    class Lost(sm.Module):
-        class Config(sm.Module.Config):
+    class Lost(kn.Module):
+        class Config(kn.Module.Config):
             """None."""
 
         def forward(self, x: jax.Array) -> jax.Array:
-            return sm.scan(lambda c, _: (c, None), x, over="layer")[0]
+            return kn.scan(lambda c, _: (c, None), x, over="layer")[0]
 
     with pytest.raises(ModuleError, match="needs a child declared with stacked="):
-        sm.functional(Lost.Config().build())({}, {}, X)
+        kn.functional(Lost.Config().build())({}, {}, X)
 
 
 def test_random_draws_in_a_plain_scan_differ_by_iteration():
-    class Draws(sm.Module):
-        class Config(sm.Module.Config):
+    class Draws(kn.Module):
+        class Config(kn.Module.Config):
             """None."""
 
         def forward(self) -> jax.Array:
             def body(carry: None, _: None) -> tuple[None, jax.Array]:
                 return carry, jax.random.normal(self.next_key())
 
-            return sm.scan(body, None, length=4)[1]
+            return kn.scan(body, None, length=4)[1]
 
-    values, _ = sm.functional(Draws.Config().build())({}, {}, key=jax.random.key(0))
+    values, _ = kn.functional(Draws.Config().build())({}, {}, key=jax.random.key(0))
     assert len(set(values.tolist())) == 4

@@ -3,14 +3,14 @@
 import sys
 
 import pytest
-from sashimono.errors import PluginError, UnknownNameError
-from sashimono.plugins import compare_plugin_sets, component, host
+from kanawa.errors import PluginError, UnknownNameError
+from kanawa.plugins import compare_plugin_sets, component, host
 
 THING = {"fake_thing": "class Thing: pass\nclass Other: pass"}
 
 
 def test_component_is_imported_when_named_and_not_before(fake_distribution):
-    fake_distribution("fake-d", {"sashimono.layers": ["a.b.thing = fake_thing:Thing"]}, THING)
+    fake_distribution("fake-d", {"kanawa.layers": ["a.b.thing = fake_thing:Thing"]}, THING)
     (listed,) = [c for c in host().components("layers") if c.name == "a.b.thing"]
     assert (listed.state, listed.distribution, listed.version) == ("available", "fake-d", "1.0")
     assert "fake_thing" not in sys.modules
@@ -24,7 +24,7 @@ def test_component_is_imported_when_named_and_not_before(fake_distribution):
 
 
 def test_unknown_name_says_what_is_near_installed_and_missing(fake_distribution):
-    fake_distribution("fake-d", {"sashimono.widgets": ["gadget = fake_thing:Thing"]}, version="4.2")
+    fake_distribution("fake-d", {"kanawa.widgets": ["gadget = fake_thing:Thing"]}, version="4.2")
     with pytest.raises(UnknownNameError) as error:
         component("widgets", "gadgett")
     message = str(error.value)
@@ -38,15 +38,15 @@ def test_unknown_name_says_what_is_near_installed_and_missing(fake_distribution)
 
 
 def test_installation_hint_names_a_missing_first_party_package(fake_distribution):
-    from sashimono.plugins.catalog import Catalog
+    from kanawa.plugins.catalog import Catalog
 
-    with pytest.raises(UnknownNameError, match=r"pip install sashimono-layers"):
+    with pytest.raises(UnknownNameError, match=r"pip install kanawa-layers"):
         Catalog([], {}).load("layers", "moe")
 
 
 def test_two_claims_are_an_error_until_one_is_named(fake_distribution):
-    fake_distribution("fake-a", {"sashimono.layers": ["x = fake_thing:Thing"]}, THING)
-    fake_distribution("fake-b", {"sashimono.layers": ["x = fake_thing:Other"]})
+    fake_distribution("fake-a", {"kanawa.layers": ["x = fake_thing:Thing"]}, THING)
+    fake_distribution("fake-b", {"kanawa.layers": ["x = fake_thing:Other"]})
     with pytest.raises(PluginError) as error:
         component("layers", "x")
     assert "fake-a:x (1.0, fake_thing:Thing), fake-b:x (1.0, fake_thing:Other)" in str(error.value)
@@ -58,21 +58,21 @@ def test_two_claims_are_an_error_until_one_is_named(fake_distribution):
 
 def test_one_distribution_that_claims_a_name_twice_is_in_conflict_with_itself(fake_distribution):
     lines = ["x = fake_thing:Thing", "x = fake_thing:Other"]
-    fake_distribution("fake-a", {"sashimono.layers": lines}, THING)
+    fake_distribution("fake-a", {"kanawa.layers": lines}, THING)
     with pytest.raises(PluginError, match="claimed more than once"):
         component("layers", "fake-a:x")
 
 
 def test_hook_components_conflict_with_listed_ones_too(fake_distribution):
     source = """
-    from sashimono.plugins import Component, hookimpl
+    from kanawa.plugins import Component, hookimpl
     @hookimpl
-    def sashimono_components():
+    def kanawa_components():
         return [Component("layers", n, "fake_thing:Thing") for n in ("x", "y")]
     """
-    entry_points = {"sashimono.plugins": ["dyn = fake_dyn"]}
+    entry_points = {"kanawa.plugins": ["dyn = fake_dyn"]}
     fake_distribution("fake-dyn", entry_points, {"fake_dyn": source, **THING})
-    fake_distribution("fake-a", {"sashimono.layers": ["x = fake_thing:Other"]})
+    fake_distribution("fake-a", {"kanawa.layers": ["x = fake_thing:Other"]})
     assert component("layers", "y").__name__ == "Thing"
     with pytest.raises(PluginError, match="fake-a:x .*, fake-dyn:x"):
         component("layers", "x")
@@ -87,7 +87,7 @@ def test_hook_components_conflict_with_listed_ones_too(fake_distribution):
     ],
 )
 def test_component_that_cannot_be_imported_is_broken(fake_distribution, value, reason):
-    fake_distribution("fake-a", {"sashimono.layers": [f"x = {value}"]}, THING)
+    fake_distribution("fake-a", {"kanawa.layers": [f"x = {value}"]}, THING)
     for _ in range(2):
         with pytest.raises(PluginError, match=r"layers component 'x' of fake-a 1.0 is broken") as e:
             component("layers", "x")

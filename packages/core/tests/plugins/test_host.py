@@ -3,16 +3,16 @@
 import logging
 
 import pytest
-from sashimono.errors import PluginError
-from sashimono.plugins import MeshRule, PluginHost, hookimpl, host, plugin_set_digest
+from kanawa.errors import PluginError
+from kanawa.plugins import MeshRule, PluginHost, hookimpl, host, plugin_set_digest
 
-GROUP = "sashimono.plugins"
+GROUP = "kanawa.plugins"
 
 CHECKS = """
-from sashimono.plugins import hookimpl
+from kanawa.plugins import hookimpl
 PRIORITY = {priority}
 @hookimpl
-def sashimono_config_checks(config):
+def kanawa_config_checks(config):
     return ["{name}"]
 """
 
@@ -23,7 +23,7 @@ def state_of(name):
 
 
 def answers():
-    ours = host().collect("sashimono_config_checks", config=None, target=None)
+    ours = host().collect("kanawa_config_checks", config=None, target=None)
     return [answer for key, found in ours if key.startswith("fake-") for answer in found]
 
 
@@ -46,7 +46,7 @@ def test_calls_follow_priority_then_distribution_whatever_the_install_order(fake
 def test_unmet_requirement_is_found_before_import(fake_distribution, requires, reason):
     fake_distribution(
         "fake-old",
-        {GROUP: ["old = fake_old"], "sashimono.layers": ["thing = fake_old:Thing"]},
+        {GROUP: ["old = fake_old"], "kanawa.layers": ["thing = fake_old:Thing"]},
         {"fake_old": "raise SystemExit('imported')"},
         requires=[requires],
     )
@@ -73,12 +73,12 @@ def test_requirement_of_an_extra_or_another_platform_does_not_count(fake_distrib
 def test_failing_import_is_one_warning_and_breaks_only_its_own(fake_distribution, caplog, source):
     fake_distribution(
         "fake-bad",
-        {GROUP: ["bad = fake_bad"], "sashimono.layers": ["lost = json:JSONDecoder"]},
+        {GROUP: ["bad = fake_bad"], "kanawa.layers": ["lost = json:JSONDecoder"]},
         {"fake_bad": source},
     )
     good = CHECKS.format(priority=0, name="good")
     fake_distribution("fake-good", {GROUP: ["good = fake_good"]}, {"fake_good": good})
-    with caplog.at_level(logging.WARNING, "sashimono.plugins"):
+    with caplog.at_level(logging.WARNING, "kanawa.plugins"):
         assert answers() == ["good"]
     bad = state_of("bad")
     assert bad.state == "broken"
@@ -94,7 +94,7 @@ def test_failing_import_is_one_warning_and_breaks_only_its_own(fake_distribution
 def test_strict_names_every_bad_plugin(fake_distribution, monkeypatch):
     fake_distribution("fake-bad", {GROUP: ["bad = fake_bad"]}, {"fake_bad": "1/0"})
     fake_distribution("fake-old", {GROUP: ["old = fake_old"]}, requires=["nowhere"])
-    monkeypatch.setenv("SASHIMONO_STRICT_PLUGINS", "1")
+    monkeypatch.setenv("KANAWA_STRICT_PLUGINS", "1")
     with pytest.raises(PluginError) as error:
         host().plugins()
     assert "fake-bad:bad 1.0 is broken: ZeroDivisionError" in str(error.value)
@@ -105,7 +105,7 @@ def test_unknown_hook_is_not_passed_over_in_silence(fake_distribution):
     source = CHECKS.format(priority=0, name="x").replace("config_checks", "confg_checks")
     fake_distribution("fake-typo", {GROUP: ["typo = fake_typo"]}, {"fake_typo": source})
     assert state_of("typo").state == "broken"
-    assert "did you mean 'sashimono_config_checks'" in state_of("typo").reason
+    assert "did you mean 'kanawa_config_checks'" in state_of("typo").reason
 
 
 def test_wrong_hook_argument_breaks_the_plugin(fake_distribution):
@@ -117,9 +117,9 @@ def test_wrong_hook_argument_breaks_the_plugin(fake_distribution):
 
 def test_hook_wrappers_are_refused(fake_distribution):
     source = """
-    from sashimono.plugins import hookimpl
+    from kanawa.plugins import hookimpl
     @hookimpl(wrapper=True)
-    def sashimono_doctor():
+    def kanawa_doctor():
         return (yield)
     """
     fake_distribution("fake-wrap", {GROUP: ["wrap = fake_wrap"]}, {"fake_wrap": source})
@@ -135,7 +135,7 @@ def test_same_plugin_name_is_a_conflict_for_both_until_one_is_skipped(fake_distr
     assert {s.state for s in states.values()} == {"conflict"}
     assert "fake-b:same" in states["fake-a"].reason
     assert answers() == []
-    monkeypatch.setenv("SASHIMONO_SKIP_PLUGINS", "Fake_A")
+    monkeypatch.setenv("KANAWA_SKIP_PLUGINS", "Fake_A")
     host().refresh()
     states = {s.distribution: s.state for s in host().plugins() if s.name == "same"}
     assert states == {"fake-a": "skipped", "fake-b": "loaded"}
@@ -144,63 +144,63 @@ def test_same_plugin_name_is_a_conflict_for_both_until_one_is_skipped(fake_distr
 
 def test_contributor_that_raises_or_lies_becomes_broken(fake_distribution):
     raising = """
-    from sashimono.plugins import hookimpl
+    from kanawa.plugins import hookimpl
     @hookimpl
-    def sashimono_mesh_rules():
+    def kanawa_mesh_rules():
         raise KeyError("boom")
     @hookimpl
-    def sashimono_config_checks(config):
+    def kanawa_config_checks(config):
         return ["raising"]
     """
     lying = raising.replace('raise KeyError("boom")', 'return ["not a rule"]')
     fake_distribution("fake-1", {GROUP: ["one = fake_one"]}, {"fake_one": raising})
     fake_distribution("fake-2", {GROUP: ["two = fake_two"]}, {"fake_two": lying})
     assert answers() == ["raising", "raising"]
-    rules = dict(host().collect("sashimono_mesh_rules"))
+    rules = dict(host().collect("kanawa_mesh_rules"))
     assert not [key for key in rules if key.startswith("fake-")]
-    assert state_of("one").reason == "sashimono_mesh_rules: KeyError: 'boom'"
+    assert state_of("one").reason == "kanawa_mesh_rules: KeyError: 'boom'"
     assert "must return a list of MeshRule" in state_of("two").reason
     assert answers() == []
 
 
 def test_deliberate_error_about_an_argument_reaches_the_caller(fake_distribution):
     source = """
-    from sashimono.errors import TargetError
-    from sashimono.plugins import hookimpl
+    from kanawa.errors import TargetError
+    from kanawa.plugins import hookimpl
     @hookimpl
-    def sashimono_topology(target):
+    def kanawa_topology(target):
         raise TargetError(f"install the compiler for {target}")
     """
     fake_distribution("fake-t", {GROUP: ["t = fake_t"]}, {"fake_t": source})
     with pytest.raises(Exception, match="install the compiler for moon"):
-        host().collect("sashimono_topology", target="moon")
+        host().collect("kanawa_topology", target="moon")
     assert state_of("t").state == "loaded"
 
 
 def test_plugin_specs_of_its_own_can_be_implemented_by_another(fake_distribution):
     specs = """
-    from sashimono.plugins import hookspec
+    from kanawa.plugins import hookspec
     @hookspec
-    def sashimono_fake_colour(shade): "Returns a colour."
+    def kanawa_fake_colour(shade): "Returns a colour."
     """
     owner = """
     import fake_specs
-    from sashimono.plugins import hookimpl
+    from kanawa.plugins import hookimpl
     @hookimpl
-    def sashimono_hookspecs():
+    def kanawa_hookspecs():
         return fake_specs
     """
     user = """
-    from sashimono.plugins import hookimpl
+    from kanawa.plugins import hookimpl
     @hookimpl
-    def sashimono_fake_colour(shade):
+    def kanawa_fake_colour(shade):
         return f"{shade} indigo"
     """
     misuser = user.replace("shade", "hue")
     fake_distribution("fake-z", {GROUP: ["z = fake_z"]}, {"fake_z": owner, "fake_specs": specs})
     fake_distribution("fake-u", {GROUP: ["u = fake_u"]}, {"fake_u": user})
     fake_distribution("fake-m", {GROUP: ["m = fake_m"]}, {"fake_m": misuser})
-    assert host().collect("sashimono_fake_colour", shade="deep") == [("fake-u:u", "deep indigo")]
+    assert host().collect("kanawa_fake_colour", shade="deep") == [("fake-u:u", "deep indigo")]
     assert state_of("m").state == "broken"
     assert state_of("z").state == "loaded"
 
@@ -210,7 +210,7 @@ class Observer:
         self.calls = 0
 
     @hookimpl
-    def sashimono_request_ended(self, event):
+    def kanawa_request_ended(self, event):
         self.calls += 1
         if event == "bad":
             raise ValueError(event)
@@ -220,14 +220,14 @@ def test_observer_is_logged_once_and_left_out_after_three_failures(fake_distribu
     bad, good = Observer(), Observer()
     host().register(bad, "bad")
     host().register(good, "good")
-    good.sashimono_request_ended = None
+    good.kanawa_request_ended = None
     for _ in range(5):
-        host().notify("sashimono_request_ended", event="bad")
-    host().notify("sashimono_request_ended", event="fine")
+        host().notify("kanawa_request_ended", event="bad")
+    host().notify("kanawa_request_ended", event="fine")
     assert (bad.calls, good.calls) == (3, 3)
     lines = [r.message for r in caplog.records if "local:bad" in r.message]
     assert len(lines) == 2
-    assert "failed in sashimono_request_ended" in lines[0]
+    assert "failed in kanawa_request_ended" in lines[0]
     assert "no longer observes: failed 3 times" in lines[1]
     assert "no longer observes" in state_of("bad").reason
 
@@ -235,20 +235,20 @@ def test_observer_is_logged_once_and_left_out_after_three_failures(fake_distribu
 def test_observers_all_hear_of_what_one_of_them_chokes_on(fake_distribution):
     class Choking:
         @hookimpl
-        def sashimono_request_ended(self, event):
+        def kanawa_request_ended(self, event):
             raise ValueError
 
     quiet = Observer()
     host().register(Choking(), "a-choking")
     host().register(quiet, "b-quiet")
-    host().notify("sashimono_request_ended", event="fine")
+    host().notify("kanawa_request_ended", event="fine")
     assert quiet.calls == 1
 
 
 def test_local_plugin_that_does_not_fit_is_refused_and_forgotten(fake_distribution):
     class Wrong:
         @hookimpl
-        def sashimono_request_ended(self, happening):
+        def kanawa_request_ended(self, happening):
             """Takes an argument that the spec doesn't have."""
 
     with pytest.raises(PluginError, match="plugin 'wrong' can't be registered: broken"):
@@ -258,14 +258,14 @@ def test_local_plugin_that_does_not_fit_is_refused_and_forgotten(fake_distributi
 
 def test_asking_for_a_hook_that_is_not_there_or_with_wrong_arguments():
     empty = PluginHost(discover=list)
-    with pytest.raises(PluginError, match="did you mean 'sashimono_doctor'"):
-        empty.collect("sashimono_docter")
-    with pytest.raises(PluginError, match=r"sashimono_storage takes \(url\), got \(uri\)"):
-        empty.collect("sashimono_storage", uri="s3://b")
+    with pytest.raises(PluginError, match="did you mean 'kanawa_doctor'"):
+        empty.collect("kanawa_docter")
+    with pytest.raises(PluginError, match=r"kanawa_storage takes \(url\), got \(uri\)"):
+        empty.collect("kanawa_storage", uri="s3://b")
 
 
 def test_plugin_that_asks_the_host_while_loading_is_broken_not_a_deadlock(fake_distribution):
-    source = "from sashimono.plugins import host\nhost().plugins()"
+    source = "from kanawa.plugins import host\nhost().plugins()"
     fake_distribution("fake-eager", {GROUP: ["eager = fake_eager"]}, {"fake_eager": source})
     assert "while it was being loaded" in state_of("eager").reason
 
@@ -281,8 +281,8 @@ def test_shadowed_distribution_counts_once(fake_distribution, tmp_path, monkeypa
 
 
 def test_plugin_set_leaves_out_what_cannot_be_used(fake_distribution):
-    fake_distribution("fake-good", {"sashimono.layers": ["a = json:loads"]}, version="3.1")
-    fake_distribution("fake-old", {"sashimono.layers": ["b = json:loads"]}, requires=["nowhere"])
+    fake_distribution("fake-good", {"kanawa.layers": ["a = json:loads"]}, version="3.1")
+    fake_distribution("fake-old", {"kanawa.layers": ["b = json:loads"]}, requires=["nowhere"])
     found = host().plugin_set()
     assert found["fake-good"] == "3.1"
     assert "fake-old" not in found

@@ -20,26 +20,26 @@ def third_party_after(code):
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [
-        ("import sashimono", set()),
-        ("import sashimono.plugins", set()),
-        ("from sashimono.plugins import DeviceSpec, MeshRule, Command, host", set()),
-        ("from sashimono.plugins import hookimpl, Component, Finding", {"pluggy"}),
-        ("import sashimono.cli.main", set()),
+        ("import kanawa", set()),
+        ("import kanawa.plugins", set()),
+        ("from kanawa.plugins import DeviceSpec, MeshRule, Command, host", set()),
+        ("from kanawa.plugins import hookimpl, Component, Finding", {"pluggy"}),
+        ("import kanawa.cli.main", set()),
     ],
 )
 def test_imports_nothing_more_than(code, allowed):
-    ours = {m for m in third_party_after(code) if not m.startswith("sashimono")}
+    ours = {m for m in third_party_after(code) if not m.startswith("kanawa")}
     assert ours <= allowed
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import sashimono; sashimono.host().components()",
-        "from sashimono.plugins.devices import device_specs; device_specs()",
-        "import sashimono.compose.target as t; t.parse_target('cpu-8')",
-        "from sashimono.cli.main import main; main(['list'])",
-        "from sashimono.cli.main import main; main(['doctor'])",
+        "import kanawa; kanawa.host().components()",
+        "from kanawa.plugins.devices import device_specs; device_specs()",
+        "import kanawa.compose.target as t; t.parse_target('cpu-8')",
+        "from kanawa.cli.main import main; main(['list'])",
+        "from kanawa.cli.main import main; main(['doctor'])",
     ],
 )
 def test_does_not_import_jax(code):

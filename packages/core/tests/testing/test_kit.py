@@ -4,11 +4,11 @@ import threading
 
 import jax.numpy as jnp
 import pytest
-from sashimono.contracts import Service
-from sashimono.contracts.optimizer_state import follows
-from sashimono.plugins.states import ComponentState
-from sashimono.testing.plugin import PluginConformance, imported_by, role_problem
-from sashimono.testing.service import EVENTS, ServiceConformance
+from kanawa.contracts import Service
+from kanawa.contracts.optimizer_state import follows
+from kanawa.plugins.states import ComponentState
+from kanawa.testing.plugin import PluginConformance, imported_by, role_problem
+from kanawa.testing.service import EVENTS, ServiceConformance
 
 
 class Counter(Service):
@@ -64,7 +64,7 @@ def test_a_service_that_leaves_a_thread_is_caught(tmp_path):
 class TestCore(PluginConformance):
     """Core's own kernels come through entry points like anybody's."""
 
-    distribution = "sashimono-core"
+    distribution = "kanawa"
 
     test_it_says_which_core_it_works_with = None
 
@@ -73,8 +73,8 @@ def test_a_component_of_the_wrong_kind_is_named():
     state = ComponentState(
         name="attention.any.reference",
         kind="kernels",
-        value="sashimono.kernels.attention.reference:ReferenceAttention",
-        distribution="sashimono-core",
+        value="kanawa.kernels.attention.reference:ReferenceAttention",
+        distribution="kanawa",
         version="0",
     )
     assert role_problem(state) == ""

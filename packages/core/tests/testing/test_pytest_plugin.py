@@ -19,11 +19,11 @@ import sys
 
 def test_untouched():
     assert "jax" not in sys.modules
-    assert "sashimono.config" not in sys.modules
+    assert "kanawa.config" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(("option", "text"), [("sashimono_strict = true", STRICT_TEST), ("", PLAIN_TEST)])
+@pytest.mark.parametrize(("option", "text"), [("kanawa_strict = true", STRICT_TEST), ("", PLAIN_TEST)])
 def test_only_on_request(tmp_path, option, text):
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{option}\n")
     (tmp_path / "test_it.py").write_text(text)

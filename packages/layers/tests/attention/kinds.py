@@ -1,23 +1,23 @@
 """Attention layers and caches that the tests of this folder run through, by name."""
 
-from sashimono_layers.attention.dense_cache import DenseCache
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
-from sashimono_layers.attention.latent import LatentAttention
-from sashimono_layers.attention.masks import AllOf, AnyOf, Causal, Chunked, Window
-from sashimono_layers.attention.output_gate import ElementwiseGate, HeadGate
-from sashimono_layers.attention.paged_cache import PagedCache
-from sashimono_layers.attention.quantised_cache import QuantisedCache
-from sashimono_layers.attention.query_scale import PerDimScale, TemperatureTuning
-from sashimono_layers.attention.ring_cache import RingCache
-from sashimono_layers.attention.sigmoid import SigmoidDotProduct
-from sashimono_layers.attention.sinks import LearnedSinks
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.basic.rms_norm import RMSNorm
-from sashimono_layers.positions.alibi import Alibi
-from sashimono_layers.positions.none import NoPositions
-from sashimono_layers.positions.relative_bias import RelativeBias
-from sashimono_layers.positions.rotary import Rotary
-from sashimono_layers.positions.yarn import YarnScaling
+from kanawa_layers.attention.dense_cache import DenseCache
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.attention.latent import LatentAttention
+from kanawa_layers.attention.masks import AllOf, AnyOf, Causal, Chunked, Window
+from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
+from kanawa_layers.attention.paged_cache import PagedCache
+from kanawa_layers.attention.quantised_cache import QuantisedCache
+from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
+from kanawa_layers.attention.ring_cache import RingCache
+from kanawa_layers.attention.sigmoid import SigmoidDotProduct
+from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.positions.alibi import Alibi
+from kanawa_layers.positions.none import NoPositions
+from kanawa_layers.positions.relative_bias import RelativeBias
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.positions.yarn import YarnScaling
 
 WIDTH = 16
 

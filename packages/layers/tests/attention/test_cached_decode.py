@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono_layers.recipes.llama import llama, llama_tiny
+from kanawa.contracts import Sequences
+from kanawa_layers.recipes.llama import llama, llama_tiny
 
 
 def small(**changes):
@@ -18,7 +18,7 @@ def small(**changes):
 @pytest.fixture(scope="module", params=[{}, {"window": 3}, {"logit_cap": 5.0}], ids=str)
 def bundle(request):
     model = small(**request.param).build()
-    return model, jax.jit(lambda k: sm.initialize(model, k))(jax.random.key(0))
+    return model, jax.jit(lambda k: kn.initialize(model, k))(jax.random.key(0))
 
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 11), 0, 50)
@@ -26,12 +26,12 @@ TOKENS = jax.random.randint(jax.random.key(1), (3, 11), 0, 50)
 
 def empty(model, rows, length):
     spec = model.cache_spec(rows, length, "float32")
-    is_spec = lambda s: isinstance(s, sm.ParamSpec)  # noqa: E731
+    is_spec = lambda s: isinstance(s, kn.ParamSpec)  # noqa: E731
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=is_spec)
 
 
 def full(model, params):
-    return jax.jit(sm.functional(model, "predict"))(params, {}, TOKENS)[0]
+    return jax.jit(kn.functional(model, "predict"))(params, {}, TOKENS)[0]
 
 
 @pytest.mark.parametrize("cuts", [[11], [4, 7], [5] + [1] * 6], ids=str)
@@ -39,7 +39,7 @@ def full(model, params):
 def test_cached_equals_full(bundle, cuts, per_row):
     model, params = bundle
     params_apart = model.unstacked(params)
-    decode = jax.jit(sm.functional(model, "decode"))
+    decode = jax.jit(kn.functional(model, "decode"))
     caches, done, parts = empty(model, 3, 16), 0, []
     for size in cuts:
         lengths = jnp.full((3,), done) if per_row else jnp.asarray(done)
@@ -53,7 +53,7 @@ def test_cached_equals_full(bundle, cuts, per_row):
 def test_rows_of_different_length_do_not_disturb_each_other(bundle):
     model, params = bundle
     lengths = jnp.array([2, 5, 8])
-    decode = jax.jit(sm.functional(model, "decode"))
+    decode = jax.jit(kn.functional(model, "decode"))
     # Prefill all rows as if they were long; what lies past a row's length is rubbish.
     (_, caches), _ = decode(params, {}, TOKENS[:, :8], Sequences(lengths=jnp.zeros((), int)), empty(model, 3, 16))
     following = jnp.take_along_axis(TOKENS, lengths[:, None], 1)
@@ -64,11 +64,11 @@ def test_rows_of_different_length_do_not_disturb_each_other(bundle):
 
 def test_packed_rows_equal_separate_ones():
     model = small().build()
-    params = jax.jit(lambda k: sm.initialize(model, k))(jax.random.key(0))
+    params = jax.jit(lambda k: kn.initialize(model, k))(jax.random.key(0))
     segments = jnp.array([[1] * 4 + [2] * 5 + [0] * 2])
     positions = jnp.array([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0]])
     x = jax.random.normal(jax.random.key(2), (1, 11, 32))
-    stack = jax.jit(sm.functional(model.stack))
+    stack = jax.jit(kn.functional(model.stack))
     run = lambda y, s: stack(params["stack"], {}, y, s)[0][0]  # noqa: E731
     packed = run(x, Sequences(positions, segments))
     np.testing.assert_allclose(packed[:, :4], run(x[:, :4], Sequences()), atol=1e-5)
@@ -76,4 +76,4 @@ def test_packed_rows_equal_separate_ones():
 
 
 def test_the_quickstart_model_is_tied():
-    assert "head" not in sm.param_specs(llama_tiny().build())
+    assert "head" not in kn.param_specs(llama_tiny().build())

@@ -4,13 +4,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import ConfigError
-from sashimono_layers.attention.paged_cache import PagedCache
-from sashimono_layers.attention.quantised_cache import QuantisedCache
+from kanawa.contracts import Sequences
+from kanawa.errors import ConfigError
+from kanawa_layers.attention.paged_cache import PagedCache
+from kanawa_layers.attention.quantised_cache import QuantisedCache
 
 from .kinds import ATTENTIONS, CACHES, NO_RING, WIDTH
 
@@ -26,12 +26,12 @@ QUICKLY = {"xla_backend_optimization_level": 0}
 def parameters(kind):
     """Returns parameters, none of them zero or one, and what they make of whole rows."""
     layer = ATTENTIONS[kind].build(name="attention")
-    is_spec = lambda spec: isinstance(spec, sm.ParamSpec)  # noqa: E731
+    is_spec = lambda spec: isinstance(spec, kn.ParamSpec)  # noqa: E731
     draw = np.random.default_rng(1).standard_normal
     params = jax.tree.map(
-        lambda spec: jnp.asarray(0.3 * draw(spec.shape), jnp.float32), sm.param_specs(layer), is_leaf=is_spec
+        lambda spec: jnp.asarray(0.3 * draw(spec.shape), jnp.float32), kn.param_specs(layer), is_leaf=is_spec
     )
-    return params, jax.jit(sm.functional(layer), compiler_options=QUICKLY)(params, {}, X, Sequences())[0][0]
+    return params, jax.jit(kn.functional(layer), compiler_options=QUICKLY)(params, {}, X, Sequences())[0][0]
 
 
 def empty(layer, rows, length):
@@ -44,7 +44,7 @@ def rows_from(lengths, size):
 
 def decoded(layer, params):
     """Returns outputs of a padded prompt of 6, and of a chunk of 3 and then 3 single tokens after each row's own."""
-    step = sm.functional(layer)
+    step = kn.functional(layer)
     cache = empty(layer, ROWS, LENGTH)
     real = (jnp.arange(6)[None] < PROMPTS[:, None]).astype(jnp.int32)
     start = Sequences(lengths=jnp.zeros((), jnp.int32), segment_ids=real)
@@ -94,7 +94,7 @@ def test_pages_may_lie_anywhere_and_rows_be_ragged():
     params, whole = parameters("plain")
     cfg = ATTENTIONS["plain"].clone().set(cache=PagedCache.Config(page_size=4, num_pages=20))
     layer = cfg.build(name="attention")
-    step = jax.jit(sm.functional(layer), compiler_options=QUICKLY)
+    step = jax.jit(kn.functional(layer), compiler_options=QUICKLY)
     table = jnp.asarray(np.random.default_rng(2).permutation(20)[:12].reshape(ROWS, 4), jnp.int32)
     real = (jnp.arange(6)[None] < PROMPTS[:, None]).astype(jnp.int32)
     start = Sequences(lengths=jnp.zeros((ROWS,), jnp.int32), segment_ids=real, page_table=table)
@@ -114,7 +114,7 @@ def test_pages_may_lie_anywhere_and_rows_be_ragged():
 def test_slots_pick_rows_of_a_larger_cache(cache):
     params, whole = parameters("window")
     layer = ATTENTIONS["window"].clone().set(cache=CACHES[cache]).build(name="attention")
-    step = jax.jit(sm.functional(layer), compiler_options=QUICKLY)
+    step = jax.jit(kn.functional(layer), compiler_options=QUICKLY)
     slots = jnp.array([4, 0, 2])
     start = Sequences(lengths=jnp.zeros((), jnp.int32), slots=slots)
     before = {name: array + 7.0 for name, array in empty(layer, 5, LENGTH).items()}

@@ -4,22 +4,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.testing.layer import LayerConformance
-from sashimono_layers.attention.cross import CrossAttention
-from sashimono_layers.attention.masks import AllOf, Bidirectional, Chunked, PrefixLM
-from sashimono_layers.attention.output_gate import ElementwiseGate, HeadGate
-from sashimono_layers.attention.query_scale import PerDimScale, TemperatureTuning
-from sashimono_layers.attention.sigmoid import SigmoidDotProduct
-from sashimono_layers.attention.sinks import LearnedSinks
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.basic.rms_norm import RMSNorm
-from sashimono_layers.positions.absolute import LearnedPositions
-from sashimono_layers.positions.alibi import Alibi
-from sashimono_layers.positions.relative_bias import RelativeBias
-from sashimono_layers.positions.rotary import Rotary
-from sashimono_layers.positions.yarn import YarnScaling
+import kanawa as kn
+from kanawa.contracts import Sequences
+from kanawa.testing.layer import LayerConformance
+from kanawa_layers.attention.cross import CrossAttention
+from kanawa_layers.attention.masks import AllOf, Bidirectional, Chunked, PrefixLM
+from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
+from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
+from kanawa_layers.attention.sigmoid import SigmoidDotProduct
+from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.positions.absolute import LearnedPositions
+from kanawa_layers.positions.alibi import Alibi
+from kanawa_layers.positions.relative_bias import RelativeBias
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.positions.yarn import YarnScaling
 
 from .kinds import ATTENTIONS, WIDTH, grouped
 
@@ -34,7 +34,7 @@ class _WithSequences(LayerConformance):
 
 
 class TestEverySlot(_WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return grouped(
             window=3,
             logit_cap=20.0,
@@ -52,7 +52,7 @@ class TestEverySlot(_WithSequences):
 
 
 class TestRelativeBiasAndNormsOfAllHeads(_WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return grouped(
             mask=AllOf.Config(masks=(Chunked.Config(size=2), PrefixLM.Config())),
             positions=RelativeBias.Config(num_buckets=4, max_distance=8),
@@ -68,7 +68,7 @@ class TestRelativeBiasAndNormsOfAllHeads(_WithSequences):
 
 
 class TestSigmoidBothWays(_WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return grouped(
             mask=Bidirectional.Config(),
             dot_product=SigmoidDotProduct.Config(length=6),
@@ -78,12 +78,12 @@ class TestSigmoidBothWays(_WithSequences):
 
 
 class TestLatentAttention(_WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return ATTENTIONS["latent-low-rank"]
 
 
 class TestCrossAttention(_WithSequences):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         norms = {"query_norm": RMSNorm.Config(), "key_norm": RMSNorm.Config()}
         return CrossAttention.Config(input_dim=WIDTH, num_heads=4, num_kv_heads=2, memory_dim=12, **norms)
 
@@ -98,7 +98,7 @@ class TestCrossAttention(_WithSequences):
 class TestLearnedPositions(LayerConformance):
     unsupported = {"bfloat16": "takes no activations"}
 
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return LearnedPositions.Config(output_dim=8, max_length=6)
 
     def inputs(self, key: jax.Array) -> tuple[Any, ...]:

@@ -2,20 +2,20 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import ModuleError
-from sashimono_layers.attention.cross import CrossAttention
-from sashimono_layers.attention.masks import Bidirectional, PrefixLM
-from sashimono_layers.attention.output_gate import ElementwiseGate, HeadGate
-from sashimono_layers.attention.query_scale import PerDimScale, TemperatureTuning
-from sashimono_layers.attention.ring_cache import RingCache
-from sashimono_layers.attention.sigmoid import SigmoidDotProduct
-from sashimono_layers.attention.sinks import LearnedSinks, ZeroSinks
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.positions.none import NoPositions
+from kanawa.contracts import Sequences
+from kanawa.errors import ModuleError
+from kanawa_layers.attention.cross import CrossAttention
+from kanawa_layers.attention.masks import Bidirectional, PrefixLM
+from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
+from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
+from kanawa_layers.attention.ring_cache import RingCache
+from kanawa_layers.attention.sigmoid import SigmoidDotProduct
+from kanawa_layers.attention.sinks import LearnedSinks, ZeroSinks
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.positions.none import NoPositions
 
 from .kinds import WIDTH, grouped, latent
 
@@ -25,13 +25,13 @@ X = jnp.asarray(RANDOM.standard_normal((2, 6, WIDTH)), jnp.float32)
 
 def random_parameters(layer):
     draw = lambda spec: jnp.asarray(0.3 * RANDOM.standard_normal(spec.shape), jnp.float32)  # noqa: E731
-    return jax.tree.map(draw, sm.param_specs(layer), is_leaf=lambda leaf: isinstance(leaf, sm.ParamSpec))
+    return jax.tree.map(draw, kn.param_specs(layer), is_leaf=lambda leaf: isinstance(leaf, kn.ParamSpec))
 
 
 def outcome(cfg, params=None, sequences=None, x=X):
     layer = cfg.build(name="attention")
     params = random_parameters(layer) if params is None else params
-    return np.asarray(sm.functional(layer)(params, {}, x, sequences or Sequences())[0][0]), params
+    return np.asarray(kn.functional(layer)(params, {}, x, sequences or Sequences())[0][0]), params
 
 
 def scores_and_values(params):
@@ -97,10 +97,10 @@ def test_gates_open_by_a_sigmoid_of_the_input(gate):
 def test_query_scales():
     q, positions = jnp.ones((1, 5, 2, 4)), jnp.arange(5)[None]
     tuning = TemperatureTuning.Config(coefficient=0.1, floor_scale=2.0).build(name="s")
-    found = sm.functional(tuning)({}, {}, q, positions)[0]
+    found = kn.functional(tuning)({}, {}, q, positions)[0]
     np.testing.assert_allclose(found[0, :, 0, 0], 1 + 0.1 * np.log([1, 2, 2, 3, 3]), rtol=1e-6)
     per_dim = PerDimScale.Config(head_dim=4).build(name="s")
-    found = sm.functional(per_dim)({"scale": jnp.zeros(4)}, {}, q, positions)[0]
+    found = kn.functional(per_dim)({"scale": jnp.zeros(4)}, {}, q, positions)[0]
     np.testing.assert_allclose(found, q, rtol=1e-6)
 
 
@@ -120,7 +120,7 @@ def test_a_ring_refuses_a_mask_that_is_not_causal():
     specs = layer.cache_spec(2, 8, "float32")
     cache = {name: jnp.zeros(spec.shape) for name, spec in specs.items()}
     with pytest.raises(ModuleError, match="the mask full isn't causal, and this cache hides its empty places"):
-        sm.functional(layer)(random_parameters(layer), {}, X, Sequences(lengths=jnp.zeros((), int)), cache)
+        kn.functional(layer)(random_parameters(layer), {}, X, Sequences(lengths=jnp.zeros((), int)), cache)
 
 
 def test_latent_attention_caches_the_latent_and_the_shared_key_only():
@@ -145,7 +145,7 @@ def test_padding_of_the_memory_is_not_seen():
 def test_the_memory_is_projected_once_and_remembered():
     whole, params = outcome(CROSS, sequences=Sequences(memory=MEMORY, memory_segment_ids=IDS))
     layer = CROSS.build(name="attention")
-    step = sm.functional(layer)
+    step = kn.functional(layer)
     cache = {name: jnp.zeros(spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 20, "float32").items()}
     start = Sequences(lengths=jnp.zeros((), int), memory=MEMORY, memory_segment_ids=IDS)
     (first, cache), _ = step(params, {}, X[:, :2], start, cache)
@@ -160,4 +160,4 @@ def test_no_memory_and_too_much_of_it():
     layer = CROSS.clone().set(memory_length=4).build(name="attention")
     cache = {name: jnp.zeros(spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 20, "float32").items()}
     with pytest.raises(ModuleError, match="the memory has 5 tokens and its cache room for 4; raise memory_length"):
-        sm.functional(layer)(random_parameters(layer), {}, X, Sequences(memory=MEMORY), cache)
+        kn.functional(layer)(random_parameters(layer), {}, X, Sequences(memory=MEMORY), cache)

@@ -1,10 +1,10 @@
 """Masks as config give the MaskSpec they say, and say how far back a cache must reach."""
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.errors import ConfigError
-from sashimono.kernels import MaskSpec
-from sashimono_layers.attention.masks import (
+from kanawa.errors import ConfigError
+from kanawa.kernels import MaskSpec
+from kanawa_layers.attention.masks import (
     AllOf,
     AnyOf,
     Bidirectional,
@@ -19,7 +19,7 @@ from .kinds import grouped
 
 
 def spec(cfg):
-    assert sm.from_json(sm.to_json(cfg)) == cfg
+    assert kn.from_json(kn.to_json(cfg)) == cfg
     return cfg.build().spec()
 
 

@@ -4,12 +4,12 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.errors import ConfigError
-from sashimono_layers.basic.conv import Conv
-from sashimono_layers.basic.conv_transpose import ConvTranspose
+from kanawa.errors import ConfigError
+from kanawa_layers.basic.conv import Conv
+from kanawa_layers.basic.conv_transpose import ConvTranspose
 
 DRAW = np.random.default_rng(0).standard_normal
 
@@ -17,9 +17,9 @@ DRAW = np.random.default_rng(0).standard_normal
 def run(cfg, x):
     module = cfg.build(name="conv")
     params = jax.tree.map(
-        lambda s: DRAW(s.shape, np.float32), sm.param_specs(module), is_leaf=lambda s: isinstance(s, sm.ParamSpec)
+        lambda s: DRAW(s.shape, np.float32), kn.param_specs(module), is_leaf=lambda s: isinstance(s, kn.ParamSpec)
     )
-    return params, np.asarray(jax.jit(sm.functional(module))(params, {}, x)[0])
+    return params, np.asarray(jax.jit(kn.functional(module))(params, {}, x)[0])
 
 
 def by_hand(x, weight, strides, dilation, padding, groups):
@@ -64,7 +64,7 @@ def test_causal_outputs_see_no_later_input():
     cfg = Conv.Config(input_dim=2, output_dim=3, window=(4,), padding="causal")
     module = cfg.build(name="conv")
     weight = DRAW((4, 2, 3), np.float32)
-    call = lambda x: sm.functional(module)({"weight": weight, "bias": jnp.zeros(3)}, {}, x)[0][0]  # noqa: E731
+    call = lambda x: kn.functional(module)({"weight": weight, "bias": jnp.zeros(3)}, {}, x)[0][0]  # noqa: E731
     jacobian = jax.jacobian(call)(jnp.ones((1, 5, 2)))[:, :, 0]
     seen = np.abs(jacobian).sum((1, 3)) > 0
     np.testing.assert_array_equal(seen, [[0 <= t - s < 4 for s in range(5)] for t in range(5)])

@@ -2,16 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.errors import ConfigError
-from sashimono_layers.basic.batch_norm import BatchNorm
-from sashimono_layers.basic.group_norm import GroupNorm
-from sashimono_layers.basic.l2_norm import L2Norm
-from sashimono_layers.basic.layer_norm import LayerNorm
-from sashimono_layers.basic.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
-from sashimono_layers.basic.rms_norm import RMSNorm
+from kanawa.errors import ConfigError
+from kanawa_layers.basic.batch_norm import BatchNorm
+from kanawa_layers.basic.group_norm import GroupNorm
+from kanawa_layers.basic.l2_norm import L2Norm
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
+from kanawa_layers.basic.rms_norm import RMSNorm
 
 DRAW = np.random.default_rng(0).standard_normal
 X = 3.0 * DRAW((3, 5, 6), np.float32) + 1.0
@@ -20,7 +20,7 @@ AFFINE = {"scale": DRAW(6, np.float32), "bias": DRAW(6, np.float32)}
 
 
 def run(cfg, params, *args, state=None, train=False):
-    return sm.functional(cfg.clone().set(input_dim=6).build(name="layer"))(params, state or {}, *args, train=train)
+    return kn.functional(cfg.clone().set(input_dim=6).build(name="layer"))(params, state or {}, *args, train=train)
 
 
 def affine(x):
@@ -33,7 +33,7 @@ def test_zero_centred_rms_norm_is_gemmas():
     wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1.0 + scale)
     cfg = RMSNorm.Config(zero_centered=True)
     np.testing.assert_allclose(run(cfg, {"scale": scale}, X)[0], wanted, rtol=1e-5)
-    fresh = sm.initialize(cfg.clone().set(input_dim=6).build(name="layer"), jax.random.key(0))
+    fresh = kn.initialize(cfg.clone().set(input_dim=6).build(name="layer"), jax.random.key(0))
     np.testing.assert_array_equal(fresh["scale"], 0.0)
 
 

@@ -1,11 +1,11 @@
 """From our configs to theirs: each catalogued recipe of a family finds its way, and what has none is explained."""
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.contracts import ForeignConfigError
-from sashimono.plugins import component
-from sashimono_layers.convert.families import differences, foreign_config, known_families, model_config
-from sashimono_layers.recipes.llama import llama_tiny
+from kanawa.contracts import ForeignConfigError
+from kanawa.plugins import component
+from kanawa_layers.convert.families import differences, foreign_config, known_families, model_config
+from kanawa_layers.recipes.llama import llama_tiny
 
 RECIPES = {
     "gpt2": "gpt2",
@@ -49,20 +49,20 @@ def test_what_no_family_can_express_is_explained():
 
 
 def test_a_fused_projection_keeps_the_names_of_separate_ones():
-    from sashimono_layers.basic.linear import Linear
-    from sashimono_layers.feedforward.fused_gated import FusedGatedFeedForward
+    from kanawa_layers.basic.linear import Linear
+    from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
 
     plain, fused = llama_tiny(), llama_tiny()
     fused.stack.layer.attention.set(qkv=Linear.Config())
     fused.stack.layer.set(feed_forward=FusedGatedFeedForward.Config(hidden_dim=512))
-    tables = [sm.foreign_table(cfg.build()).tensors for cfg in (plain, fused)]
+    tables = [kn.foreign_table(cfg.build()).tensors for cfg in (plain, fused)]
     assert {n: t.shape for n, t in tables[0].items()} == {n: t.shape for n, t in tables[1].items()}
 
 
 def test_a_modified_model_still_has_names_for_everything():
-    from sashimono_layers.modifiers.mixture import MoE
+    from kanawa_layers.modifiers.mixture import MoE
 
-    names = sm.foreign_table(MoE.Config(num_experts=2).build()(llama_tiny()).build()).tensors
+    names = kn.foreign_table(MoE.Config(num_experts=2).build()(llama_tiny()).build()).tensors
     assert "model.layers.3.mlp.experts.1.down_proj.weight" in names
     assert "model.layers.3.mlp.gate.weight" in names
 
@@ -83,5 +83,5 @@ def test_a_modified_model_still_has_names_for_everything():
     ],
 )
 def test_as_many_tensors_as_the_released_index_lists(name, tensors):
-    table = sm.foreign_table(component("models", name)().build())
+    table = kn.foreign_table(component("models", name)().build())
     assert len(table.tensors) == tensors

@@ -7,18 +7,18 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from sashimono.contracts import ForeignConfigError
-from sashimono.errors import ConfigError
-from sashimono_layers.convert.errors import (
+from kanawa.contracts import ForeignConfigError
+from kanawa.errors import ConfigError
+from kanawa_layers.convert.errors import (
     ConvertError,
     PickleRefusedError,
     SafetensorsError,
     TensorMismatchError,
     UnknownFamilyError,
 )
-from sashimono_layers.convert.folder import open_folder
-from sashimono_layers.convert.huggingface import HuggingFaceStore
-from sashimono_layers.convert.safetensors_file import DTYPES, read_header, write_file
+from kanawa_layers.convert.folder import open_folder
+from kanawa_layers.convert.huggingface import HuggingFaceStore
+from kanawa_layers.convert.safetensors_file import DTYPES, read_header, write_file
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

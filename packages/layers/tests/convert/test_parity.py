@@ -1,7 +1,7 @@
 """Every family: logits equal to those of `transformers`, and the same bytes there and back.
 
-The committed fixtures are small random models that fixtures/make_fixtures.py made. SASHIMONO_PARITY names another
-folder of the same kind: `nox -s parity` makes fresh ones. SASHIMONO_PARITY_EXPORT names a folder to leave exports
+The committed fixtures are small random models that fixtures/make_fixtures.py made. KANAWA_PARITY names another
+folder of the same kind: `nox -s parity` makes fresh ones. KANAWA_PARITY_EXPORT names a folder to leave exports
 in, for `transformers` to load.
 """
 
@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 
 import jax
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import unflatten_paths
-from sashimono_layers.convert.families import foreign_config, model_config
-from sashimono_layers.convert.folder import open_folder
-from sashimono_layers.convert.huggingface import HuggingFaceStore
+from kanawa.arrays.tree import unflatten_paths
+from kanawa_layers.convert.families import foreign_config, model_config
+from kanawa_layers.convert.folder import open_folder
+from kanawa_layers.convert.huggingface import HuggingFaceStore
 
-FIXTURES = Path(os.environ.get("SASHIMONO_PARITY") or Path(__file__).parent.parent / "fixtures")
+FIXTURES = Path(os.environ.get("KANAWA_PARITY") or Path(__file__).parent.parent / "fixtures")
 FAMILIES = sorted(path.name for path in FIXTURES.iterdir() if (path / "logits.npz").exists())
 #: Of fp32 logits; the largest of them are of size 1 to 10.
 TOLERANCE = 1e-4
@@ -41,7 +41,7 @@ def test_logits_equal_those_of_transformers(loaded, scan):
     saved = np.load(folder / "logits.npz")
     params, state = unflatten_paths(model.params), unflatten_paths(model.state)
     options = {"xla_backend_optimization_level": 0}  # compiling is what takes the time here: half of it is enough
-    predict = jax.jit(lambda p, s, *inputs: sm.functional(built, "predict")(p, s, *inputs)[0], compiler_options=options)
+    predict = jax.jit(lambda p, s, *inputs: kn.functional(built, "predict")(p, s, *inputs)[0], compiler_options=options)
     logits = np.asarray(predict(params, state, *(saved[name] for name in saved if name != "logits")))
     assert np.abs(saved["logits"]).max() > 0.5, "logits too small to tell anything"
     np.testing.assert_allclose(logits, saved["logits"], atol=TOLERANCE, rtol=0)
@@ -66,6 +66,6 @@ def test_config_there_and_back_is_the_same_model(loaded):
 
 def test_export_with_a_config_of_our_own_making_has_every_tensor(loaded, tmp_path):
     folder, model = loaded
-    target = Path(os.environ.get("SASHIMONO_PARITY_EXPORT") or tmp_path) / folder.name
+    target = Path(os.environ.get("KANAWA_PARITY_EXPORT") or tmp_path) / folder.name
     HuggingFaceStore(family=model.notes["config"]["model_type"]).save(target, dataclasses.replace(model, notes={}))
     assert set(open_folder(target).tensors) == set(open_folder(folder).tensors)

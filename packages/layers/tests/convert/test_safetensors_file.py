@@ -6,9 +6,9 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from kanawa_layers.convert.errors import SafetensorsError
+from kanawa_layers.convert.safetensors_file import read_header, write_file
 from safetensors.numpy import load_file, save_file
-from sashimono_layers.convert.errors import SafetensorsError
-from sashimono_layers.convert.safetensors_file import read_header, write_file
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

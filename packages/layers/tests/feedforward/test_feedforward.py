@@ -2,17 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import ConfigError
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.feedforward.activations import gelu_exact, gelu_tanh, linear, quick_gelu, squared_relu
-from sashimono_layers.feedforward.fused_gated import FusedGatedFeedForward
-from sashimono_layers.feedforward.gated import GatedFeedForward
-from sashimono_layers.feedforward.gating import ClampedProduct, Product
-from sashimono_layers.feedforward.plain import PlainFeedForward
+from kanawa.contracts import Sequences
+from kanawa.errors import ConfigError
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.feedforward.activations import gelu_exact, gelu_tanh, linear, quick_gelu, squared_relu
+from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.gating import ClampedProduct, Product
+from kanawa_layers.feedforward.plain import PlainFeedForward
 
 X = 4.0 * jax.random.normal(jax.random.key(0), (2, 3, 8))
 BIASED = Linear.Config(bias=True)
@@ -20,13 +20,13 @@ BIASED = Linear.Config(bias=True)
 
 def run(cfg, params):
     module = cfg.set(input_dim=8, hidden_dim=12).build(name="ff")
-    return np.asarray(sm.functional(module)(params, {}, X, Sequences())[0])
+    return np.asarray(kn.functional(module)(params, {}, X, Sequences())[0])
 
 
 def drawn(cfg):
     """Parameters that are nowhere zero, so that biases count."""
     module = cfg.clone().set(input_dim=8, hidden_dim=12).build(name="ff")
-    params = sm.initialize(module, jax.random.key(1))
+    params = kn.initialize(module, jax.random.key(1))
     return jax.tree.map(lambda p: p + 0.3 * jax.random.normal(jax.random.key(p.size), p.shape), params)
 
 

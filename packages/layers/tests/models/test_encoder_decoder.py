@@ -4,12 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import EncoderDecoderBatch, Sequences
-from sashimono_layers.recipes.t5 import t5
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import EncoderDecoderBatch, Sequences
+from kanawa_layers.recipes.t5 import t5
 
 READ = jnp.array([[5, 9, 3, 7, 2], [4, 6, 1, 3, 0]], jnp.int32)
 SEGMENTS = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], jnp.int32)
@@ -24,8 +24,8 @@ def tiny(**changes):
 @functools.cache
 def made(gated):
     module = tiny(gated=gated, tied=not gated).build()
-    params = jax.jit(lambda k: sm.initialize(module, k))(jax.random.key(0))
-    predict = jax.jit(sm.functional(module, "predict"))
+    params = jax.jit(lambda k: kn.initialize(module, k))(jax.random.key(0))
+    predict = jax.jit(kn.functional(module, "predict"))
     return module, params, predict(params, {}, READ, WRITTEN, SEGMENTS)[0]
 
 
@@ -34,12 +34,12 @@ def test_cached_decoding_equals_the_whole_pass(gated):
     module, params, whole = made(gated)
 
     def run(params):
-        memory, _ = sm.functional(module, "encode")(params, {}, READ, Sequences(segment_ids=SEGMENTS))
-        decode, own = sm.functional(module, "decode"), module.unstacked(params)
+        memory, _ = kn.functional(module, "encode")(params, {}, READ, Sequences(segment_ids=SEGMENTS))
+        decode, own = kn.functional(module, "decode"), module.unstacked(params)
         caches = jax.tree.map(
             lambda s: jnp.zeros(s.shape, s.dtype),
             module.cache_spec(2, 8, "float32"),
-            is_leaf=lambda x: isinstance(x, sm.ParamSpec),
+            is_leaf=lambda x: isinstance(x, kn.ParamSpec),
         )
         given = {"memory": memory, "memory_segment_ids": SEGMENTS}
         logits = []
@@ -55,7 +55,7 @@ def test_cached_decoding_equals_the_whole_pass(gated):
 
 def test_padding_of_the_memory_is_not_seen_and_the_rest_is():
     module, params, whole = made(False)
-    predict = jax.jit(sm.functional(module, "predict"))
+    predict = jax.jit(kn.functional(module, "predict"))
     padding, _ = predict(params, {}, READ.at[1, 3:].set(11), WRITTEN, SEGMENTS)
     np.testing.assert_allclose(padding, whole, atol=1e-6)
     read, _ = predict(params, {}, READ.at[1, 2].set(11), WRITTEN, SEGMENTS)
@@ -68,7 +68,7 @@ def test_pairs_are_learned_and_every_parameter_has_a_gradient():
     batch = EncoderDecoderBatch(READ, SEGMENTS, None, WRITTEN, None, None, targets, jnp.ones((2, 6)))
 
     def loss(p):
-        return sm.functional(module)(p, {}, batch, key=jax.random.key(1), train=True)[1].total_loss()
+        return kn.functional(module)(p, {}, batch, key=jax.random.key(1), train=True)[1].total_loss()
 
     @jax.jit
     def step(p):
@@ -83,7 +83,7 @@ def test_pairs_are_learned_and_every_parameter_has_a_gradient():
 
 
 def test_the_bias_is_there_once_a_side():
-    specs = flatten_paths(sm.param_specs(tiny().build()))
+    specs = flatten_paths(kn.param_specs(tiny().build()))
     assert [path for path in specs if "relative_bias" in path] == [
         "encoder.relative_bias.weight",
         "decoder.relative_bias.weight",

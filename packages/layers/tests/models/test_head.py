@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Batch
-from sashimono.errors import ConfigError
-from sashimono_layers.models.head import TiedHead, UntiedHead
-from sashimono_layers.recipes.llama import llama
+from kanawa.contracts import Batch
+from kanawa.errors import ConfigError
+from kanawa_layers.models.head import TiedHead, UntiedHead
+from kanawa_layers.recipes.llama import llama
 
 TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)
 
@@ -19,11 +19,11 @@ def test_loss_and_logits_share_scale_and_cap(kind):
     cfg.set(head=kind.Config(logit_scale=0.5, logit_cap=3.0))
     cfg.embedding.set(scale_by_sqrt_dim=True, scale=0.5, init_stddev=1.0)
     model = cfg.build()
-    params = sm.initialize(model, jax.random.key(0))
-    logits, _ = jax.jit(sm.functional(model, "predict"))(params, {}, TOKENS[:, :-1])
+    params = kn.initialize(model, jax.random.key(0))
+    logits, _ = jax.jit(kn.functional(model, "predict"))(params, {}, TOKENS[:, :-1])
     assert 1.0 < np.abs(logits).max() < 3.0
     picked = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(TOKENS)[:, 1:, None], -1)
-    _, outputs = jax.jit(sm.functional(model))(params, {}, Batch.of_tokens(TOKENS))
+    _, outputs = jax.jit(kn.functional(model))(params, {}, Batch.of_tokens(TOKENS))
     assert float(outputs.total_loss()) == pytest.approx(-picked.mean(), abs=1e-5)
 
 
@@ -33,27 +33,27 @@ def test_cap_must_be_positive():
 
 
 def test_embedding_scale_is_rounded_to_the_compute_dtype_first():
-    from sashimono_layers.basic.embedding import Embedding
+    from kanawa_layers.basic.embedding import Embedding
 
     module = Embedding.Config(vocab_size=4, output_dim=3, scale_by_sqrt_dim=True).build()
     params = {"weight": jnp.full((4, 3), 0.3)}
-    with sm.use_plan(sm.ExecutionPlan(precision=sm.Precision(compute="bfloat16"))):
-        found, _ = sm.functional(module)(params, {}, jnp.zeros((1, 1), int))
+    with kn.use_plan(kn.ExecutionPlan(precision=kn.Precision(compute="bfloat16"))):
+        found, _ = kn.functional(module)(params, {}, jnp.zeros((1, 1), int))
     wanted = jnp.asarray(0.3, jnp.bfloat16) * jnp.asarray(3**0.5, jnp.bfloat16)
     np.testing.assert_array_equal(found, jnp.full((1, 1, 3), wanted))
 
 
 def test_a_sum_of_losses_adds_up():
-    from sashimono_layers.models.cross_entropy import CrossEntropy
-    from sashimono_layers.models.token_loss import SumOfLosses
+    from kanawa_layers.models.cross_entropy import CrossEntropy
+    from kanawa_layers.models.token_loss import SumOfLosses
 
     params = {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((4, 5), np.float32))}
     x, batch = jnp.ones((1, 3, 4)), Batch.of_tokens(jnp.array([[1, 2, 3, 4]]))
 
-    class Holder(sm.Module):
-        class Config(sm.Module.Config):
+    class Holder(kn.Module):
+        class Config(kn.Module.Config):
             head: UntiedHead.Config = UntiedHead.Config(input_dim=4, vocab_size=5)
-            loss: sm.Module.Config = CrossEntropy.Config()
+            loss: kn.Module.Config = CrossEntropy.Config()
 
         def setup(self):
             self.add_child("head", self.config.head)
@@ -64,7 +64,7 @@ def test_a_sum_of_losses_adds_up():
 
     def total(loss):
         module = Holder.Config(loss=loss).build(name="model")
-        return sm.functional(module)({"head": params}, {}, x, train=True)[1].total_loss()
+        return kn.functional(module)({"head": params}, {}, x, train=True)[1].total_loss()
 
     terms = (CrossEntropy.Config(coefficient=0.25), CrossEntropy.Config(label_smoothing=0.5, coefficient=2.0))
     wanted = 0.25 * total(CrossEntropy.Config()) + 2.0 * total(CrossEntropy.Config(label_smoothing=0.5))

@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import ImageBatch
-from sashimono.errors import SashimonoError
-from sashimono_layers.basic.patches import PatchEmbedding
-from sashimono_layers.recipes.vit import vit
+from kanawa.contracts import ImageBatch
+from kanawa.errors import KanawaError
+from kanawa_layers.basic.patches import PatchEmbedding
+from kanawa_layers.recipes.vit import vit
 
 
 def images(count):
@@ -19,22 +19,22 @@ def test_patches_are_a_convolution_with_a_stride_of_its_width():
     module = PatchEmbedding.Config(output_dim=5, patch_size=4).build()
     weight = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, 4, 5)), jnp.float32)
     params = {"projection": {"weight": weight, "bias": jnp.arange(5.0)}}
-    found, _ = sm.functional(module)(params, {}, images(2))
+    found, _ = kn.functional(module)(params, {}, images(2))
     right = jax.lax.conv_general_dilated(images(2), jnp.transpose(weight, (3, 0, 1, 2)), (4, 4), "VALID")
     right = right.reshape(2, 5, 6).transpose(0, 2, 1) + jnp.arange(5.0)[None, None]
     np.testing.assert_allclose(found, right, atol=1e-4)
-    with pytest.raises(SashimonoError, match="images of 3 x 8 x 12 can't be cut in patches of 3 x 5 x 5"):
+    with pytest.raises(KanawaError, match="images of 3 x 8 x 12 can't be cut in patches of 3 x 5 x 5"):
         PatchEmbedding.Config(output_dim=5, patch_size=5).build().forward(images(1))
 
 
 def test_images_are_learned_and_padding_counts_for_nothing():
     sizes = {"num_layers": 1, "input_dim": 16, "num_heads": 2, "hidden_dim": 24}
     module = vit(**sizes, patch_size=4, image_size=8, num_classes=4).build()
-    params = jax.jit(lambda k: sm.initialize(module, k))(jax.random.key(0))
+    params = jax.jit(lambda k: kn.initialize(module, k))(jax.random.key(0))
     batch = ImageBatch(images(4)[..., :8], jnp.array([0, 3, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0]))
 
     def loss(p, batch):
-        outputs = sm.functional(module)(p, {}, batch, key=jax.random.key(1), train=True)[1]
+        outputs = kn.functional(module)(p, {}, batch, key=jax.random.key(1), train=True)[1]
         return outputs.total_loss()
 
     @jax.jit

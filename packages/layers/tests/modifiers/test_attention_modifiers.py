@@ -3,29 +3,29 @@
 import functools
 import re
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.config import diff
-from sashimono.config.paths import match_path
-from sashimono.contracts import Attention
-from sashimono.errors import ConfigError
-from sashimono.plugins import host
-from sashimono.testing.modifier import ModifierConformance
-from sashimono_layers.attention.masks import Chunked
-from sashimono_layers.attention.ring_cache import RingCache
-from sashimono_layers.modifiers.attention_bias import AttentionBias
-from sashimono_layers.modifiers.attention_gate import AttentionGate
-from sashimono_layers.modifiers.attention_heads import KeyValueHeads
-from sashimono_layers.modifiers.cache import CacheKind
-from sashimono_layers.modifiers.fused_qkv import FusedQKV
-from sashimono_layers.modifiers.mask import AttentionMask
-from sashimono_layers.modifiers.positions import AlibiPositions, RelativePositions, WithoutPositions
-from sashimono_layers.modifiers.qk_norm import QKNorm
-from sashimono_layers.modifiers.rotary import RopeDynamicNTK, RopeLongRope, RopeYarn
-from sashimono_layers.modifiers.sinks import AttentionSinks
-from sashimono_layers.modifiers.soft_cap import SoftCap
-from sashimono_layers.modifiers.window import SlidingWindow
-from sashimono_layers.recipes.llama import llama_tiny
+from kanawa.config import diff
+from kanawa.config.paths import match_path
+from kanawa.contracts import Attention
+from kanawa.errors import ConfigError
+from kanawa.plugins import host
+from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.attention.masks import Chunked
+from kanawa_layers.attention.ring_cache import RingCache
+from kanawa_layers.modifiers.attention_bias import AttentionBias
+from kanawa_layers.modifiers.attention_gate import AttentionGate
+from kanawa_layers.modifiers.attention_heads import KeyValueHeads
+from kanawa_layers.modifiers.cache import CacheKind
+from kanawa_layers.modifiers.fused_qkv import FusedQKV
+from kanawa_layers.modifiers.mask import AttentionMask
+from kanawa_layers.modifiers.positions import AlibiPositions, RelativePositions, WithoutPositions
+from kanawa_layers.modifiers.qk_norm import QKNorm
+from kanawa_layers.modifiers.rotary import RopeDynamicNTK, RopeLongRope, RopeYarn
+from kanawa_layers.modifiers.sinks import AttentionSinks
+from kanawa_layers.modifiers.soft_cap import SoftCap
+from kanawa_layers.modifiers.window import SlidingWindow
+from kanawa_layers.recipes.llama import llama_tiny
 
 FACTORS = tuple(float(i) for i in range(1, 17))
 #: A modifier, and the slots of attention it may touch.
@@ -71,7 +71,7 @@ def recipes():
     """Returns one model of each family in the catalog that has attention, by name."""
     families = {}
     for state in host().components("models"):
-        recipe = sm.component("models", state.name)
+        recipe = kn.component("models", state.name)
         families.setdefault(recipe.__module__, (state.name, recipe))
     configs = {name: recipe() for name, recipe in families.values()}
     return {name: cfg for name, cfg in configs.items() if attention_paths(cfg)}
@@ -104,11 +104,11 @@ def test_every_recipe_is_reached_and_nothing_but_attention_is_touched(case):
 
 
 def test_an_attention_without_the_field_is_named():
-    from sashimono_layers.attention.latent import LatentAttention
+    from kanawa_layers.attention.latent import LatentAttention
 
     cfg = llama_tiny()
     latent = LatentAttention.Config(num_heads=2, kv_rank=4, nope_dim=4, rope_dim=2, value_dim=4)
-    sm.replace(cfg, target=Attention, new=latent)
+    kn.replace(cfg, target=Attention, new=latent)
     with pytest.raises(ConfigError, match=r"no attention under '\*\*' has sinks: found LatentAttention.Config"):
         AttentionSinks.Config().build()(cfg)
 

@@ -4,34 +4,34 @@ import functools
 import re
 
 import jax
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.config import diff
-from sashimono.config.paths import match_path
-from sashimono.contracts import Block, FeedForward, Norm, ParameterRule
-from sashimono.errors import ConfigError, UsageError
-from sashimono.plugins import host
-from sashimono.testing.modifier import ModifierConformance
-from sashimono_layers.basic.layer_norm import LayerNorm
-from sashimono_layers.feedforward.activations import gelu_exact
-from sashimono_layers.models.cross_entropy import CrossEntropy
-from sashimono_layers.models.head import Head
-from sashimono_layers.modifiers.activation import Activation
-from sashimono_layers.modifiers.block import BlockKind
-from sashimono_layers.modifiers.expert_balance import ExpertCapacity, LossFreeBalancing
-from sashimono_layers.modifiers.feed_forward import FeedForwardBias, FusedGateUp
-from sashimono_layers.modifiers.head import LogitCap, TieEmbeddings
-from sashimono_layers.modifiers.mixture import MoE
-from sashimono_layers.modifiers.norm import NormKind
-from sashimono_layers.modifiers.residual import BottleneckAdapters, DropBranches, ResidualDropout
-from sashimono_layers.modifiers.token_loss import LabelSmoothing, ZLoss
-from sashimono_layers.modifiers.vocabulary import VocabularySize
-from sashimono_layers.moe.experts import Experts
-from sashimono_layers.moe.mixture import MixtureOfExperts
-from sashimono_layers.moe.plain_experts import PlainExperts
-from sashimono_layers.recipes.gpt2 import gpt2_small
-from sashimono_layers.recipes.llama import llama_tiny
-from sashimono_layers.stack.residual import Residual
+from kanawa.config import diff
+from kanawa.config.paths import match_path
+from kanawa.contracts import Block, FeedForward, Norm, ParameterRule
+from kanawa.errors import ConfigError, UsageError
+from kanawa.plugins import host
+from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.feedforward.activations import gelu_exact
+from kanawa_layers.models.cross_entropy import CrossEntropy
+from kanawa_layers.models.head import Head
+from kanawa_layers.modifiers.activation import Activation
+from kanawa_layers.modifiers.block import BlockKind
+from kanawa_layers.modifiers.expert_balance import ExpertCapacity, LossFreeBalancing
+from kanawa_layers.modifiers.feed_forward import FeedForwardBias, FusedGateUp
+from kanawa_layers.modifiers.head import LogitCap, TieEmbeddings
+from kanawa_layers.modifiers.mixture import MoE
+from kanawa_layers.modifiers.norm import NormKind
+from kanawa_layers.modifiers.residual import BottleneckAdapters, DropBranches, ResidualDropout
+from kanawa_layers.modifiers.token_loss import LabelSmoothing, ZLoss
+from kanawa_layers.modifiers.vocabulary import VocabularySize
+from kanawa_layers.moe.experts import Experts
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.moe.plain_experts import PlainExperts
+from kanawa_layers.recipes.gpt2 import gpt2_small
+from kanawa_layers.recipes.llama import llama_tiny
+from kanawa_layers.stack.residual import Residual
 
 #: A modifier, the role it acts on, and the fields of that role it may touch ("" for all).
 CASES = {
@@ -39,7 +39,7 @@ CASES = {
     "norm": (NormKind.Config(kind="layer-norm"), Norm, ("",)),
     "activation": (Activation.Config(name="squared_relu"), (FeedForward, Experts), ("activation",)),
     "block": (BlockKind.Config(kind="sandwich-norm-block"), Block, ("",)),
-    "vocab": (VocabularySize.Config(size=1000, multiple=128), sm.Module, ("vocab_size",)),
+    "vocab": (VocabularySize.Config(size=1000, multiple=128), kn.Module, ("vocab_size",)),
     "tie-embeddings": (TieEmbeddings.Config(tied=False), Head, ("",)),
     "logit-cap": (LogitCap.Config(cap=7.0), Head, ("logit_cap",)),
     "dropout": (ResidualDropout.Config(rate=0.2), Residual, ("dropout",)),
@@ -104,7 +104,7 @@ def recipes():
     """Returns one model of each family in the catalog, by name."""
     families = {}
     for state in host().components("models"):
-        recipe = sm.component("models", state.name)
+        recipe = kn.component("models", state.name)
         families.setdefault(recipe.__module__, (state.name, recipe))
     return {name: recipe() for name, recipe in families.values()}
 
@@ -159,8 +159,8 @@ def test_all_together_build_and_shapes_follow():
     cfg = llama_tiny()
     for name in ("moe", "norm", "activation", "vocab", "dropout", "bottleneck", "z-loss", "feed-forward-bias"):
         cfg = CASES[name][0].build()(cfg)
-    specs = jax.tree.leaves(sm.param_specs(cfg.build()), is_leaf=lambda s: isinstance(s, sm.ParamSpec))
-    model = sm.param_specs(cfg.build())
+    specs = jax.tree.leaves(kn.param_specs(cfg.build()), is_leaf=lambda s: isinstance(s, kn.ParamSpec))
+    model = kn.param_specs(cfg.build())
     assert model["embedding"]["weight"].shape == (1024, 192)
     assert model["stack"]["layer"]["feed_forward"]["experts"]["down_bias"].shape == (4, 4, 192)
     assert len(specs) > 20
@@ -187,12 +187,12 @@ def test_what_cannot_be_modified_is_said(modifier, cfg, message):
         modifier.build()(cfg())
 
 
-class Learner(sm.Config):
+class Learner(kn.Config):
     rules: tuple[ParameterRule, ...] = ()
 
 
-class Experiment(sm.Config):
-    model: sm.Module.Config = sm.REQUIRED
+class Experiment(kn.Config):
+    model: kn.Module.Config = kn.REQUIRED
     learner: Learner = Learner()
 
 

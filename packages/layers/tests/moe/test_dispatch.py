@@ -2,23 +2,23 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import ConfigError
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.feedforward.activations import quick_gelu
-from sashimono_layers.feedforward.gated import GatedFeedForward
-from sashimono_layers.feedforward.gating import ClampedProduct
-from sashimono_layers.feedforward.plain import PlainFeedForward
-from sashimono_layers.moe.capacity_dispatcher import CapacityDispatcher
-from sashimono_layers.moe.expert_choice import ExpertChoiceMixture, ExpertChoiceRouter
-from sashimono_layers.moe.gated_experts import GatedExperts
-from sashimono_layers.moe.mixture import MixtureOfExperts
-from sashimono_layers.moe.plain_experts import PlainExperts
-from sashimono_layers.moe.router import TopKRouter
-from sashimono_layers.moe.scoring import Sigmoid
+from kanawa.contracts import Sequences
+from kanawa.errors import ConfigError
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.feedforward.activations import quick_gelu
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.gating import ClampedProduct
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.moe.capacity_dispatcher import CapacityDispatcher
+from kanawa_layers.moe.expert_choice import ExpertChoiceMixture, ExpertChoiceRouter
+from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.moe.plain_experts import PlainExperts
+from kanawa_layers.moe.router import TopKRouter
+from kanawa_layers.moe.scoring import Sigmoid
 
 X = jax.random.normal(jax.random.key(0), (2, 6, 8))
 TOKENS = np.asarray(X).reshape(12, 8)
@@ -29,8 +29,8 @@ def built(cfg):
     """The module, and random parameters made without compiling anything; no bias is zero."""
     module = cfg.set(input_dim=8).build(name="moe")
     draw = np.random.default_rng(0).standard_normal
-    specs = sm.param_specs(module)
-    is_spec = lambda s: isinstance(s, sm.ParamSpec)  # noqa: E731
+    specs = kn.param_specs(module)
+    is_spec = lambda s: isinstance(s, kn.ParamSpec)  # noqa: E731
     return module, jax.tree.map(lambda s: 0.4 * draw(s.shape, np.float32), specs, is_leaf=is_spec)
 
 
@@ -47,7 +47,7 @@ def top_two(router):
 
 
 def run(module, params, sequences=None, train=False):
-    call = jax.jit(lambda p: sm.functional(module)(p, {}, X, sequences or Sequences(), train=train))
+    call = jax.jit(lambda p: kn.functional(module)(p, {}, X, sequences or Sequences(), train=train))
     return call(params)
 
 

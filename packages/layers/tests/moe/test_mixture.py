@@ -2,14 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import ConfigError
-from sashimono_layers.feedforward.gated import GatedFeedForward
-from sashimono_layers.moe.mixture import MixtureOfExperts
-from sashimono_layers.moe.router import TopKRouter
+from kanawa.contracts import Sequences
+from kanawa.errors import ConfigError
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.moe.router import TopKRouter
 
 X = jax.random.normal(jax.random.key(0), (2, 7, 8))
 
@@ -19,7 +19,7 @@ def mixture(num_experts, top_k):
         input_dim=8, hidden_dim=12, num_experts=num_experts, router=TopKRouter.Config(top_k=top_k)
     )
     module = cfg.build(name="moe")
-    return module, sm.initialize(module, jax.random.key(1))
+    return module, kn.initialize(module, jax.random.key(1))
 
 
 def expert(params, index, x):
@@ -31,7 +31,7 @@ def expert(params, index, x):
 @pytest.mark.parametrize(("num_experts", "top_k"), [(4, 1), (4, 2), (5, 3), (4, 4)])
 def test_against_a_loop_over_tokens(num_experts, top_k):
     module, params = mixture(num_experts, top_k)
-    found, _ = jax.jit(sm.functional(module))(params, {}, X, Sequences())
+    found, _ = jax.jit(kn.functional(module))(params, {}, X, Sequences())
     arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     for row, token in np.ndindex(2, 7):
         x = np.asarray(X[row, token], np.float64)
@@ -46,8 +46,8 @@ def test_one_expert_is_the_dense_layer():
     module, params = mixture(1, 1)
     dense = GatedFeedForward.Config(input_dim=8, hidden_dim=12).build(name="ff")
     dense_params = {name: {"weight": params["experts"][name][0]} for name in ("gate", "up", "down")}
-    found, _ = jax.jit(sm.functional(module))(params, {}, X, Sequences())
-    wanted, _ = sm.functional(dense)(dense_params, {}, X, Sequences())
+    found, _ = jax.jit(kn.functional(module))(params, {}, X, Sequences())
+    wanted, _ = kn.functional(dense)(dense_params, {}, X, Sequences())
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -55,7 +55,7 @@ def test_balance_loss_is_one_when_balanced_and_padding_does_not_count():
     module, params = mixture(4, 2)
     params["router"]["weight"] = jnp.zeros((8, 4))
     segments = jnp.array([[1] * 7, [1] * 3 + [0] * 4])
-    _, outputs = sm.functional(module)(params, {}, X, Sequences(segment_ids=segments))
+    _, outputs = kn.functional(module)(params, {}, X, Sequences(segment_ids=segments))
     balance = outputs.losses["router.balance_loss"]
     assert float(balance.weight) == 10
     # Equal probabilities: whatever is chosen, importance is uniform, so the loss is exactly 1.
@@ -65,9 +65,9 @@ def test_balance_loss_is_one_when_balanced_and_padding_does_not_count():
 
 def test_router_runs_in_fp32_under_bf16():
     module, params = mixture(4, 2)
-    plan = sm.ExecutionPlan(precision=sm.Precision(compute="bfloat16"))
-    with sm.use_plan(plan):
-        text = str(jax.make_jaxpr(sm.functional(module))(params, {}, X.astype("bfloat16"), Sequences()))
+    plan = kn.ExecutionPlan(precision=kn.Precision(compute="bfloat16"))
+    with kn.use_plan(plan):
+        text = str(jax.make_jaxpr(kn.functional(module))(params, {}, X.astype("bfloat16"), Sequences()))
     products = [line for line in text.splitlines() if "dot_general" in line and "[14,4]" in line]
     assert products
     assert all("f32[14,4]" in line for line in products)

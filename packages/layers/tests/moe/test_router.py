@@ -2,14 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.errors import ConfigError
-from sashimono_layers.moe.balancing import BiasBalancing
-from sashimono_layers.moe.router import TopKRouter
-from sashimono_layers.moe.scoring import Sigmoid
-from sashimono_layers.moe.selection import GroupLimited
+from kanawa.errors import ConfigError
+from kanawa_layers.moe.balancing import BiasBalancing
+from kanawa_layers.moe.router import TopKRouter
+from kanawa_layers.moe.scoring import Sigmoid
+from kanawa_layers.moe.selection import GroupLimited
 
 X = jax.random.normal(jax.random.key(0), (9, 6))
 WEIGHT = 0.4 * np.random.default_rng(0).standard_normal((6, 8), np.float32)
@@ -34,7 +34,7 @@ def route(cfg, *, train=False, valid=None, bias=BIAS):
     params = {"weight": WEIGHT} | ({"bias": BIAS} if cfg.bias else {})
     state = {"balancing": {"bias": jnp.asarray(bias)}} if cfg.balancing else {}
     valid = jnp.ones(9) if valid is None else valid
-    call = jax.jit(lambda p: sm.functional(router)(p, state, X, valid, train=train))
+    call = jax.jit(lambda p: kn.functional(router)(p, state, X, valid, train=train))
     routing, outputs = call(params)
     return np.asarray(X, np.float64) @ WEIGHT, routing, outputs
 
@@ -91,7 +91,7 @@ def test_a_bias_that_balances_reaches_balance():
     params, x = {"weight": WEIGHT}, np.random.default_rng(1).standard_normal((256, 6), np.float32) + np.float32(0.5)
 
     def step(bias, _):
-        _, out = sm.functional(router)(params, {"balancing": {"bias": bias}}, x, jnp.ones(256), train=True)
+        _, out = kn.functional(router)(params, {"balancing": {"bias": bias}}, x, jnp.ones(256), train=True)
         return out.state["balancing.bias"], out.metrics["max_load"].value()
 
     loads = jax.jit(lambda: jax.lax.scan(step, jnp.zeros(8), None, length=80)[1])()
@@ -104,7 +104,7 @@ def test_no_gradient_reaches_the_choice_and_weights_do_not_hold_the_balancing_bi
     params = {"weight": WEIGHT}
 
     def total(bias):
-        routing, _ = sm.functional(router)(params, {"balancing": {"bias": bias}}, X, jnp.ones(9))
+        routing, _ = kn.functional(router)(params, {"balancing": {"bias": bias}}, X, jnp.ones(9))
         return jnp.sum(routing.weights[:, 0])
 
     np.testing.assert_array_equal(jax.jit(jax.grad(total))(jnp.asarray(BIAS)), 0.0)

@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono_layers.modifiers.mixture import MoE
-from sashimono_layers.moe.active_parameters import count_parameters
-from sashimono_layers.moe.upcycle import UpcycleError, upcycle
-from sashimono_layers.recipes.llama import llama
+from kanawa_layers.modifiers.mixture import MoE
+from kanawa_layers.moe.active_parameters import count_parameters
+from kanawa_layers.moe.upcycle import UpcycleError, upcycle
+from kanawa_layers.recipes.llama import llama
 
 TOKENS = jax.random.randint(jax.random.key(1), (2, 7), 0, 40)
 
@@ -22,8 +22,8 @@ def models():
     dense = dense_config().build()
     sparse = MoE.Config(num_experts=4, top_k=2).build()(dense_config()).build()
     draw = np.random.default_rng(0).standard_normal
-    is_spec = lambda s: isinstance(s, sm.ParamSpec)  # noqa: E731
-    params = jax.tree.map(lambda s: 0.3 * draw(s.shape, np.float32), sm.param_specs(dense), is_leaf=is_spec)
+    is_spec = lambda s: isinstance(s, kn.ParamSpec)  # noqa: E731
+    params = jax.tree.map(lambda s: 0.3 * draw(s.shape, np.float32), kn.param_specs(dense), is_leaf=is_spec)
     return dense, sparse, params
 
 
@@ -31,11 +31,11 @@ def test_the_upcycled_model_is_the_dense_one(models):
     dense, sparse, params = models
     upcycled = upcycle(sparse, params, jax.random.key(5))
     shapes = jax.tree.map(
-        lambda spec: spec.shape, sm.param_specs(sparse), is_leaf=lambda s: isinstance(s, sm.ParamSpec)
+        lambda spec: spec.shape, kn.param_specs(sparse), is_leaf=lambda s: isinstance(s, kn.ParamSpec)
     )
     assert jax.tree.map(jnp.shape, upcycled) == shapes
-    wanted, _ = jax.jit(sm.functional(dense, "predict"))(params, {}, TOKENS)
-    found, _ = jax.jit(sm.functional(sparse, "predict"))(upcycled, {}, TOKENS)
+    wanted, _ = jax.jit(kn.functional(dense, "predict"))(params, {}, TOKENS)
+    found, _ = jax.jit(kn.functional(sparse, "predict"))(upcycled, {}, TOKENS)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     router = upcycled["stack"]["layer"]["feed_forward"]["router"]["weight"]
     assert np.abs(router[0] - router[1]).min() > 0, "the layers' routers must differ"

@@ -1,13 +1,13 @@
 """ALiBi and T5's buckets equal `transformers`; absolute positions are what they are called."""
 
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.errors import ModuleError
-from sashimono_layers.positions.absolute import LearnedPositions, SinusoidalPositions
-from sashimono_layers.positions.alibi import Alibi, alibi_slopes
-from sashimono_layers.positions.relative_bias import RelativeBias, SharedRelativeBias, relative_bucket
+from kanawa.errors import ModuleError
+from kanawa_layers.positions.absolute import LearnedPositions, SinusoidalPositions
+from kanawa_layers.positions.alibi import Alibi, alibi_slopes
+from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias, relative_bucket
 
 POSITIONS = jnp.arange(5)[None]
 
@@ -18,7 +18,7 @@ def test_alibi_slopes_of_any_number_of_heads():
 
 
 def test_alibi_falls_linearly_with_distance():
-    bias = sm.functional(Alibi.Config().build(name="a"), "bias")({}, {}, POSITIONS, POSITIONS, 2)[0]
+    bias = kn.functional(Alibi.Config().build(name="a"), "bias")({}, {}, POSITIONS, POSITIONS, 2)[0]
     assert bias.shape == (1, 2, 5, 5)
     np.testing.assert_allclose(bias[0, 0, 4], -(2.0**-4) * np.array([4, 3, 2, 1, 0]))
 
@@ -32,10 +32,10 @@ def test_relative_buckets():
     np.testing.assert_array_equal(relative_bucket(relative, 32, 128, bidirectional=False), past)
 
 
-class _Sharing(sm.Module):
+class _Sharing(kn.Module):
     """Two layers' positions that use one table."""
 
-    class Config(sm.Module.Config):
+    class Config(kn.Module.Config):
         relative_bias: RelativeBias.Config = RelativeBias.Config(num_buckets=8)
         first: SharedRelativeBias.Config = SharedRelativeBias.Config()
         second: SharedRelativeBias.Config = SharedRelativeBias.Config()
@@ -52,29 +52,29 @@ class _Sharing(sm.Module):
 def test_a_relative_bias_is_shared_by_all_layers():
     module = _Sharing.Config().build()
     weight = jnp.arange(16.0).reshape(8, 2)
-    first, second, own = sm.functional(module)({"relative_bias": {"weight": weight}}, {})[0]
+    first, second, own = kn.functional(module)({"relative_bias": {"weight": weight}}, {})[0]
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(first, own)
     np.testing.assert_array_equal(own[0, :, 3, 3], weight[0])
-    assert set(sm.param_specs(module)) == {"relative_bias"}
+    assert set(kn.param_specs(module)) == {"relative_bias"}
 
 
 def test_learned_positions_are_rows_of_a_table():
     module = LearnedPositions.Config(output_dim=3, max_length=6, offset=2).build(name="positions")
     table = jnp.arange(24.0).reshape(8, 3)
-    found = sm.functional(module)({"weight": table}, {}, jnp.array([[0, 5]]))[0]
+    found = kn.functional(module)({"weight": table}, {}, jnp.array([[0, 5]]))[0]
     np.testing.assert_array_equal(found[0], table[jnp.array([2, 7])])
 
 
 def test_a_row_longer_than_the_table_is_refused():
     module = LearnedPositions.Config(output_dim=3, max_length=4).build(name="positions")
     with pytest.raises(ModuleError, match="5 tokens in a row, but positions are learned up to 4"):
-        sm.functional(module)({"weight": jnp.zeros((4, 3))}, {}, POSITIONS)
+        kn.functional(module)({"weight": jnp.zeros((4, 3))}, {}, POSITIONS)
 
 
 def test_sinusoids_alternate_and_their_products_depend_on_differences():
     module = SinusoidalPositions.Config(output_dim=6).build(name="positions")
-    waves = sm.functional(module)({}, {}, POSITIONS)[0][0]
+    waves = kn.functional(module)({}, {}, POSITIONS)[0][0]
     angles = 3.0 * 10_000.0 ** -(np.arange(0, 6, 2) / 6)
     np.testing.assert_allclose(waves[3], np.stack([np.sin(angles), np.cos(angles)], -1).ravel(), atol=1e-6)
     np.testing.assert_allclose(waves[0] @ waves[2], waves[2] @ waves[4], rtol=1e-5)

@@ -5,17 +5,17 @@ import json
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.errors import ConfigError
-from sashimono_layers.positions.dynamic_ntk import DynamicNTKScaling
-from sashimono_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
-from sashimono_layers.positions.long_rope import LongRopeScaling
-from sashimono_layers.positions.rotary import Rotary
-from sashimono_layers.positions.yarn import YarnScaling
+from kanawa.errors import ConfigError
+from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
+from kanawa_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
+from kanawa_layers.positions.long_rope import LongRopeScaling
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.positions.yarn import YarnScaling
 
 Q = jax.random.normal(jax.random.key(0), (1, 1, 2, 16))
 K = jax.random.normal(jax.random.key(1), (1, 1, 2, 16))
@@ -34,12 +34,12 @@ LAYOUTS = [{}, {"interleaved": True}, {"sections": (4, 2, 2)}, {"fraction": 0.5}
 
 @functools.cache
 def compiled(text):
-    rotate = sm.functional(sm.from_json(json.loads(text)).build(name="r"), "rotate")
+    rotate = kn.functional(kn.from_json(json.loads(text)).build(name="r"), "rotate")
     return jax.jit(lambda positions: rotate({}, {}, Q, K, positions)[0])
 
 
 def turned(cfg, q_at, k_at):
-    rotate = compiled(json.dumps(sm.to_json(cfg.set(head_dim=16))))
+    rotate = compiled(json.dumps(kn.to_json(cfg.set(head_dim=16))))
     return rotate(jnp.array([[q_at]]))[0], rotate(jnp.array([[k_at]]))[1]
 
 
@@ -92,7 +92,7 @@ def test_interleaved_pairs_as_complex_numbers():
 
 def test_each_section_turns_by_its_own_stream():
     rotary = Rotary.Config(head_dim=16, sections=(4, 2, 2)).build(name="r")
-    rotate = sm.functional(rotary, "rotate")
+    rotate = kn.functional(rotary, "rotate")
     q, k = rotate({}, {}, Q, K, jnp.array([[[7, 2, 9]]]))[0]
     by_stream = [turned(Rotary.Config(), place, place) for place in (7, 2, 9)]
     stream_of = np.tile([0, 0, 0, 0, 1, 1, 2, 2], 2)
@@ -145,7 +145,7 @@ def test_by_matmul_gives_the_same_numbers_and_gradients(layout, dtype):
 
     def turned(by_matmul):
         module = Rotary.Config(head_dim=16, by_matmul=by_matmul, **layout).build(name="r")
-        rotate = sm.functional(module, "rotate")
+        rotate = kn.functional(module, "rotate")
         both, pull = jax.vjp(lambda q, k: rotate({}, {}, q, k, positions)[0], q, k)
         return both, pull(both)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from sashimono.errors import ConfigError
-from sashimono_layers.positions.dynamic_ntk import DynamicNTKScaling
-from sashimono_layers.positions.frequency_scaling import Llama3Scaling
-from sashimono_layers.positions.long_rope import LongRopeScaling
-from sashimono_layers.positions.rotary import Rotary
-from sashimono_layers.positions.yarn import YarnScaling, yarn_mscale
+from kanawa.errors import ConfigError
+from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
+from kanawa_layers.positions.frequency_scaling import Llama3Scaling
+from kanawa_layers.positions.long_rope import LongRopeScaling
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
 
 LONG = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0)
 LONG_ROPE = {"short_factors": (1.0,) * 8, "long_factors": LONG, "original_length": 4096, "max_length": 131_072}

@@ -4,10 +4,10 @@ The numbers are the hub's own counts of the released safetensors. Gemma 3's and 
 those counts less the tower's and projector's.
 """
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.plugins import component
+from kanawa.arrays.tree import flatten_paths
+from kanawa.plugins import component
 
 _GEMMA3_4B_VISION = 416_866_032 + 2_950_272
 _LLAMA4_VISION = 871_932_416
@@ -70,7 +70,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_count_is_the_published_one(name):
-    specs = flatten_paths(sm.param_specs(component("models", name)().build()))
+    specs = flatten_paths(kn.param_specs(component("models", name)().build()))
     assert sum(spec.size for spec in specs.values()) == PUBLISHED[name]
 
 
@@ -85,5 +85,5 @@ def test_the_count_is_the_published_one(name):
 def test_text_models_of_gemma3_count_what_their_configs_say(name, layers, width, heads, kv_heads, head_dim, hidden):
     attention = width * head_dim * (2 * heads + 2 * kv_heads) + 2 * head_dim
     layer = attention + 3 * width * hidden + 4 * width
-    specs = flatten_paths(sm.param_specs(component("models", name)().build()))
+    specs = flatten_paths(kn.param_specs(component("models", name)().build()))
     assert sum(spec.size for spec in specs.values()) == 262_208 * width + layers * layer + width

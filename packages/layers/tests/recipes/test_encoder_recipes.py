@@ -1,9 +1,9 @@
 """Encoders, encoder-decoders and vision transformers have their published sizes."""
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono_layers.recipes import bert, t5, vit
+from kanawa.arrays.tree import flatten_paths
+from kanawa_layers.recipes import bert, t5, vit
 
 PUBLISHED = {
     bert.bert_base: 109_514_298,
@@ -18,7 +18,7 @@ PUBLISHED = {
 
 
 def count(cfg):
-    return sum(spec.size for spec in flatten_paths(sm.param_specs(cfg.build())).values())
+    return sum(spec.size for spec in flatten_paths(kn.param_specs(cfg.build())).values())
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED, ids=lambda recipe: recipe.__name__)

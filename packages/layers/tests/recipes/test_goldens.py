@@ -6,13 +6,13 @@ UPDATE_GOLDEN=1 writes the files; the difference is what to review.
 import os
 from pathlib import Path
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.plugins import component, host
+from kanawa.arrays.tree import flatten_paths
+from kanawa.plugins import component, host
 
 GOLDENS = Path(__file__).parent / "goldens"
-STATES = [s for s in host().components("models") if s.distribution == "sashimono-layers"]
+STATES = [s for s in host().components("models") if s.distribution == "kanawa-layers"]
 MODELS = [s.name for s in STATES]
 
 
@@ -22,7 +22,7 @@ def first_of_its_file(name: str) -> str:
     return min(other for other, file in files.items() if file == files[name])
 
 
-def _table(specs: dict[str, sm.ParamSpec]) -> list[tuple[str, ...]]:
+def _table(specs: dict[str, kn.ParamSpec]) -> list[tuple[str, ...]]:
     return [
         (
             path,
@@ -40,11 +40,11 @@ def golden_text(name: str) -> str:
     """Returns what a model's golden file holds; FROM_PARENT values show as such."""
     cfg, first = component("models", name)(), first_of_its_file(name)
     model = cfg.build()
-    params, state = flatten_paths(sm.param_specs(model)), flatten_paths(sm.state_specs(model))
+    params, state = flatten_paths(kn.param_specs(model)), flatten_paths(kn.state_specs(model))
     if name == first:
-        lines = sm.to_text(cfg).splitlines()
+        lines = kn.to_text(cfg).splitlines()
     else:
-        lines = [f"{first}, but for:", *map(str, sm.diff(component("models", first)(), cfg))]
+        lines = [f"{first}, but for:", *map(str, kn.diff(component("models", first)(), cfg))]
     lines += ["", *("  ".join(row) for row in _table(params))]
     lines += ["state: " + "  ".join(row) for row in _table(state)]
     total = sum(spec.size for spec in params.values())

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.config import diff
-from sashimono.contracts import Batch, CausalLM, FeedForward
-from sashimono.plugins import host
-from sashimono_layers.convert.families import model_config
-from sashimono_layers.modifiers.mixture import MoE
-from sashimono_layers.modifiers.rotary import Rope
-from sashimono_layers.moe.mixture import MixtureOfExperts
+from kanawa.config import diff
+from kanawa.contracts import Batch, CausalLM, FeedForward
+from kanawa.plugins import host
+from kanawa_layers.convert.families import model_config
+from kanawa_layers.modifiers.mixture import MoE
+from kanawa_layers.modifiers.rotary import Rope
+from kanawa_layers.moe.mixture import MixtureOfExperts
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 #: Families whose every layer has a dense feed-forward and attends.
@@ -32,8 +32,8 @@ def language_recipes():
     """Returns the catalogued causal models of this package, by name."""
     found = {}
     for one in host().components("models"):
-        if one.distribution == "sashimono-layers":
-            cfg = sm.component("models", one.name)()
+        if one.distribution == "kanawa-layers":
+            cfg = kn.component("models", one.name)()
             if isinstance(cfg, CausalLM.Config):
                 found[one.name] = cfg
     return found
@@ -74,7 +74,7 @@ def test_a_modified_model_trains(family, name):
     batch = Batch.of_tokens(tokens)
 
     def loss(params):
-        _, outputs = sm.functional(model)(params, state, batch, key=jax.random.key(1), train=True)
+        _, outputs = kn.functional(model)(params, state, batch, key=jax.random.key(1), train=True)
         return outputs.total_loss()
 
     @jax.jit
@@ -84,8 +84,8 @@ def test_a_modified_model_trains(family, name):
         rate = 0.3 / jnp.maximum(size, 1.0)
         return value, jax.tree.map(lambda p, g: p - rate * g, params, grads)
 
-    params = sm.initialize(model, jax.random.key(0))
-    state = sm.initial_state(model, jax.random.key(0))
+    params = kn.initialize(model, jax.random.key(0))
+    state = kn.initial_state(model, jax.random.key(0))
     losses = []
     for _ in range(10):
         value, params = step(params)

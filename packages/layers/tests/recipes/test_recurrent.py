@@ -1,13 +1,13 @@
 """Recipes of recurrent models: parameter counts equal the published ones; what a token costs doesn't grow for ever."""
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono_layers.recipes import mamba2, recurrent_gemma
+from kanawa.arrays.tree import flatten_paths
+from kanawa_layers.recipes import mamba2, recurrent_gemma
 
 
 def count(cfg):
-    return sum(spec.size for spec in flatten_paths(sm.param_specs(cfg.build())).values())
+    return sum(spec.size for spec in flatten_paths(kn.param_specs(cfg.build())).values())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_caches_of_recurrent_layers_do_not_grow():
 
 
 def test_axes_split_heads_and_inner_width():
-    specs = flatten_paths(sm.param_specs(mamba2.mamba2_130m().build()))
+    specs = flatten_paths(kn.param_specs(mamba2.mamba2_130m().build()))
     assert specs["stack.layer.mixer.value.weight"].axes == ("layers", "embed", "mlp")
     assert specs["stack.layer.mixer.output.weight"].axes == ("layers", "mlp", "embed")
     assert specs["stack.layer.mixer.log_rate"].axes == ("layers", "heads")

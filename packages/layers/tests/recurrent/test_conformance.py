@@ -3,19 +3,19 @@
 from typing import Any
 
 import jax
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import ModuleError, UsageError
-from sashimono.testing.layer import LayerConformance
-from sashimono.testing.modifier import ModifierConformance
-from sashimono_layers.modifiers.mixer import Mixer
-from sashimono_layers.recipes.llama import llama_tiny
-from sashimono_layers.recurrent.gated_delta_net import GatedDeltaNet
-from sashimono_layers.recurrent.griffin import GriffinRecurrence
-from sashimono_layers.recurrent.lstm import LSTM
-from sashimono_layers.recurrent.mamba2 import Mamba2
-from sashimono_layers.recurrent.rattention import RAttention
+from kanawa.contracts import Sequences
+from kanawa.errors import ModuleError, UsageError
+from kanawa.testing.layer import LayerConformance
+from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.modifiers.mixer import Mixer
+from kanawa_layers.recipes.llama import llama_tiny
+from kanawa_layers.recurrent.gated_delta_net import GatedDeltaNet
+from kanawa_layers.recurrent.griffin import GriffinRecurrence
+from kanawa_layers.recurrent.lstm import LSTM
+from kanawa_layers.recurrent.mamba2 import Mamba2
+from kanawa_layers.recurrent.rattention import RAttention
 
 
 class _Mixer(LayerConformance):
@@ -26,39 +26,39 @@ class _Mixer(LayerConformance):
 
 
 class TestMamba2(_Mixer):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return Mamba2.Config(input_dim=16, num_heads=4, num_groups=2, state_dim=8, step_limit=(0.0, 2.0))
 
 
 class TestGatedDeltaNet(_Mixer):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return GatedDeltaNet.Config(input_dim=16, num_heads=4, num_key_heads=2, value_dim=8)
 
 
 class TestGriffinRecurrence(_Mixer):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return GriffinRecurrence.Config(input_dim=16, num_heads=2, width=24)
 
 
 @pytest.mark.nightly
 class TestLSTM(_Mixer):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return LSTM.Config(input_dim=16, hidden_dim=8)
 
 
 @pytest.mark.nightly
 class TestRAttention(_Mixer):
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return RAttention.Config(input_dim=16, num_heads=4, num_kv_heads=2, window=2)
 
 
 class TestMixerModifier(ModifierConformance):
     touches = ("stack.layer.attention", "stack.layer.attention.**")
 
-    def modifier(self) -> sm.Modifier:
+    def modifier(self) -> kn.Modifier:
         return Mixer.Config(kind="gated-delta-net").build()
 
-    def config(self) -> sm.Config:
+    def config(self) -> kn.Config:
         return llama_tiny()
 
 

@@ -2,17 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import map_paths
-from sashimono.contracts import Sequences
-from sashimono.errors import ModuleError
-from sashimono_layers.recurrent.gated_delta_net import GatedDeltaNet
-from sashimono_layers.recurrent.griffin import GriffinRecurrence
-from sashimono_layers.recurrent.lstm import LSTM
-from sashimono_layers.recurrent.mamba2 import Mamba2
-from sashimono_layers.recurrent.rattention import RAttention
+from kanawa.arrays.tree import map_paths
+from kanawa.contracts import Sequences
+from kanawa.errors import ModuleError
+from kanawa_layers.recurrent.gated_delta_net import GatedDeltaNet
+from kanawa_layers.recurrent.griffin import GriffinRecurrence
+from kanawa_layers.recurrent.lstm import LSTM
+from kanawa_layers.recurrent.mamba2 import Mamba2
+from kanawa_layers.recurrent.rattention import RAttention
 
 MIXERS = {
     "mamba2": Mamba2.Config(num_heads=4, num_groups=2, state_dim=8, chunk_length=4),
@@ -32,12 +32,12 @@ class Bundle:
     with every fact about them.
     """
 
-    def __init__(self, cfg: sm.Config) -> None:
+    def __init__(self, cfg: kn.Config) -> None:
         self.module = cfg.clone().set(input_dim=16).build(name="layer")
         rng = np.random.default_rng(5)
         draw = lambda _, spec: jnp.asarray(0.4 * rng.standard_normal(spec.shape), spec.dtype)  # noqa: E731
-        self.params = map_paths(draw, sm.param_specs(self.module))
-        self.run = jax.jit(lambda p, *given: sm.functional(self.module)(p, {}, *given)[0])
+        self.params = map_paths(draw, kn.param_specs(self.module))
+        self.run = jax.jit(lambda p, *given: kn.functional(self.module)(p, {}, *given)[0])
 
     def __call__(self, x, sequences, cache=None):
         return self.run(self.params, x, sequences, cache)

@@ -2,16 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Batch
-from sashimono_layers.modifiers.mixer import Mixer
-from sashimono_layers.recipes.llama import llama_tiny
-from sashimono_layers.recipes.mamba2 import mamba2_tiny
+from kanawa.contracts import Batch
+from kanawa_layers.modifiers.mixer import Mixer
+from kanawa_layers.recipes.llama import llama_tiny
+from kanawa_layers.recipes.mamba2 import mamba2_tiny
 
 
-def swapped() -> sm.Config:
+def swapped() -> kn.Config:
     return Mixer.Config(kind="gated-delta-net").build()(llama_tiny())
 
 
@@ -25,7 +25,7 @@ def test_ten_steps_lower_the_loss(recipe):
     batch = Batch.of_tokens(tokens)
 
     def loss(params):
-        return sm.functional(model)(params, {}, batch, train=True)[1].total_loss()
+        return kn.functional(model)(params, {}, batch, train=True)[1].total_loss()
 
     @jax.jit
     def train(key):
@@ -33,7 +33,7 @@ def test_ten_steps_lower_the_loss(recipe):
             value, grads = jax.value_and_grad(loss)(params)
             return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
-        return jax.lax.scan(step, sm.initialize(model, key), None, length=10)[1]
+        return jax.lax.scan(step, kn.initialize(model, key), None, length=10)[1]
 
     losses = np.asarray(train(jax.random.key(0)))
     assert np.isfinite(losses).all()

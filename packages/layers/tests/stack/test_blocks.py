@@ -2,21 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Attention, FeedForward, Sequences
-from sashimono_layers.basic.dropout import Dropout
-from sashimono_layers.basic.rms_norm import RMSNorm
-from sashimono_layers.basic.stochastic_depth import StochasticDepth
-from sashimono_layers.feedforward.bottleneck import Bottleneck
-from sashimono_layers.stack.mixer import MixerBlock
-from sashimono_layers.stack.output_norm import OutputNormBlock
-from sashimono_layers.stack.parallel import ParallelBlock
-from sashimono_layers.stack.post_norm import PostNormBlock
-from sashimono_layers.stack.pre_norm import PreNormBlock
-from sashimono_layers.stack.residual import Residual
-from sashimono_layers.stack.sandwich_norm import SandwichNormBlock
+from kanawa.contracts import Attention, FeedForward, Sequences
+from kanawa_layers.basic.dropout import Dropout
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.stochastic_depth import StochasticDepth
+from kanawa_layers.feedforward.bottleneck import Bottleneck
+from kanawa_layers.stack.mixer import MixerBlock
+from kanawa_layers.stack.output_norm import OutputNormBlock
+from kanawa_layers.stack.parallel import ParallelBlock
+from kanawa_layers.stack.post_norm import PostNormBlock
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.residual import Residual
+from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 
@@ -102,22 +102,22 @@ def test_block_is_its_formula(kind, changes, formula):
         input_dim=4, attention=Previous.Config(), feed_forward=Cube.Config(), attention_norm=RMSNorm.Config(), **changes
     )
     block = cfg.build(name="block")
-    params = {name: {"scale": jnp.full(4, NORMS[name])} for name in sm.param_specs(block)}
-    (found, _), _ = sm.functional(block)(params, {}, X, Sequences())
+    params = {name: {"scale": jnp.full(4, NORMS[name])} for name in kn.param_specs(block)}
+    (found, _), _ = kn.functional(block)(params, {}, X, Sequences())
     np.testing.assert_allclose(found, formula(np.asarray(X, np.float64)), rtol=2e-4, atol=2e-4)
 
 
 def test_mixer_block_has_one_branch():
     block = MixerBlock.Config(input_dim=4, mixer=Previous.Config()).build(name="block")
-    (found, _), _ = sm.functional(block)({"norm": {"scale": jnp.full(4, 2.0)}}, {}, X, Sequences())
+    (found, _), _ = kn.functional(block)({"norm": {"scale": jnp.full(4, 2.0)}}, {}, X, Sequences())
     x = np.asarray(X, np.float64)
     np.testing.assert_allclose(found, x + a(n(x, "attention_norm")), rtol=1e-4, atol=1e-5)
 
 
 def joined(residual, *, train=False, x=X):
     module = residual.set(input_dim=4).build(name="residual")
-    params = sm.initialize(module, jax.random.key(1))
-    return sm.functional(module)(params, {}, x, jnp.ones_like(x), key=jax.random.key(2), train=train)[0]
+    params = kn.initialize(module, jax.random.key(1))
+    return kn.functional(module)(params, {}, x, jnp.ones_like(x), key=jax.random.key(2), train=train)[0]
 
 
 def test_scales_multiply_the_branch_only():
@@ -150,8 +150,8 @@ def test_dropout_follows_the_key():
         feed_forward_residual=drop,
     )
     block = cfg.build(name="block")
-    params = sm.initialize(block, jax.random.key(0))
-    run = sm.functional(block)
+    params = kn.initialize(block, jax.random.key(0))
+    run = kn.functional(block)
     found = [run(params, {}, X, Sequences(), key=jax.random.key(k), train=True)[0][0] for k in (0, 0, 1)]
     np.testing.assert_array_equal(found[0], found[1])
     assert np.abs(found[0] - found[2]).max() > 0

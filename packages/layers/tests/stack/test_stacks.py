@@ -2,21 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import Attention, FeedForward, RematPolicy, Sequences
-from sashimono.errors import ConfigError
-from sashimono_layers.attention.grouped_query import GroupedQueryAttention
-from sashimono_layers.basic.dropout import Dropout
-from sashimono_layers.feedforward.gated import GatedFeedForward
-from sashimono_layers.stack.chained import ChainedStack
-from sashimono_layers.stack.parallel import ParallelBlock
-from sashimono_layers.stack.pattern import PatternStack
-from sashimono_layers.stack.pre_norm import PreNormBlock
-from sashimono_layers.stack.repeated import RepeatedStack
-from sashimono_layers.stack.residual import Residual
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import Attention, FeedForward, RematPolicy, Sequences
+from kanawa.errors import ConfigError
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.basic.dropout import Dropout
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.stack.chained import ChainedStack
+from kanawa_layers.stack.parallel import ParallelBlock
+from kanawa_layers.stack.pattern import PatternStack
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+from kanawa_layers.stack.residual import Residual
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 
@@ -34,7 +34,7 @@ class Counting(FeedForward):
     def forward(self, x, sequences):
         calls = self.state("calls") + jnp.abs(self.param("scale")[0])
         self.update("calls", calls)
-        self.record("size", sm.Mean.of(x))
+        self.record("size", kn.Mean.of(x))
         self.add_loss("aux", jnp.sum(x), x.size, 0.5)
         self.emit("seen", jnp.mean(x))
         return jnp.tanh(x) * calls
@@ -57,7 +57,7 @@ class Everything(RematPolicy):
     class Config(RematPolicy.Config):
         pass
 
-    @sm.nowrap
+    @kn.nowrap
     def policy(self):
         return True
 
@@ -77,18 +77,18 @@ def pattern(num_layers=5, **changes):
 
 def chain(**changes):
     first = RepeatedStack.Config(num_layers=2, layer=block(kind=ParallelBlock), **changes)
-    return ChainedStack.Config(input_dim=8, stacks=(first, pattern(3, **changes).set(input_dim=sm.FROM_PARENT)))
+    return ChainedStack.Config(input_dim=8, stacks=(first, pattern(3, **changes).set(input_dim=kn.FROM_PARENT)))
 
 
 def outcome(cfg, *, unstack=False):
     """Result, gradients and outputs of a training call."""
     stack = cfg.build(name="stack")
     key = jax.random.key(1)
-    params, state = sm.initialize(stack, key), sm.initial_state(stack, key)
+    params, state = kn.initialize(stack, key), kn.initial_state(stack, key)
 
     def loss(p):
         p = stack.unstacked(p) if unstack else p
-        (y, _), out = sm.functional(stack)(p, state, X, Sequences(), key=jax.random.key(2), train=True, emit=("**",))
+        (y, _), out = kn.functional(stack)(p, state, X, Sequences(), key=jax.random.key(2), train=True, emit=("**",))
         return jnp.sum(y * X) + out.total_loss(), (y, out)
 
     (_, (y, out)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -114,8 +114,8 @@ def test_a_chain_scanned_equals_unrolled():
     def result(**changes):
         stack = chain(**changes).build(name="stack")
         key = jax.random.key(1)
-        params, state = sm.initialize(stack, key), sm.initial_state(stack, key)
-        run = jax.jit(sm.functional(stack), static_argnames="train")
+        params, state = kn.initialize(stack, key), kn.initial_state(stack, key)
+        run = jax.jit(kn.functional(stack), static_argnames="train")
         (y, _), out = run(params, state, X, Sequences(), key=jax.random.key(2), train=True)
         return y, out.metrics, out.losses, out.state
 
@@ -129,7 +129,7 @@ def test_every_layer_leaves_its_state(scanned):
     assert emitted["pattern[1].feed_forward.seen"].shape == (2,)
     assert float(losses["pattern[1].feed_forward.aux"].weight) == 2 * X.size
     assert float(metrics["pattern[1].feed_forward.size"].weight) == 2 * X.size
-    specs = flatten_paths(sm.param_specs(stack))
+    specs = flatten_paths(kn.param_specs(stack))
     assert specs["pattern[0].attention.scale"].shape[0] == 3
     assert specs["pattern[1].attention.scale"].shape[0] == 2
 
@@ -139,8 +139,8 @@ def test_a_pattern_is_its_layers_in_turn(period, num_layers, scan):
     blocks = tuple(block(window, kind=k) for window, k in [(1, PreNormBlock), (2, ParallelBlock), (3, PreNormBlock)])
     cfg = PatternStack.Config(input_dim=8, num_layers=num_layers, pattern=blocks[:period], scan=scan)
     stack = cfg.build(name="stack")
-    params = jax.jit(lambda key: sm.initialize(stack, key))(jax.random.key(3))
-    (found, _), _ = jax.jit(sm.functional(stack))(params, {}, X, Sequences())
+    params = jax.jit(lambda key: kn.initialize(stack, key))(jax.random.key(3))
+    (found, _), _ = jax.jit(kn.functional(stack))(params, {}, X, Sequences())
     numbered = {}
     for j in range(period):
         name = f"pattern[{j}]"
@@ -152,7 +152,7 @@ def test_a_pattern_is_its_layers_in_turn(period, num_layers, scan):
         for i in range(num_layers):
             name, layer = numbered[i]
             alone = jax.tree.map(lambda leaf, at=layer: leaf[at], params[name])
-            (x, _), _ = sm.functional(stack.children[name])(alone, {}, x, Sequences())
+            (x, _), _ = kn.functional(stack.children[name])(alone, {}, x, Sequences())
         return x
 
     np.testing.assert_allclose(found, jax.jit(one_by_one)(X), rtol=1e-4, atol=1e-5)
@@ -166,11 +166,11 @@ def test_caches_follow_the_order_of_layers():
     then = PatternStack.Config(num_layers=3, pattern=(attending(2), attending(None)))
     cfg = ChainedStack.Config(input_dim=8, stacks=(first, then))
     stack = cfg.build(name="stack")
-    params = stack.unstacked(sm.initialize(stack, jax.random.key(4)))
+    params = stack.unstacked(kn.initialize(stack, jax.random.key(4)))
     spec = stack.cache_spec(2, 8, "float32")
     assert len(spec) == 4
-    caches = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=lambda s: isinstance(s, sm.ParamSpec))
-    run = jax.jit(sm.functional(stack))
+    caches = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec, is_leaf=lambda s: isinstance(s, kn.ParamSpec))
+    run = jax.jit(kn.functional(stack))
     (full, _), _ = run(params, {}, X, Sequences())
     parts = []
     for start, stop in [(0, 3), (3, 4), (4, 5)]:

@@ -1,8 +1,8 @@
 """The plain model, made once."""
 
 import jax
+import kanawa as kn
 import pytest
-import sashimono as sm
 
 from .tiny_llama import logits, tiny
 
@@ -11,5 +11,5 @@ from .tiny_llama import logits, tiny
 def plain():
     """The plain module, its parameters, and its logits."""
     module = tiny().build()
-    params = jax.jit(lambda k: sm.initialize(module, k))(jax.random.key(0))
+    params = jax.jit(lambda k: kn.initialize(module, k))(jax.random.key(0))
     return module, params, logits(module, params)

@@ -2,21 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.arrays.tree import flatten_paths, map_paths
-from sashimono.contracts import from_plain, plain_config
-from sashimono.errors import SashimonoError
-from sashimono.testing.layer import LayerConformance
-from sashimono.testing.modifier import ModifierConformance
-from sashimono_layers.basic.dropout import Dropout
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.modifiers.adapters import DoRAModifier, LoRAModifier, QLoRAModifier
-from sashimono_layers.tune.dora import DoRA
-from sashimono_layers.tune.lora import LoRA
+from kanawa.arrays.tree import flatten_paths, map_paths
+from kanawa.contracts import from_plain, plain_config
+from kanawa.errors import KanawaError
+from kanawa.testing.layer import LayerConformance
+from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.basic.dropout import Dropout
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.modifiers.adapters import DoRAModifier, LoRAModifier, QLoRAModifier
+from kanawa_layers.tune.dora import DoRA
+from kanawa_layers.tune.lora import LoRA
 
 from .tiny_llama import logits, losses_of_ten_steps, tiny, to_plain, tuned
 
@@ -73,12 +73,12 @@ class TestLoRAModifier(ModifierConformance):
 def test_an_adapter_changes_nothing_until_it_is_trained(rank, alpha, kind, seed):
     key = jax.random.key(seed)
     plain, adapted = (linear(a).build() for a in (None, kind.Config(rank=rank, alpha=alpha)))
-    params, x = sm.initialize(adapted, key), jax.random.normal(jax.random.fold_in(key, 1), (3, 16))
+    params, x = kn.initialize(adapted, key), jax.random.normal(jax.random.fold_in(key, 1), (3, 16))
     base = {name: params[name] for name in ("weight", "bias")}
     # The same key draws the same weight: paths are what the draw depends on.
-    assert (np.asarray(sm.initialize(plain, key)["weight"]) == np.asarray(base["weight"])).all()
-    before, _ = sm.functional(plain)(base, {}, x)
-    after, _ = sm.functional(adapted)(params, {}, x)
+    assert (np.asarray(kn.initialize(plain, key)["weight"]) == np.asarray(base["weight"])).all()
+    before, _ = kn.functional(plain)(base, {}, x)
+    after, _ = kn.functional(adapted)(params, {}, x)
     np.testing.assert_allclose(after, before, atol=1e-6)
 
 
@@ -112,7 +112,7 @@ def test_doras_merged_weight_does_the_same_and_its_columns_have_the_trained_magn
         for shape in ((16, 2, 4), (2, 4), (16, 3), (3, 2, 4), (5, 16))
     )
     own = {"lora_a": a, "lora_b": b, "magnitude": magnitude}
-    after, _ = sm.functional(adapted)({"weight": weight, "bias": bias, "adapter": own}, {}, x)
+    after, _ = kn.functional(adapted)({"weight": weight, "bias": bias, "adapter": own}, {}, x)
     merged = adapted.adapter.merged(own, weight)
     np.testing.assert_allclose(jnp.einsum("bi,iho->bho", x, merged) + bias[None], after, atol=1e-4)
     lengths = jnp.linalg.norm(merged, axis=0) / jnp.linalg.norm(weight, axis=0)
@@ -126,9 +126,9 @@ def test_a_plain_config_comes_back():
 
 def test_targets_limit_what_is_adapted_and_a_target_with_nothing_is_an_error():
     module = LoRAModifier.Config(targets=("**.query", "**.value")).build()(tiny()).build()
-    adapted = {path.split(".adapter.")[0] for path in flatten_paths(sm.param_specs(module)) if is_adapter(path)}
+    adapted = {path.split(".adapter.")[0] for path in flatten_paths(kn.param_specs(module)) if is_adapter(path)}
     assert adapted == {"stack.layer.attention.query", "stack.layer.attention.value"}
-    with pytest.raises(SashimonoError, match=r"no Weighted under '\*\*\.quary'.*stack\.layer\.attention\.query"):
+    with pytest.raises(KanawaError, match=r"no Weighted under '\*\*\.quary'.*stack\.layer\.attention\.query"):
         LoRAModifier.Config(targets=("**.quary",)).build()(tiny())
 
 
@@ -136,5 +136,5 @@ def test_base_checkpoints_that_do_not_fit_are_named(plain):
     _, base, _ = plain
     module = LoRAModifier.Config().build()(tiny()).build()
     broken = {name: value for name, value in base.items() if name != "norm"}
-    with pytest.raises(SashimonoError, match=r"missing: norm\.scale\n  unexpected: nrom\.scale"):
+    with pytest.raises(KanawaError, match=r"missing: norm\.scale\n  unexpected: nrom\.scale"):
         from_plain(module, {**broken, "nrom": base["norm"]}, jax.random.key(0))

@@ -3,13 +3,13 @@
 import functools
 
 import jax
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import Batch
-from sashimono.errors import SashimonoError
-from sashimono_layers.tune.distill import Distilled
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import Batch
+from kanawa.errors import KanawaError
+from kanawa_layers.tune.distill import Distilled
 
 from .tiny_llama import TOKENS, logits, tiny
 
@@ -19,17 +19,17 @@ def made(coefficient=4.0):
     module = Distilled.Config(
         vocab_size=61, input_dim=32, student=tiny(), teacher=tiny(), coefficient=coefficient, temperature=2.0
     ).build()
-    return module, jax.jit(lambda k: sm.initialize(module, k))(jax.random.key(0))
+    return module, jax.jit(lambda k: kn.initialize(module, k))(jax.random.key(0))
 
 
 def terms(module, params):
-    _, outputs = sm.functional(module)(params, {}, Batch.of_tokens(TOKENS), key=jax.random.key(1), train=True)
+    _, outputs = kn.functional(module)(params, {}, Batch.of_tokens(TOKENS), key=jax.random.key(1), train=True)
     return outputs.losses["student.loss.cross_entropy"].value(), outputs.losses["distillation"].value()
 
 
 def test_only_the_student_learns_and_it_comes_to_agree_with_the_teacher():
     module, params = made()
-    specs = flatten_paths(sm.param_specs(module))
+    specs = flatten_paths(kn.param_specs(module))
     assert {path.split(".")[0] for path, spec in specs.items() if spec.trainable} == {"student"}
 
     @jax.jit
@@ -55,11 +55,11 @@ def test_outside_of_training_it_is_the_student(plain):
     module, params = made()
     twin, _, _ = plain
     np.testing.assert_allclose(logits(module, params), logits(twin, params["student"]), atol=1e-5)
-    _, outputs = jax.eval_shape(lambda p: sm.functional(module)(p, {}, Batch.of_tokens(TOKENS), train=False), params)
+    _, outputs = jax.eval_shape(lambda p: kn.functional(module)(p, {}, Batch.of_tokens(TOKENS), train=False), params)
     assert list(outputs.losses) == ["student.loss.cross_entropy"]
 
 
 def test_vocabularies_that_differ_are_named():
     cfg = Distilled.Config(vocab_size=61, input_dim=32, student=tiny(), teacher=tiny().set(vocab_size=62))
-    with pytest.raises(SashimonoError, match=r"teacher\.vocab_size is 62, but the distilled model's is 61"):
+    with pytest.raises(KanawaError, match=r"teacher\.vocab_size is 62, but the distilled model's is 61"):
         cfg.freeze()

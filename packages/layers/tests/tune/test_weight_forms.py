@@ -2,20 +2,20 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.arrays.precision import Precision
-from sashimono.arrays.tree import flatten_paths
-from sashimono.kernels.quantized_matmul.formats import E4M3, E5M2, INT8
-from sashimono.testing.layer import LayerConformance
-from sashimono.testing.modifier import ModifierConformance
-from sashimono_layers.basic.linear import Linear
-from sashimono_layers.modifiers.weight_forms import Fp8Modifier, Int8Modifier, WeightOnlyModifier
-from sashimono_layers.tune.fp8_training import Fp8Training
-from sashimono_layers.tune.int8_training import Int8Training
-from sashimono_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.precision import Precision
+from kanawa.arrays.tree import flatten_paths
+from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2, INT8
+from kanawa.testing.layer import LayerConformance
+from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.modifiers.weight_forms import Fp8Modifier, Int8Modifier, WeightOnlyModifier
+from kanawa_layers.tune.fp8_training import Fp8Training
+from kanawa_layers.tune.int8_training import Int8Training
+from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
 
 from .tiny_llama import logits, losses_of_ten_steps, tiny, to_plain, tuned
 
@@ -106,7 +106,7 @@ def test_values_and_gradients_follow_fp32_within_the_formats_error(form, forward
     module = linear(form.Config()).set(input_shape=(16,), axes=("embed", "mlp")).build()
 
     def product(w, x):
-        return sm.functional(module)({"weight": w}, {}, x)[0]
+        return kn.functional(module)({"weight": w}, {}, x)[0]
 
     y, pull = jax.vjp(product, jnp.asarray(weight), jnp.asarray(x))
     dw, dx = pull(jnp.asarray(dy))
@@ -136,7 +136,7 @@ def test_quantised_training_falls_nearly_as_fp32_does(modifier, plain):
 def test_the_chosen_kernel_is_in_the_manifest(plain):
     _, params, _ = plain
     module = Int8Modifier.Config().build()(tiny()).build()
-    _, outputs = jax.eval_shape(lambda p: sm.functional(module, "predict")(p, {}, jnp.zeros((1, 4), jnp.int32)), params)
+    _, outputs = jax.eval_shape(lambda p: kn.functional(module, "predict")(p, {}, jnp.zeros((1, 4), jnp.int32)), params)
     assert "quantized_matmul.any.reference" in {choice.kernel for choice in outputs.kernels}
 
 
@@ -173,7 +173,7 @@ def test_scales_stay_fp32_where_the_model_computes_in_bf16(plain):
 
 def test_quantised_weights_are_not_trainable_and_keep_their_axes():
     module = WeightOnlyModifier.Config(bits=4, group_size=16).build()(tiny()).build()
-    specs = flatten_paths(sm.param_specs(module))
+    specs = flatten_paths(kn.param_specs(module))
     values, scales = (specs[f"stack.layer.attention.query.{name}"] for name in ("weight", "weight_scale"))
     assert values.axes == ("layers", "embed", "heads", "head_dim")
     assert (values.shape, scales.shape) == ((2, 16, 4, 8), (2, 2, 4, 8))

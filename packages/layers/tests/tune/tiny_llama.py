@@ -4,22 +4,22 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths, unflatten_paths
-from sashimono.contracts import Batch, plain
-from sashimono_layers.recipes.llama import llama
+import kanawa as kn
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.contracts import Batch, plain
+from kanawa_layers.recipes.llama import llama
 
 TOKENS = jnp.array([[(7 * t + 3 * r) % 61 for t in range(13)] for r in range(4)], jnp.int32)
 
 
-def tiny() -> sm.Config:
+def tiny() -> kn.Config:
     """Returns the config: scanned, grouped heads, untied."""
     return llama(num_layers=2, input_dim=32, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=61)
 
 
 def logits(module, params):
     """Returns logits of TOKENS."""
-    return jax.jit(lambda p: sm.functional(module, "predict")(p, {}, TOKENS)[0])(params)
+    return jax.jit(lambda p: kn.functional(module, "predict")(p, {}, TOKENS)[0])(params)
 
 
 def tuned(module, base):
@@ -34,7 +34,7 @@ def to_plain(module, params):
 
 def loss(module, params):
     """Returns the training loss of TOKENS; traceable."""
-    _, outputs = sm.functional(module)(params, {}, Batch.of_tokens(TOKENS), key=jax.random.key(1), train=True)
+    _, outputs = kn.functional(module)(params, {}, Batch.of_tokens(TOKENS), key=jax.random.key(1), train=True)
     return outputs.total_loss()
 
 

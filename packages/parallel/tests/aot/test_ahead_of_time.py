@@ -1,6 +1,6 @@
 """Compiles expert parallelism for pods that aren't there: rows travel by ragged all-to-all, without padding.
 
-Slow, and needs a backend with its compiler: SASHIMONO_AOT=1 python -m pytest packages/parallel/tests/aot
+Slow, and needs a backend with its compiler: KANAWA_AOT=1 python -m pytest packages/parallel/tests/aot
 """
 
 import os
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from sashimono.compose.target import parse_target
-from sashimono.errors import SashimonoError
-from sashimono.kernels import grouped_matmul
-from sashimono.plugins import host
-from sashimono_parallel.experts.exchange import through_shards
+from kanawa.compose.target import parse_target
+from kanawa.errors import KanawaError
+from kanawa.kernels import grouped_matmul
+from kanawa.plugins import host
+from kanawa_parallel.experts.exchange import through_shards
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile"),
+    pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),
     pytest.mark.filterwarnings("default"),
 ]
 EXPERTS, WIDTH, HIDDEN, ROWS = 128, 2048, 768, 4096
@@ -27,8 +27,8 @@ def pod(selector):
     """Returns compile-only devices, or skips where their backend or compiler isn't installed."""
     try:
         target = parse_target(selector)
-        found = [devices for _, devices in host().collect("sashimono_topology", target=target) if devices]
-    except SashimonoError as error:
+        found = [devices for _, devices in host().collect("kanawa_topology", target=target) if devices]
+    except KanawaError as error:
         pytest.skip(str(error))
     return found[0] if found else pytest.skip(f"no installed backend compiles for {selector}")
 

@@ -1,20 +1,20 @@
 """`plan` with a real compiler for chips that aren't here: what is counted in its program, and what fits.
 
-Slow, and needs a backend with its compiler: SASHIMONO_AOT=1 python -m pytest packages/parallel/tests/aot
+Slow, and needs a backend with its compiler: KANAWA_AOT=1 python -m pytest packages/parallel/tests/aot
 """
 
 import os
 
 import jax
 import pytest
-from sashimono.compose.experiment import compose
-from sashimono.compose.target import parse_target
-from sashimono.errors import TargetError
-from sashimono.plugins import host
-from sashimono_parallel.plan.analyse import analyse
-from sashimono_parallel.plan.compilation import compile_program
+from kanawa.compose.experiment import compose
+from kanawa.compose.target import parse_target
+from kanawa.errors import TargetError
+from kanawa.plugins import host
+from kanawa_parallel.plan.analyse import analyse
+from kanawa_parallel.plan.compilation import compile_program
 
-pytestmark = pytest.mark.skipif(os.environ.get("SASHIMONO_AOT") != "1", reason="slow: set SASHIMONO_AOT=1 to compile")
+pytestmark = pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile")
 SMALL = (
     *("model.stack.num_layers=3", "model.input_dim=1024", "model.stack.layer.feed_forward.hidden_dim=2816"),
     *("model.stack.layer.attention.num_heads=8", "model.stack.layer.attention.num_kv_heads=8", "batch_size=16"),
@@ -26,7 +26,7 @@ def test_a_llama_step_over_a_pod(selector):
     """FLOPs through loops are the model's own and what is recomputed; arguments are exact; nothing is missing."""
     target = parse_target(selector)
     try:
-        offered = [found for _, found in host().collect("sashimono_topology", target=target) if found]
+        offered = [found for _, found in host().collect("kanawa_topology", target=target) if found]
     except TargetError as error:
         pytest.skip(str(error))
     if not offered:

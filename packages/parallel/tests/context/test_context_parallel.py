@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.kernels import CAUSAL, MaskSpec, attention, sliding_window
-from sashimono.kernels.attention.blockwise import BlockwiseAttention
-from sashimono.kernels.attention.problem import AttentionProblem
-from sashimono.kernels.verdict import SUPPORTED
-from sashimono_parallel.context.contiguous import Contiguous
-from sashimono_parallel.context.looped import RingWay
-from sashimono_parallel.context.zigzag import ZigZag
-from sashimono_parallel.strategies.all_gather import AllGatherAttention
-from sashimono_parallel.strategies.ring import RingAttention
-from sashimono_parallel.strategies.tensor import TensorParallel
-from sashimono_parallel.strategies.ulysses import UlyssesAttention
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.kernels import CAUSAL, MaskSpec, attention, sliding_window
+from kanawa.kernels.attention.blockwise import BlockwiseAttention
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.verdict import SUPPORTED
+from kanawa_parallel.context.contiguous import Contiguous
+from kanawa_parallel.context.looped import RingWay
+from kanawa_parallel.context.zigzag import ZigZag
+from kanawa_parallel.strategies.all_gather import AllGatherAttention
+from kanawa_parallel.strategies.ring import RingAttention
+from kanawa_parallel.strategies.tensor import TensorParallel
+from kanawa_parallel.strategies.ulysses import UlyssesAttention
 
 B, T, H, K, D = 2, 32, 8, 4, 8
 KEYS = jax.random.split(jax.random.key(0), 5)

@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
 from jax.sharding import AxisType, PartitionSpec
-from sashimono.contracts import TokenDispatcher
-from sashimono_parallel.experts.exchange import through_shards
-from sashimono_parallel.strategies.expert import ExpertParallel
+from kanawa.contracts import TokenDispatcher
+from kanawa_parallel.experts.exchange import through_shards
+from kanawa_parallel.strategies.expert import ExpertParallel
 
 SHARDS, EXPERTS, WIDTH, ROWS = 4, 8, 3, 12
 
@@ -59,21 +59,21 @@ class Dispatcher(TokenDispatcher):
         return jnp.take(rows, jnp.argsort(plan), axis=0) * weights
 
 
-class Experts(sm.Module):
+class Experts(kn.Module):
     """One scale an expert."""
 
     def setup(self):
-        self.add_param("scale", (EXPERTS,), axes=("experts",), init=sm.ones)
+        self.add_param("scale", (EXPERTS,), axes=("experts",), init=kn.ones)
 
     def forward(self, rows, group_sizes):
         scale = jnp.repeat(self.param("scale"), group_sizes, total_repeat_length=rows.shape[0])
         return rows * scale[:, None]
 
 
-class Mixture(sm.Module):
+class Mixture(kn.Module):
     """Sends every token to expert 0."""
 
-    class Config(sm.Module.Config):
+    class Config(kn.Module.Config):
         dispatcher: TokenDispatcher.Config = Dispatcher.Config()
         experts: Experts.Config = Experts.Config()
 
@@ -88,13 +88,13 @@ class Mixture(sm.Module):
 
 def test_a_capacity_drops_rows_and_says_how_many():
     module = Mixture.Config().build()
-    params = sm.initialize(module, jax.random.key(0))
+    params = kn.initialize(module, jax.random.key(0))
     strategy = ExpertParallel.Config(capacity_factor=2.0).build()
-    plan = sm.ExecutionPlan(activation_rules=strategy.activation_rules(), distributed=strategy.distributed())
+    plan = kn.ExecutionPlan(activation_rules=strategy.activation_rules(), distributed=strategy.distributed())
     mesh = jax.make_mesh((SHARDS,), ("expert",), devices=jax.devices()[:SHARDS], axis_types=(AxisType.Auto,))
     x = jnp.ones((SHARDS, 6, WIDTH))
-    with jax.set_mesh(mesh), sm.use_plan(plan):
-        y, outputs = jax.jit(sm.functional(module))(params, {}, x)
+    with jax.set_mesh(mesh), kn.use_plan(plan):
+        y, outputs = jax.jit(kn.functional(module))(params, {}, x)
     # Shard 0 has room for 2 x 6 of the 24 rows: those of the first two shards.
     np.testing.assert_array_equal(y[:, 0, 0], [1, 1, 0, 0])
     dropped = outputs.metrics["dropped_rows"]

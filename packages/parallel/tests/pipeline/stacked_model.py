@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import sashimono as sm
-from sashimono.arrays.init import normal
-from sashimono.contracts import Batch, Block, CausalLM, Sequences, Stack
+import kanawa as kn
+from kanawa.arrays.init import normal
+from kanawa.contracts import Batch, Block, CausalLM, Sequences, Stack
 
 
 class SumBlock(Block):
@@ -33,13 +33,13 @@ class SumBlock(Block):
         if self.train:
             weight = jnp.full((), x.shape[0] * length, jnp.float32)
             self.add_loss("size", jnp.sum(jnp.square(mixed)), weight, 0.01)
-            self.record("largest", sm.Max(jnp.max(jnp.abs(mixed))))
+            self.record("largest", kn.Max(jnp.max(jnp.abs(mixed))))
         return x + mixed * self.param("scale")[None, None], cache
 
-    @sm.nowrap
-    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, sm.ParamSpec]:
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         del length
-        return {"sum": sm.ParamSpec((rows, 1, self.config.input_dim), ("batch", None, "embed"), dtype)}
+        return {"sum": kn.ParamSpec((rows, 1, self.config.input_dim), ("batch", None, "embed"), dtype)}
 
 
 class StackedLM(CausalLM):
@@ -48,7 +48,7 @@ class StackedLM(CausalLM):
     class Config(CausalLM.Config):
         vocab_size: int = 32
         input_dim: int = 16
-        stack: Stack.Config = sm.REQUIRED
+        stack: Stack.Config = kn.REQUIRED
 
     def setup(self) -> None:
         cfg = self.config
@@ -77,10 +77,10 @@ class StackedLM(CausalLM):
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
         return self.logits(x), caches
 
-    @sm.nowrap
+    @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
         return self.stack.cache_spec(rows, length, dtype)
 
-    @sm.nowrap
+    @kn.nowrap
     def unstacked(self, params: Any) -> Any:
         return params

@@ -1,23 +1,23 @@
 """The `pipeline` modifier: what it changes, and stacks it can't take."""
 
+import kanawa as kn
 import pytest
-import sashimono as sm
-from sashimono.contracts import Stack
-from sashimono.errors import ConfigError
-from sashimono_parallel.pipeline.modifier import PipelineModifier
-from sashimono_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
-from sashimono_parallel.pipeline.stack import PipelinedStack
-from sashimono_parallel.strategies.pipeline import Pipeline
+from kanawa.contracts import Stack
+from kanawa.errors import ConfigError
+from kanawa_parallel.pipeline.modifier import PipelineModifier
+from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
+from kanawa_parallel.pipeline.stack import PipelinedStack
+from kanawa_parallel.strategies.pipeline import Pipeline
 from stacked_model import StackedLM, SumBlock
 
 
-class Holder(sm.Config):
-    strategies: tuple[sm.Configurable.Config, ...] = ()
+class Holder(kn.Config):
+    strategies: tuple[kn.Configurable.Config, ...] = ()
 
 
-class Experiment(sm.Config):
-    model: sm.Configurable.Config
-    gradients: sm.Configurable.Config | None = None
+class Experiment(kn.Config):
+    model: kn.Configurable.Config
+    gradients: kn.Configurable.Config | None = None
     execution: Holder = Holder()
 
 

@@ -4,22 +4,22 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.arrays.shardings import param_shardings
-from sashimono.arrays.tree import flatten_paths
-from sashimono.contracts import Batch, ModelLoss, Sequences
-from sashimono.errors import ConfigError, ShardingError
-from sashimono.module import param_specs
-from sashimono.testing.tiny import TinyLM
-from sashimono_parallel.mesh import StandardMesh
-from sashimono_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
-from sashimono_parallel.pipeline.stack import PipelinedStack
-from sashimono_parallel.remat import FullRemat
-from sashimono_parallel.strategies.fsdp import FSDP
-from sashimono_parallel.strategies.pipeline import Pipeline
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.shardings import param_shardings
+from kanawa.arrays.tree import flatten_paths
+from kanawa.contracts import Batch, ModelLoss, Sequences
+from kanawa.errors import ConfigError, ShardingError
+from kanawa.module import param_specs
+from kanawa.testing.tiny import TinyLM
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
+from kanawa_parallel.pipeline.stack import PipelinedStack
+from kanawa_parallel.remat import FullRemat
+from kanawa_parallel.strategies.fsdp import FSDP
+from kanawa_parallel.strategies.pipeline import Pipeline
 from stacked_model import StackedLM, SumBlock
 
 ROWS, LENGTH = 8, 6
@@ -37,7 +37,7 @@ def model(microbatches=4, rounds=1, num_layers=8, remat=None):
     return StackedLM.Config(stack=stack).build()
 
 
-PARAMS = sm.initialize(model(), jax.random.key(0))
+PARAMS = kn.initialize(model(), jax.random.key(0))
 
 
 def batch(rows=ROWS, length=LENGTH):
@@ -157,7 +157,7 @@ def test_decoding_through_stages_equals_one_device():
     def decode(params):
         lm = model()
         caches = {n: jnp.zeros(s.shape) for n, s in lm.cache_spec(2, 8, "float32").items()}
-        step = sm.functional(lm, "decode")
+        step = kn.functional(lm, "decode")
         (prompt, caches), _ = step(params, {}, ids[:, :3], Sequences(lengths=jnp.int32(0)), caches)
         (one, caches), _ = step(params, {}, ids[:, 3:4], Sequences(lengths=jnp.int32(3)), caches)
         (two, _), _ = step(params, {}, ids[:, 4:], Sequences(lengths=jnp.int32(4)), caches)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from sashimono.plugins import DeviceSpec
-from sashimono_parallel.plan.hlo import parse_module
+from kanawa.plugins import DeviceSpec
+from kanawa_parallel.plan.hlo import parse_module
 
 TEXTS = Path(__file__).with_name("texts")
 PLATFORMS = ("tpu", "gpu")

@@ -27,11 +27,11 @@ def step(weights, x):
 
 
 def main(platform):
-    from sashimono.compose.target import parse_target
-    from sashimono.plugins import host
+    from kanawa.compose.target import parse_target
+    from kanawa.plugins import host
 
     target = parse_target({"tpu": "v5p-8", "gpu": "h100-4"}[platform])
-    (devices,) = [found for _, found in host().collect("sashimono_topology", target=target) if found]
+    (devices,) = [found for _, found in host().collect("kanawa_topology", target=target) if found]
     mesh = Mesh(np.array(devices), ("fsdp",))
     shapes = {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH)}
     split = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
@@ -41,7 +41,7 @@ def main(platform):
     lowered = lowered.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
     with tempfile.TemporaryDirectory() as folder:
         lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        from sashimono_parallel.plan.compilation import read_dump
+        from kanawa_parallel.plan.compilation import read_dump
 
         names = ("program", "assignment", "live_ranges")
         for name, text in zip(names, read_dump(Path(folder)), strict=True):

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from sashimono.compose.target import parse_target
-from sashimono_parallel.plan.hlo import parse_module
-from sashimono_parallel.plan.kernel_cost import SeenKeys
-from sashimono_parallel.plan.links import Links
-from sashimono_parallel.plan.timing import Timing
+from kanawa.compose.target import parse_target
+from kanawa_parallel.plan.hlo import parse_module
+from kanawa_parallel.plan.kernel_cost import SeenKeys
+from kanawa_parallel.plan.links import Links
+from kanawa_parallel.plan.timing import Timing
 
 LAYERS, MICROBATCHES, ROWS, WIDTH, HIDDEN = 5, 4, 16, 32, 64
 MATMUL = 2 * ROWS * WIDTH * HIDDEN

@@ -1,8 +1,8 @@
 """Prices: both formats, what is wrong with a table, and the arithmetic."""
 
 import pytest
-from sashimono.errors import UsageError
-from sashimono_parallel.plan.prices import cost_per_million_tokens, price_of, read_prices
+from kanawa.errors import UsageError
+from kanawa_parallel.plan.prices import cost_per_million_tokens, price_of, read_prices
 
 
 @pytest.mark.parametrize(

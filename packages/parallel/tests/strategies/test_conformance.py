@@ -2,14 +2,14 @@
 
 from typing import ClassVar
 
-from sashimono.contracts import MeshBuilder, Strategy
-from sashimono.testing.strategy import StrategyConformance
-from sashimono_parallel.mesh import StandardMesh
-from sashimono_parallel.strategies.data import DataParallel
-from sashimono_parallel.strategies.expert import ExpertParallel
-from sashimono_parallel.strategies.fsdp import FSDP
-from sashimono_parallel.strategies.ring import RingAttention
-from sashimono_parallel.strategies.tensor import TensorParallel
+from kanawa.contracts import MeshBuilder, Strategy
+from kanawa.testing.strategy import StrategyConformance
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.strategies.data import DataParallel
+from kanawa_parallel.strategies.expert import ExpertParallel
+from kanawa_parallel.strategies.fsdp import FSDP
+from kanawa_parallel.strategies.ring import RingAttention
+from kanawa_parallel.strategies.tensor import TensorParallel
 
 
 class TestDataParallel(StrategyConformance):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from sashimono.arrays.constrain import constrain
-from sashimono.arrays.plan import ExecutionPlan, use_plan
-from sashimono.arrays.rules import resolve
-from sashimono.kernels import softmax_cross_entropy
-from sashimono_parallel.modifiers import strategies_for
+from kanawa.arrays.constrain import constrain
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.rules import resolve
+from kanawa.kernels import softmax_cross_entropy
+from kanawa_parallel.modifiers import strategies_for
 
 ROWS, LENGTH, WIDTH, VOCAB = 8, 16, 32, 512
 AXES = {"fsdp": 2, "tensor": 4}

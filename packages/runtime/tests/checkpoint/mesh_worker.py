@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from sashimono_runtime.checkpoint import Checkpointer
+from kanawa_runtime.checkpoint import Checkpointer
 
 HOST = {
     "params": {"w": np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sashimono_runtime.checkpoint import CheckpointDamagedError, Checkpointer, CheckpointError
+from kanawa_runtime.checkpoint import CheckpointDamagedError, Checkpointer, CheckpointError
 
 from .checkpoint_trees import abstract, assert_bitwise, make_trees
 

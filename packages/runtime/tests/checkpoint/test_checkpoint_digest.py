@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sashimono_runtime.checkpoint.digest import digest_text, start_digest
+from kanawa_runtime.checkpoint.digest import digest_text, start_digest
 
 
 def _digest(array: jax.Array) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from sashimono_runtime.checkpoint import Checkpointer
+from kanawa_runtime.checkpoint import Checkpointer
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 HOST = {

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from sashimono_runtime.checkpoint import (
+from kanawa_runtime.checkpoint import (
     Checkpointer,
     CheckpointError,
     CheckpointNotFoundError,
@@ -15,7 +15,7 @@ from sashimono_runtime.checkpoint import (
     CheckpointStructureError,
     array_store,
 )
-from sashimono_runtime.checkpoint.manifest import COMMIT
+from kanawa_runtime.checkpoint.manifest import COMMIT
 
 from .checkpoint_trees import abstract, assert_bitwise, make_trees
 

@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Points SASHIMONO_CACHE at an empty folder."""
+    """Points KANAWA_CACHE at an empty folder."""
     folder = tmp_path / "cache"
-    monkeypatch.setenv("SASHIMONO_CACHE", str(folder))
+    monkeypatch.setenv("KANAWA_CACHE", str(folder))
     return folder
 
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from sashimono_runtime.data.cache import cache_key, cached
+from kanawa_runtime.data.cache import cache_key, cached
 
 
 class Builder:
@@ -65,9 +65,9 @@ def test_folder_that_cant_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("SASHIMONO_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("KANAWA_CACHE", str(tmp_path / "file"))
     assert cached("kind", "key", Builder(), bytes) == b"payload\nwith lines\n"
-    assert "set SASHIMONO_CACHE to a writable folder" in caplog.text
+    assert "set KANAWA_CACHE to a writable folder" in caplog.text
 
 
 def test_keys_separate_their_parts() -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from sashimono_runtime.data.corpus import EXCLUDED_FOLDERS, EmbeddedCorpus
-from sashimono_runtime.data.errors import CorpusError
+from kanawa_runtime.data.corpus import EXCLUDED_FOLDERS, EmbeddedCorpus
+from kanawa_runtime.data.errors import CorpusError
 
 
 def test_embedded_corpus_of_this_python() -> None:

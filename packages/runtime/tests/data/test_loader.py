@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono.contracts.batch import Batch
-from sashimono.contracts.data import DataSource
-from sashimono_runtime.data.errors import LoaderError, RowError
-from sashimono_runtime.data.loader import Loader, host_rows
-from sashimono_runtime.data.random_tokens import RandomTokens
+from kanawa.contracts.batch import Batch
+from kanawa.contracts.data import DataSource
+from kanawa_runtime.data.errors import LoaderError, RowError
+from kanawa_runtime.data.loader import Loader, host_rows
+from kanawa_runtime.data.random_tokens import RandomTokens
 
 
 def source(num_rows: int | None = None) -> RandomTokens:

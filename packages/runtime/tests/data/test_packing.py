@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sashimono_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Packing
+from kanawa_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Packing
 
 PACKINGS = [BestFitPacking, ConcatenatedPacking]
 LENGTHS = st.lists(st.integers(1, 60), max_size=60)

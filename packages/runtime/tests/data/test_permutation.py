@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from sashimono_runtime.data.permutation import mix, permutation, random_words, stream_key
+from kanawa_runtime.data.permutation import mix, permutation, random_words, stream_key
 
 
 @given(st.integers(0, 500), st.lists(st.integers(-(2**40), 2**70), max_size=3))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sashimono_runtime.data.corpus import EmbeddedCorpus
-from sashimono_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Packing
-from sashimono_runtime.data.random_tokens import RandomTokens
-from sashimono_runtime.data.source import TextSource
-from sashimono_runtime.data.tokenizers.bpe import BytePairTokenizer
-from sashimono_runtime.data.tokenizers.bytes import BOS_ID, EOS_ID, PAD_ID, ByteTokenizer
+from kanawa_runtime.data.corpus import EmbeddedCorpus
+from kanawa_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Packing
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.data.source import TextSource
+from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.data.tokenizers.bytes import BOS_ID, EOS_ID, PAD_ID, ByteTokenizer
 
 FIELDS = ("input_ids", "target_ids", "positions", "segment_ids", "loss_weights")
 

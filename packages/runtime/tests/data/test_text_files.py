@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from sashimono_runtime.data.errors import CorpusError
-from sashimono_runtime.data.text_files import JsonLines, TextFiles
+from kanawa_runtime.data.errors import CorpusError
+from kanawa_runtime.data.text_files import JsonLines, TextFiles
 
 
 def texts(root: Path, *files: str, split_lines: bool = False) -> TextFiles:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sashimono_runtime.data.corpus import EmbeddedCorpus
-from sashimono_runtime.data.trigram import ByteTrigram
+from kanawa_runtime.data.corpus import EmbeddedCorpus
+from kanawa_runtime.data.trigram import ByteTrigram
 
 
 def test_every_context_sums_to_one() -> None:

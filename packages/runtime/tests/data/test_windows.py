@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono_runtime.data.errors import RowError
-from sashimono_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Packing
-from sashimono_runtime.data.windows import Piece, RowPlan
+from kanawa_runtime.data.errors import RowError
+from kanawa_runtime.data.packing import BestFitPacking, ConcatenatedPacking, Packing
+from kanawa_runtime.data.windows import Piece, RowPlan
 
 PLANS = st.fixed_dictionaries(
     {

@@ -1,11 +1,11 @@
 """`--modify optimizer:name=…` swaps the optimizer of any experiment."""
 
 import pytest
-from sashimono.compose.modifiers import apply_modifier
-from sashimono.errors import UnknownNameError
-from sashimono_runtime.learn.adamw import AdamW
-from sashimono_runtime.learn.learner import Learner
-from sashimono_runtime.learn.muon import Muon
+from kanawa.compose.modifiers import apply_modifier
+from kanawa.errors import UnknownNameError
+from kanawa_runtime.learn.adamw import AdamW
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.muon import Muon
 
 
 def test_what_was_set_carries_over_and_defaults_do_not():

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sashimono.arrays.spec import ParamSpec
-from sashimono.contracts.optimizer_state import OptimizerStateError, from_flat, to_flat
-from sashimono_runtime.learn.adamw import AdamW
-from sashimono_runtime.learn.errors import ParameterRuleError
-from sashimono_runtime.learn.learner import Learner, UpdateRule
-from sashimono_runtime.learn.rules import ParameterRule
-from sashimono_runtime.learn.schedules import Constant, WarmupCosine
-from sashimono_runtime.learn.sgd import SGD
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts.optimizer_state import OptimizerStateError, from_flat, to_flat
+from kanawa_runtime.learn.adamw import AdamW
+from kanawa_runtime.learn.errors import ParameterRuleError
+from kanawa_runtime.learn.learner import Learner, UpdateRule
+from kanawa_runtime.learn.rules import ParameterRule
+from kanawa_runtime.learn.schedules import Constant, WarmupCosine
+from kanawa_runtime.learn.sgd import SGD
 
 SPECS = {
     "embed.weight": ParamSpec((32, 16), ("vocab", "embed")),

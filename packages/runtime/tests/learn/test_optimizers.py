@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sashimono.arrays.spec import ParamSpec
-from sashimono.contracts.optimizer_state import to_flat
-from sashimono.testing.optimizer import SPECS, OptimizerConformance
-from sashimono_runtime.learn.adafactor import Adafactor
-from sashimono_runtime.learn.adamw import AdamW
-from sashimono_runtime.learn.ademamix import AdEMAMix
-from sashimono_runtime.learn.lion import Lion
-from sashimono_runtime.learn.matrices import hidden_matrices, matrix_layout
-from sashimono_runtime.learn.muon import Muon
-from sashimono_runtime.learn.newton_schulz import orthogonalised
-from sashimono_runtime.learn.schedule_free import ScheduleFreeAdamW
-from sashimono_runtime.learn.sgd import SGD
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts.optimizer_state import to_flat
+from kanawa.testing.optimizer import SPECS, OptimizerConformance
+from kanawa_runtime.learn.adafactor import Adafactor
+from kanawa_runtime.learn.adamw import AdamW
+from kanawa_runtime.learn.ademamix import AdEMAMix
+from kanawa_runtime.learn.lion import Lion
+from kanawa_runtime.learn.matrices import hidden_matrices, matrix_layout
+from kanawa_runtime.learn.muon import Muon
+from kanawa_runtime.learn.newton_schulz import orthogonalised
+from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
+from kanawa_runtime.learn.sgd import SGD
 
 
 class TestAdamW(OptimizerConformance):

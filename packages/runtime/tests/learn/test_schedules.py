@@ -5,9 +5,9 @@ import math
 import jax
 import numpy as np
 import pytest
-from sashimono.contracts import ScheduleFactory
-from sashimono.errors import UsageError
-from sashimono_runtime.learn.schedules import (
+from kanawa.contracts import ScheduleFactory
+from kanawa.errors import UsageError
+from kanawa_runtime.learn.schedules import (
     Constant,
     WarmupCosine,
     WarmupLinear,

@@ -7,15 +7,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from sashimono.config import to_json
-from sashimono.errors import UsageError
-from sashimono_runtime.learn.learner import Learner
-from sashimono_runtime.learn.schedules import Constant
-from sashimono_runtime.report import loss_picture, write_report
-from sashimono_runtime.report.run_data import distinct_names, load_run
+from kanawa.config import to_json
+from kanawa.errors import UsageError
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.report import loss_picture, write_report
+from kanawa_runtime.report.run_data import distinct_names, load_run
 
 _VOID = {"meta", "link", "br"}
-STARTED = {"total_steps": 40, "plugins": {"sashimono-core": "0.1.0"}, "devices": "8 x cpu"}
+STARTED = {"total_steps": 40, "plugins": {"kanawa": "0.1.0"}, "devices": "8 x cpu"}
 KERNEL = {
     "operation": "attention",
     "problem": "q8 <k8>",

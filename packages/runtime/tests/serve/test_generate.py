@@ -2,19 +2,19 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.contracts import Sequences
-from sashimono.errors import UsageError
-from sashimono.testing.tiny import TinyLM
-from sashimono_runtime.data.tokenizers.bpe import BytePairTokenizer
-from sashimono_runtime.serve.generate import Generator
-from sashimono_runtime.serve.healing import first_tokens, heal
-from sashimono_runtime.serve.sampling import Sampling, SamplingConfig, sample
+from kanawa.contracts import Sequences
+from kanawa.errors import UsageError
+from kanawa.testing.tiny import TinyLM
+from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.serve.generate import Generator
+from kanawa_runtime.serve.healing import first_tokens, heal
+from kanawa_runtime.serve.sampling import Sampling, SamplingConfig, sample
 
 MODEL = TinyLM.Config().build()
-PARAMS = sm.initialize(MODEL, jax.random.key(3))
+PARAMS = kn.initialize(MODEL, jax.random.key(3))
 GREEDY = SamplingConfig(temperature=0.0)
 
 
@@ -24,7 +24,7 @@ def generator():
 
 
 def naive(prompt, count):
-    decode = sm.functional(MODEL, "decode")
+    decode = kn.functional(MODEL, "decode")
     ids = list(prompt)
     for _ in range(count):
         caches = tuple(jnp.zeros((1, 1, 8)) for _ in range(2))

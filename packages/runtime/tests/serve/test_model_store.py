@@ -3,19 +3,19 @@
 import json
 
 import jax
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.tree import flatten_paths
-from sashimono.compose.experiment import compose
-from sashimono.contracts import StoredModel
-from sashimono.errors import UsageError
-from sashimono.testing.tiny import TinyLM
-from sashimono_runtime.experiments.tiny import tiny
-from sashimono_runtime.serve.imported import place, stored_model
-from sashimono_runtime.serve.model_store import RunStore
-from sashimono_runtime.serve.open_run import open_run
-from sashimono_runtime.train.loop import Loop
+from kanawa.arrays.tree import flatten_paths
+from kanawa.compose.experiment import compose
+from kanawa.contracts import StoredModel
+from kanawa.errors import UsageError
+from kanawa.testing.tiny import TinyLM
+from kanawa_runtime.experiments.tiny import tiny
+from kanawa_runtime.serve.imported import place, stored_model
+from kanawa_runtime.serve.model_store import RunStore
+from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.train.loop import Loop
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def stored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     (folder / "merges.txt").write_text("a b")
     cfg = TinyLM.Config()
-    params = flatten_paths(sm.initialize(cfg.build(), jax.random.key(7)))
+    params = flatten_paths(kn.initialize(cfg.build(), jax.random.key(7)))
     params = {path: np.asarray(array) for path, array in params.items()}
     notes = {"dtypes": {"usual": "BF16"}}
     model = StoredModel(cfg, params, {}, {"merges.txt": folder / "merges.txt"}, notes)

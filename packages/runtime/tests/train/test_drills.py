@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
-from sashimono_runtime.train.events import read_events, step_records
+from kanawa_runtime.train.events import read_events, step_records
 
 STEPS = 300
-COMMAND = [sys.executable, "-m", "sashimono.cli", "train", "tiny"]
+COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny"]
 OPTIONS = ["--steps", str(STEPS), "--set", "checkpoints.every_steps=40"]
 
 
@@ -139,7 +139,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path):
     assert finish(run, "--steps", "40")[0] == 0
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000));"
-        "from sashimono.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "from kanawa.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", limited, "train", "tiny", "--run", str(run), "--steps", "60"],

@@ -4,8 +4,8 @@ import logging
 import re
 
 import pytest
-from sashimono_runtime.train import progress as module
-from sashimono_runtime.train.progress import Progress, human_count, human_duration, progress_bar
+from kanawa_runtime.train import progress as module
+from kanawa_runtime.train.progress import Progress, human_count, human_duration, progress_bar
 
 
 def _record(step: int) -> dict[str, object]:

@@ -9,9 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from sashimono.config import REQUIRED, Config, Configurable, digest, to_json
-from sashimono_runtime.train.run_directory import RunDirectory, RunDirectoryError, read_config
-from sashimono_runtime.train.run_lock import RunLockedError
+from kanawa.config import REQUIRED, Config, Configurable, digest, to_json
+from kanawa_runtime.train.run_directory import RunDirectory, RunDirectoryError, read_config
+from kanawa_runtime.train.run_lock import RunLockedError
 
 
 class Execution(Config):
@@ -41,7 +41,7 @@ def test_a_new_run_holds_a_config_that_loads_back(tmp_path: Path) -> None:
     assert json.loads((path / "config.json").read_text())["$origins"]
     record = json.loads((path / "plugins.json").read_text())
     assert record["format"] == 1
-    assert "sashimono-runtime" in record["plugins"]
+    assert "kanawa-runtime" in record["plugins"]
     assert meta["experiment_digest"] == digest(_config(), "experiment")
     assert (path / "checkpoints").is_dir()
 
@@ -81,7 +81,7 @@ def test_a_damaged_config_says_what_is_intact_and_how_to_recover(tmp_path: Path,
     text = str(caught.value)
     assert "config.json can't be read" in text
     assert "checkpoints are intact (steps [7])" in text
-    assert "sashimono show EXPERIMENT --json" in text
+    assert "kanawa show EXPERIMENT --json" in text
     (tmp_path / "config.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"config\.json is missing\nits checkpoints are intact"):
         RunDirectory.open(tmp_path, _config())
@@ -140,7 +140,7 @@ def test_a_second_writer_is_refused_at_once_and_a_dead_one_is_not_in_the_way(
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from sashimono_runtime.train.run_lock import RunLock
+        from kanawa_runtime.train.run_lock import RunLock
         lock = RunLock(Path(sys.argv[1])); lock.acquire(); print("held", flush=True); time.sleep(60)
     """)
     with subprocess.Popen(

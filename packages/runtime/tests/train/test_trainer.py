@@ -2,17 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
-import sashimono as sm
-from sashimono.arrays.plan import ExecutionPlan
-from sashimono.contracts import Batch, Environment
-from sashimono.testing.tiny import CountingTokens, TinyLM
-from sashimono_runtime.learn.adafactor import Adafactor
-from sashimono_runtime.learn.learner import Learner
-from sashimono_runtime.learn.schedule_free import ScheduleFreeAdamW
-from sashimono_runtime.learn.schedules import Constant
-from sashimono_runtime.train.trainer import Trainer
+from kanawa.arrays.plan import ExecutionPlan
+from kanawa.contracts import Batch, Environment
+from kanawa.testing.tiny import CountingTokens, TinyLM
+from kanawa_runtime.learn.adafactor import Adafactor
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
+from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.train.trainer import Trainer
 
 
 def config(**changes):
@@ -91,7 +91,7 @@ def test_nothing_is_opened_to_describe_a_program():
 
 
 def test_sizes_are_checked():
-    with pytest.raises(sm.SashimonoError, match="steps is 0, expected at least 1"):
+    with pytest.raises(kn.KanawaError, match="steps is 0, expected at least 1"):
         config(steps=0).freeze()
 
 

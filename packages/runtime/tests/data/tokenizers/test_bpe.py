@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashimono_runtime.data.errors import TokenizerError
-from sashimono_runtime.data.tokenizers import pretokens
-from sashimono_runtime.data.tokenizers.bpe import BytePairTokenizer
-from sashimono_runtime.data.tokenizers.bpe_training import learn_merges, merge_pair
-from sashimono_runtime.data.tokenizers.bytes import FIRST_LEARNED_ID, ByteTokenizer
-from sashimono_runtime.data.tokenizers.streaming import StreamDecoder
-from sashimono_runtime.data.tokenizers.tokenizer import (
+from kanawa_runtime.data.errors import TokenizerError
+from kanawa_runtime.data.tokenizers import pretokens
+from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.data.tokenizers.bpe_training import learn_merges, merge_pair
+from kanawa_runtime.data.tokenizers.bytes import FIRST_LEARNED_ID, ByteTokenizer
+from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
+from kanawa_runtime.data.tokenizers.tokenizer import (
     Tokenizer,
     load_tokenizer,
     tokenizer_from_bytes,

@@ -1,1 +1,0 @@
-"""Differential attention for Sashimono."""

@@ -1,0 +1,138 @@
+"""attention.gpu.cudnn: cuDNN's flash attention, forward and backward.
+
+Uses the two rules of JAX's own custom_vjp rather than `jax.nn.dot_product_attention`: that one
+rounds the log-sum-exp to bf16, and core keeps it itself, so that ring attention can call backward
+for a part of the keys. The rules have the same signature in the oldest and the newest JAX
+allowed, and a test pins it.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from kanawa.errors import KernelError
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import Verdict, first_refusal
+
+if TYPE_CHECKING:
+    from kanawa.plugins import DeviceSpec
+
+_DTYPES = ("bfloat16", "float16")
+# Hopper can do 256, but JAX asks the process's own device, which may not be the target.
+_LARGEST_HEAD = 128
+_MASK_PARTS = frozenset({"causal", "window"})
+_LAYOUT = cudnn.AttentionLayout.BTNH.value
+
+
+class CudnnAttention(Kernel):
+    """Training and prefill over whole rows without packing: full, causal, causal window; GQA."""
+
+    name: ClassVar[str] = "attention.gpu.cudnn"
+    operation: ClassVar[str] = "attention"
+    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
+    priority: ClassVar[int] = 10
+    fused: ClassVar[bool] = True
+    local: ClassVar[bool] = True
+
+    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+        """Returns support, or what the problem has that the kernel doesn't."""
+        mask = problem.mask
+        extra = sorted(mask.uses - _MASK_PARTS)
+        uneven = problem.q_length != problem.kv_length and not mask.is_full
+        widths = (problem.head_dim, problem.v_head_dim)
+        return first_refusal(
+            (problem.paged, "keys lie in pages; cuDNN's are rows here"),
+            (problem.has_bias, "dense bias: its gradient needs shapes that aren't checked here"),
+            (problem.has_sinks, "attention sinks; cuDNN has none"),
+            (problem.logit_cap is not None, "logit cap; cuDNN has none"),
+            (bool(extra), f"mask has {', '.join(extra)}; cuDNN takes causal and a causal window"),
+            (
+                mask.window is not None and not mask.causal,
+                f"{mask.describe()}: needs a causal window",
+            ),
+            (
+                not problem.has_default_positions,
+                "positions or lengths are operands; cuDNN's are fixed",
+            ),
+            (problem.dtype not in _DTYPES, f"dtype {problem.dtype}; needs {' or '.join(_DTYPES)}"),
+            (len(set(widths)) > 1, f"head widths {widths} of keys and values differ"),
+            (
+                problem.head_dim > _LARGEST_HEAD or problem.head_dim % 8 != 0,
+                f"head_dim {problem.head_dim}; needs a multiple of 8 up to {_LARGEST_HEAD}",
+            ),
+            (uneven, f"{problem.q_length} queries, {problem.kv_length} keys: a mask needs as many"),
+        )
+
+    def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
+        """Returns out [B, T, H, D] in q's dtype, without the log-sum-exp; KernelError where cuDNN isn't found."""
+        _require_cudnn()
+        return cudnn.dot_product_attention(
+            operands["q"],
+            operands["k"],
+            operands["v"],
+            scale=problem.scale,
+            mask_type=_mask_type(problem),
+            sliding_window_length=_window(problem),
+        )
+
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Returns out [B, T, H, D] in q's dtype and the log-sum-exp, fp32 [B, H, T]."""
+        rest = _static(problem)
+        return cudnn._dot_product_attention_fwd_rule(
+            *_arrays(operands),
+            *rest,
+            cudnn.check_cudnn_version(),
+            True,
+        )[0]
+
+    def backward(
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        out: jax.Array,
+        residuals: jax.Array,
+        cotangents: jax.Array,
+    ) -> dict[str, Any]:
+        """Returns cotangents of q, k and v from out and a log-sum-exp, maybe over more keys."""
+        saved = (*_arrays(operands), residuals, out)
+        found = cudnn._dot_product_attention_bwd_rule(
+            *_static(problem), True, False, saved, cotangents.astype(out.dtype)
+        )
+        return dict(zip("qkv", found, strict=False))
+
+
+def _arrays(operands: Operands) -> tuple[jax.Array, ...]:
+    """Returns q, k, v, and empty arrays for bias, lengths, offsets and page tables."""
+    q, k, v = operands["q"], operands["k"], operands["v"]
+    return (q, k, v, *[jnp.zeros(0, q.dtype)] * 7)
+
+
+def _static(problem: AttentionProblem) -> tuple[Any, ...]:
+    """Returns scale, seed, dropout, (bias, its gradient), mask, layout and window."""
+    mask = _mask_type(problem)
+    return (problem.scale, 0, 0.0, (False, False), mask, _LAYOUT, _window(problem))
+
+
+def _mask_type(problem: AttentionProblem) -> cudnn.MaskType:
+    return cudnn.MaskType.CAUSAL if problem.mask.causal else cudnn.MaskType.NO_MASK
+
+
+def _window(problem: AttentionProblem) -> int | None:
+    """Returns how many keys a query sees, its own included."""
+    window = problem.mask.window
+    return None if window is None or window[0] is None else window[0] + 1
+
+
+def _require_cudnn() -> None:
+    """Raises KernelError where JAX finds no cuDNN: even tracing asks for its version."""
+    try:
+        cudnn.check_cudnn_version()
+    except RuntimeError as error:
+        message = (
+            f"attention.gpu.cudnn was chosen, but JAX can't trace it here: {error} "
+            f'pip install "kanawa-backends-gpu[compile]" (or [cuda] on a GPU), or choose another kernel with '
+            f'--set execution.kernels={{"attention":"attention.any.reference"}}'
+        )
+        raise KernelError(message) from error

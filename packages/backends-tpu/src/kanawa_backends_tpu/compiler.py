@@ -1,0 +1,59 @@
+"""Recommended XLA options per TPU and purpose, for `lowered.compile(compiler_options=…)`.
+
+Every option here has been compiled with the libtpu versions that the README names. Core
+leaves out what another version refuses, and says so.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from kanawa.plugins import DeviceSpec
+
+# Overlap collectives with compute: start early, finish late.
+_OVERLAP: dict[str, Any] = {
+    "xla_tpu_enable_latency_hiding_scheduler": True,
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_collective_permute": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+}
+# Gathers that go on inside a matmul. On v5p they halve the communication that nothing hides; but
+# libtpu 0.0.48 refuses whole programs with them on all but v5e, and an empty program doesn't tell.
+_FUSED_GATHERS: dict[str, Any] = {
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+}
+# Gradient sums between slices, one by one while backward still runs.
+_BETWEEN_SLICES: dict[str, Any] = {
+    "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+    "xla_tpu_data_parallel_opt_different_sized_ops": True,
+}
+# Megacore chips: a matmul fused over both cores must not take a gather along.
+_MEGACORE: dict[str, Any] = {"xla_tpu_megacore_fusion_allow_ags": False}
+# Larger on-chip buffers pay where the chip has them: VMEM is 128 MiB on v6e, 64 MiB a core on
+# v7x.
+_SCOPED_VMEM_KIB = {"v6e": 98304, "v7x": 61440, "tpu7x": 61440}
+
+
+def compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any]:
+    """Returns the options for `device`; `purpose` is "train", "prefill" or "decode"."""
+    options: dict[str, Any] = {}
+    if purpose == "train":
+        options |= _OVERLAP | _BETWEEN_SLICES
+        if device.name in ("v4", "v5p"):
+            options |= _MEGACORE
+        if device.name == "v5e" or (device.name == "v5p" and _libtpu() < (0, 0, 48)):
+            options |= _FUSED_GATHERS
+    else:
+        options["xla_tpu_enable_latency_hiding_scheduler"] = True
+    if device.name in _SCOPED_VMEM_KIB:
+        options["xla_tpu_scoped_vmem_limit_kib"] = _SCOPED_VMEM_KIB[device.name]
+    return options
+
+
+def _libtpu() -> tuple[int, ...]:
+    """Returns the first three numbers of the installed libtpu's version; of one to come where none is installed."""
+    try:
+        return tuple(int(part) for part in version("libtpu").split(".")[:3])
+    except (PackageNotFoundError, ValueError):
+        return (1, 0, 0)

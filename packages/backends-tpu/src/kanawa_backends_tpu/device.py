@@ -1,0 +1,133 @@
+"""Figures of each TPU generation, per chip, from Google's public documentation."""
+
+from dataclasses import replace
+
+from kanawa.plugins import DeviceSpec
+
+_GIB = 2**30
+_DOCS = "https://cloud.google.com/tpu/docs/"
+# Google quotes both directions of the inter-chip links together; a DeviceSpec counts one.
+_ONE_WAY = 0.5
+# A float32 matmul at full precision is six bfloat16 passes (JAX precision "highest").
+_FLOAT32_PASSES = 6
+
+
+def _topologies(*shapes: str) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for shape in shapes:
+        chips = 1
+        for side in shape.split("x"):
+            chips *= int(side)
+        found[chips] = shape
+    return found
+
+
+_SLICES_2D = _topologies("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_SLICES_3D = _topologies(
+    *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x4x12", "4x8x8", "4x8x12"),
+    *("8x8x8", "8x8x12", "8x8x16", "8x12x16", "8x16x16", "12x16x16", "16x16x16"),
+)
+
+
+def _peaks(bfloat16: float, int8: float | None = None, float8: float | None = None) -> dict[str, float]:
+    peaks = {"bfloat16": bfloat16, "float32": bfloat16 / _FLOAT32_PASSES}
+    if int8 is not None:
+        peaks["int8"] = int8
+    if float8 is not None:
+        peaks |= {"float8_e4m3fn": float8, "float8_e5m2": float8}
+    return peaks
+
+
+# JAX sees a v4 or v5p chip, whose two cores share memory (megacore), as one device.
+V4 = DeviceSpec(
+    name="v4",
+    platform="tpu",
+    family="tpu-3d",
+    device_kinds=("TPU v4",),
+    peak_flops=_peaks(275e12, int8=275e12),
+    memory_bytes=32 * _GIB,
+    memory_bandwidth=1228e9,
+    link_bandwidth=300e9,  # 6 links of 50 GB/s each way; Jouppi et al. 2023, table 1.
+    network_bandwidth=6.25e9,  # 50 Gb/s a chip, as v5p: v4's page gives none.
+    chips_per_host=4,
+    counted="cores",
+    cores_per_chip=2,
+    topologies=_SLICES_3D,
+    domain_chips=4096,
+    source=_DOCS + "v4",
+)
+
+V5E = DeviceSpec(
+    name="v5e",
+    platform="tpu",
+    family="tpu-2d",
+    device_kinds=("TPU v5 lite", "TPU v5e", "TPU v5litepod"),
+    peak_flops=_peaks(197e12, int8=393e12),
+    memory_bytes=16 * _GIB,
+    memory_bandwidth=819e9,
+    link_bandwidth=400e9 * _ONE_WAY,
+    network_bandwidth=3.125e9,  # 6.4 Tb/s a pod of 256 chips.
+    chips_per_host=4,  # Slices of more than 8 chips have 4 a VM.
+    topologies=_SLICES_2D,
+    domain_chips=256,
+    source=_DOCS + "v5e",
+)
+
+V5P = DeviceSpec(
+    name="v5p",
+    platform="tpu",
+    family="tpu-3d",
+    device_kinds=("TPU v5", "TPU v5p"),
+    peak_flops=_peaks(459e12, int8=918e12),
+    memory_bytes=95 * _GIB,
+    memory_bandwidth=2765e9,
+    link_bandwidth=1200e9 * _ONE_WAY,
+    network_bandwidth=6.25e9,
+    chips_per_host=4,
+    counted="cores",
+    cores_per_chip=2,
+    topologies={**_SLICES_3D, **_topologies("16x16x24")},
+    domain_chips=8960,
+    source=_DOCS + "v5p",
+)
+
+V6E = DeviceSpec(
+    name="v6e",
+    platform="tpu",
+    family="tpu-2d",
+    device_kinds=("TPU v6 lite", "TPU v6e"),
+    peak_flops=_peaks(918e12, int8=1836e12),
+    memory_bytes=32 * _GIB,
+    memory_bandwidth=1638e9,
+    link_bandwidth=800e9 * _ONE_WAY,
+    network_bandwidth=12.5e9,  # 100 Gb/s a chip; the page of TPU7x compares the generations.
+    chips_per_host=4,  # Slices of more than 8 chips have 4 a VM.
+    topologies=_SLICES_2D,
+    domain_chips=256,
+    source=_DOCS + "v6e",
+)
+
+# Each half of a chip is a JAX device of its own: 2 devices, and 96 GiB for each.
+V7X = DeviceSpec(
+    name="v7x",
+    platform="tpu",
+    family="tpu-3d",
+    device_kinds=("TPU7x", "TPU v7x", "TPU v7"),
+    peak_flops=_peaks(2307e12, float8=4614e12),
+    memory_bytes=192 * _GIB,
+    memory_bandwidth=7380e9,
+    link_bandwidth=1200e9 * _ONE_WAY,
+    network_bandwidth=12.5e9,
+    chips_per_host=4,
+    jax_devices_per_chip=2,
+    counted="cores",  # tpu7x-128 is 4x4x4: 64 chips (as xpk and GKE name it).
+    cores_per_chip=2,
+    topologies=_SLICES_3D,
+    domain_chips=9216,
+    source=_DOCS + "tpu7x",
+)
+
+# Google's own spelling of the same chip; a running one is named by the first that matches, v7x.
+TPU7X = replace(V7X, name="tpu7x")
+
+DEVICES = (V4, V5E, V5P, V6E, V7X, TPU7X)

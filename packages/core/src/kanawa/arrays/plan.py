@@ -1,0 +1,61 @@
+"""The ExecutionPlan: all that decides how a program runs, hashable and part of the jit cache key.
+
+It travels in a JAX user context. A plain ContextVar would go stale: a function traced under one plan
+would be served from the cache under another.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from kanawa.arrays.precision import Precision
+from kanawa.arrays.rules import Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelPolicy:
+    """Which kernels a user insists on: `pins` are (operation, kernel name); `require_fused` refuses fallbacks."""
+
+    pins: tuple[tuple[str, str], ...] = ()
+    require_fused: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionPlan:
+    """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
+
+    `optimizer_memory` says where optimizer state waits between steps (kanawa.arrays.memory).
+    `materialize` has training write to memory what enters a projection (kanawa.arrays.materialize).
+    `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
+
+    `platform` and `device_kind` are None where the process's own devices run the program.
+    """
+
+    param_rules: Rules = ()
+    activation_rules: Rules = ()
+    precision: Precision = Precision()
+    kernels: KernelPolicy = KernelPolicy()
+    distributed: tuple[Any, ...] = ()
+    platform: str | None = None
+    device_kind: str | None = None
+    optimizer_memory: str = "device"
+    materialize: bool = False
+
+
+_plan = jax.make_user_context(default_value=None)
+_default = ExecutionPlan()
+
+
+def current_plan() -> ExecutionPlan:
+    """Returns the plan in force; the default plan (fp32, no sharding) outside of `use_plan`."""
+    return _plan.value or _default
+
+
+@contextlib.contextmanager
+def use_plan(plan: ExecutionPlan) -> Iterator[ExecutionPlan]:
+    """Puts `plan` in force for everything traced inside."""
+    with _plan(plan):
+        yield plan

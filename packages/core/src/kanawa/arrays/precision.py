@@ -1,0 +1,28 @@
+"""Precision policy: parameters are stored in fp32; this says what maths runs in and reductions accumulate in."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from kanawa.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """dtype names: `compute` of layers, `accumulate` of reductions such as the loss and gradient sums."""
+
+    compute: str = "float32"
+    accumulate: str = "float32"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name = getattr(self, field.name)
+            try:
+                floating = jnp.issubdtype(jnp.dtype(name), jnp.floating)
+            except TypeError:
+                floating = False
+            if not floating:
+                message = (
+                    f"precision.{field.name} is {name!r}, which is not a floating dtype; use 'float32' or 'bfloat16'"
+                )
+                raise ConfigError(message)

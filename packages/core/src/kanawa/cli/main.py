@@ -1,0 +1,104 @@
+"""Assembles the verbs, runs one, and turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from kanawa._version import __version__
+from kanawa.cli.output import write_message
+from kanawa.cli.verbs import core_verbs, plugin_verbs
+from kanawa.errors import KanawaError
+from kanawa.plugins import Command
+
+TRACEBACK_VARIABLE = "KANAWA_TRACEBACK"
+LOG_VARIABLE = "KANAWA_LOG"
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `kanawa` with the given arguments (those of the process if None).
+
+    Returns the exit code: 0 done; 2 usage; 42, or 127 and above, worth a retry; the rest permanent.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in arguments or os.environ.get(TRACEBACK_VARIABLE) == "1"
+    _log_to_stderr()
+    try:
+        code = _run([a for a in arguments if a != "--traceback"])
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        write_message("kanawa: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KanawaError as error:
+        if show_traceback:
+            write_message(traceback.format_exc())
+        write_message("\n".join([f"kanawa: error: {error}", *_notes(error)]))
+        return error.exit_code
+    except Exception as error:
+        write_message(traceback.format_exc())
+        write_message(f"kanawa: this is a bug: {type(error).__name__} should not get here")
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    verb = next((a for a in arguments if not a.startswith("-")), None)
+    commands = core_verbs()
+    if verb not in commands and "--version" not in arguments:
+        commands |= plugin_verbs(commands, verb)
+    parser = _parser(commands)
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse has already written its message
+        return int(stop.code or 0)
+    if args.run_verb is None:
+        parser.print_help()
+        return 2
+    return int(args.run_verb(args) or 0)
+
+
+def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kanawa",
+        description="Trains and serves large models on any accelerator.",
+        epilog=f"--traceback or {TRACEBACK_VARIABLE}=1 shows where an error comes from.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"kanawa {__version__}")
+    parser.set_defaults(run_verb=None)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    for name, command in sorted(commands.items()):
+        verb = verbs.add_parser(
+            name,
+            help=command.help,
+            description=command.help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if command.example:
+            verb.epilog = "\n  ".join(["example:", *command.example.strip().splitlines()])
+        command.configure(verb)
+        verb.set_defaults(run_verb=command.run)  # not `run`: verbs have a --run
+    return parser
+
+
+def _notes(error: BaseException) -> list[str]:
+    return [f"  {note}" for note in getattr(error, "__notes__", ())]
+
+
+def _log_to_stderr() -> None:
+    """Installs the process's one log handler, unless whoever embeds us has one."""
+    if not logging.getLogger().handlers:
+        level = os.environ.get(LOG_VARIABLE, "WARNING").upper()
+        logging.basicConfig(
+            level=level if level in logging.getLevelNamesMapping() else "WARNING",
+            format="%(levelname)s %(name)s: %(message)s",
+        )

@@ -1,0 +1,151 @@
+"""What core itself checks before a run: versions, hardware that goes unused, flags, disk space."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from glob import glob
+from typing import Literal
+
+from kanawa.plugins import ComponentState, Finding, PluginState, host
+from kanawa.plugins.discovery import installed_version
+
+# JAX platform to: signs of the hardware, a distribution of its JAX plugin, what installs it.
+_HARDWARE = {
+    "gpu": (("/dev/nvidia[0-9]*",), ("jax-cuda12-pjrt", "jax-cuda13-pjrt"), "gpu"),
+    "tpu": (("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("libtpu",), "tpu"),
+    "neuron": (("/dev/neuron[0-9]*",), ("libneuronxla",), "neuron"),
+}
+_FREE_BYTES_WANTED = 5 * 10**9
+_PYTHONS = ((3, 11), (3, 14))
+
+
+def findings() -> list[Finding]:
+    """Returns what core's own checks found; touches no device and imports no JAX."""
+    checks: tuple[Callable[[], Iterable[Finding]], ...] = (
+        lambda: [check_python(sys.version_info[:2])],
+        lambda: [check_jax(installed_version)],
+        lambda: check_platforms(found_hardware(), installed_version, os.environ),
+        lambda: check_xla_flags(os.environ),
+        lambda: [check_disk(os.getcwd())],
+    )
+    return [finding for check in checks for finding in check()]
+
+
+def check_python(version: tuple[int, ...]) -> Finding:
+    """Returns whether this Python is one that we test."""
+    text = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
+    if _PYTHONS[0] <= version < _PYTHONS[1]:
+        return Finding("ok", "python", text)
+    return Finding("warning", "python", f"{text} is not tested", "use Python 3.11, 3.12 or 3.13")
+
+
+def check_jax(version_of: Callable[[str], str | None]) -> Finding:
+    """Returns whether jax and jaxlib are there and fit each other and core."""
+    jax, jaxlib = version_of("jax"), version_of("jaxlib")
+    if jax is None or jaxlib is None:
+        message = f"jax {jax or 'missing'}, jaxlib {jaxlib or 'missing'}"
+        return Finding("error", "jax", message, 'pip install "jax>=0.10,<0.12"')
+    message = f"jax {jax}, jaxlib {jaxlib}"
+    if _release(jaxlib) > _release(jax):
+        return Finding("error", "jax", f"{message}: jaxlib is newer", f"pip install jaxlib=={jax}")
+    if _release(jax)[:2] != _release(jaxlib)[:2]:
+        fix = f"pip install jaxlib=={jax}"
+        return Finding("error", "jax", f"{message}: they don't fit each other", fix)
+    if not (0, 10) <= _release(jax) < (0, 12):
+        return Finding("error", "jax", f"{message} is outside our range", 'pip install "jax>=0.10,<0.12"')
+    return Finding("ok", "jax", message)
+
+
+def found_hardware() -> dict[str, str]:
+    """Returns platform to the sign of its hardware on this machine."""
+    found = {}
+    for name, (patterns, _, _) in _HARDWARE.items():
+        signs = sorted(path for pattern in patterns for path in glob(pattern))
+        if signs:
+            found[name] = signs[0]
+    if "gpu" not in found and shutil.which("nvidia-smi"):
+        found["gpu"] = "nvidia-smi"
+    return found
+
+
+def check_platforms(
+    hardware: Mapping[str, str],
+    version_of: Callable[[str], str | None],
+    environment: Mapping[str, str],
+) -> list[Finding]:
+    """Returns which platform JAX will choose, and whether it is the CPU by accident."""
+    forced = environment.get("JAX_PLATFORMS", "")
+    usable = [
+        name
+        for name, (_, wheels, _) in _HARDWARE.items()
+        if name in hardware and any(version_of(wheel) for wheel in wheels)
+    ]
+    chosen = forced or ",".join([*usable, "cpu"])
+    found = [Finding("ok", "platform", f"JAX will try: {chosen}")]
+    for name, sign in hardware.items():
+        _, wheels, extra = _HARDWARE[name]
+        if name not in usable:
+            message = f"{sign} is here but no JAX plugin for it: runs would use the CPU by accident"
+            fix = f'pip install "kanawa[{extra}]"'
+            found.append(Finding("error", name, message, fix))
+        elif forced and not _asks_for(forced, name):
+            message = f"{sign} is here but JAX_PLATFORMS={forced} leaves it out"
+            found.append(Finding("warning", name, message, "unset JAX_PLATFORMS"))
+        else:
+            found.append(Finding("ok", name, f"{sign} is here, and so is its JAX plugin"))
+    return found
+
+
+def check_xla_flags(environment: Mapping[str, str]) -> list[Finding]:
+    """Returns what is odd about XLA_FLAGS: what is no flag, or is set twice to different values."""
+    flags = environment.get("XLA_FLAGS", "").split()
+    values: dict[str, str] = {}
+    found = []
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if not name.startswith("--"):
+            fix = "every flag starts with --xla_"
+            found.append(Finding("error", "XLA_FLAGS", f"{flag!r} is not a flag", fix))
+        elif values.setdefault(name, value) != value:
+            message = f"{name} is both {values[name]!r} and {value!r}; the last one wins"
+            found.append(Finding("warning", "XLA_FLAGS", message, "keep one"))
+            values[name] = value
+    return found or [Finding("ok", "XLA_FLAGS", " ".join(flags) or "not set")]
+
+
+def check_disk(folder: str) -> Finding:
+    """Returns whether checkpoints have room where runs are written."""
+    free = shutil.disk_usage(folder).free
+    message = f"{free / 1e9:.1f} GB free in {folder}"
+    if free < _FREE_BYTES_WANTED:
+        return Finding("warning", "disk", message, "write runs elsewhere with --run")
+    return Finding("ok", "disk", message)
+
+
+def plugin_findings() -> list[Finding]:
+    """Returns the state of each plugin, and of each component that can't be used."""
+    found = []
+    states: list[PluginState | ComponentState] = list(host().plugins())
+    states += [component for component in host().components() if component.state.bad]
+    for state in states:
+        level: Literal["ok", "error"] = "error" if state.state.bad else "ok"
+        message = f"{state.distribution} {state.version} is {state.state}"
+        if state.reason:
+            message += f": {state.reason}"
+        found.append(Finding(level, f"{state.label} {state.name}", message))
+    return found or [Finding("warning", "plugins", "none", 'pip install "kanawa[train]"')]
+
+
+def _asks_for(forced: str, name: str) -> bool:
+    names = {"gpu": {"gpu", "cuda"}}.get(name, {name})
+    return bool(names & set(forced.split(",")))
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

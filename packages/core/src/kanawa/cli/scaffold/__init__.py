@@ -1,0 +1,1 @@
+"""What `kanawa new plugin` writes: a package around one component, with its tests from the conformance kit."""

@@ -1,0 +1,31 @@
+"""The kinds of plugin that can be generated: each one file of templates in this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Templates of one kind; `$distribution`, `$package` and `$class_name` are filled in.
+
+    Attributes:
+        sources: file under the package to its text.
+        entry_points: group, without "kanawa.", to {name: "module:object" under the package}.
+        conformance: text of tests/test_conformance.py.
+        usage: the README's shell example.
+    """
+
+    sources: dict[str, str]
+    entry_points: dict[str, dict[str, str]]
+    conformance: str
+    usage: str
+
+
+NAMES = ("layer", "modifier", "kernel", "optimizer", "data", "service")
+
+
+def kind_called(name: str) -> Kind:
+    """Returns a kind of NAMES."""
+    return import_module(f"kanawa.cli.scaffold.{name}_kind").KIND

@@ -1,0 +1,96 @@
+"""Compiler options that backends recommend: gathered, tried on the installed compiler, refusals kept with reasons.
+
+XLA drops and renames options between releases, and one that it doesn't know fails the whole compilation.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from kanawa.compose.target import Target
+from kanawa.errors import PluginError
+from kanawa.plugins import host
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """The options that a compiler takes, and why it refuses the others."""
+
+    accepted: dict[str, Any] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def checked(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> Checked:
+    """Returns which options `compile_with` accepts: it compiles some small program with the options it is given.
+
+    All at once first; only if that fails, one by one. A failure that isn't about options raises as it is.
+    """
+    if _reason(options, compile_with) is None:
+        return Checked(dict(options), {})
+    compile_with({})
+    reasons = {name: _reason({name: value}, compile_with) for name, value in options.items()}
+    return Checked(
+        {name: value for name, value in options.items() if reasons[name] is None},
+        {name: reason for name, reason in reasons.items() if reason is not None},
+    )
+
+
+def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "train") -> dict[str, Any]:
+    """Returns what the backends recommend for a target, without the options that the config sets itself.
+
+    Raises PluginError where two backends contradict each other.
+    """
+    options: dict[str, Any] = {}
+    givers: dict[str, str] = {}
+    if target is None:
+        return options
+    for plugin, found in host().collect("kanawa_compiler_options", device=target.device, purpose=purpose):
+        for name, value in (found or {}).items():
+            if name in own:
+                continue
+            if options.get(name, value) != value:
+                message = (
+                    f"{givers[name]} sets compiler option {name} to {options[name]!r}, {plugin} to {value!r}; "
+                    f'decide with --set execution.compiler_options={{"{name}": …}}'
+                )
+                raise PluginError(message)
+            options[name], givers[name] = value, plugin
+    return options
+
+
+def tried(options: Mapping[str, Any], devices: Sequence[jax.Device]) -> Checked:
+    """Returns which of the options the compiler of these devices takes, found by compiling an empty program.
+
+    `devices` may be a compiler's topology. Each refusal is one warning line.
+    """
+    if not options:
+        return Checked()
+    found = checked(options, empty_program(devices).compile)
+    for name, reason in found.refused.items():
+        logger.warning("compiler option %s=%r is left out: %s", name, options[name], reason)
+    return found
+
+
+def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+    """Returns a program that does next to nothing, lowered for the platform of `devices`."""
+    mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
+    traced = jax.jit(lambda x: x + 1, in_shardings=sharding).trace(jax.ShapeDtypeStruct((), np.float32))
+    return traced.lower(lowering_platforms=(platform,))
+
+
+def _reason(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> str | None:
+    try:
+        compile_with(dict(options))
+    except JaxRuntimeError as failure:
+        return str(failure).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
+    return None

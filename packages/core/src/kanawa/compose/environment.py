@@ -1,0 +1,79 @@
+"""From a composition to the environment its programs run in: plan, mesh, compiler options."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy
+from kanawa.compose.compiler_options import Checked, recommended, tried
+from kanawa.compose.experiment import Composition
+from kanawa.compose.target import Target
+from kanawa.contracts import Environment
+from kanawa.errors import TargetError
+
+Devices = Literal["process", "abstract"] | Sequence[jax.Device]
+
+
+def environment(composition: Composition, devices: Devices = "process") -> Environment:
+    """Returns where the composition's programs run.
+
+    `devices` "process": this process's (all hosts') devices; "abstract": none, enough to trace and lower for the
+    target; or a list of devices, such as a compiler's topology.
+    """
+    cfg, target = composition.config, composition.target
+    execution = cfg.execution
+    rules = [strategy.build() for strategy in execution.strategies]
+    described = target is not None and devices != "process"
+    plan = ExecutionPlan(
+        param_rules=tuple(rule for s in rules for rule in s.param_rules()),
+        activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
+        precision=cfg.precision.precision(),
+        distributed=tuple(way for s in rules for way in s.distributed()),
+        kernels=KernelPolicy(tuple(sorted(execution.kernels.items())), execution.require_fused),
+        platform=target.device.platform if described else None,
+        device_kind=_kind(target) if described else None,
+        optimizer_memory=execution.optimizer_memory,
+        materialize=execution.materialize,
+    )
+    mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
+    own = execution.compiler_options
+    options = recommended(target, own)
+    if devices == "abstract":
+        return Environment(plan, mesh, {**options, **own})
+    found = tried(options, _compiled_for(mesh, devices)) if options else Checked()
+    return Environment(plan, mesh, {**found.accepted, **own}, found.refused)
+
+
+def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:
+    """Returns the devices that options are tried on: those that the programs will be compiled for."""
+    if isinstance(mesh, Mesh):
+        return list(mesh.devices.flat)
+    return jax.local_devices()[:1] if isinstance(devices, str) else devices[:1]
+
+
+def _kind(target: Target) -> str | None:
+    kinds = target.device.device_kinds
+    return kinds[0] if kinds else None
+
+
+def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | AbstractMesh:
+    if devices == "abstract":
+        if target is None:
+            message = "an abstract mesh needs a target; give one with --on, such as --on cpu-8"
+            raise TargetError(message)
+        shape = builder.shape(target.jax_devices, target.slices)
+        kinds = (AxisType.Auto,) * len(shape)
+        return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=kinds)
+    found = jax.devices() if devices == "process" else list(devices)
+    if target is not None:
+        if len(found) < target.jax_devices:
+            message = (
+                f"target {target.selector} has {target.jax_devices} devices, but this run sees {len(found)} "
+                f"({found[0].platform}); choose a smaller target with --on"
+                + (f", or set JAX_NUM_CPU_DEVICES={target.jax_devices}" if target.device.platform == "cpu" else "")
+            )
+            raise TargetError(message)
+        found = found[: target.jax_devices]
+    return builder.mesh(found, 1 if target is None else target.slices)

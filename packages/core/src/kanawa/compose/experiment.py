@@ -1,0 +1,133 @@
+"""`compose`: from an experiment's name to a frozen config, in one order, with every origin on record."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from kanawa.compose.mesh_rules import dcn_axes, find_rule
+from kanawa.compose.modifiers import apply_modifier, parse_modifier
+from kanawa.compose.target import Target, parse_target
+from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
+from kanawa.errors import (
+    CompositionError,
+    ConfigError,
+    KanawaError,
+    UnknownNameError,
+    did_you_mean,
+)
+from kanawa.plugins import MeshRule, component, host
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """A frozen config, where it is to run, and the mesh rule that applied."""
+
+    name: str
+    config: Config
+    target: Target | None = None
+    rule: MeshRule | None = None
+
+    def workload(self) -> Any:
+        """Builds the workload that the config describes."""
+        return self.config.build()
+
+
+def compose(
+    experiment: str | Config,
+    target: str | Target | None = None,
+    modifiers: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Composition:
+    """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
+
+    Raises CompositionError with all problems at once; earlier steps raise what is wrong with their own input.
+    """
+    name, cfg = _base(experiment)
+    found = parse_target(target) if isinstance(target, str) else target
+    rule = None
+    if found is not None:
+        cfg, rule = _for_target(cfg, found)
+    with rewriting():
+        for text in modifiers:
+            modifier, values = parse_modifier(text)
+            cfg = apply_modifier(cfg, modifier, values, "modifier")
+    # Names are read from the catalog, never written: a config's text must not depend on what is installed.
+    set_name_resolver(None, catalogued)
+    with origin("command line", "--set"):
+        for text in overrides:
+            apply_override(cfg, text)
+    problems = _problems(cfg, found)
+    if problems:
+        raise CompositionError([f"{name}: {problem}" for problem in problems])
+    return Composition(name, cfg, found, rule)
+
+
+def catalogued(name: str) -> object:
+    """Returns the component that `--set path=name` means; raises UnknownNameError unless exactly one kind has it."""
+    found = host().components()
+    kinds = sorted({state.kind for state in found if state.name == name})
+    if len(kinds) == 1:
+        return component(kinds[0], name)
+    if kinds:
+        message = f"{name!r} is in several kinds: {', '.join(kinds)}; write module:attribute instead"
+    else:
+        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in found})}"
+    raise UnknownNameError(message)
+
+
+def _base(experiment: str | Config) -> tuple[str, Config]:
+    if isinstance(experiment, Config):
+        return type(experiment).__qualname__, experiment.clone()
+    factory = component("experiments", experiment)
+    with origin("experiment", experiment):
+        cfg = factory()
+    if not isinstance(cfg, Config):
+        message = f"experiment {experiment!r} returned {type(cfg).__name__}, expected a config"
+        raise ConfigError(message)
+    return experiment, cfg
+
+
+def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None]:
+    if "execution" not in cfg.fields():
+        return cfg, None
+    if cfg.execution.mesh is not None:
+        return cfg, None
+    rule = find_rule(target, count_parameters(cfg))
+    if rule is None:
+        return cfg, None
+    if target.jax_devices > 1:
+        axes = {"axes": dict(rule.mesh), "dcn_axes": dcn_axes(rule, target)}
+        cfg = apply_modifier(cfg, "mesh", axes, "mesh rule")
+    with rewriting():
+        for name, values in rule.modifiers:
+            cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
+    return cfg, rule
+
+
+def count_parameters(cfg: Config) -> int:
+    """Returns the number of parameters of `cfg.model`, from its declarations alone."""
+    import jax
+
+    from kanawa.arrays.spec import ParamSpec
+    from kanawa.module import param_specs
+
+    specs = param_specs(cfg.model.build())
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    return sum(spec.size for spec in leaves)
+
+
+def _problems(cfg: Config, target: Target | None) -> list[str]:
+    problems: list[str] = []
+    try:
+        cfg.freeze()
+    except ConfigError as error:
+        problems += str(error).splitlines()
+    else:
+        try:
+            if "model" in cfg.fields():
+                cfg.model.build()
+        except KanawaError as error:
+            problems.append(str(error))
+    for _, found in host().collect("kanawa_config_checks", config=cfg, target=target):
+        problems += found
+    return problems

@@ -1,0 +1,59 @@
+"""Which mesh rule fits a target and a model: predicates on capability, never on instance names."""
+
+import math
+
+from kanawa.compose.rule_file import VARIABLE, user_rules
+from kanawa.compose.target import Target
+from kanawa.errors import TargetError
+from kanawa.plugins import MeshRule, host
+
+
+def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
+    """Returns the best fitting rule, by priority and then by how much it demands; None for a single device.
+
+    A fitting rule of the user's own file wins over all installed ones.
+    Raises TargetError where several devices are asked for and no installed rule fits.
+    """
+    own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
+    if own:
+        return max(own, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
+    rules = [rule for _, found in host().collect("kanawa_mesh_rules") for rule in found]
+    fitting = [rule for rule in rules if fits(rule, target, num_parameters)]
+    if fitting:
+        return max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
+    if target.jax_devices == 1:
+        return None
+    platform = [rule.name for rule in rules if rule.platform == target.device.platform]
+    offered = ", ".join(sorted(platform)) or "none"
+    message = (
+        f"no mesh rule fits target {target.selector} ({target.chips} chips, {target.slices} slices) and a model of "
+        f"{num_parameters:,} parameters; rules for {target.device.platform}: {offered}; choose a mesh yourself, "
+        f'for example --modify mesh:axes={{"fsdp":-1}}, name a rule file in {VARIABLE}, or install kanawa-parallel '
+        "and the target's backend"
+    )
+    raise TargetError(message)
+
+
+def fits(rule: MeshRule, target: Target, num_parameters: int) -> bool:
+    """Returns whether every demand of the rule is met."""
+    return (
+        rule.platform == target.device.platform
+        and (not rule.devices or target.device.name in rule.devices)
+        and rule.min_chips <= target.chips <= (rule.max_chips or target.chips)
+        and rule.min_parameters <= num_parameters <= (rule.max_parameters or num_parameters)
+        and (rule.slices is None or (rule.slices == "multi") == (target.slices > 1))
+    )
+
+
+def dcn_axes(rule: MeshRule, target: Target) -> dict[str, int]:
+    """Returns the rule's axes between slices, -1 filled in; none for a single slice."""
+    if target.slices == 1:
+        return {}
+    fixed = math.prod(size for size in rule.dcn.values() if size != -1)
+    return {name: target.slices // fixed if size == -1 else size for name, size in rule.dcn.items()}
+
+
+def _strictness(rule: MeshRule) -> int:
+    bounds = (rule.devices, rule.max_chips, rule.max_parameters, rule.slices)
+    demands = sum(1 for bound in bounds if bound)
+    return demands + (rule.min_chips > 1) + (rule.min_parameters > 0)

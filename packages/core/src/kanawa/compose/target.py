@@ -1,0 +1,134 @@
+"""Target selectors: what `--on v5p-512` means in chips, JAX devices, hosts and slices. No JAX."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kanawa.errors import TargetError, did_you_mean
+from kanawa.plugins import DeviceSpec, host
+from kanawa.plugins.devices import cpu_spec, device_specs
+
+_SELECTOR = re.compile(r"(?P<name>[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
+_FORM = "expected DEVICE, DEVICE-COUNT or DEVICE-COUNTxSLICES, such as cpu-8, v5p-512, v6e-256x4"
+# Which package to name when a device is unknown and its backend is not installed.
+_BACKENDS = {
+    "kanawa-backends-tpu": re.compile(r"v\d|tpu"),
+    "kanawa-backends-neuron": re.compile(r"trn|inf"),
+    "kanawa-backends-gpu": re.compile(r"[abhl]\d|g[bh]\d|rtx|gpu"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parsed selector; every count is the total over all slices.
+
+    Attributes:
+        selector: what was asked for, in lower case.
+        chips: what MFU and cost are counted by.
+        jax_devices: what meshes are made of.
+        hosts: machines, thus processes.
+        topology: shape of one slice, such as "4x8x8"; empty where the device has none.
+    """
+
+    selector: str
+    device: DeviceSpec
+    chips: int
+    jax_devices: int
+    hosts: int
+    slices: int = 1
+    topology: str = ""
+
+
+def parse_target(selector: str) -> Target:
+    """Returns the target that a selector such as "v5p-512" names.
+
+    The number is the vendor's own: TensorCores for v4 and v5p, chips for most others. Without a
+    number it is one chip. Raises TargetError.
+    """
+    text = selector.strip().lower()
+    match = _SELECTOR.fullmatch(text)
+    if match is None:
+        message = f"target {selector!r} can't be read; {_FORM}"
+        raise TargetError(message)
+    device = _device(text, match["name"])
+    count = int(match["count"]) if match["count"] else device.cores_per_unit
+    slices = int(match["slices"] or 1)
+    if count < 1 or slices < 1:
+        message = f"target {text!r}: counts start at 1; {_FORM}"
+        raise TargetError(message)
+    if device.name == "cpu":
+        return _cpu(text, count, slices)
+    chips = _chips(text, device, count)
+    return Target(
+        selector=text,
+        device=device,
+        chips=chips * slices,
+        jax_devices=chips * slices * device.jax_devices_per_chip,
+        hosts=-(-chips // device.chips_per_host) * slices,
+        slices=slices,
+        topology=_topology(text, device, chips),
+    )
+
+
+def _cpu(text: str, count: int, slices: int) -> Target:
+    """Returns this machine as `count` devices; several slices of it make no sense."""
+    if slices != 1:
+        message = f"target {text!r}: a CPU target is one machine; use cpu-{count * slices}"
+        raise TargetError(message)
+    return Target(text, cpu_spec(count), chips=count, jax_devices=count, hosts=1)
+
+
+def _chips(text: str, device: DeviceSpec, count: int) -> int:
+    """Returns chips in one slice."""
+    chips, rest = divmod(count, device.cores_per_unit)
+    if rest:
+        message = (
+            f"target {text!r}: the number after {device.name} counts cores, "
+            f"{device.cores_per_chip} a chip, and {count} is not a whole number of chips; "
+            f"use {device.name}-{count + device.cores_per_chip - rest}"
+        )
+        raise TargetError(message)
+    spare = chips % device.chips_per_host
+    if chips > device.chips_per_host and spare and not device.topologies:
+        sizes = (chips - spare, chips - spare + device.chips_per_host)
+        message = (
+            f"target {text!r}: {chips} chips are not a whole number of hosts, which have "
+            f"{device.chips_per_host} each; use {_selectors(device, sizes)}"
+        )
+        raise TargetError(message)
+    return chips
+
+
+def _topology(text: str, device: DeviceSpec, chips: int) -> str:
+    if not device.topologies:
+        return ""
+    if chips not in device.topologies:
+        near = sorted(sorted(device.topologies, key=lambda size: abs(size - chips))[:4])
+        message = (
+            f"target {text!r}: no slice of {device.name} has {chips} chips; the nearest are {_selectors(device, near)}"
+        )
+        raise TargetError(message)
+    return device.topologies[chips]
+
+
+def _selectors(device: DeviceSpec, chips: tuple[int, ...] | list[int]) -> str:
+    return " or ".join(f"{device.name}-{size * device.cores_per_unit}" for size in chips)
+
+
+def _device(text: str, name: str) -> DeviceSpec:
+    specs = device_specs()
+    if name in specs:
+        return specs[name]
+    lines = [f"unknown device {name!r} in target {text!r}{did_you_mean(name, specs)}"]
+    installed = host().installed()
+    backends = {key.partition(":")[0] for key, _ in host().collect("kanawa_device_specs")}
+    found = ", ".join(f"{b} {installed.get(b, '')}".strip() for b in sorted(backends))
+    lines.append(f"device descriptions come from: {found or 'no installed backend package'}")
+    for state in host().plugins():
+        if not state.state.usable and state.distribution in _BACKENDS:
+            lines.append(f"{state.distribution} is {state.state}: {state.reason}")
+    for package, pattern in _BACKENDS.items():
+        if pattern.match(name) and package not in installed:
+            lines.append(f"{name!r} looks like a device of {package}: pip install {package}")
+    raise TargetError("\n".join(lines))

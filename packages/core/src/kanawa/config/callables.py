@@ -1,0 +1,157 @@
+"""Names for functions and classes in configs: the catalog name, else a public `module:attribute`.
+
+A name must lead back to the same object in another process, so lambdas, closures, partials and
+bound methods are refused when they are assigned, not when the config is written.
+"""
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kanawa.errors import ConfigError, did_you_mean
+
+
+class CallableNameError(ConfigError):
+    """A callable has no name that another process could load, or a name leads nowhere."""
+
+
+class _Catalog:
+    """The catalog's two look-ups; config can't import plugins, so they are handed in."""
+
+    name_of: Callable[[Any], str | None] | None = None
+    load: Callable[[str], Any] | None = None
+
+
+def set_name_resolver(name_of: Callable[[Any], str | None] | None, load: Callable[[str], Any] | None) -> None:
+    """Connects the catalog: `name_of(object)` and `load(name)`; None disconnects it."""
+    _Catalog.name_of = staticmethod(name_of) if name_of else None
+    _Catalog.load = staticmethod(load) if load else None
+
+
+def callable_name(obj: Any) -> str:
+    """Returns the catalog name of a function or class, else its public `module:attribute`."""
+    name = _Catalog.name_of(obj) if _Catalog.name_of is not None else None
+    return name or public_name(obj)
+
+
+@functools.lru_cache(maxsize=4096)
+def public_name(obj: Any) -> str:
+    """Returns the shortest public `module:attribute` that is this very object.
+
+    The defining module and its parents come first, so that the answer depends as little as possible
+    on what else has been imported; then any loaded public module of the same top-level package.
+    """
+    qualname = _qualname(obj)
+    home = getattr(obj, "__module__", None) or ""
+    parts = home.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        module = sys.modules.get(name)
+        if module is not None and _is_public(name, qualname) and _leads_to(module, qualname, obj):
+            return f"{name}:{qualname}"
+    found = sorted(_elsewhere(obj, home, qualname), key=lambda n: (n.count("."), len(n), n))
+    if not found:
+        message = (
+            f"{home}:{qualname} can't be stored in a config: no public module:attribute is this "
+            "object; export it from a public module under its own name"
+        )
+        raise CallableNameError(message)
+    return found[0]
+
+
+def resolve_callable(name: str) -> Any:
+    """Returns the object behind a catalog name or `module:attribute`."""
+    if ":" not in name:
+        if _Catalog.load is None:
+            message = f"can't resolve {name!r}: no catalog is connected; write module:attribute"
+            raise CallableNameError(message)
+        return _Catalog.load(name)
+    module_name, _, qualname = name.partition(":")
+    if "<locals>" in qualname:
+        message = f"can't load {name!r}: it was defined inside a function; move it to module level"
+        raise CallableNameError(message)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        message = (
+            f"can't load {name!r}: importing {module_name!r} failed ({error}); install the package that provides it"
+        )
+        raise CallableNameError(message) from error
+    for attribute in qualname.split("."):
+        if not hasattr(found, attribute):
+            near = did_you_mean(attribute, (n for n in dir(found) if not n.startswith("_")))
+            message = f"can't load {name!r}: {module_name!r} has no {qualname!r}{near}"
+            raise CallableNameError(message)
+        found = getattr(found, attribute)
+    return found
+
+
+def _qualname(obj: Any) -> str:
+    """Returns the object's dotted name inside its module, or says why it has none to rely on."""
+    qualname: Any = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    reason = _why_unnameable(obj, qualname)
+    if reason:
+        message = (
+            f"{qualname or obj!r} can't be stored in a config: it is {reason}, which no other "
+            "process can load by name; use a module-level function or class, or "
+            "config_for(function, argument=value)"
+        )
+        raise CallableNameError(message)
+    return qualname
+
+
+def _why_unnameable(obj: Any, qualname: Any) -> str:
+    if isinstance(obj, functools.partial):
+        return "a functools.partial"
+    if not isinstance(qualname, str):
+        return "an object without a name"
+    if "<lambda>" in qualname:
+        return "a lambda"
+    if "<locals>" in qualname:
+        return "defined inside a function (a closure)"
+    bound_to = getattr(obj, "__self__", None)
+    if isinstance(obj, types.MethodType) and not isinstance(bound_to, type):
+        return "a bound method"
+    return ""
+
+
+def _is_public(module: str, qualname: str) -> bool:
+    return not any(
+        part.startswith("_") and not (part.startswith("__") and part.endswith("__"))
+        for part in (*module.split("."), *qualname.split("."))
+    )
+
+
+def _leads_to(module: types.ModuleType, qualname: str, obj: Any) -> bool:
+    found: Any = module
+    for attribute in qualname.split("."):
+        try:
+            found = getattr(found, attribute)
+        except (AttributeError, ImportError):
+            return False
+    # A class method is a new object at each look-up.
+    bound = isinstance(obj, types.MethodType | types.BuiltinMethodType)
+    return found is obj or (bound and type(found) is type(obj) and found == obj)
+
+
+def _elsewhere(obj: Any, home: str, qualname: str) -> Iterator[str]:
+    top = home.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, types.ModuleType):
+            continue
+        if top not in ("", "builtins") and name.partition(".")[0] != top:
+            continue
+        # vars, not getattr: probing every lazy module of a package would import half of it.
+        if (
+            _is_public(name, qualname)
+            and qualname.partition(".")[0] in vars(module)
+            and _leads_to(module, qualname, obj)
+        ):
+            yield f"{name}:{qualname}"
+    # A module-level `fast = jit(slow)` keeps the name of what it wraps.
+    for attribute, value in list(vars(sys.modules.get(home, types)).items()):
+        if value is obj and home in sys.modules and _is_public(home, attribute):
+            yield f"{home}:{attribute}"

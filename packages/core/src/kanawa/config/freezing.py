@@ -1,0 +1,57 @@
+"""Freezing a tree: every problem in it is found and reported at once, then nothing can change."""
+
+from typing import Any
+
+from kanawa.config.admit import FieldTypeError
+from kanawa.config.paths import join_path
+from kanawa.config.sentinels import REQUIRED, SentinelError
+from kanawa.config.traverse import walk_keys
+from kanawa.config.values import ATOMS, Node
+from kanawa.errors import ConfigError
+
+
+class IncompleteConfigError(ConfigError):
+    """A config can't be frozen; `problems` lists everything found, each with its path."""
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n  ".join([f"{what} has {count}:", *problems]))
+
+
+def freeze_tree(root: Any) -> None:
+    """Freezes every node under `root`, or raises IncompleteConfigError and freezes nothing."""
+    nodes = list(walk_keys(root))
+    problems = [problem for keys, node in nodes for problem in _problems(node, join_path(keys))]
+    if problems:
+        raise IncompleteConfigError(type(root).__qualname__, problems)
+    for _, node in nodes:
+        node.freeze_in_place()
+
+
+def _problems(node: Any, path: str) -> list[str]:
+    found: list[str] = []
+    prefix = f"{path}." if path else ""
+    for name, field in node.fields().items():
+        value = vars(node)[name]
+        if value is REQUIRED:
+            found.append(f"{prefix}{name} is REQUIRED and not set ({field.label})")
+        elif type(value) in ATOMS or isinstance(value, Node):
+            continue
+        else:
+            # Lists and dicts may have been changed in place since they were checked.
+            try:
+                field.admit(value, where=prefix + name, copy=False)
+            except FieldTypeError as error:
+                found.append(str(error))
+    return found + _own_check(node, path)
+
+
+def _own_check(node: Any, path: str) -> list[str]:
+    try:
+        problems = node.check()
+    except SentinelError:
+        # It depends on a value that is missing, or that the parent has yet to set: the copy the
+        # parent sets and freezes is checked then.
+        return []
+    return [f"{path}: {problem}" if path else problem for problem in problems]

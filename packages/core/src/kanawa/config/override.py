@@ -1,0 +1,107 @@
+"""Overrides from the command line: `model.layers[0].norm.eps=1e-5`, read by the field's type."""
+
+import ast
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from kanawa.config.admit import FieldTypeError
+from kanawa.config.call_config import config_for
+from kanawa.config.callables import CallableNameError, resolve_callable
+from kanawa.config.field_types import parts_of
+from kanawa.config.json_load import decode_value
+from kanawa.config.record import Config
+from kanawa.config.schema import Field
+from kanawa.config.sentinels import UNSET_BY_NAME
+from kanawa.config.traverse import owner_of
+from kanawa.errors import ConfigError, UnknownNameError, did_you_mean
+
+
+class OverrideError(ConfigError):
+    """An override can't be read, leads nowhere, or has a value its field doesn't take."""
+
+
+def apply_override(cfg: Config, text: str) -> str:
+    """Sets one value in place from `path=value` and returns the path.
+
+    The value is read as JSON or as a Python literal, else taken as text: whichever the field's type
+    admits first. Enum members go by name; callables, classes and configs by catalog name or
+    `module:attribute`. Raises PathError or OverrideError.
+    """
+    path, value_text = _split(text)
+    node, name, _, _ = owner_of(cfg, path)
+    field = node.fields()[name]
+    refusal: FieldTypeError | None = None
+    for candidate in _candidates(path, value_text, field):
+        try:
+            cfg.set_path(path, candidate)
+            return path
+        except FieldTypeError as error:
+            refusal = refusal or error
+    raise _refused(path, value_text, field) from refusal
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Splits at the first `=` outside brackets, since a quoted key may hold one."""
+    depth, quoted = 0, False
+    for i, character in enumerate(text):
+        if character == '"' and depth and text[i - 1] != "\\":
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif character in "[]":
+            depth += 1 if character == "[" else -1
+        elif character == "=" and depth == 0:
+            return text[:i].strip(), text[i + 1 :].strip()
+    message = f"can't read the override {text!r}: write path=value, for example model.norm.eps=1e-5"
+    raise OverrideError(message)
+
+
+def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:
+    """Yields what the text may mean, most literal first."""
+    if text in UNSET_BY_NAME:
+        yield UNSET_BY_NAME[text]
+    yield from _parsed(text)
+    for cls in field.type.enums():
+        member = text.rpartition(".")[2]
+        if member in cls.__members__:
+            yield cls[member]
+    if text.lstrip("+-").lower() in ("inf", "nan", "infinity"):
+        yield float(text)
+    yield text
+    yield from _named(path, text, field)
+
+
+def _parsed(text: str) -> Iterator[Any]:
+    with contextlib.suppress(ValueError):
+        yield decode_value(json.loads(text))
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError):
+        yield ast.literal_eval(text)
+
+
+def _named(path: str, text: str, field: Field) -> Iterator[Any]:
+    """Yields the object behind a name, for fields that may hold one; imports nothing otherwise."""
+    if not field.type.mentions("callable", "class", "config", "any"):
+        return
+    try:
+        found = resolve_callable(text)
+    except (CallableNameError, UnknownNameError) as error:
+        message = f"{path}={text}: expected {field.type.text} ({field.label}); {error}"
+        raise OverrideError(message) from error
+    yield found
+    if isinstance(found, type) and issubclass(found, Config):
+        yield found()
+    elif callable(found):
+        yield config_for(found)
+
+
+def _refused(path: str, text: str, field: Field) -> OverrideError:
+    near = ""
+    names = [n for cls in field.type.enums() for n in cls.__members__]
+    for part in parts_of(field.type.annotation):
+        if get_origin(part) is Literal:
+            names.extend(str(a) for a in get_args(part))
+    if names:
+        near = did_you_mean(text, names)
+    return OverrideError(f"{path}={text}: expected {field.type.text} ({field.label}){near}")

@@ -1,0 +1,215 @@
+"""replace: swaps or edits every matching node of a config tree."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from kanawa.config.admit import FieldTypeError
+from kanawa.config.configurable import Configurable
+from kanawa.config.origin import caller, current_stage
+from kanawa.config.paths import join_path, match_path, parse_path
+from kanawa.config.record import Config
+from kanawa.config.sentinels import Sentinel
+from kanawa.config.traverse import walk_keys
+from kanawa.errors import ConfigError
+
+
+class RewriteError(ConfigError):
+    """A replacement matches nothing, doesn't fit, or overlaps another one."""
+
+
+class _Actor(NamedTuple):
+    """Who replaces: equal actors may replace each other's work."""
+
+    identity: Any
+    label: str
+
+
+class _Mark(NamedTuple):
+    """Left on a node put in by `replace`: in which rewriting, and by whom."""
+
+    ledger: object
+    actor: _Actor
+
+
+_LEDGER: ContextVar[object | None] = ContextVar("kanawa_ledger", default=None)
+_ACTOR: ContextVar[_Actor | None] = ContextVar("kanawa_actor", default=None)
+
+
+@contextmanager
+def rewriting() -> Iterator[None]:
+    """Joins the rewrites inside: overlapping replacements by different actors are errors."""
+    token = _LEDGER.set(_LEDGER.get() or object())
+    try:
+        yield
+    finally:
+        _LEDGER.reset(token)
+
+
+@contextmanager
+def acting(label: str) -> Iterator[None]:
+    """Makes replacements inside the block in the name of one modifier."""
+    detail = current_stage()[1]
+    name = f"{label} ({detail})" if detail and detail != label else label
+    with rewriting():
+        token = _ACTOR.set(_Actor(object(), name))
+        try:
+            yield
+        finally:
+            _ACTOR.reset(token)
+
+
+def replace(
+    cfg: Config,
+    *,
+    target: Any,
+    new: Config | None = None,
+    edit: Callable[[Any], Config | None] | None = None,
+    where: str = "**",
+    allow_none: bool = False,
+) -> list[str]:
+    """Swaps every node matching `target` and `where` for `new`, or edits it; returns changed paths.
+
+    `target` is a Configurable (a role too), a Config class, a callable used with `config_for`, or a
+    tuple of these. With `new`, the outermost matches are swapped: a field set in `new` wins, one it
+    leaves alone takes the value that was set on the old node. With `edit`, the function gets each
+    node, innermost first; a config it returns takes the node's place, which is how to wrap one.
+    Raises RewriteError for no match (unless allowed), a carried value of the wrong type, and a
+    replacement inside, around or instead of one by another modifier.
+    """
+    if (new is None) == (edit is None):
+        message = "replace() takes either new= or edit="
+        raise RewriteError(message)
+    targets = target if isinstance(target, tuple) else (target,)
+    paths = [join_path(keys) for keys, node in walk_keys(cfg) if _is_target(node, targets) and match_path(where, keys)]
+    if not paths and not allow_none:
+        raise _no_match(cfg, targets, where)
+    if new is not None:
+        return _swap_all(cfg, paths, new)
+    assert edit is not None
+    return _edit_all(cfg, paths, edit)
+
+
+def _is_target(node: Config, targets: tuple[Any, ...]) -> bool:
+    for target in targets:
+        if isinstance(target, type) and issubclass(target, Config):
+            if isinstance(node, target):
+                return True
+        elif isinstance(target, type) and issubclass(target, Configurable):
+            if node._target is not None and issubclass(node._target, target):
+                return True
+        elif node.callee is not None and node.callee is target:
+            return True
+    return False
+
+
+def _swap_all(cfg: Config, paths: list[str], new: Config) -> list[str]:
+    outermost: list[str] = []
+    for path in paths:
+        if not any(_is_within(path, outer) for outer in outermost):
+            outermost.append(path)
+    actor = _ACTOR.get() or _code_actor()
+    for path in outermost:
+        if not path:
+            message = "can't swap the root of a config in place; use the new config itself"
+            raise RewriteError(message)
+        _check_overlap(cfg, path, actor)
+    for path in outermost:
+        _swap(cfg, path, new, actor)
+    return outermost
+
+
+def _swap(cfg: Config, path: str, new: Config, actor: _Actor) -> None:
+    old = cfg.get(path)
+    fresh = new.clone()
+    _carry_over(old, fresh, path)
+    ledger = _LEDGER.get()
+    if ledger is not None:
+        object.__setattr__(fresh, "_mark", _Mark(ledger, actor))
+    _put(cfg, path, fresh)
+
+
+def _put(cfg: Config, path: str, node: Config) -> None:
+    try:
+        cfg.set_path(path, node)
+    except FieldTypeError as error:
+        message = f"can't put {type(node).__qualname__} at {path!r}: {error}"
+        raise RewriteError(message) from error
+
+
+def _carry_over(old: Config, fresh: Config, path: str) -> None:
+    kept = old.fields().keys() & fresh.fields().keys()
+    if type(old) is not type(fresh):
+        kept = kept - old._schema.intrinsic
+    for name in kept:
+        value = vars(old)[name]
+        if isinstance(value, Sentinel) or not old.is_set(name) or fresh.is_set(name):
+            continue
+        try:
+            fresh._store(name, value, old._origins.get(name, ()))
+        except FieldTypeError as error:
+            message = (
+                f"{path}.{name} can't carry over from {type(old).__qualname__} to "
+                f"{type(fresh).__qualname__}: {error}; set {name!r} in the new config"
+            )
+            raise RewriteError(message) from error
+
+
+def _edit_all(cfg: Config, paths: list[str], edit: Callable[[Any], Config | None]) -> list[str]:
+    changed: list[str] = []
+    for path in reversed(paths):
+        node = cfg.get(path) if path else cfg
+        before = node.clone()
+        result = edit(node)
+        if result is not None and result is not node:
+            if not isinstance(result, Config) or not path:
+                message = (
+                    f"the edit of {path or 'the root'!r} returned {result!r}: it may return "
+                    "nothing, or the config that takes the node's place (not for the root)"
+                )
+                raise RewriteError(message)
+            _put(cfg, path, result)
+            changed.append(path)
+        elif node != before:
+            changed.append(path)
+    return changed[::-1]
+
+
+def _is_within(path: str, outer: str) -> bool:
+    inner_keys, outer_keys = parse_path(path), parse_path(outer)
+    return inner_keys[: len(outer_keys)] == outer_keys
+
+
+def _code_actor() -> _Actor:
+    file, line = caller()
+    return _Actor((file, line), f"the replace at {file}:{line}")
+
+
+def _check_overlap(cfg: Config, path: str, actor: _Actor) -> None:
+    ledger = _LEDGER.get()
+    if ledger is None:
+        return
+    for other_path, node in cfg.walk():
+        mark = node._mark
+        if mark is None or mark.ledger is not ledger or mark.actor.identity == actor.identity:
+            continue
+        if _is_within(other_path, path) or _is_within(path, other_path):
+            message = (
+                f"{actor.label} would replace {path!r}, but {mark.actor.label} already replaced "
+                f"{other_path!r}; narrow one of them with where=, or do both in one modifier"
+            )
+            raise RewriteError(message)
+
+
+def _no_match(cfg: Config, targets: tuple[Any, ...], where: str) -> RewriteError:
+    names = " or ".join(getattr(t, "__qualname__", repr(t)) for t in targets)
+    elsewhere = [p or "the root" for p, node in cfg.walk() if _is_target(node, targets)]
+    if elsewhere:
+        hint = f"there are some at {', '.join(elsewhere[:6])}"
+    else:
+        kinds = {(n._target or type(n)).__qualname__ for _, n in cfg.walk()}
+        hint = f"the config has {', '.join(sorted(kinds)[:12])}"
+    return RewriteError(
+        f"no {names} under {where!r} in {type(cfg).__qualname__}: {hint}; pass allow_none=True if that is fine"
+    )

@@ -1,0 +1,60 @@
+"""The training batch every language-model workload consumes."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Batch(NamedTuple):
+    """Token rows; a row may hold several packed segments. Also valid with numpy arrays or specs as leaves.
+
+    `target_ids` are already shifted: position t predicts `target_ids[t]`. `segment_ids` count from 1 and 0 is
+    padding. `positions` restart at 0 in each segment; both are None where each row is one segment. `loss_weights`
+    is 0 where nothing is to be predicted.
+    """
+
+    input_ids: Int[Array, "batch length"]
+    target_ids: Int[Array, "batch length"]
+    positions: Int[Array, "batch length"] | None
+    segment_ids: Int[Array, "batch length"] | None
+    loss_weights: Float[Array, "batch length"]
+
+    @classmethod
+    def of_tokens(cls, tokens: Int[Array, "batch length_plus_one"]) -> "Batch":
+        """Returns the batch of unpacked rows: every position predicts the next token with weight 1."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        return cls(inputs, targets, None, None, jnp.ones(targets.shape, jnp.float32))
+
+
+#: Logical axes of each field, in the legend of `kanawa.arrays.axes`.
+BATCH_AXES = Batch(*[("batch", "length")] * 5)
+
+
+class EncoderDecoderBatch(NamedTuple):
+    """Rows of pairs: what is read, and what is written after it. Fields mean what they mean in Batch.
+
+    `input_ids` and `segment_ids` are the encoder's. `decoder_input_ids` are the targets moved right by one; the
+    decoder sees the input tokens of its own segment.
+    """
+
+    input_ids: Int[Array, "batch length"]
+    segment_ids: Int[Array, "batch length"] | None
+    positions: Int[Array, "batch length"] | None
+    decoder_input_ids: Int[Array, "batch target_length"]
+    decoder_segment_ids: Int[Array, "batch target_length"] | None
+    decoder_positions: Int[Array, "batch target_length"] | None
+    target_ids: Int[Array, "batch target_length"]
+    loss_weights: Float[Array, "batch target_length"]
+
+
+class ImageBatch(NamedTuple):
+    """Images, channels first and already normalised, each with the id of its class; weight 0 is padding."""
+
+    images: Float[Array, "batch channels height width"]
+    target_ids: Int[Array, " batch"]
+    loss_weights: Float[Array, " batch"]
+
+
+ENCODER_DECODER_BATCH_AXES = EncoderDecoderBatch(*[("batch", "length")] * 8)
+IMAGE_BATCH_AXES = ImageBatch(("batch", None, None, None), ("batch",), ("batch",))

@@ -1,0 +1,49 @@
+"""What a source of training rows promises: row r is a pure function of (config, seed, r)."""
+
+import abc
+from typing import ClassVar
+
+import numpy as np
+
+from kanawa.config import Configurable
+
+
+class DataSource(Configurable):
+    """A global sequence of rows, addressed by index, the same for any number of hosts and any restart.
+
+    The data state of a run is therefore one number: how many rows were consumed. Hosts take slices of the index.
+    """
+
+    class Config(Configurable.Config):
+        sequence_length: int = 512
+        seed: int = 0
+
+    #: Whether rows hold packed segments; if not, a batch has neither positions nor segment ids.
+    packed: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns row `index`: int32 `input_ids, target_ids, positions, segment_ids`, float32 `loss_weights`.
+
+        Each array has shape [sequence_length]. Raises IndexError at or past `num_rows`.
+        """
+
+    @property
+    @abc.abstractmethod
+    def num_rows(self) -> int | None:
+        """Rows in the sequence; None when it repeats for ever."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+
+    @property
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """Hex digest of everything the rows depend on; pinned in the run, and checked on resume."""
+
+    def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float | None:
+        """Returns how many bytes of text the weighted targets cover; None where that means nothing."""
+        del target_ids, loss_weights
+        return None

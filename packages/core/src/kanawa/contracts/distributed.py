@@ -1,0 +1,24 @@
+"""What a strategy brings for an operation that tables of axes alone can't split, found through the execution plan."""
+
+import abc
+from typing import Any, ClassVar
+
+from kanawa.arrays.plan import current_plan
+
+
+class Distributed(abc.ABC):
+    """A way to run an operation over the shards of an axis that one shard's computation needs whole.
+
+    Instances are part of the execution plan and thus of jit's cache key: make them frozen dataclasses.
+    """
+
+    #: What it distributes: "attention" (see kanawa.kernels.attention.over_shards) or "experts" (TokenDispatcher).
+    operation: ClassVar[str]
+    #: What the kernel manifest calls it, such as "ring".
+    name: ClassVar[str]
+
+
+def distributed(operation: str) -> Any:
+    """Returns the plan's first implementation for `operation`, or None."""
+    found = current_plan().distributed
+    return next((one for one in found if one.operation == operation), None)

@@ -1,0 +1,59 @@
+"""What an optimizer contributes: a gradient transformation in optax's protocol, built from parameter specs."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kanawa.arrays.spec import ParamSpec
+from kanawa.config import REQUIRED, Config, Configurable
+
+#: Learning rate as a function of the count of completed updates (an int32 scalar array).
+Schedule = Callable[[Any], Any]
+
+
+class GradientTransformation(Protocol):
+    """optax's protocol: `init(params) -> state`, `update(updates, state, params) -> (updates, state)`."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+class Optimizer(Configurable):
+    """Builds the transformation that turns gradients into parameter updates.
+
+    Parameters, gradients and every per-parameter state are flat dictionaries keyed by parameter path, so a
+    checkpoint can name each array as `transform/path` and survive a change of optax's tuple layout.
+    """
+
+    @abc.abstractmethod
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> GradientTransformation:
+        """Returns the transformation; `specs` give each parameter's decay, rate scale and factorisation."""
+
+    def evaluated(self, params: Mapping[str, Any], opt: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the parameters to evaluate and serve with, which an averaging optimizer keeps beside those it trains.
+
+        `opt` is the flat state. The parameters themselves unless overridden.
+        """
+        del opt
+        return params
+
+
+class ScheduleFactory(Configurable):
+    """Builds a learning-rate schedule for a run of `total_steps` updates."""
+
+    @abc.abstractmethod
+    def schedule(self, total_steps: int) -> Schedule:
+        """Returns a traceable function from the number of completed updates to the learning rate."""
+
+
+class ParameterRule(Config):
+    """Applies to every parameter whose path matches the glob `where`; later rules win.
+
+    `lr_scale` and `weight_decay` replace the layer's own multipliers; None leaves them. A frozen parameter keeps its
+    value, gets neither gradient nor optimizer state, and counts in no norm.
+    """
+
+    where: str = REQUIRED
+    frozen: bool = False
+    lr_scale: float | None = None
+    weight_decay: float | None = None

@@ -1,0 +1,82 @@
+"""Optimizer state as a flat dictionary: "adam/mu/stack.layer.attention.q.weight", "adam/count".
+
+optax keeps tuples of named tuples. In a checkpoint their positions would be names, and adding a
+transform would rename everything after it; a path by transform, field and parameter stays the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from kanawa.errors import KanawaError
+
+
+class OptimizerStateError(KanawaError):
+    """An optimizer's state doesn't fit the optimizer."""
+
+
+def to_flat(state: Any) -> dict[str, jax.Array]:
+    """Returns the arrays of an optax state by path.
+
+    A chain's transforms are named by `optax.named_chain`.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    flat = {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
+    if len(flat) != len(leaves):
+        message = "two arrays of the optimizer's state share a path: give each transform its own name"
+        raise OptimizerStateError(message)
+    return flat
+
+
+def from_flat(like: Any, flat: Mapping[str, jax.Array]) -> Any:
+    """Returns the optax state shaped like `like`.
+
+    Raises OptimizerStateError for missing or unexpected paths.
+    """
+    expected = to_flat(like)
+    missing, unexpected = (
+        sorted(expected.keys() - flat.keys()),
+        sorted(flat.keys() - expected.keys()),
+    )
+    if missing or unexpected:
+        message = (
+            "the optimizer's state doesn't fit the optimizer:\n"
+            f"  missing: {', '.join(missing) or 'nothing'}\n"
+            f"  unexpected: {', '.join(unexpected) or 'nothing'}"
+        )
+        raise OptimizerStateError(message)
+    return jax.tree.unflatten(jax.tree.structure(like), [flat[path] for path in expected])
+
+
+def _name(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def parameter_of(path: str) -> str:
+    """Returns the parameter that a state path ends with: "a.b" of "adam/mu/a.b"."""
+    return path.rpartition("/")[2]
+
+
+def follows(shape: tuple[int, ...], param: tuple[int, ...]) -> bool:
+    """Returns whether a state array is shaped like its parameter, with 1 in dimensions that it averages."""
+    return len(shape) == len(param) and all(size in (1, whole) for size, whole in zip(shape, param, strict=True))
+
+
+def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: Sharding | None) -> Sharding | None:
+    """Returns the sharding of a parameter's state array: the parameter's own in the dimensions they share.
+
+    `whole` is that of an array which every device holds; it is for state that doesn't follow its parameter.
+    """
+    placed = param.sharding
+    if shape == param.shape:
+        return placed
+    if not isinstance(placed, NamedSharding) or not follows(shape, param.shape):
+        return whole
+    entries = (*placed.spec, *(None for _ in range(len(shape) - len(placed.spec))))
+    kept = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
+    return NamedSharding(placed.mesh, PartitionSpec(*kept), memory_kind=placed.memory_kind)

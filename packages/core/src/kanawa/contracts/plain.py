@@ -1,0 +1,115 @@
+"""Between a tuned or quantised model and the plain one it was made from: configs, and parameters both ways."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.arrays.tree import Tree, flatten_paths, unflatten_paths
+from kanawa.config import Config, replace
+from kanawa.contracts.weights import Weighted
+from kanawa.errors import ModuleError, did_you_mean
+from kanawa.module import Module, initialize, param_specs
+
+
+def plain_config(cfg: Config) -> Config:
+    """Returns a copy without any weight form or adapter: the model whose checkpoints and names others know."""
+
+    def clear(node: Config) -> None:
+        for slot in ("form", "adapter"):
+            if slot in node.fields():
+                node.set(**{slot: None})
+
+    cfg = cfg.clone()
+    replace(cfg, target=Weighted, edit=clear, allow_none=True)
+    return cfg
+
+
+def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree:
+    """Returns the module's parameters with the values of a plain model's.
+
+    Weights are brought into their forms; adapters are drawn from `key`, so the result computes what the plain model
+    does, up to quantisation. Raises ModuleError naming every parameter that only one side has, or of another shape.
+    """
+    specs, given = flatten_paths(param_specs(module)), flatten_paths(plain)
+    made: dict[str, Any] = {}
+    drawn: set[str] = set()
+    for path, node, depth in _weighted(module):
+        for name, spec in node.weight_specs.items():
+            if node.adapter_of(name) is not None:
+                below = _join(path, "adapter") + "."
+                drawn.update(p for p in specs if p.startswith(below))
+            if node.form is None or _join(path, name) not in given:
+                continue
+            keep = _over_layers(lambda w, n=node, s=spec: n.form.keep(w, s), depth)
+            for suffix, array in keep(given.pop(_join(path, name))).items():
+                made[_join(path, name + suffix)] = array
+    made.update({path: given.pop(path) for path in list(given) if path in specs and path not in drawn})
+    _check_all_made(specs, made, given, drawn)
+    if drawn:
+        draw = jax.jit(lambda k: {path: flatten_paths(initialize(module, k))[path] for path in drawn})
+        made.update(draw(key))
+    return unflatten_paths({path: made[path] for path in specs})
+
+
+def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
+    """Returns the plain model's parameters: adapters merged into their weights, every weight dense and fp32."""
+    flat = flatten_paths(params)
+    for path, node, depth in _weighted(module):
+        for name, spec in node.weight_specs.items():
+            kept = {suffix: flat.pop(_join(path, name + suffix)) for suffix in node.kept_specs(name)}
+            adapter, below = node.adapter_of(name), _join(path, "adapter") + "."
+            own = {p.removeprefix(below): flat.pop(p) for p in list(flat) if adapter and p.startswith(below)}
+
+            def dense(kept: Any, own: Any, node: Any = node, spec: Any = spec, adapter: Any = adapter) -> jax.Array:
+                weight = kept[""] if node.form is None else node.form.dense(kept, spec, jnp.float32)
+                return weight if adapter is None else adapter.merged(own, weight)
+
+            flat[_join(path, name)] = _over_layers(dense, depth)(kept, own)
+    return unflatten_paths(flat)
+
+
+def is_tuned(module: Module) -> bool:
+    """Returns whether some weight of the module has another form or an adapter."""
+    found = (node.form is not None or any(map(node.adapter_of, node.weight_specs)) for _, node, _ in _weighted(module))
+    return any(found)
+
+
+def _weighted(module: Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, Weighted, int]]:
+    """Yields path, module and number of stacked axes of everything that declares weights."""
+    if isinstance(module, Weighted):
+        yield path, module, depth
+    for name, child in module.children.items():
+        yield from _weighted(child, _join(path, name), depth + (child.num_stacked is not None))
+
+
+def _over_layers(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
+    for _ in range(depth):
+        function = jax.vmap(function)
+    return function
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _check_all_made(
+    specs: Mapping[str, Any], made: Mapping[str, Any], left: Mapping[str, Any], drawn: set[str]
+) -> None:
+    missing = sorted(specs.keys() - made.keys() - drawn)
+    shapes = [
+        f"{path} is {made[path].shape}, expected {spec.shape}"
+        for path, spec in specs.items()
+        if path in made and made[path].shape != spec.shape
+    ]
+    if not missing and not left and not shapes:
+        return
+    near = did_you_mean(next(iter(left)), missing) if left and missing else ""
+    message = (
+        "the plain model's parameters don't fit the model:\n"
+        f"  missing: {', '.join(missing) or 'nothing'}\n"
+        f"  unexpected: {', '.join(sorted(left)) or 'nothing'}{near}\n"
+        f"  of another shape: {'; '.join(shapes) or 'nothing'}"
+    )
+    raise ModuleError(message)

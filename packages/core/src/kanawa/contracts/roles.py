@@ -1,0 +1,287 @@
+"""The abstract modules that packages meet in. A config slot typed with a role takes any implementation of it.
+
+Axis legend: B batch, T length, E embed, H heads, K kv_heads, D head_dim, S kv_length.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jaxtyping import Array, Float, Int, Num
+
+from kanawa.arrays.spec import ParamSpec
+from kanawa.config import FROM_PARENT, REQUIRED
+from kanawa.contracts.batch import Batch
+from kanawa.contracts.distributed import distributed
+from kanawa.contracts.sequences import Sequences
+from kanawa.module import Module, nowrap
+
+#: The cache of one layer: arrays by name. Explicit argument and result of every method that uses it; donate it.
+CacheState = dict[str, Any]
+
+
+class Norm(Module):
+    """Normalises the last axis."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns an array of `x`'s shape and dtype; statistics are taken in fp32."""
+
+
+class Positions(Module):
+    """Tells a model where tokens are. An implementation overrides the parts it acts on; the rest do nothing."""
+
+    class Config(Module.Config):
+        head_dim: int = FROM_PARENT
+        num_heads: int = FROM_PARENT
+
+    def rotate(
+        self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
+        """Returns queries and keys turned by their positions; [B, T, streams] for the few that take several."""
+        del positions
+        return q, k
+
+    def bias(
+        self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
+    ) -> Float[Array, "B H T S"] | None:
+        """Returns what is added to attention logits, or None."""
+        del q_positions, kv_positions, num_heads
+        return None
+
+
+class Cache(Module):
+    """Keeps keys and values of past tokens for one attention layer; it has no parameters, only a layout.
+
+    `value_dim` 0 says that values are part of the keys: there are none to keep. `reach` is how far back a query can
+    see, its own position included; None: all the way.
+    """
+
+    class Config(Module.Config):
+        num_kv_heads: int = FROM_PARENT
+        key_dim: int = FROM_PARENT
+        value_dim: int = FROM_PARENT
+        reach: int | None = FROM_PARENT
+
+    @nowrap
+    @abc.abstractmethod
+    def spec(self, rows: int, length: int, dtype: str) -> dict[str, ParamSpec]:
+        """Returns shape, dtype and axes of each array, for `rows` sequences of at most `length` tokens."""
+
+    @abc.abstractmethod
+    def extend(
+        self,
+        state: CacheState,
+        k: Num[Array, "B T K D"],
+        v: Num[Array, "B T K D"] | None,
+        sequences: Sequences,
+    ) -> "CacheView":
+        """Returns the cache with the new tokens written after each row's `sequences.lengths`, and what to read.
+
+        `v` is None where `value_dim` is 0. An empty cache is all zeros.
+        """
+
+
+class CacheView(NamedTuple):
+    """The new cache state, and the keys and values to attend over with their positions ([B, S]; None: 0, 1, 2, …).
+
+    With a page table [B, R], k and v are pools [pages, page size, K, D], and the keys of a row are the tokens of its
+    pages, of which the first `kv_lengths` [B] exist. `v` is None where the cache keeps no values of their own.
+    """
+
+    state: CacheState | None
+    k: jax.Array
+    v: jax.Array | None
+    kv_positions: jax.Array | None = None
+    kv_lengths: jax.Array | None = None
+    page_table: jax.Array | None = None
+
+
+class Attention(Module):
+    """Mixes tokens of a sequence."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the mixed activations and the extended cache; without a cache, tokens see the same call's only."""
+
+    @nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, ParamSpec]:
+        """Returns the layout of this layer's cache; empty for a layer that keeps nothing."""
+        del rows, length, dtype
+        return {}
+
+
+class FeedForward(Module):
+    """Transforms each token on its own."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+        hidden_dim: int = REQUIRED
+
+    @abc.abstractmethod
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the transformed activations; `sequences.segment_ids == 0` marks padding."""
+
+
+class TokenDispatcher(Module):
+    """Brings token rows to the experts chosen for them and the results back; a slot of a mixture of experts."""
+
+    class Config(Module.Config):
+        num_experts: int = FROM_PARENT
+
+    #: Whether `dispatch` takes the id `num_experts` for "no expert": padding then costs nothing and fills no capacity.
+    skips_padding: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def dispatch(
+        self, x: Float[Array, "N E"], expert_ids: Int[Array, "N top_k"]
+    ) -> tuple[Float[Array, "rows E"], Int[Array, " local_experts"], Any]:
+        """Returns rows grouped by expert, the size of each group, and what `combine` needs."""
+
+    @abc.abstractmethod
+    def combine(self, rows: Float[Array, "rows E"], weights: Float[Array, "N top_k"], plan: Any) -> Float[Array, "N E"]:
+        """Returns each token's weighted sum over its experts' rows."""
+
+    @nowrap
+    def through(
+        self,
+        experts: Module,
+        x: Float[Array, "... E"],
+        expert_ids: Int[Array, "... top_k"],
+        weights: Float[Array, "... top_k"],
+    ) -> Float[Array, "... E"]:
+        """Returns each token's weighted sum over its experts; a mixture calls it, and `experts` is its child.
+
+        `experts(rows, group_sizes)` sees rows grouped by expert. Where the plan spreads experts or tokens over shards,
+        all of it happens on each shard's tokens, and `experts` sees the rows and the weights of that shard's experts.
+        """
+        spread = distributed("experts")
+        if spread is not None:
+            return spread.through(self, experts, x, expert_ids, weights)
+        return self.on_one_shard(experts, x, expert_ids, weights)
+
+    @nowrap
+    def on_one_shard(
+        self,
+        experts: Callable[..., Any],
+        x: Float[Array, "... E"],
+        expert_ids: Int[Array, "... top_k"],
+        weights: Float[Array, "... top_k"],
+    ) -> Float[Array, "... E"]:
+        """Returns what `through` does, for tokens and experts that are all at hand."""
+        flat = (array.reshape(-1, array.shape[-1]) for array in (x, expert_ids, weights))
+        tokens, ids, shares = flat
+        rows, sizes, plan = self.dispatch(tokens, ids)
+        return self.combine(experts(rows, sizes), shares, plan).reshape(x.shape)
+
+
+class Block(Module):
+    """One layer of a stack."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+
+    @abc.abstractmethod
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the residual stream after this layer, and its cache."""
+
+    @nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, Any]:
+        """Returns the layout of this layer's cache."""
+        del rows, length, dtype
+        return {}
+
+
+class Stack(Module):
+    """A tower of blocks. Parameters keep one canonical path and `[layers, …]` leaves however it is run."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+        num_layers: int = REQUIRED
+
+    @abc.abstractmethod
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, caches: Any = None
+    ) -> tuple[Float[Array, "B T E"], Any]:
+        """Returns the last layer's residual stream and the caches of all layers."""
+
+    @nowrap
+    @abc.abstractmethod
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the layout of all layers' caches, in the structure `forward` takes."""
+
+    @nowrap
+    @abc.abstractmethod
+    def unstacked(self, params: Any) -> Any:
+        """Returns this module's parameters with one tree a layer, for decoding loops."""
+
+
+class RematPolicy(Module):
+    """Says which activations the backward pass keeps; names are those layers `tag`."""
+
+    @nowrap
+    @abc.abstractmethod
+    def policy(self) -> Any:
+        """Returns False (keep all), True (keep layer inputs only), or a policy for jax.checkpoint."""
+
+
+class Model(Module):
+    """What a workload trains: `forward` runs a batch and adds the loss; which record a batch is, it says itself."""
+
+    #: The record `forward` takes, of those in `contracts.batch` or one of the model's own.
+    batch: ClassVar[type] = Batch
+
+    @abc.abstractmethod
+    def forward(self, batch: Any) -> None:
+        """Adds the training loss and metrics of a batch to the outputs."""
+
+
+class CausalLM(Model):
+    """A language model in three parts, so that a pipeline can place them on different stages."""
+
+    class Config(Model.Config):
+        vocab_size: int = REQUIRED
+        input_dim: int = REQUIRED
+
+    @abc.abstractmethod
+    def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the first residual stream."""
+
+    @abc.abstractmethod
+    def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
+        """Adds the training loss and its metrics for the last residual stream."""
+
+    @abc.abstractmethod
+    def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits for the last residual stream."""
+
+    @abc.abstractmethod
+    def forward(self, batch: Batch) -> None:
+        """Runs the three parts on a training batch; the loss is in the outputs."""
+
+    @abc.abstractmethod
+    def decode(
+        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Returns logits of every given token and the extended caches; prefill is a long `T`, decoding T = 1."""
+
+    @nowrap
+    @abc.abstractmethod
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the layout of the caches for `rows` sequences of at most `length` tokens."""
+
+    @nowrap
+    @abc.abstractmethod
+    def unstacked(self, params: Any) -> Any:
+        """Returns the parameters in the form that decodes fastest, one tree a layer."""

@@ -1,0 +1,58 @@
+"""Models on disk, whoever wrote them: a run, or a folder of another library. Packages meet in `ModelStore`."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kanawa.config import Config
+from kanawa.errors import UsageError
+
+
+class ForeignConfigError(UsageError):
+    """Another library's config, or one of ours, says something that the other side has no words for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredModel:
+    """A model as found on disk, or as it is to be written.
+
+    `params` and `state` map paths ("stack.layer.norm.scale") to host arrays, layers stacked. `files` are carried
+    along unread: file name to where it lies (tokenizer, chat template). `notes` is JSON that the origin wants back
+    when the model returns to it, such as its own config and the dtypes of its tensors.
+    """
+
+    config: Config
+    params: Mapping[str, Any]
+    state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class ModelStore(abc.ABC):
+    """One way to keep models in a directory; catalogued as `kanawa.model_stores`, built without arguments."""
+
+    @abc.abstractmethod
+    def holds(self, directory: Path) -> bool:
+        """Returns whether the directory looks like this store's; reads no more than a small file."""
+
+    @abc.abstractmethod
+    def load(self, directory: Path, step: int | None = None) -> StoredModel:
+        """Returns the model, of a run the newest step or `step`; raises a KanawaError that says what is wrong."""
+
+    @abc.abstractmethod
+    def save(self, directory: Path, model: StoredModel) -> None:
+        """Writes the model to a directory that must not hold anything yet; all or nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignFamily:
+    """How a family of models of another library maps to our configs; catalogued under its `model_type`.
+
+    `from_foreign` returns our model config of the library's config (config.json as a dictionary). `to_foreign` is
+    its inverse, and raises ForeignConfigError for a model the family can't express.
+    """
+
+    from_foreign: Callable[[Mapping[str, Any]], Config]
+    to_foreign: Callable[[Config], dict[str, Any]]

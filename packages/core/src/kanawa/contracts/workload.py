@@ -1,0 +1,60 @@
+"""A workload: what an experiment builds. `plan` compiles its programs, `train` runs them."""
+
+import abc
+from collections.abc import Mapping
+
+from kanawa.arrays.memory import MEMORIES
+from kanawa.arrays.precision import Precision
+from kanawa.config import REQUIRED, Config, Configurable
+from kanawa.contracts.program import Environment, Program
+from kanawa.contracts.roles import Model
+from kanawa.contracts.strategy import MeshBuilder, Strategy
+
+
+class PrecisionConfig(Config):
+    """dtype names of `compute` and `accumulate`; parameters are always stored in their ParamSpec's dtype."""
+
+    compute: str = "float32"
+    accumulate: str = "float32"
+
+    def precision(self) -> Precision:
+        """Returns the hashable policy."""
+        return Precision(self.compute, self.accumulate)
+
+
+class ExecutionConfig(Config):
+    """Where and how a workload runs. All of it may change between runs of one experiment.
+
+    `mesh` None and no strategies mean one device. `kernels` pins operations to kernels by catalog name.
+    `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
+    `materialize` has training write to memory what enters a projection, and the gradients around it.
+    """
+
+    mesh: MeshBuilder.Config | None = None
+    strategies: tuple[Strategy.Config, ...] = ()
+    kernels: dict[str, str] = {}
+    require_fused: bool = False
+    compiler_options: dict[str, str | int | float | bool] = {}
+    optimizer_memory: str = "device"
+    materialize: bool = False
+
+    def check(self) -> list[str]:
+        """Returns what is wrong with the memory's name."""
+        if self.optimizer_memory in MEMORIES:
+            return []
+        return [f"optimizer_memory is {self.optimizer_memory!r}, expected one of {', '.join(MEMORIES)}"]
+
+
+class Workload(Configurable):
+    """Programs over one model, described without opening data or touching a device."""
+
+    class Config(Configurable.Config):
+        PLACEMENT = ("execution",)
+
+        model: Model.Config = REQUIRED
+        precision: PrecisionConfig = PrecisionConfig()
+        execution: ExecutionConfig = ExecutionConfig()
+
+    @abc.abstractmethod
+    def programs(self, environment: Environment) -> Mapping[str, Program]:
+        """Returns the programs by name, such as "train_step"; their arguments are abstract."""

@@ -1,0 +1,180 @@
+"""The public call: checks shapes, makes the problem, and runs the best kernel.
+
+Legend: B rows, T queries, S keys, H query heads, K key heads, D head width, Dv value width; pages:
+    P in the
+pool, N tokens each, R table entries per row.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.errors import KernelError
+from kanawa.kernels.attention.checks import check
+from kanawa.kernels.attention.operands import q_positions
+from kanawa.kernels.attention.over_shards import attend_over_shards
+from kanawa.kernels.attention.problem import (
+    ATTENTION,
+    PAGED_AXES,
+    RAGGED_AXES,
+    AttentionProblem,
+    Mode,
+)
+from kanawa.kernels.masks import CAUSAL, MaskSpec
+from kanawa.kernels.run import run
+from kanawa.kernels.sharded import split_operands
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: MaskSpec = CAUSAL,
+    q_positions: jax.Array | None = None,
+    kv_positions: jax.Array | None = None,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+    prefix_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    page_table: jax.Array | None = None,
+    query_starts: jax.Array | None = None,
+    scale: float | None = None,
+    logit_cap: float | None = None,
+    mode: Mode = "train",
+) -> jax.Array:
+    """Returns softmax(mask(cap(scale * q k^T) + bias)) v: [B, T, H, Dv] in the dtype of q.
+
+    Softmax runs in fp32. Query head h uses key head h // (H / K). A query that may attend to
+    nothing gets zeros.
+
+    Args:
+        q: [B, T, H, D].
+        k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and [P, N, K,
+            Dv].
+        mask: who may attend to whom. Segment ids, where given, are added to it.
+        q_positions: int [B, T] or [T]. Default: with kv_lengths, each row's last positions; else 0,
+            1, 2, …
+        kv_positions: int [B, S] or [S]; default 0, 1, 2, …
+        q_segment_ids, kv_segment_ids: int [B, T], [B, S]; the second defaults to the first where T
+            = S.
+        prefix_lengths: int [B], for a mask with a prefix.
+        kv_lengths: int [B]; keys from there on don't exist.
+        bias: float, [B, H, T, S], any of them 1; differentiable.
+        sinks: float [H]: logits that join the softmax without a value; differentiable.
+        page_table: int [B, R]: the pages of each row, in order. Needs kv_lengths.
+        query_starts: int [sequences + 1]: q is one row [1, T, H, D] and sequence i owns queries
+            query_starts[i] to query_starts[i + 1]; page_table and kv_lengths then have a row per
+            sequence.
+        scale: default D ** -0.5.
+        logit_cap: scores become cap * tanh(scores / cap).
+        mode: "train" may be differentiated; "prefill" and "decode" never are.
+
+    Raises KernelError where shapes don't fit together or no kernel applies.
+    """
+    operands: dict[str, Any] = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "q_positions": _rows(q_positions),
+        "kv_positions": _rows(kv_positions),
+        "q_segment_ids": _rows(q_segment_ids),
+        "kv_segment_ids": _rows(kv_segment_ids),
+        "prefix_lengths": prefix_lengths,
+        "kv_lengths": kv_lengths,
+        "bias": bias,
+        "sinks": sinks,
+        "page_table": page_table,
+        "query_starts": query_starts,
+    }
+    operands = {name: x for name, x in operands.items() if x is not None}
+    if q_segment_ids is not None:
+        mask = mask & MaskSpec(segments=True)
+        if k.shape[1] == q.shape[1]:
+            operands.setdefault("kv_segment_ids", operands["q_segment_ids"])
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    problem = _problem(operands, mask, scale, logit_cap, mode)
+    check(problem, operands)
+    problem, operands = _with_enough_key_heads(problem, operands)
+    out = attend_over_shards(problem, operands)
+    return out if out is not None else run(ATTENTION, *_with_positions(problem, operands), axes=_axes(problem))
+
+
+def _problem(
+    operands: dict[str, Any],
+    mask: MaskSpec,
+    scale: float,
+    logit_cap: float | None,
+    mode: Mode,
+) -> AttentionProblem:
+    q, k, v = operands["q"], operands["k"], operands["v"]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            message = f"attention: {name} has shape {x.shape}; it must have 4 dimensions"
+            raise KernelError(message)
+    table = operands.get("page_table")
+    starts = operands.get("query_starts")
+    bias = operands.get("bias")
+    return AttentionProblem(
+        batch=q.shape[0],
+        q_length=q.shape[1],
+        kv_length=k.shape[1] if table is None else k.shape[1] * table.shape[1],
+        num_heads=q.shape[2],
+        num_kv_heads=k.shape[2],
+        head_dim=q.shape[3],
+        v_head_dim=v.shape[3],
+        dtype=str(q.dtype),
+        mask=mask,
+        scale=scale,
+        logit_cap=None if logit_cap is None else float(logit_cap),
+        bias_shape=None if bias is None else bias.shape,
+        has_sinks="sinks" in operands,
+        has_q_positions="q_positions" in operands,
+        has_kv_positions="kv_positions" in operands,
+        has_kv_lengths="kv_lengths" in operands,
+        mode=mode,
+        page_size=None if table is None else k.shape[1],
+        ragged_sequences=None if starts is None else starts.shape[0] - 1,
+    )
+
+
+def _axes(problem: AttentionProblem) -> dict[str, Any]:
+    axes: dict[str, Any] = dict(PAGED_AXES) if problem.paged else {}
+    return {**axes, **RAGGED_AXES} if problem.ragged_sequences is not None else axes
+
+
+def _with_enough_key_heads(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, Any]:
+    """Returns both, with key heads repeated where query heads are split in more parts than there are key heads.
+
+    A single key head stays: every shard has it whole.
+    """
+    split = split_operands(ATTENTION, ATTENTION.operand_axes, {"q": operands["q"]})
+    heads, keys = problem.num_heads, problem.num_kv_heads
+    parts = heads // split.shapes["q"][2]
+    if parts == 1 or keys == 1 or keys % parts == 0 or heads % parts:
+        return problem, operands
+    enough = math.lcm(keys, parts)
+    repeated = {name: jnp.repeat(operands[name], enough // keys, axis=2) for name in ("k", "v")}
+    return dataclasses.replace(problem, num_kv_heads=enough), {**operands, **repeated}
+
+
+def _with_positions(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, dict[str, Any]]:
+    """Returns both, with explicit query positions if queries are split over the mesh."""
+    axes = {**ATTENTION.operand_axes, **_axes(problem)}
+    split = split_operands(ATTENTION, axes, {"q": operands["q"]})
+    if "length" not in split.assigned or problem.has_q_positions:
+        return problem, operands
+    positions = q_positions(problem, operands)
+    return dataclasses.replace(problem, has_q_positions=True), {
+        **operands,
+        "q_positions": positions,
+    }
+
+
+def _rows(x: jax.Array | None) -> jax.Array | None:
+    return x[None] if x is not None and jnp.ndim(x) == 1 else x

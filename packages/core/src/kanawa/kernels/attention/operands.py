@@ -1,0 +1,49 @@
+"""The operands of attention: positions that weren't given, and the mask as an array."""
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Operands
+
+
+def q_positions(problem: AttentionProblem, operands: Operands) -> jax.Array:
+    """Returns int [B or 1, T]: positions given, else each row's last ones, else 0, 1, 2, …"""
+    if problem.has_q_positions:
+        return operands["q_positions"]
+    index = jnp.arange(problem.q_length, dtype=jnp.int32)[None]
+    if problem.has_kv_lengths:
+        return index + (operands["kv_lengths"][:, None] - problem.q_length)
+    return index
+
+
+def kv_positions(problem: AttentionProblem, operands: Operands) -> jax.Array:
+    """Returns the keys' positions: int32 [B or 1, S]."""
+    if problem.has_kv_positions:
+        return operands["kv_positions"]
+    return jnp.arange(problem.kv_length, dtype=jnp.int32)[None]
+
+
+def mask_array(problem: AttentionProblem, operands: Operands) -> jax.Array | None:
+    """Returns who may attend to whom, bool [B or 1, T, S], or None where everyone may.
+
+    A kernel that lacks some of a mask uses this as its dense rest.
+    """
+    mask = problem.mask.allowed(
+        q_positions(problem, operands),
+        kv_positions(problem, operands),
+        operands.get("q_segment_ids"),
+        operands.get("kv_segment_ids"),
+        operands.get("prefix_lengths"),
+    )
+    if problem.has_kv_lengths and not _causal_hides_missing_keys(problem):
+        index = jnp.arange(problem.kv_length, dtype=jnp.int32)[None]
+        exists = (index < operands["kv_lengths"][:, None])[:, None, :]
+        mask = exists if mask is None else mask & exists
+    return mask
+
+
+def _causal_hides_missing_keys(problem: AttentionProblem) -> bool:
+    """True where queries are their row's last, so that causality hides what comes after."""
+    implied = not (problem.has_q_positions or problem.has_kv_positions)
+    return implied and problem.mask.causal and not problem.mask.prefix

@@ -1,0 +1,84 @@
+"""Attention whose queries and keys are both split along the sequence: what a context-parallel strategy brings.
+
+Without one in the plan, or where it refuses, keys are gathered and every shard attends from its queries to all keys.
+"""
+
+import abc
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+
+from kanawa.contracts.distributed import Distributed, distributed
+from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
+from kanawa.kernels.choice import KernelChoice
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.selection import select
+from kanawa.kernels.sharded import Split, call_split, split_operands
+from kanawa.kernels.verdict import Verdict, first_refusal
+
+#: As the operation's own, but with keys split like queries.
+_AXES = {
+    **ATTENTION.operand_axes,
+    "k": ("batch", "length", "heads", None),
+    "v": ("batch", "length", "heads", None),
+    "kv_positions": ("batch", "length"),
+    "kv_segment_ids": ("batch", "length"),
+}
+
+
+class AttentionOverShards(Distributed):
+    """Exact attention over `shards` equal parts of a sequence, part i on shard i, in shard_map over mesh `axes`."""
+
+    operation: ClassVar[str] = "attention"
+
+    @abc.abstractmethod
+    def supports(self, problem: AttentionProblem, shards: int) -> Verdict:
+        """Returns whether it can do the problem that one shard sees: its queries, its keys, the whole mask."""
+
+    @abc.abstractmethod
+    def blocks(self, problem: AttentionProblem, shards: int) -> Mapping[str, AttentionProblem]:
+        """Returns the problems it will give to kernels, by names of its own; a kernel is chosen for each."""
+
+    @abc.abstractmethod
+    def attend(
+        self, problem: AttentionProblem, operands: Operands, kernels: Mapping[str, Kernel], axes: tuple[str, ...]
+    ) -> jax.Array:
+        """Returns one shard's out [B, T / shards, H, Dv] from its operands; differentiable."""
+
+
+def attend_over_shards(problem: AttentionProblem, operands: Operands) -> jax.Array | None:
+    """Returns the output by the plan's way to split sequences, or None where there is none or it doesn't apply."""
+    from kanawa.module.context import record_kernel
+
+    way = distributed("attention")
+    if not isinstance(way, AttentionOverShards):
+        return None
+    split = split_operands(ATTENTION, _AXES, operands)
+    axes = split.assigned.get("length", ())
+    if not axes or problem.q_length == 1:
+        return None
+    local = problem.localize(split.shapes)
+    shards = problem.q_length // local.q_length
+    verdict = _refusal(problem, split) or way.supports(local, shards)
+    refused = () if verdict else ((way.name, verdict.reason),)
+    chosen = way.name if verdict else "gather"
+    record_kernel(KernelChoice("attention_over_shards", f"{problem.describe()} over {shards}", chosen, refused))
+    if not verdict:
+        return None
+    kernels = {}
+    for name, block in way.blocks(local, shards).items():
+        selection = select(ATTENTION, block)
+        record_kernel(selection.choice)
+        kernels[name] = selection.kernel
+    return call_split(ATTENTION, split, lambda shard: way.attend(local, shard, kernels, axes), operands)
+
+
+def _refusal(problem: AttentionProblem, split: Split) -> Verdict | None:
+    """Returns why no way could do it, or None."""
+    verdict = first_refusal(
+        (bool(split.error), split.error),
+        (problem.paged or problem.has_kv_lengths, "keys come from a cache"),
+        (problem.q_length != problem.kv_length, f"{problem.q_length} queries and {problem.kv_length} keys"),
+    )
+    return None if verdict else verdict

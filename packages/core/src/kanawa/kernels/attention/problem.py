@@ -1,0 +1,151 @@
+"""AttentionProblem: all that is static about one call of attention, and the operation's axes."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from kanawa.kernels.masks import MaskSpec
+from kanawa.kernels.operation import Operation
+
+Mode = Literal["train", "prefill", "decode"]
+
+#: A local kernel needs all keys of its queries, so neither keys nor pages are ever split for one. Key heads are split
+#: like query heads, whatever the rules say of them elsewhere: a query head needs its key head on its shard.
+ATTENTION = Operation(
+    name="attention",
+    operand_axes={
+        "q": ("batch", "length", "heads", None),
+        "k": ("batch", None, "heads", None),
+        "v": ("batch", None, "heads", None),
+        "q_positions": ("batch", "length"),
+        "kv_positions": ("batch", None),
+        "q_segment_ids": ("batch", "length"),
+        "kv_segment_ids": ("batch", None),
+        "prefix_lengths": ("batch",),
+        "kv_lengths": ("batch",),
+        "bias": ("batch", "heads", "length", None),
+        "sinks": ("heads",),
+        "page_table": ("batch", None),
+        "query_starts": (None,),
+    },
+    output_axes=(("batch", "length", "heads", None),),
+    dominant="heads",
+)
+
+#: Where k and v are page pools, shared by all rows.
+PAGED_AXES = {
+    "k": (None, None, "heads", None),
+    "v": (None, None, "heads", None),
+}
+
+#: Where q is one row with the queries of many sequences: what is per sequence stays whole.
+RAGGED_AXES = {"page_table": (None, None), "kv_lengths": (None,)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionProblem:
+    """Static description of an attention call; a kernel is asked about the local, per-shard one.
+
+    Attributes:
+        batch: rows of q.
+        q_length, kv_length: queries and keys per row; paged: kv_length is the page table's reach.
+        mask: with `mask.needs_segments` true, segment ids are operands.
+        scale: what scores are multiplied with.
+        logit_cap: scores become cap * tanh(scores / cap), before bias and mask; None for no cap.
+        bias_shape: shape of the bias, dimensions of size 1 broadcasting; None without one.
+        has_sinks: one learned logit per query head joins the softmax and contributes no value.
+        has_q_positions, has_kv_positions: explicit operands; otherwise positions are 0, 1, 2, …
+        has_kv_lengths: keys from row b's kv_lengths[b] on don't exist, and queries without explicit
+            positions are the row's last ones: query t sits at kv_lengths[b] - q_length + t.
+        mode: "prefill" and "decode" are never differentiated.
+        page_size: tokens in a page; None for dense keys and values.
+        ragged_sequences: q is one row holding this many sequences' queries, cut at query_starts;
+            else None.
+    """
+
+    batch: int
+    q_length: int
+    kv_length: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    dtype: str
+    mask: MaskSpec
+    scale: float
+    logit_cap: float | None = None
+    bias_shape: tuple[int, int, int, int] | None = None
+    has_sinks: bool = False
+    has_q_positions: bool = False
+    has_kv_positions: bool = False
+    has_kv_lengths: bool = False
+    mode: Mode = "train"
+    page_size: int | None = None
+    ragged_sequences: int | None = None
+
+    @property
+    def has_bias(self) -> bool:
+        """True where a dense bias is added to the scores."""
+        return self.bias_shape is not None
+
+    @property
+    def has_segments(self) -> bool:
+        """True where segment ids are operands."""
+        return self.mask.needs_segments
+
+    @property
+    def paged(self) -> bool:
+        """True where k and v are page pools."""
+        return self.page_size is not None
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per key head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def has_default_positions(self) -> bool:
+        """True where queries and keys sit at 0, 1, 2, …: the mask is known when compiling."""
+        explicit = self.has_q_positions or self.has_kv_positions
+        return not (explicit or self.has_kv_lengths or self.paged)
+
+    @property
+    def may_mask_whole_rows(self) -> bool:
+        """True unless every query is known to see at least one key."""
+        if self.has_kv_lengths or self.paged:
+            return True
+        if self.mask.is_full:
+            return False
+        aligned = self.has_default_positions and self.q_length <= self.kv_length
+        return not (aligned and self.mask.keeps_own_position)
+
+    def describe(self) -> str:
+        """Returns one line, such as "train bfloat16 q[8,4096,32,128] kv[8,4096,8,128] causal"."""
+        q = f"q[{self.batch},{self.q_length},{self.num_heads},{self.head_dim}]"
+        kv = f"kv[{self.batch},{self.kv_length},{self.num_kv_heads},{self.v_head_dim}]"
+        parts = [self.mode, self.dtype, q, kv, self.mask.describe()]
+        if self.logit_cap is not None:
+            parts.append(f"cap={self.logit_cap:g}")
+        if self.bias_shape is not None:
+            parts.append(f"bias{list(self.bias_shape)}")
+        if self.page_size is not None:
+            parts.append(f"pages({self.page_size})")
+        if self.ragged_sequences is not None:
+            parts.append(f"ragged({self.ragged_sequences})")
+        flags = ("sinks", "q_positions", "kv_positions", "kv_lengths")
+        parts += [flag for flag in flags if getattr(self, f"has_{flag}")]
+        return " ".join(parts)
+
+    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "AttentionProblem":
+        """Returns the problem of one shard, given its operands' shapes."""
+        q, k = operand_shapes["q"], operand_shapes["k"]
+        bias = operand_shapes.get("bias")
+        return dataclasses.replace(
+            self,
+            batch=q[0],
+            q_length=q[1],
+            num_heads=q[2],
+            kv_length=self.kv_length if self.paged else k[1],
+            num_kv_heads=k[2],
+            bias_shape=None if bias is None else (bias[0], bias[1], bias[2], bias[3]),
+        )

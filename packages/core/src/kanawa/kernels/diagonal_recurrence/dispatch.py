@@ -1,0 +1,54 @@
+"""The public call: checks shapes, puts segments and the initial state into decays and inputs, runs the best kernel.
+
+Legend: B rows, T tokens, C channels.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.errors import KernelError
+from kanawa.kernels.diagonal_recurrence.problem import DIAGONAL_RECURRENCE, DiagonalRecurrenceProblem
+from kanawa.kernels.run import run
+from kanawa.kernels.segments import segments
+
+
+def diagonal_recurrence(
+    decay: jax.Array,
+    x: jax.Array,
+    *,
+    initial_state: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (h [B, T, C], final state [B, C]), both fp32, with h_t = decay_t h_(t-1) + x_t.
+
+    Args:
+        decay, x: float [B, T, C].
+        initial_state: float [B, C]; None for zeros.
+        segment_ids: int [B, T]. The state resets where the id changes, except before a row's first
+            token, which goes on with the initial state. 0 is padding: it leaves the state as it is.
+
+    Differentiable in all floating-point operands. Raises KernelError where shapes don't fit together.
+    """
+    rows = x.shape[:1] + x.shape[2:]
+    fits = x.ndim == 3 and decay.shape == x.shape and x.shape[1] > 0
+    fits = fits and (initial_state is None or initial_state.shape == rows)
+    if not fits or (segment_ids is not None and segment_ids.shape != x.shape[:2]):
+        found = {"initial_state": initial_state, "segment_ids": segment_ids}
+        others = "".join(f", {name} {array.shape}" for name, array in found.items() if array is not None)
+        message = (
+            f"diagonal_recurrence: decay {decay.shape}, x {x.shape}{others}; expected [B, T, C] twice with T > 0, "
+            f"[B, C] and [B, T]"
+        )
+        raise KernelError(message)
+    decay, x = decay.astype(jnp.float32), x.astype(jnp.float32)
+    if segment_ids is not None:
+        resets, real = segments(segment_ids)
+        starts = (jnp.diff(resets, axis=1, prepend=0) > 0)[..., None]
+        decay = jnp.where(real[..., None], jnp.where(starts, 0.0, decay), 1.0)
+        x = jnp.where(real[..., None], x, 0.0)
+    if initial_state is not None:
+        x = x.at[:, 0].add(decay[:, 0] * initial_state.astype(jnp.float32))
+    batch, length, channels = x.shape
+    problem = DiagonalRecurrenceProblem(batch=batch, length=length, channels=channels)
+    h = run(DIAGONAL_RECURRENCE, problem, {"decay": decay, "x": x})
+    return h, h[:, -1]

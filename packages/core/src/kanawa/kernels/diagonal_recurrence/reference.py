@@ -1,0 +1,34 @@
+"""diagonal_recurrence.any.reference: one token after the other. The truth on any device."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import SUPPORTED, Verdict
+
+
+class ReferenceDiagonalRecurrence(Kernel):
+    """A `lax.scan` over tokens."""
+
+    name: ClassVar[str] = "diagonal_recurrence.any.reference"
+    operation: ClassVar[str] = "diagonal_recurrence"
+    autodiff: ClassVar[bool] = True
+
+    def supports(self, problem: DiagonalRecurrenceProblem, device: Any) -> Verdict:
+        """Returns support, always."""
+        return SUPPORTED
+
+    def forward(self, problem: DiagonalRecurrenceProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (h fp32 [B, T, C], None)."""
+
+        def one_token(h: jax.Array, token: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            decay, x = token
+            h = decay * h + x
+            return h, h
+
+        by_time = tuple(jnp.moveaxis(operands[n].astype(jnp.float32), 1, 0) for n in ("decay", "x"))
+        _, h = jax.lax.scan(one_token, jnp.zeros_like(by_time[1][0]), by_time)
+        return jnp.moveaxis(h, 0, 1), None

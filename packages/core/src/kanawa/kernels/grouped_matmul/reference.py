@@ -1,0 +1,32 @@
+"""grouped_matmul.any.reference: XLA's own ragged dot, which every platform lowers in its way."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import SUPPORTED, Verdict
+
+
+class ReferenceGroupedMatmul(Kernel):
+    """`jax.lax.ragged_dot` with fp32 accumulation. Supports every problem."""
+
+    name: ClassVar[str] = "grouped_matmul.any.reference"
+    operation: ClassVar[str] = "grouped_matmul"
+    autodiff: ClassVar[bool] = True
+
+    def supports(self, problem: GroupedMatmulProblem, device: Any) -> Verdict:
+        """Returns support, always."""
+        return SUPPORTED
+
+    def forward(self, problem: GroupedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (out [rows, columns] like lhs, None). Rows past the last group are zero."""
+        product = jax.lax.ragged_dot(
+            operands["lhs"],
+            operands["rhs"],
+            operands["group_sizes"],
+            preferred_element_type=jnp.float32,
+        )
+        return product.astype(operands["lhs"].dtype), None

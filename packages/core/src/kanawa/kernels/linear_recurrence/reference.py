@@ -1,0 +1,68 @@
+"""linear_recurrence.any.reference: one token after the other, in fp32. The truth on any device."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.segments import segments
+from kanawa.kernels.verdict import SUPPORTED, Verdict
+
+#: (out in the dtype of v, final state fp32).
+OutAndState = tuple[jax.Array, jax.Array]
+
+
+class ReferenceLinearRecurrence(Kernel):
+    """A `lax.scan` over tokens. Differentiated, it keeps the state of every token."""
+
+    name: ClassVar[str] = "linear_recurrence.any.reference"
+    operation: ClassVar[str] = "linear_recurrence"
+    autodiff: ClassVar[bool] = True
+
+    def supports(self, problem: LinearRecurrenceProblem, device: Any) -> Verdict:
+        """Returns support, always."""
+        return SUPPORTED
+
+    def forward(self, problem: LinearRecurrenceProblem, operands: Operands) -> tuple[OutAndState, None]:
+        """Returns ((out [B, T, H, V], final state [B, H, K, V]), None)."""
+        p = problem
+        repeats = p.num_heads // p.num_groups
+        q, k = (jnp.repeat(operands[n].astype(jnp.float32), repeats, axis=2) for n in ("q", "k"))
+        tokens = {
+            "q": q,
+            "k": k,
+            "v": operands["v"].astype(jnp.float32),
+            "decay": jnp.exp(operands["log_decay"].astype(jnp.float32)),
+            "real": jnp.ones((p.batch, p.length), bool),
+            "resets": jnp.zeros((p.batch, p.length), bool),
+        }
+        if p.delta:
+            tokens["beta"] = operands["beta"].astype(jnp.float32)
+        if p.has_segments:
+            count, tokens["real"] = segments(operands["segment_ids"])
+            tokens["resets"] = jnp.diff(count, axis=1, prepend=0) > 0
+        state = jnp.zeros((p.batch, p.num_heads, p.key_dim, p.value_dim), jnp.float32)
+        if p.has_initial_state:
+            state = operands["initial_state"].astype(jnp.float32)
+        by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
+        state, out = jax.lax.scan(_one_token, state, by_time)
+        return (jnp.moveaxis(out, 0, 1).astype(operands["v"].dtype), state), None
+
+
+def _one_token(state: jax.Array, token: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns (state [B, H, K, V] after a token, what the token reads [B, H, V])."""
+
+    def per_row(x: jax.Array) -> jax.Array:
+        return x[:, None, None, None]
+
+    kept = jnp.where(per_row(token["resets"]), 0.0, state) * token["decay"][..., None, None]
+    written = token["v"]
+    if "beta" in token:
+        known = jnp.einsum("bhk,bhkv->bhv", token["k"], kept)
+        written = token["beta"][..., None] * (written - known)
+    after = kept + token["k"][..., :, None] * written[..., None, :]
+    after = jnp.where(per_row(token["real"]), after, state)
+    out = jnp.einsum("bhk,bhkv->bhv", token["q"], after)
+    return after, jnp.where(token["real"][:, None, None], out, 0.0)

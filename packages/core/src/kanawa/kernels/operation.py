@@ -1,0 +1,106 @@
+"""The two halves of the kernel contract: what an operation is, what a kernel must offer."""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from kanawa.arrays.axes import LogicalAxes
+from kanawa.kernels.verdict import Verdict
+
+if TYPE_CHECKING:
+    from kanawa.plugins import DeviceSpec
+
+#: Operand name to array (or a pytree of arrays); an absent operand has no key.
+Operands = Mapping[str, Any]
+
+#: In `Operation.output_axes`: every shard holds a part of the sum, so that the wrapper adds them
+#: up.
+SUMMED = "summed"
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """A frozen, hashable dataclass: all that is static about one call of an operation."""
+
+    def describe(self) -> str:
+        """Returns one line of text for manifests and error messages."""
+        ...
+
+    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "Problem":
+        """Returns the problem as one shard sees it, given the shapes of its operands."""
+        ...
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation: its name, and how its operands and outputs may be split over a mesh.
+
+    Attributes:
+        operand_axes: logical axes of every operand, absent ones included.
+        output_axes: logical axes of each output, in order (one entry: the output is that array), or
+            SUMMED.
+        manual_axes: logical axes that a local kernel is split over, the rest being left to the
+            compiler; None for the whole mesh; empty if only the caller can split, so that a mesh
+            rules local kernels out.
+        dominant: the logical axis whose mesh axes no other axis may use, in any operand: heads before
+            length in attention, so that queries and their positions are split alike. Over its
+            mesh axes SUMMED outputs are whole already.
+        fused_platforms: where a kernel with `fused=False` counts as a fallback (see
+            `require_fused`).
+    """
+
+    name: str
+    operand_axes: Mapping[str, LogicalAxes] = field(hash=False, compare=False)
+    output_axes: tuple[LogicalAxes | str, ...] = field(hash=False, compare=False)
+    manual_axes: tuple[str, ...] | None = None
+    dominant: str | None = None
+    fused_platforms: tuple[str, ...] = ("gpu", "tpu", "neuron")
+
+
+class Kernel(abc.ABC):
+    """One implementation of an operation, made without arguments and without state.
+
+    A kernel sees operands as `Operation.operand_axes` orders them, and never a mesh, a context or a
+    config. `forward` and `backward` must be pure. Subclasses are final; they set the class
+    variables.
+
+    Attributes:
+        name: the catalog name, `<operation>.<platform>.<name>`.
+        platforms: such as ("gpu",); empty for any.
+        priority: the highest wins among kernels that match the platform equally well.
+        fused: True if it never materialises what the operation is known for (attention scores, …).
+        local: True if it can't be partitioned by the compiler; core then wraps it in `shard_map`.
+        autodiff: True if JAX should differentiate through `apply`; `backward` is then not used.
+    """
+
+    name: ClassVar[str]
+    operation: ClassVar[str]
+    platforms: ClassVar[tuple[str, ...]] = ()
+    priority: ClassVar[int] = 0
+    fused: ClassVar[bool] = False
+    local: ClassVar[bool] = False
+    autodiff: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def supports(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
+        """Returns whether it can do the local problem; `device` is None where it isn't known.
+
+        Must be quick, and must not touch a device. Reasons name the value found and the limit.
+        """
+
+    @abc.abstractmethod
+    def forward(self, problem: Any, operands: Operands) -> tuple[Any, Any]:
+        """Returns (out, residuals): what `backward` needs beside operands and out."""
+
+    def apply(self, problem: Any, operands: Operands) -> Any:
+        """Returns the output alone, for calls that need no residuals."""
+        return self.forward(problem, operands)[0]
+
+    def backward(self, problem: Any, operands: Operands, out: Any, residuals: Any, cotangents: Any) -> dict[str, Any]:
+        """Returns the cotangent of each floating-point operand; a missing one means zero.
+
+        Needed unless `autodiff`. Cotangents have the structure of `out`.
+        """
+        message = f"{self.name} has no backward: set autodiff = True or define backward"
+        raise TypeError(message)

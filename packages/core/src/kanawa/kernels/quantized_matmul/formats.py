@@ -1,0 +1,98 @@
+"""The number formats weights and activations are quantised to, and how 4-bit ones are packed in bytes."""
+
+import dataclasses
+import itertools
+import statistics
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt8
+
+from kanawa.errors import KernelError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberFormat:
+    """A format: real value = stored value x scale.
+
+    Attributes:
+        dtype: what one value, or one pair of packed values, is stored as.
+        largest: the magnitude that the largest value of a group is scaled to.
+        packed: two values a byte, along the first contracted dimension.
+        levels: for a codebook, the real values of codes 0, 1, ….
+        relative_error: rounding moves a value that isn't tiny by at most this share of itself (floating formats).
+        step: rounding moves a value by at most half of this times its scale (integer formats and codebooks).
+    """
+
+    name: str
+    dtype: str
+    largest: float
+    packed: bool = False
+    levels: tuple[float, ...] = ()
+    relative_error: float = 0.0
+    step: float = 0.0
+
+    def round(self, x: Float[Array, "..."]) -> Array:
+        """Returns scaled values rounded to the format, not yet packed: int8, a float8, or uint8 codes."""
+        if self.levels:
+            edges = [(low + high) / 2 for low, high in itertools.pairwise(self.levels)]
+            return jnp.searchsorted(jnp.array(edges, x.dtype), x).astype(jnp.uint8)
+        if self.packed or self.dtype == "int8":
+            return jnp.round(jnp.clip(x, -self.largest, self.largest)).astype(jnp.int8)
+        # A conversion past the largest number gives NaN, and division may round up to just past it.
+        return jnp.clip(x, -self.largest, self.largest).astype(self.dtype)
+
+    def values(self, kept: Array, num_contracted_first: int, dtype: jnp.dtype) -> Float[Array, "..."]:
+        """Returns unscaled values of stored ones; `num_contracted_first` is the first dimension's size, unpacked."""
+        if not self.packed:
+            return kept.astype(dtype)
+        codes = unpack(kept, num_contracted_first)
+        if self.levels:
+            return jnp.take(jnp.array(self.levels, dtype), codes.astype(jnp.int32), axis=0)
+        # Sign-extends the low four bits.
+        return (((codes.astype(jnp.int8)) ^ 8) - 8).astype(dtype)
+
+
+def _normal_levels() -> tuple[float, ...]:
+    """Returns NF4's sixteen levels: quantiles of a normal, 8 from 0 up and 8 from 0 down, scaled to 1.
+
+    Dettmers et al. 2023 (QLoRA, arXiv:2305.14314), section 3 and appendix E.
+    """
+    quantile, tail = statistics.NormalDist().inv_cdf, 0.9677083
+    above = [quantile(0.5 + (tail - 0.5) * i / 8) for i in range(1, 9)]
+    below = [-quantile(0.5 + (tail - 0.5) * i / 7) for i in range(1, 8)]
+    levels = sorted([*below, 0.0, *above])
+    return tuple(level / levels[-1] for level in levels)
+
+
+_NF4 = _normal_levels()
+
+INT8 = NumberFormat("int8", "int8", 127.0, step=1.0)
+E4M3 = NumberFormat("float8_e4m3fn", "float8_e4m3fn", 448.0, relative_error=2.0**-4)
+E5M2 = NumberFormat("float8_e5m2", "float8_e5m2", 57344.0, relative_error=2.0**-3)
+INT4 = NumberFormat("int4", "uint8", 7.0, packed=True, step=1.0)
+NF4 = NumberFormat("nf4", "uint8", 1.0, packed=True, levels=_NF4, step=max(b - a for a, b in itertools.pairwise(_NF4)))
+
+FORMATS = {fmt.name: fmt for fmt in (INT8, E4M3, E5M2, INT4, NF4)}
+
+
+def format_named(name: str) -> NumberFormat:
+    """Returns the format; raises KernelError for an unknown name."""
+    if name not in FORMATS:
+        message = f"no quantised format {name!r}{did_you_mean(name, FORMATS)}"
+        raise KernelError(message)
+    return FORMATS[name]
+
+
+def pack(codes: Int[Array, "K ..."]) -> UInt8[Array, "half ..."]:
+    """Returns 4-bit codes two a byte along the first dimension: even rows in the low half; an odd end is padded."""
+    bits = codes.astype(jnp.uint8) & jnp.uint8(15)
+    if bits.shape[0] % 2:
+        bits = jnp.concatenate([bits, jnp.zeros_like(bits[:1])])
+    return bits[0::2] | (bits[1::2] << jnp.uint8(4))
+
+
+def unpack(kept: UInt8[Array, "half ..."], length: int) -> UInt8[Array, "K ..."]:
+    """Returns the `length` 4-bit codes (0 to 15) along the first dimension that `pack` put together."""
+    pairs = jnp.stack([kept & jnp.uint8(15), kept >> jnp.uint8(4)], axis=1)
+    return jax.lax.slice_in_dim(pairs.reshape(-1, *kept.shape[1:]), 0, length, axis=0)

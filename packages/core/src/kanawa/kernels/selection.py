@@ -1,0 +1,190 @@
+"""Ranks the installed kernels for one call of an operation, and says why the others were refused.
+
+Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU
+code.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kanawa.errors import KernelError, PluginError, did_you_mean
+from kanawa.kernels.choice import KernelChoice
+from kanawa.kernels.operation import Kernel, Operation
+from kanawa.kernels.platform import current_platform, device_spec
+from kanawa.kernels.verdict import refuse
+
+if TYPE_CHECKING:
+    from kanawa.arrays.plan import KernelPolicy
+    from kanawa.kernels.verdict import Verdict
+    from kanawa.plugins import ComponentState, DeviceSpec
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice and the kernel it stands for."""
+
+    kernel: Kernel
+    choice: KernelChoice
+
+
+@dataclass(frozen=True)
+class _Question:
+    """All that a selection depends on, hashable: the key of its cache."""
+
+    operation: Operation
+    problem: Any
+    split_error: str
+    platform: str
+    device: "DeviceSpec | None"
+    policy: "KernelPolicy"
+    installed: tuple["ComponentState", ...]
+
+
+def select(operation: Operation, problem: Any, split_error: str = "") -> Selection:
+    """Returns the best installed kernel for a local problem on the current platform.
+
+    Order: pins of the plan in force, kernels for this platform before general ones, priority, name.
+    `split_error` says why operands can't be split over the mesh, which rules out local kernels.
+    Raises KernelError where a pin can't be kept, none supports the problem, two distributions tie,
+    or a fused kernel is required and none applies.
+    """
+    from kanawa.arrays.plan import current_plan
+    from kanawa.plugins import host
+
+    platform, kind = current_platform()
+    everyone = host()
+    prefixes = tuple(f"{operation.name}.{p}." for p in (platform, "any"))
+    installed = tuple(state for state in everyone.components("kernels") if state.name.startswith(prefixes))
+    question = _Question(
+        operation=operation,
+        problem=problem,
+        split_error=split_error,
+        platform=platform,
+        device=device_spec(everyone, kind),
+        policy=current_plan().kernels,
+        installed=installed,
+    )
+    return _answer(question)
+
+
+@functools.lru_cache(maxsize=1024)
+def _answer(question: _Question) -> Selection:
+    pins = tuple(name for op, name in question.policy.pins if op == question.operation.name)
+    refused: list[tuple[str, str]] = []
+    supporting: list[tuple[ComponentState, Kernel]] = []
+    for state in question.installed:
+        kernel, verdict = _ask(question, state)
+        if kernel is not None and verdict.ok:
+            supporting.append((state, kernel))
+        else:
+            refused.append((state.name, verdict.reason))
+    if pins:
+        best = _pinned(question, pins, supporting, refused)
+    else:
+        best = _best(question, supporting, refused)
+    if question.policy.require_fused:
+        _check_fused(question, best, refused)
+    choice = KernelChoice(
+        operation=question.operation.name,
+        problem=question.problem.describe(),
+        kernel=best.name,
+        refused=tuple(refused),
+    )
+    return Selection(best, choice)
+
+
+def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:
+    """Returns the kernel, if it can be loaded, and its verdict."""
+    if not state.state.usable and state.state != "conflict":
+        return None, refuse(f"{state.state}: {state.reason}")
+    try:
+        kernel = _instance(state.key, state.value)
+    except PluginError as error:
+        return None, refuse(str(error).splitlines()[0])
+    if kernel.platforms and question.platform not in kernel.platforms:
+        return kernel, refuse(f"runs on {', '.join(kernel.platforms)}, not {question.platform}")
+    if kernel.local and question.split_error:
+        return kernel, refuse(question.split_error)
+    return kernel, kernel.supports(question.problem, question.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _instance(key: str, value: str) -> Kernel:
+    """Returns the one instance of a kernel class: its identity is static data of a custom_vjp."""
+    from kanawa.plugins import component
+
+    return component("kernels", key)()
+
+
+def _rank(item: tuple["ComponentState", Kernel]) -> tuple[int, int, str]:
+    state, kernel = item
+    general = state.name.split(".")[1] == "any"
+    return general, -kernel.priority, state.name
+
+
+def _best(
+    question: _Question,
+    supporting: list[tuple["ComponentState", Kernel]],
+    refused: list[tuple[str, str]],
+) -> Kernel:
+    if not supporting:
+        message = f"no installed kernel supports {_what(question)}{_listing(refused)}"
+        raise KernelError(message)
+    ranked = sorted(supporting, key=_rank)
+    state, kernel = ranked[0]
+    for other, _ in ranked[1:]:
+        tied = _rank(ranked[0])[:2] == _rank((other, _))[:2]
+        if tied and other.distribution != state.distribution:
+            message = (
+                f"{state.key} and {other.key} rank equally for {_what(question)}; "
+                f"pin one of them in the plan: "
+                f"KernelPolicy(pins=(({question.operation.name!r}, {state.name!r}),))"
+            )
+            raise KernelError(message)
+    return kernel
+
+
+def _pinned(
+    question: _Question,
+    pins: tuple[str, ...],
+    supporting: list[tuple["ComponentState", Kernel]],
+    refused: list[tuple[str, str]],
+) -> Kernel:
+    for pin in pins:
+        for state, kernel in supporting:
+            if pin in (state.name, state.key):
+                return kernel
+    reasons = dict(refused)
+    lines = []
+    for pin in pins:
+        bare = pin.rpartition(":")[2]
+        if bare in reasons:
+            lines.append(f"{pin} refuses {_what(question)}: {reasons[bare]}")
+        else:
+            near = did_you_mean(bare, (state.name for state in question.installed))
+            lines.append(f"{pin} is not installed for {question.platform}{near}")
+    message = "\n".join([f"no pinned {question.operation.name} kernel can be used:", *lines])
+    raise KernelError(message)
+
+
+def _check_fused(question: _Question, kernel: Kernel, refused: list[tuple[str, str]]) -> None:
+    if kernel.fused or question.platform not in question.operation.fused_platforms:
+        return
+    message = (
+        f"a fused kernel is required but {_what(question)} gets {kernel.name}, which isn't fused"
+        f"{_listing(refused)}\nchange the problem so that one applies, install a backend that has "
+        f"one, or drop require_fused"
+    )
+    raise KernelError(message)
+
+
+def _what(question: _Question) -> str:
+    device = question.device.name if question.device is not None else question.platform
+    return f"{question.operation.name} {question.problem.describe()} on {device}"
+
+
+def _listing(refused: list[tuple[str, str]]) -> str:
+    if not refused:
+        return "; no other kernel of the operation is installed for this platform"
+    return "; refused:" + "".join(f"\n  {name}: {reason}" for name, reason in refused)

@@ -1,0 +1,88 @@
+"""Logits, and the losses of each token from them, in fp32: what both kernels compute."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
+
+
+class TokenLosses(NamedTuple):
+    """Per token, fp32: what is minimised, its parts, and whether the argmax was right."""
+
+    loss: jax.Array
+    nll: jax.Array
+    z_loss: jax.Array
+    correct: jax.Array
+    log_sum_exp: jax.Array
+
+
+class Sums(NamedTuple):
+    """Weighted sums over tokens, fp32 scalars."""
+
+    loss: jax.Array
+    weight: jax.Array
+    nll: jax.Array
+    z_loss: jax.Array
+    correct: jax.Array
+
+
+def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns capped logits [..., vocab] in fp32."""
+    equation = "...d,vd->...v" if problem.tied else "...d,dv->...v"
+    logits = jnp.einsum(equation, hidden, weight, preferred_element_type=jnp.float32)
+    if problem.logit_cap is not None:
+        logits = problem.logit_cap * jnp.tanh(logits / problem.logit_cap)
+    return logits
+
+
+def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> TokenLosses:
+    """Returns each token's losses from logits [..., vocab] and targets [...]."""
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    if problem.vocab_axes:
+        top = jax.lax.pmax(top, problem.vocab_axes)
+    log_sum_exp = top + jnp.log(_over_vocab(problem, jnp.exp(logits - top[..., None])))
+    # A sum over a comparison, not a gather: it stays in place where the vocabulary is split.
+    chosen = _over_vocab(problem, jnp.where(is_target(problem, logits, targets), logits, 0.0))
+    nll = log_sum_exp - chosen
+    loss = nll
+    if problem.label_smoothing:
+        spread = log_sum_exp - _over_vocab(problem, logits) / whole_vocab(problem)
+        loss = (1 - problem.label_smoothing) * nll + problem.label_smoothing * spread
+    z_loss = jnp.zeros_like(nll)
+    if problem.z_loss:
+        z_loss = problem.z_loss * jnp.square(log_sum_exp)
+        loss = loss + z_loss
+    return TokenLosses(loss, nll, z_loss, (chosen >= top).astype(jnp.float32), log_sum_exp)
+
+
+def weighted_sums(losses: TokenLosses, loss_weights: jax.Array) -> Sums:
+    """Returns the sums of losses times weights."""
+    weights = loss_weights.astype(jnp.float32)
+    return Sums(
+        loss=jnp.sum(losses.loss * weights),
+        weight=jnp.sum(weights),
+        nll=jnp.sum(losses.nll * weights),
+        z_loss=jnp.sum(losses.z_loss * weights),
+        correct=jnp.sum(losses.correct * weights),
+    )
+
+
+def is_target(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Returns bool [..., vocab], true at each token's target."""
+    index = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    if problem.vocab_axes:
+        index = index + (jax.lax.axis_index(problem.vocab_axes) * problem.vocab).astype(index.dtype)
+    return index == targets[..., None]
+
+
+def whole_vocab(problem: CrossEntropyProblem) -> int:
+    """Returns the vocabulary over all shards."""
+    return problem.vocab * math.prod(jax.lax.axis_size(name) for name in problem.vocab_axes)
+
+
+def _over_vocab(problem: CrossEntropyProblem, x: jax.Array) -> jax.Array:
+    total = jnp.sum(x, axis=-1)
+    return jax.lax.psum(total, problem.vocab_axes) if problem.vocab_axes else total

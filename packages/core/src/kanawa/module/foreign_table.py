@@ -1,0 +1,299 @@
+"""From a built model to the table of foreign tensors: name, shape, and which slices of which parameters."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kanawa.arrays.spec import ParamSpec
+from kanawa.errors import ModuleError, did_you_mean
+from kanawa.module.foreign import Foreign, Form, Joined, Sliced, Tensor
+from kanawa.module.module import Module
+
+_LISTED = re.compile(r"(\w+)\[(\d+)\]")
+
+
+class ForeignNameError(ModuleError):
+    """A module has parts without a foreign name, or names that can't be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A slice of our arrays: `item` is "params" or "state"; `spec` is the slice's own.
+
+    `index` counts layers, then experts; `cut` is what of the rest it takes (empty: all).
+    """
+
+    item: str
+    path: str
+    index: tuple[int, ...]
+    spec: ParamSpec
+    form: Form | None = None
+    cut: tuple[slice, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The slice's shape in the foreign tensor."""
+        return self.spec.shape if self.form is None else self.form.shape(self.spec)
+
+    @property
+    def where(self) -> tuple[int | slice, ...]:
+        """What of the array at `path` it is, as an index."""
+        return (*self.index, *self.cut)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignTensor:
+    """One foreign tensor and the parts it holds, joined along `axis`."""
+
+    name: str
+    parts: tuple[Part, ...]
+    axis: int = 0
+    interleaved: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        shapes = [part.shape for part in self.parts]
+        whole = list(shapes[0])
+        if len(shapes) > 1:
+            whole[self.axis] = sum(shape[self.axis] for shape in shapes)
+        return tuple(whole)
+
+    def join(self, slices: Iterable[np.ndarray]) -> np.ndarray:
+        """Returns the tensor of its parts' slices, in the order of `parts`."""
+        arrays = [
+            np.asarray(s) if p.form is None else p.form.to_foreign(np.asarray(s), p.spec)
+            for p, s in zip(self.parts, slices, strict=True)
+        ]
+        if len(arrays) == 1:
+            return arrays[0]
+        if not self.interleaved:
+            return np.concatenate(arrays, axis=self.axis)
+        return np.stack(arrays, axis=self.axis % arrays[0].ndim + 1).reshape(self.shape)
+
+    def split(self, tensor: np.ndarray) -> list[np.ndarray]:
+        """Returns the slices of the parts; the inverse of `join`."""
+        pieces = self._pieces(tensor)
+        return [
+            piece if part.form is None else part.form.from_foreign(piece, part.spec)
+            for part, piece in zip(self.parts, pieces, strict=True)
+        ]
+
+    def _pieces(self, tensor: np.ndarray) -> list[np.ndarray]:
+        if len(self.parts) == 1:
+            return [tensor]
+        axis, count = self.axis % tensor.ndim, len(self.parts)
+        if self.interleaved:
+            at = (slice(None),) * axis
+            return [tensor[(*at, slice(i, None, count))] for i in range(count)]
+        widths = [part.shape[axis] for part in self.parts]
+        return np.split(tensor, np.cumsum(widths)[:-1], axis=axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignTable:
+    """Every tensor by name; `repeats` maps further names to the tensor they must equal; `ignored` are patterns."""
+
+    tensors: Mapping[str, ForeignTensor]
+    repeats: Mapping[str, str]
+    ignored: tuple[str, ...]
+    optional_prefix: str
+
+
+def foreign_table(model: Module) -> ForeignTable:
+    """Returns the table of a model; raises ForeignNameError naming the module that doesn't say what it is called."""
+    walker = _Walker()
+    tensors: dict[str, ForeignTensor] = {}
+    for tensor in walker.walk(model, "", "", (), 0):
+        if tensor.name in tensors:
+            owners = ", ".join(t.parts[0].path for t in (tensors[tensor.name], tensor))
+            message = (
+                f"two tensors would be called {tensor.name!r}: {owners}; "
+                "does a stacked or listed child's name lack '{}'?"
+            )
+            raise ForeignNameError(message)
+        tensors[tensor.name] = tensor
+    whole = [tensor for tensor in tensors.values() if len(tensor.parts) == 1 and not tensor.parts[0].where]
+    by_path = {tensor.parts[0].path: tensor.name for tensor in whole}
+    repeats = {name: by_path[path] for name, path in walker.repeats.items() if path in by_path}
+    return ForeignTable(tensors, repeats, tuple(walker.ignored), model.config.foreign.optional_prefix)
+
+
+class _Walker:
+    """Collects tensors depth first; names grow on the way down, parts are joined on the way up."""
+
+    def __init__(self) -> None:
+        self.repeats: dict[str, str] = {}
+        self.ignored: list[str] = []
+
+    def walk(
+        self, module: Module, prefix: str, path: str, index: tuple[int, ...], first_layer: int
+    ) -> list[ForeignTensor]:
+        """Returns the tensors of a module and all below it. `first_layer` is added to the layer numbers in names."""
+        foreign: Foreign = module.config.foreign
+        self.ignored += [_joined_name(prefix, pattern) for pattern in foreign.ignored]
+        for name, shared in foreign.repeats.items():
+            owner, _, parameter = shared.partition(".")
+            self.repeats[_joined_name(prefix, name)] = f"{_path_of(module.shared(owner))}.{parameter}"
+        grouped = {part: group for group in foreign.joined for part in group.parts}
+        found: list[ForeignTensor] = []
+        waiting: dict[str, list[ForeignTensor]] = {}
+        for name, item, spec in _own_arrays(module):
+            tensors = self._own(module, foreign, prefix, (path, name, item), (index, spec), name in grouped)
+            (waiting.setdefault(name, []) if name in grouped else found).extend(tensors)
+        for name, child in module.children.items():
+            if not _has_arrays(child):
+                continue
+            below = f"{path}.{name}" if path else name
+            if name in grouped:
+                waiting[name] = self.walk(child, "", below, index, first_layer)
+            elif name in foreign.apart:
+                whole = self.walk(child, "", below, index, first_layer)
+                found += _cut(foreign.apart[name], prefix, whole)
+            else:
+                found += self._child(module, name, child, (prefix, path, index, first_layer))
+        for group in foreign.joined:
+            found += _join(module, group, prefix, {p: waiting[p] for p in group.parts if p in waiting})
+        return found
+
+    def _own(
+        self,
+        module: Module,
+        foreign: Foreign,
+        prefix: str,
+        where: tuple[str, str, str],
+        what: tuple[tuple[int, ...], ParamSpec],
+        joined: bool,
+    ) -> list[ForeignTensor]:
+        """Returns the tensors of one parameter: one, or one for each index of its first axis."""
+        (path, name, item), (index, spec) = where, what
+        entry = foreign.tensors.get(name, Tensor() if joined else None)
+        if entry is None:
+            if item == "state":
+                return []
+            raise ForeignNameError(_undeclared(module, name, "parameter", foreign.tensors))
+        tensor = Tensor(name=entry) if isinstance(entry, str) else entry
+        form = None if tensor.form is None else tensor.form.build()
+        at = f"{path}.{name}" if path else name
+        full = "" if joined else _joined_name(prefix, tensor.name)
+        if "{}" not in tensor.name:
+            return [ForeignTensor(full, (Part(item, at, index, spec, form),))]
+        inner = _without_first_axis(spec)
+        return [
+            ForeignTensor(full.replace("{}", str(i)), (Part(item, at, (*index, i), inner, form),))
+            for i in range(spec.shape[0])
+        ]
+
+    def _child(
+        self, module: Module, name: str, child: Module, at: tuple[str, str, tuple[int, ...], int]
+    ) -> list[ForeignTensor]:
+        """Returns the tensors of a child, once for each layer where it is stacked."""
+        prefix, path, index, first_layer = at
+        foreign: Foreign = module.config.foreign
+        listed = _LISTED.fullmatch(name)
+        base, position = (listed[1], int(listed[2])) if listed else (name, 0)
+        relative = foreign.children.get(name, foreign.children.get(base))
+        if relative is None:
+            raise ForeignNameError(_undeclared(module, base, "child", foreign.children))
+        below = f"{path}.{name}" if path else name
+        if "{}" not in relative and child.num_stacked is None:
+            offset = first_layer + module.first_layer(name)
+            return self.walk(child, _joined_name(prefix, relative), below, index, offset)
+        found: list[ForeignTensor] = []
+        for i in range(child.num_stacked or 1):
+            number = module.layer_number(name, i if child.num_stacked is not None else position) + first_layer
+            inside = (*index, i) if child.num_stacked is not None else index
+            full = _joined_name(prefix, relative.replace("{}", str(number)))
+            found += self.walk(child, full, below, inside, 0)
+        return found
+
+
+def _join(module: Module, group: Joined, prefix: str, parts: Mapping[str, list[ForeignTensor]]) -> list[ForeignTensor]:
+    if not parts:
+        return []
+    relative = [{t.name: t for t in tensors} for tensors in parts.values()]
+    if len(parts) < len(group.parts) or any(r.keys() != relative[0].keys() for r in relative):
+        held = [f"{p}: {', '.join(t.name or 'itself' for t in parts.get(p, ())) or 'nothing'}" for p in group.parts]
+        message = f"{module.path}: the parts of {group.name!r} don't hold the same tensors: {'; '.join(held)}"
+        raise ForeignNameError(message)
+    return [
+        ForeignTensor(
+            _joined_name(prefix, _joined_name(group.name, name)),
+            tuple(part for r in relative for part in r[name].parts),
+            group.axis,
+            group.interleaved,
+        )
+        for name in relative[0]
+    ]
+
+
+def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]) -> list[ForeignTensor]:
+    """Returns a child's tensors cut into the named slices."""
+    found = []
+    for piece, tensor in itertools.product(slices, tensors):
+        (part,) = tensor.parts
+        axis = piece.axis % len(part.spec.shape)
+        taken = slice(piece.start, piece.stop)
+        length = len(range(part.spec.shape[axis])[taken])
+        shape = (*part.spec.shape[:axis], length, *part.spec.shape[axis + 1 :])
+        cut = (*(slice(None),) * axis, taken)
+        part = dataclasses.replace(part, spec=dataclasses.replace(part.spec, shape=shape), cut=cut)
+        found.append(ForeignTensor(_joined_name(prefix, _joined_name(piece.name, tensor.name)), (part,)))
+    return found
+
+
+def _own_arrays(module: Module) -> list[tuple[str, str, ParamSpec]]:
+    return [(n, "params", s) for n, s in module.param_specs.items()] + [
+        (n, "state", s) for n, s in module.state_specs.items()
+    ]
+
+
+def _has_arrays(module: Module) -> bool:
+    """Whether a parameter, state with a foreign name, or a repeat of another tensor is in the module or below."""
+    foreign: Foreign = module.config.foreign
+    named_state = any(name in foreign.tensors for name in module.state_specs)
+    own = bool(module.param_specs) or named_state or bool(foreign.repeats)
+    return own or any(map(_has_arrays, module.children.values()))
+
+
+def _without_first_axis(spec: ParamSpec) -> ParamSpec:
+    """Returns the spec of one slice along the first axis."""
+
+    def moved(axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(a - 1 if a > 0 else a for a in axes)
+
+    return dataclasses.replace(
+        spec,
+        shape=spec.shape[1:],
+        axes=spec.axes[1:],
+        fan_in_axes=moved(spec.fan_in_axes),
+        fan_out_axes=moved(spec.fan_out_axes),
+    )
+
+
+def _path_of(module: Module) -> str:
+    """Returns a module's path from the root, which itself has none."""
+    names: list[str] = []
+    node: Any = module
+    while node.parent is not None:
+        names.append(node.name)
+        node = node.parent
+    return ".".join(reversed(names))
+
+
+def _joined_name(*segments: str) -> str:
+    return ".".join(segment for segment in segments if segment)
+
+
+def _undeclared(module: Module, name: str, kind: str, known: Iterable[str]) -> str:
+    cls = type(module)
+    slot = "tensors" if kind == "parameter" else "children"
+    return (
+        f"{module.path} ({cls.__module__}:{cls.__qualname__}) doesn't say what checkpoints of others call its {kind} "
+        f"{name!r}{did_you_mean(name, known)}. Declare it in the layer's Config: foreign: Foreign = "
+        f'Foreign({slot}={{"{name}": "…"}}), or set it in the recipe; see docs/convert.md'
+    )

@@ -1,0 +1,351 @@
+"""Module: declares parameters, state and children in `setup`; computes in public methods, each in its own context."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from kanawa.arrays.axes import LogicalAxes
+from kanawa.arrays.constrain import constrain_param
+from kanawa.arrays.init import Initializer, fan_in_normal, zeros
+from kanawa.arrays.plan import current_plan
+from kanawa.arrays.spec import ParamSpec
+from kanawa.config import FROM_PARENT, Configurable
+from kanawa.config.paths import match_path
+from kanawa.errors import ContextError, ModuleError, did_you_mean
+from kanawa.module.context import (
+    Context,
+    child_context,
+    current_context,
+    find_context,
+    installed,
+)
+from kanawa.module.foreign import Foreign
+from kanawa.module.metrics import Metric
+from kanawa.module.outputs import Loss
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CHILD_NAME = re.compile(r"([a-z][a-z0-9_]*)(\[\d+\])?")
+
+
+def nowrap(method: F) -> F:
+    """Marks a public method that needs no context of its own, such as one that returns shapes."""
+    method._kanawa_nowrap = True  # type: ignore[attr-defined]
+    return method
+
+
+class Module(Configurable):
+    """A node of the model tree. Subclasses implement `setup` and public methods, usually `forward`."""
+
+    class Config(Configurable.Config):
+        """What every module can be configured with: what checkpoints of others call its parts."""
+
+        INTRINSIC = ("foreign",)
+
+        foreign: Foreign = Foreign()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, method in list(vars(cls).items()):
+            if name.startswith("_") or name == "setup" or not inspect.isfunction(method):
+                continue
+            if getattr(method, "__isabstractmethod__", False) or hasattr(method, "_kanawa_nowrap"):
+                continue
+            setattr(cls, name, _in_own_context(method))
+
+    def __init__(self, cfg: Config, *, name: str = "", parent: "Module | None" = None) -> None:
+        super().__init__(cfg)
+        self.name = name
+        self.parent = parent
+        self.num_stacked: int | None = None
+        self.frozen = False
+        self.children: dict[str, Module] = {}
+        self.param_specs: dict[str, ParamSpec] = {}
+        self.state_specs: dict[str, ParamSpec] = {}
+        self._shared: dict[str, Module] = {}
+        self._declaring = True
+        self.setup()
+        self._declaring = False
+
+    def setup(self) -> None:
+        """Declares parameters, state and children; the default declares none."""
+
+    # --- declaring -------------------------------------------------------------------------------------------
+
+    def add_param(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        axes: LogicalAxes,
+        init: Initializer | None = None,
+        **traits: Any,
+    ) -> None:
+        """Declares a trained parameter; `traits` are further fields of ParamSpec, such as `fan_in_axes`."""
+        self._check_declaration(name)
+        spec = ParamSpec(tuple(shape), tuple(axes), init=init or fan_in_normal(), **traits)
+        self.param_specs[name] = spec
+
+    def add_state(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        axes: LogicalAxes,
+        init: Initializer = zeros,
+        dtype: str = "float32",
+    ) -> None:
+        """Declares state that `update` changes and no gradient reaches, such as a running mean."""
+        self._check_declaration(name)
+        self.state_specs[name] = ParamSpec(tuple(shape), tuple(axes), dtype, init, (), ())
+
+    def add_child(
+        self, name: str, cfg: Config | None, *, stacked: int | None = None, frozen: bool = False, **from_parent: Any
+    ) -> "Module | None":
+        """Builds a child from a config slot of the same name, fills its FROM_PARENT fields, and returns it.
+
+        `stacked` declares that many copies in one set of arrays with a leading `layers` axis, for kn.scan.
+        `frozen` makes every parameter below untrainable. A None config declares an absent child: `self.<name>` is None.
+        """
+        self._check_child_name(name)
+        if cfg is None:
+            setattr(self, name, None)
+            return None
+        child = self._configured(name, cfg, from_parent).build(name=name, parent=self)
+        child.num_stacked = stacked
+        child.frozen = frozen
+        self.children[name] = child
+        if name.isidentifier():
+            setattr(self, name, child)
+        return child
+
+    def share(self, name: str, module: "Module") -> None:
+        """Lets every descendant call `module` as `self.shared(name)`, with this module's own parameters."""
+        self._shared[name] = module
+
+    @nowrap
+    def shared(self, name: str) -> "Module":
+        """Returns the module that an ancestor shares under `name`; raises ModuleError if none does."""
+        node: Module | None = self
+        offered: list[str] = []
+        while node is not None:
+            if name in node._shared:
+                return node._shared[name]
+            offered += node._shared
+            node = node.parent
+        message = f"{self.path}: no ancestor shares a module named {name!r}{did_you_mean(name, offered)}"
+        raise ModuleError(message)
+
+    def _configured(self, name: str, cfg: Config, from_parent: Mapping[str, Any]) -> Config:
+        if not hasattr(type(cfg), "_target"):
+            message = f"{self.path}.{name}: {type(cfg).__name__} is not the config of a module"
+            raise ModuleError(message)
+        cfg, fields = cfg.clone(), cfg.fields()
+        for field, value in from_parent.items():
+            if field not in fields:
+                message = (
+                    f"{self.path}: gives child {name!r} the field {field!r}, which {type(cfg).__qualname__} "
+                    f"doesn't have{did_you_mean(field, fields)}"
+                )
+                raise ModuleError(message)
+            found = getattr(cfg, field)
+            if found is not FROM_PARENT and found != value:
+                message = (
+                    f"{self.path}.{name}.{field} is set to {found!r}, but its parent derives {value!r}; "
+                    f"leave it unset (FROM_PARENT)"
+                )
+                raise ModuleError(message)
+            cfg.set(**{field: value})
+        return cfg
+
+    def _check_declaration(self, name: str) -> None:
+        if not self._declaring:
+            message = f"{self.path}: {name!r} is declared outside of setup()"
+            raise ModuleError(message)
+        taken = [*self.param_specs, *self.state_specs, *self.children]
+        if name in taken or not name.isidentifier():
+            reason = "is declared twice" if name in taken else "is not a valid name"
+            message = f"{self.path}: {name!r} {reason}; already declared: {', '.join(taken) or 'nothing'}"
+            raise ModuleError(message)
+
+    def _check_child_name(self, name: str) -> None:
+        match = _CHILD_NAME.fullmatch(name)
+        if match is None:
+            message = f"{self.path}: child name {name!r} must be like 'norm' or 'layers[0]'"
+            raise ModuleError(message)
+        if name.isidentifier():
+            self._check_declaration(name)
+        fields = self.config.fields()
+        if match[1] not in fields:
+            message = (
+                f"{self.path}: child {name!r} has no config field of that name in "
+                f"{type(self.config).__qualname__}{did_you_mean(match[1], fields)}; a child's name is its config path"
+            )
+            raise ModuleError(message)
+
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Dotted path from the root of the tree; the root itself shows as its class name."""
+        if self.parent is None:
+            return self.name or type(self).__name__
+        above = self.parent
+        return self.name if above.parent is None and not above.name else f"{above.path}.{self.name}"
+
+    @nowrap
+    def built_config(self) -> Config:
+        """Returns a copy of the config with every FROM_PARENT value filled in, down the whole tree."""
+        cfg = self.config.clone()
+        for name, child in self.children.items():
+            cfg.set_path(name, child.built_config())
+        return cfg
+
+    @nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns forward matmul FLOPs a token costs, where each query sees `context_length` keys on average."""
+        return sum((child.num_stacked or 1) * child.flops_per_token(context_length) for child in self.children.values())
+
+    @nowrap
+    def layer_number(self, child: str, index: int) -> int:
+        """Returns the number that copy `index` of a stacked child, or place `index` of a list, has in foreign names."""
+        del child
+        return index
+
+    @nowrap
+    def first_layer(self, child: str) -> int:
+        """Returns how many layers come before those of a child that is itself a stack."""
+        del child
+        return 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `forward`."""
+        return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
+
+    # --- computing -------------------------------------------------------------------------------------------
+
+    @property
+    def train(self) -> bool:
+        """Whether this call trains (dropout on, statistics updated)."""
+        return self._context("self.train").train
+
+    def _context(self, doing: str) -> Context:
+        context = current_context()
+        if context.module is not self:
+            message = (
+                f"{doing} of {self.path} was used while {context.module.path} is running; "
+                f"call a public method of {self.path}, which gets a context of its own"
+            )
+            raise ContextError(message)
+        return context
+
+    def param(self, name: str, dtype: Any = None) -> jax.Array:
+        """Returns a parameter in `dtype`, by default the precision policy's compute dtype.
+
+        The cast happens on the stored sharding, before any gather; gradients come back in the stored dtype.
+        """
+        context = self._context("param")
+        context.check_trace(f"param({name!r}) is read")
+        if name not in self.param_specs:
+            message = f"{self.path} has no parameter {name!r}{did_you_mean(name, self.param_specs)}"
+            raise ModuleError(message)
+        if name not in context.params:
+            message = f"{self.path}: the parameters passed in hold no {name!r}{did_you_mean(name, context.params)}"
+            raise ModuleError(message)
+        value, spec = context.params[name], self.param_specs[name]
+        wanted = jnp.dtype(current_plan().precision.compute if dtype is None else dtype)
+        if value.dtype == wanted or not jnp.issubdtype(value.dtype, jnp.floating):
+            return value
+        return constrain_param(value.astype(wanted), spec.axes, f"{self.path}.{name}")
+
+    def state(self, name: str) -> jax.Array:
+        """Returns the value a state array had before this call."""
+        context = self._context("state")
+        context.check_trace(f"state({name!r}) is read")
+        if name not in context.state:
+            message = f"{self.path} has no state {name!r}{did_you_mean(name, self.state_specs)}"
+            raise ModuleError(message)
+        return context.state[name]
+
+    def update(self, name: str, value: jax.Array) -> None:
+        """Sets the value a state array has after this call."""
+        context = self._context("update")
+        context.check_trace(f"update({name!r}) is called")
+        if name not in self.state_specs:
+            message = f"{self.path} has no state {name!r}{did_you_mean(name, self.state_specs)}"
+            raise ModuleError(message)
+        context.collector.put("state", context.path_of(name), value)
+
+    def next_key(self) -> jax.Array:
+        """Returns a fresh random key, which depends on the module's path and layer index only."""
+        context = self._context("next_key")
+        context.check_trace("next_key() is called")
+        return context.next_key()
+
+    def record(self, name: str, metric: Metric) -> None:
+        """Records a metric under this module's path."""
+        context = self._context("record")
+        context.check_trace(f"record({name!r}) is called")
+        context.collector.put("metrics", context.path_of(name), metric)
+
+    def add_loss(self, name: str, total: jax.Array, weight: Any, coefficient: float = 1.0) -> None:
+        """Adds the term `coefficient * total / weight` to the training loss; both sums are over this shard's data."""
+        context = self._context("add_loss")
+        context.check_trace(f"add_loss({name!r}) is called")
+        loss = Loss(jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32), coefficient)
+        context.collector.put("losses", context.path_of(name), loss)
+
+    def emit(self, name: str, value: Any) -> None:
+        """Offers a value for inspection; it is kept only where the caller asked for its path."""
+        context = self._context("emit")
+        path = context.path_of(name)
+        if any(match_path(pattern, path) for pattern in context.collector.emit):
+            context.check_trace(f"emit({name!r}) is called")
+            context.collector.put("emitted", path, value)
+
+    @staticmethod
+    def tag(name: str, x: jax.Array) -> jax.Array:
+        """Names an activation, so that a remat policy can save, recompute or offload it."""
+        return checkpoint_name(x, name)
+
+
+def _in_own_context(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a public method: a call from another module pushes a context, a call from its own does not."""
+
+    @functools.wraps(method)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        running = find_context()
+        if running is None or running.module is self:
+            return method(self, *args, **kwargs)
+        context = child_context(self)
+        if context is None:
+            return method(self, *args, **kwargs)
+        with installed(context), jax.named_scope(self.name or type(self).__name__):
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                _note_call(error, self, method.__name__, args, kwargs)
+                raise
+
+    return wrapper
+
+
+def _note_call(error: Exception, module: Module, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Adds to a traceback which module failed, and on what shapes; only the innermost call says so."""
+    if getattr(error, "_kanawa_noted", False):
+        return
+    shown = [_shape_text(a) for a in args] + [f"{k}={_shape_text(v)}" for k, v in kwargs.items()]
+    error.add_note(f"in module {module.path}, {type(module).__name__}.{method}({', '.join(shown)})")
+    error._kanawa_noted = True  # type: ignore[attr-defined]
+
+
+def _shape_text(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,149 @@
+"""Outputs: everything a call leaves behind besides its result, returned explicitly and merged by path."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.errors import ContextError
+from kanawa.module.metrics import Mean, Metric
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """One term of the training loss, `coefficient * total / weight`, mergeable because it isn't divided yet."""
+
+    total: jax.Array
+    weight: jax.Array
+    coefficient: float | jax.Array = 1.0
+
+    def value(self) -> jax.Array:
+        """Returns the term, fp32; 0 where nothing has weight."""
+        return self.coefficient * self.total / jnp.maximum(self.weight, 1e-9)
+
+    def merge(self, other: "Loss") -> "Loss":
+        """Returns the term over both parts; they carry the same coefficient."""
+        return Loss(self.total + other.total, self.weight + other.weight, other.coefficient)
+
+    def reduce_leading(self) -> "Loss":
+        """Returns the term over all slices along the leading axis."""
+        coefficient = self.coefficient
+        if getattr(coefficient, "ndim", 0):
+            coefficient = coefficient[-1]
+        return Loss(jnp.sum(self.total, 0), jnp.sum(self.weight, 0), coefficient)
+
+    def across(self, axis_names: tuple[str, ...]) -> "Loss":
+        """Returns the term over all shards of a shard_map."""
+        psum = jax.lax.psum
+        return Loss(psum(self.total, axis_names), psum(self.weight, axis_names), self.coefficient)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Flat dictionaries keyed by path relative to the functional's root, and the kernels chosen on the way.
+
+    `kernels` is static: it lives in the tree structure, so a cached trace still carries its manifest.
+    """
+
+    metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
+    losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
+    state: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+    emitted: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kernels: tuple[Any, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def total_loss(self) -> jax.Array:
+        """Returns the sum of all loss terms, fp32 scalar."""
+        return sum((loss.value() for loss in self.losses.values()), jnp.zeros((), jnp.float32))
+
+    def loss_metrics(self) -> dict[str, Metric]:
+        """Returns each loss term, without its coefficient, as a mean."""
+        return {path: Mean(loss.total, loss.weight) for path, loss in self.losses.items()}
+
+    def merge(self, other: "Outputs") -> "Outputs":
+        """Returns the outputs of two parts of one computation: sums add, later state and emissions win."""
+        return Outputs(
+            metrics=_merge_by_path(self.metrics, other.metrics),
+            losses=_merge_by_path(self.losses, other.losses),
+            state={**self.state, **other.state},
+            emitted={**self.emitted, **other.emitted},
+            kernels=tuple(dict.fromkeys(self.kernels + other.kernels)),
+        )
+
+    def reduce_leading(self) -> "Outputs":
+        """Returns the outputs of a scan or vmap: metrics and losses reduced, state and emissions kept stacked."""
+        return dataclasses.replace(
+            self,
+            metrics={path: metric.reduce_leading() for path, metric in self.metrics.items()},
+            losses={path: loss.reduce_leading() for path, loss in self.losses.items()},
+        )
+
+    def across(self, axis_names: tuple[str, ...]) -> "Outputs":
+        """Returns metrics and losses summed over the shards of a shard_map."""
+        return dataclasses.replace(
+            self,
+            metrics={path: metric.across(axis_names) for path, metric in self.metrics.items()},
+            losses={path: loss.across(axis_names) for path, loss in self.losses.items()},
+        )
+
+
+def _merge_by_path(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(first)
+    for path, value in second.items():
+        merged[path] = merged[path].merge(value) if path in merged else value
+    return merged
+
+
+class Collector:
+    """Gathers the outputs of one trace; refuses a second value under one path."""
+
+    def __init__(self, emit: tuple[str, ...] = ()) -> None:
+        self.emit = emit
+        self.metrics: dict[str, Metric] = {}
+        self.losses: dict[str, Loss] = {}
+        self.state: dict[str, jax.Array] = {}
+        self.emitted: dict[str, Any] = {}
+        self.kernels: dict[Any, None] = {}
+        #: Which call (an opaque token) drew random keys under a path: a second one would draw the same ones.
+        self.drawn_by: dict[str, object] = {}
+
+    def put(self, kind: str, path: str, value: Any) -> None:
+        """Stores `value` under `path`; raises ContextError where the path already has one."""
+        kept = getattr(self, kind)
+        if path in kept:
+            raise ContextError(twice(path, kind))
+        kept[path] = value
+
+    def absorb(self, outputs: Outputs, *, continued: bool = False) -> None:
+        """Adds the outputs that a wrapped transform returned; `continued` joins them to those of earlier layers."""
+        if continued:
+            self._join(outputs)
+            return
+        for kind in ("metrics", "losses", "state", "emitted"):
+            for path, value in getattr(outputs, kind).items():
+                self.put(kind, path, value)
+        self.kernels.update(dict.fromkeys(outputs.kernels))
+
+    def _join(self, outputs: Outputs) -> None:
+        self.metrics = _merge_by_path(self.metrics, outputs.metrics)
+        self.losses = _merge_by_path(self.losses, outputs.losses)
+        for kept, later in ((self.state, outputs.state), (self.emitted, outputs.emitted)):
+            for path, value in later.items():
+                if path in kept:
+                    value = jax.tree.map(lambda *parts: jnp.concatenate(parts), kept[path], value)
+                kept[path] = value
+        self.kernels.update(dict.fromkeys(outputs.kernels))
+
+    def outputs(self) -> Outputs:
+        """Returns what was gathered."""
+        return Outputs(dict(self.metrics), dict(self.losses), dict(self.state), dict(self.emitted), tuple(self.kernels))
+
+
+def twice(path: str, kind: str) -> str:
+    """Returns the error text for a module called twice in one context."""
+    return (
+        f"{path!r} already has a value among the {kind} of this call: the module was called twice, and the second "
+        f"call would overwrite or repeat the first; give the second call a name: `with kn.call_name('second'): …`"
+    )

@@ -1,0 +1,150 @@
+"""The catalog of components: finds one by kind and name, imports it then and not before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kanawa.errors import PluginError, UnknownNameError, did_you_mean
+from kanawa.plugins.discovery import normalise
+from kanawa.plugins.failure import Failure
+from kanawa.plugins.loading import load_value
+from kanawa.plugins.states import ComponentState, State
+
+FIRST_PARTY: tuple[str, ...] = (
+    "kanawa-layers",
+    "kanawa-parallel",
+    "kanawa-runtime",
+    "kanawa-backends-gpu",
+    "kanawa-backends-tpu",
+    "kanawa-backends-neuron",
+)
+
+
+class Catalog:
+    """Component states and loaded objects.
+
+    Args:
+        states: what is catalogued.
+        installed: distribution to version, for messages.
+    """
+
+    def __init__(self, states: Iterable[ComponentState], installed: Mapping[str, str]) -> None:
+        """Loads nothing yet."""
+        self._states = sorted(states, key=lambda s: (s.kind, s.name, s.distribution, s.value))
+        self._installed = dict(installed)
+        self._objects: dict[int, Any] = {}  # position in _states to loaded object
+
+    def states(self, kind: str | None = None) -> list[ComponentState]:
+        """Returns all components, or one kind's, sorted by kind, name and distribution."""
+        return [state for state in self._states if kind in (None, state.kind)]
+
+    def load(self, kind: str, name: str) -> Any:
+        """Returns the object called `name`, or `distribution:name` where several claim the name.
+
+        Raises UnknownNameError if nothing is called so, PluginError if it can't be used.
+        """
+        position = self._position(kind, name)
+        if position not in self._objects:
+            state = self._states[position]
+            try:
+                self._objects[position] = load_value(state.value)
+            except Exception as error:
+                failure = Failure.of(error)
+                self._set(position, State.BROKEN, failure.reason, failure.traceback)
+                raise PluginError(_unusable(self._states[position])) from error
+            if state.state is State.AVAILABLE:
+                self._set(position, State.LOADED)
+        return self._objects[position]
+
+    def locate(self, found: object) -> ComponentState | None:
+        """Returns the component that `found` is, even if it was imported by other means."""
+        for position, loaded in self._objects.items():
+            if loaded is found:
+                return self._states[position]
+        value = f"{getattr(found, '__module__', '')}:{getattr(found, '__qualname__', '')}"
+        return next((state for state in self._states if state.value == value), None)
+
+    def _set(self, position: int, state: State, reason: str = "", traceback: str = "") -> None:
+        old = self._states[position]
+        self._states[position] = replace(old, state=state, reason=reason, traceback=traceback)
+
+    def _position(self, kind: str, name: str) -> int:
+        distribution, _, bare = name.rpartition(":")
+        claimants = {
+            position: state
+            for position, state in enumerate(self._states)
+            if (state.kind, state.name) == (kind, bare)
+            and normalise(distribution) in ("", normalise(state.distribution))
+        }
+        if not claimants:
+            raise UnknownNameError(self._unknown(kind, name))
+        in_conflict = any(state.state is State.CONFLICT for state in claimants.values())
+        if in_conflict and (not distribution or len(claimants) > 1):
+            raise PluginError(_ambiguous(kind, bare, claimants.values()))
+        usable = [p for p, s in claimants.items() if s.state.usable or s.state is State.CONFLICT]
+        if not usable:
+            raise PluginError("\n".join(_unusable(state) for state in claimants.values()))
+        return usable[0]
+
+    def _unknown(self, kind: str, name: str) -> str:
+        kinds = {state.kind for state in self._states}
+        lines = [f"no installed distribution provides {name!r} of kind {kind!r}"]
+        lines[0] += did_you_mean(name, (state.name for state in self.states(kind)))
+        if kind not in kinds and kinds:
+            lines.append(f"nothing of kind {kind!r} is installed{did_you_mean(kind, kinds)}")
+        elsewhere = sorted({state.kind for state in self._states if state.name == name} - {kind})
+        if elsewhere:
+            lines.append(f"there is a {name!r} of kind {', '.join(elsewhere)}")
+        return "\n".join([*lines, *installation_hint(self._installed)])
+
+
+def component(kind: str, name: str) -> Any:
+    """Returns the catalogued object, importing it now; see `Catalog.load` for names and errors."""
+    from kanawa.plugins.process import host
+
+    return host().load(kind, name)
+
+
+def installation_hint(installed: Mapping[str, str]) -> list[str]:
+    """Returns lines that say what is installed and what could be."""
+    present = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
+    lines = [f"installed: {present or 'no distribution with kanawa components'}"]
+    missing = [name for name in FIRST_PARTY if name not in installed]
+    if missing:
+        lines.append(f"not installed: {', '.join(missing)} (pip install {missing[0]})")
+    lines.append("`kanawa list` shows every component")
+    return lines
+
+
+def plugin_set_digest(plugin_set: Mapping[str, str]) -> str:
+    """Returns the SHA-256 of a plugin set, as 64 hexadecimal digits, independent of order."""
+    return hashlib.sha256(json.dumps(dict(plugin_set), sort_keys=True).encode()).hexdigest()
+
+
+def compare_plugin_sets(recorded: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """Returns one sentence for each distribution that differs between two plugin sets."""
+    sentences = []
+    for name in sorted({*recorded, *current}):
+        then, now = recorded.get(name), current.get(name)
+        if now is None:
+            sentences.append(f"{name} {then} was recorded but is not installed or not usable now")
+        elif then is None:
+            sentences.append(f"{name} {now} is installed now but was not recorded")
+        elif then != now:
+            sentences.append(f"{name} was {then}, is {now} now")
+    return sentences
+
+
+def _unusable(state: ComponentState) -> str:
+    where = f"{state.distribution} {state.version}"
+    return f"{state.kind} component {state.name!r} of {where} is {state.state}: {state.reason}"
+
+
+def _ambiguous(kind: str, name: str, claimants: Iterable[ComponentState]) -> str:
+    claims = sorted(f"{state.key} ({state.version}, {state.value})" for state in claimants)
+    message = f"{kind} component {name!r} is claimed more than once: {', '.join(claims)}"
+    return f"{message}; say which, as distribution:{name}, or uninstall one"

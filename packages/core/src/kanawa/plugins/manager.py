@@ -1,0 +1,236 @@
+"""The plugin host: calls hooks one at a time and keeps a bad plugin from harming others."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from kanawa.errors import KanawaError, PluginError
+from kanawa.plugins.catalog import Catalog, plugin_set_digest
+from kanawa.plugins.claims import SKIP_VARIABLE, mark_conflicts, parse_skip
+from kanawa.plugins.discovery import Provider, discover
+from kanawa.plugins.failure import Failure
+from kanawa.plugins.states import ComponentState, PluginState, State
+
+if TYPE_CHECKING:
+    from pluggy import PluginManager
+
+STRICT_VARIABLE = "KANAWA_STRICT_PLUGINS"
+OBSERVER_FAILURES_ALLOWED = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Running:
+    """What is known once plugins are discovered and registered."""
+
+    manager: PluginManager
+    plugins: dict[str, PluginState]  # full name to state, in calling order
+    versions: dict[str, str]  # distribution to version
+    catalog: Catalog
+    observer_failures: Counter[str] = field(default_factory=Counter)
+
+
+class PluginHost:
+    """Holds every plugin and component with its state; discovers once, when first asked.
+
+    Args:
+        discover: reads metadata; a test may pass its own.
+        strict: bad plugins raise PluginError instead of giving a warning; None asks the
+            environment variable KANAWA_STRICT_PLUGINS.
+    """
+
+    def __init__(self, discover: Callable[[], list[Provider]] = discover, strict: bool | None = None) -> None:
+        """Discovers nothing yet."""
+        self._discover = discover
+        self._strict = strict
+        self._local: dict[str, object] = {}
+        self._running: _Running | None = None
+        self._starting = False
+        self._lock = threading.RLock()
+
+    def plugins(self) -> list[PluginState]:
+        """Returns every plugin module with its state, in calling order."""
+        return list(self._start().plugins.values())
+
+    def components(self, kind: str | None = None) -> list[ComponentState]:
+        """Returns all components, or one kind's, with their states."""
+        return self._start().catalog.states(kind)
+
+    def load(self, kind: str, name: str) -> Any:
+        """Returns a catalogued object, importing it now; see `Catalog.load`."""
+        return self._start().catalog.load(kind, name)
+
+    def locate(self, found: object) -> ComponentState | None:
+        """Returns the component that an object is, or None."""
+        return self._start().catalog.locate(found)
+
+    def name_of(self, found: object) -> str | None:
+        """Returns an object's catalog name (with its distribution if in conflict), or None."""
+        state = self.locate(found)
+        if state is None:
+            return None
+        return state.key if state.state is State.CONFLICT else state.name
+
+    def installed(self) -> dict[str, str]:
+        """Returns distribution to version for all that offer anything, usable or not."""
+        return dict(self._start().versions)
+
+    def plugin_set(self) -> dict[str, str]:
+        """Returns distribution to version for all that offer something that can be used."""
+        running = self._start()
+        # A component in conflict can still be selected, so its distribution takes part.
+        states: list[PluginState | ComponentState] = list(running.plugins.values())
+        states += running.catalog.states()
+        usable = {state.distribution for state in states if state.state.usable or state.state is State.CONFLICT}
+        return {name: v for name, v in running.versions.items() if name in usable}
+
+    def plugin_set_digest(self) -> str:
+        """Returns the digest that hosts compare before compiling."""
+        return plugin_set_digest(self.plugin_set())
+
+    def collect(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+        """Calls a contributing hook; returns (plugin's full name, result) where it isn't None.
+
+        A plugin that raises becomes broken and contributes nothing more, except that a
+        KanawaError from a hook with arguments is its answer and reaches the caller.
+        """
+        running = self._start()
+        return self._collect(running.manager, running.plugins, hook, arguments)
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Calls an observing hook. A failure is logged once; after three, a plugin is left out."""
+        from kanawa.plugins.registration import implementations
+
+        running = self._start()
+        for key, call in implementations(running.manager, hook, arguments):
+            if running.observer_failures[key] < OBSERVER_FAILURES_ALLOWED:
+                try:
+                    call()
+                except Exception as error:
+                    _observer_failed(running, key, hook, error)
+
+    def register(self, plugin: object, name: str) -> None:
+        """Adds a plugin object of the user's own, as distribution "local"; `refresh` keeps it.
+
+        Raises PluginError if it doesn't fit the hook specs.
+        """
+        self._local[name] = plugin
+        self.refresh()
+        state = next(s for s in self.plugins() if (s.distribution, s.name) == ("local", name))
+        if state.state is not State.LOADED:
+            del self._local[name]
+            self.refresh()
+            message = f"plugin {name!r} can't be registered: {state.state}: {state.reason}"
+            raise PluginError(message)
+
+    def refresh(self) -> None:
+        """Forgets everything, so that the next question discovers again."""
+        with self._lock:
+            importlib.invalidate_caches()
+            self._running = None
+
+    def _start(self) -> _Running:
+        with self._lock:
+            if self._running is None:
+                if self._starting:
+                    message = "a plugin module asked the plugin host while it was being loaded"
+                    raise PluginError(message)
+                self._starting = True
+                try:
+                    self._running = self._begin()
+                finally:
+                    self._starting = False
+            return self._running
+
+    def _begin(self) -> _Running:
+        from kanawa.plugins.startup import list_components, start_plugins
+
+        skip = parse_skip(os.environ.get(SKIP_VARIABLE, ""))
+        providers = self._discover()
+        manager, plugins = start_plugins(providers, self._local, skip)
+        self._report(plugins.values())
+        dynamic = self._collect(manager, plugins, "kanawa_components", {})
+        components = list_components(providers, plugins.values(), skip)
+        components += [
+            ComponentState(
+                name=component.name,
+                kind=component.kind,
+                value=component.value,
+                distribution=plugins[key].distribution,
+                version=plugins[key].version,
+            )
+            for key, contributed in dynamic
+            for component in contributed
+        ]
+        components = mark_conflicts(components)
+        said = {s.distribution for s in plugins.values() if s.state.bad}
+        self._report(s for s in components if s.state is State.CONFLICT)
+        self._report(_one_each(s for s in components if s.distribution not in said))
+        versions = {provider.name: provider.version for provider in providers}
+        return _Running(manager, plugins, versions, Catalog(components, versions))
+
+    def _collect(
+        self,
+        manager: PluginManager,
+        plugins: dict[str, PluginState],
+        hook: str,
+        arguments: dict[str, Any],
+    ) -> list[tuple[str, Any]]:
+        from kanawa.plugins.registration import check_contribution, implementations
+        from kanawa.plugins.startup import broken
+
+        results = []
+        for key, call in implementations(manager, hook, arguments):
+            try:
+                result = call()
+                check_contribution(hook, result)
+            except Exception as error:
+                if arguments and isinstance(error, KanawaError):
+                    raise
+                manager.unregister(name=key)
+                plugins[key] = broken(plugins[key], Failure.of(error), hook)
+                self._report([plugins[key]])
+            else:
+                if result is not None:
+                    results.append((key, result))
+        return results
+
+    def _report(self, states: Iterable[PluginState | ComponentState]) -> None:
+        """Logs one line for each bad state; raises PluginError with all of them if strict."""
+        lines = [
+            f"{state.label} {state.key} {state.version} is {state.state}: {state.reason}"
+            for state in states
+            if state.state.bad
+        ]
+        strict = self._strict
+        if strict is None:
+            strict = os.environ.get(STRICT_VARIABLE, "") == "1"
+        if lines and strict:
+            raise PluginError("\n".join(lines))
+        for line in lines:
+            _log.warning("%s", line)
+
+
+def _one_each(states: Iterable[ComponentState]) -> list[ComponentState]:
+    """Returns what is bad for another reason than conflict, one of each distribution and reason."""
+    bad = [s for s in states if s.state.bad and s.state is not State.CONFLICT]
+    return list({(s.distribution, s.reason): s for s in reversed(bad)}.values())
+
+
+def _observer_failed(running: _Running, key: str, hook: str, error: Exception) -> None:
+    running.observer_failures[key] += 1
+    count = running.observer_failures[key]
+    if count == 1:
+        _log.warning("plugin %s failed in %s", key, hook, exc_info=error)
+    if count == OBSERVER_FAILURES_ALLOWED:
+        reason = f"no longer observes: failed {count} times, last in {hook}: {error}"
+        _log.warning("plugin %s %s", key, reason)
+        running.plugins[key] = replace(running.plugins[key], reason=reason)

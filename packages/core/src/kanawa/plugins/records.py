@@ -1,0 +1,151 @@
+"""The plain records that plugins hand to the host. Nothing here imports JAX or the config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import argparse
+
+Platform = Literal["cpu", "gpu", "tpu", "neuron"]
+PLATFORMS: tuple[str, ...] = ("cpu", "gpu", "tpu", "neuron")
+LEVELS: tuple[str, ...] = ("ok", "warning", "error")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec:
+    """One accelerator's public figures, per chip; `source` cites where they come from.
+
+    FLOP/s are dense, by dtype name; bandwidths are bytes per second: `memory_` to the chip's own
+    memory, `link_` to its neighbours inside a fast domain, `network_` between domains.
+
+    Attributes:
+        name: what a target selector starts with, such as "v5p".
+        device_kinds: the `device_kind` strings with which JAX reports this chip.
+        counted: what the number in a selector counts, "chips" or "cores" (TensorCores).
+        topologies: chips to topology, such as {256: "4x8x8"}; empty when any count is possible.
+        domain_chips: the most chips in one fast domain (a slice, an NVLink island).
+    """
+
+    name: str
+    platform: Platform
+    family: str = ""
+    device_kinds: tuple[str, ...] = ()
+    peak_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    memory_bytes: int
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    chips_per_host: int
+    jax_devices_per_chip: int = 1
+    counted: Literal["chips", "cores"] = "chips"
+    cores_per_chip: int = 1
+    topologies: Mapping[int, str] = field(default_factory=dict, hash=False)
+    domain_chips: int = 1
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuses figures that can't be; raises ValueError."""
+        _require(self.platform in PLATFORMS, f"{self.name}: platform {self.platform!r}")
+        _require(self.counted in ("chips", "cores"), f"{self.name}: counted {self.counted!r}")
+        for count in ("chips_per_host", "jax_devices_per_chip", "cores_per_chip", "domain_chips"):
+            _require(getattr(self, count) >= 1, f"{self.name}: {count} must be at least 1")
+        _require(bool(self.source), f"{self.name}: source must cite where the figures come from")
+
+    @property
+    def cores_per_unit(self) -> int:
+        """How many of what a selector's number counts make one chip."""
+        return self.cores_per_chip if self.counted == "cores" else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshRule:
+    """Which mesh and modifiers suit which hardware and model size: data, never code.
+
+    Attributes:
+        devices: DeviceSpec names it holds for; empty means any of the platform.
+        min_parameters: smallest model (parameter count) it holds for; `max_parameters` the largest.
+        slices: None for any number, "single" or "multi".
+        mesh: mesh axis to size inside a slice; one may be -1, meaning whatever is left.
+        dcn: mesh axis to size between slices; one may be -1, meaning the number of slices.
+        modifiers: catalogued modifiers to apply, as (name, arguments).
+        priority: the highest matching priority wins.
+    """
+
+    name: str
+    platform: Platform
+    devices: tuple[str, ...] = ()
+    min_chips: int = 1
+    max_chips: int | None = None
+    min_parameters: int = 0
+    max_parameters: int | None = None
+    slices: Literal["single", "multi"] | None = None
+    mesh: Mapping[str, int] = field(hash=False)
+    dcn: Mapping[str, int] = field(default_factory=dict, hash=False)
+    modifiers: tuple[tuple[str, Mapping[str, Any]], ...] = field(default=(), hash=False)
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses a mesh with two free axes or a size of zero; raises ValueError."""
+        for sizes in (list(self.mesh.values()), list(self.dcn.values())):
+            _require(sizes.count(-1) <= 1, f"{self.name}: only one mesh axis may be -1")
+            for size in sizes:
+                good = size == -1 or size >= 1
+                _require(good, f"{self.name}: mesh sizes must be positive, or -1 once")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A verb of the command line: `configure` adds arguments, `run` returns the exit code.
+
+    Attributes:
+        help: one line, for the list of verbs.
+        example: command lines for the verb's own `--help`, such as "kanawa list layers".
+    """
+
+    name: str
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A catalogued object: `kind` is its group, `value` is "module:object", imported when named."""
+
+    kind: str
+    name: str
+    value: str
+
+    def __post_init__(self) -> None:
+        """Refuses a kind, name or value that the catalog can't address; raises ValueError."""
+        _require(valid_value(self.value), f"{self.name}: value {self.value!r} is not module:object")
+        _require(":" not in self.name, f"{self.name}: a component name can't contain ':'")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a doctor check found: level ok, warning or error; `fix` says what to do about it."""
+
+    level: Literal["ok", "warning", "error"]
+    subject: str
+    message: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses an unknown level; raises ValueError."""
+        _require(self.level in LEVELS, f"level {self.level!r} is not one of {LEVELS}")
+
+
+def valid_value(value: str) -> bool:
+    """Returns whether `value` has the form "package.module:object"."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", value) is not None

@@ -1,0 +1,142 @@
+"""Every hook core calls, grouped by phase; each docstring is the contract.
+
+The host calls implementations one at a time, ordered by `PRIORITY` of the plugin module (an int,
+0 unless set, smaller is earlier), distribution and name. An implementation may take fewer arguments
+than the spec; wrappers are refused.
+
+A hook that contributes must not raise: that marks the plugin broken and drops what it contributes,
+with a warning. But a hook that answers about an argument may raise a KanawaError, which is the
+answer. A hook that observes may raise: that is logged once, and after three times the plugin no
+longer observes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kanawa.plugins.markers import hookspec
+from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, MeshRule
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# What each hook without arguments contributes; the host checks it.
+CONTRIBUTIONS: dict[str, type] = {
+    "kanawa_components": Component,
+    "kanawa_commands": Command,
+    "kanawa_device_specs": DeviceSpec,
+    "kanawa_mesh_rules": MeshRule,
+    "kanawa_doctor": Finding,
+}
+
+# --- discovery ------------------------------------------------------------------------
+
+
+@hookspec
+def kanawa_hookspecs() -> ModuleType | type:
+    """Returns a module or class with hook specs of the plugin's own, named `kanawa_…`.
+
+    Called once, while plugins are registered. The specs may be implemented by any plugin.
+    """
+
+
+@hookspec
+def kanawa_components() -> Sequence[Component]:
+    """Returns components that entry points can't list because they depend on the machine.
+
+    Called once, after all plugins are registered. Must be quick and import nothing heavy.
+    """
+
+
+@hookspec
+def kanawa_commands() -> Sequence[Command]:
+    """Returns verbs for the command line. Called at each start of it, so import inside `run`."""
+
+
+# --- targets --------------------------------------------------------------------------
+
+
+@hookspec
+def kanawa_device_specs() -> Sequence[DeviceSpec]:
+    """Returns the devices this plugin knows, with cited figures. Needs neither device nor JAX."""
+
+
+@hookspec
+def kanawa_mesh_rules() -> Sequence[MeshRule]:
+    """Returns mesh rules. The highest `priority` that matches wins; a user's rule wins over all."""
+
+
+@hookspec
+def kanawa_compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any] | None:
+    """Returns XLA compiler options for `device`, or None if it is not this plugin's.
+
+    `purpose` is "train", "prefill" or "decode". Two plugins that set one option differently are an
+    error.
+    """
+
+
+@hookspec
+def kanawa_topology(target: Any) -> list[Any] | None:
+    """Returns compile-only JAX devices for a `Target`, or None if it is not this plugin's.
+
+    The list has `target.jax_devices` entries. Imports JAX inside. Raises TargetError, saying
+    what to install, if the compiler is not there.
+    """
+
+
+# --- composition ----------------------------------------------------------------------
+
+
+@hookspec
+def kanawa_config_checks(config: Any, target: Any) -> Sequence[str]:
+    """Returns what is wrong with the composed, frozen config, one sentence each; empty if nothing.
+
+    `target` is the `Target` it is composed for, or None. Must not change the config.
+    """
+
+
+@hookspec
+def kanawa_doctor() -> Sequence[Finding]:
+    """Returns what a preflight of this machine found. May take a second; touches no device."""
+
+
+# --- running --------------------------------------------------------------------------
+
+
+@hookspec
+def kanawa_storage(url: str) -> Any | None:
+    """Returns a `Storage` for the URL's scheme, or None if the scheme is not this plugin's."""
+
+
+@hookspec
+def kanawa_run_started(run: Any) -> None:
+    """Observes that a run begins or resumes, after its state is restored."""
+
+
+@hookspec
+def kanawa_step_ended(run: Any, event: Any) -> None:
+    """Observes the step record as written to `events.jsonl`. Runs on the host; must be quick."""
+
+
+@hookspec
+def kanawa_checkpoint_committed(run: Any, event: Any) -> None:
+    """Observes that a checkpoint is complete and readable."""
+
+
+@hookspec
+def kanawa_health(run: Any, event: Any) -> None:
+    """Observes a health signal: a stall, a non-finite loss, a straggler, a preemption notice."""
+
+
+@hookspec
+def kanawa_run_ended(run: Any, event: Any) -> None:
+    """Observes the end of a run; `event` carries its outcome."""
+
+
+# --- serving --------------------------------------------------------------------------
+
+
+@hookspec
+def kanawa_request_ended(event: Any) -> None:
+    """Observes that a served request ended, with its timings and token counts."""

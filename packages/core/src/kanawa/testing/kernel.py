@@ -1,0 +1,47 @@
+"""Conformance of a kernel: it equals the reference where it says it applies, and says why where it doesn't."""
+
+from typing import Any, ClassVar
+
+from kanawa.kernels.compare import Agreement, compare_with_reference
+from kanawa.kernels.operation import Kernel
+
+
+class KernelConformance:
+    """An author gives the kernel; the sweep is the operation's own, unless `problems` names others."""
+
+    #: Relative error allowed, by dtype, where the kit's own is too strict; say why beside it.
+    tolerances: ClassVar[dict[str, float] | None] = None
+    _agreements: ClassVar[tuple[Agreement, ...]]
+
+    def kernel(self) -> Kernel:
+        """Returns the kernel."""
+        raise AssertionError("implement kernel() in the conformance class")  # noqa: EM101
+
+    def problems(self) -> tuple[Any, ...] | None:
+        """Returns the problems to compare on; None for the operation's sweep."""
+        return None
+
+    def agreements(self) -> tuple[Agreement, ...]:
+        """Returns how the kernel compared, computed once a class."""
+        cls = type(self)
+        if "_agreements" not in vars(cls):
+            cls._agreements = tuple(compare_with_reference(self.kernel(), self.problems(), tolerances=self.tolerances))
+        return cls._agreements
+
+    def test_outputs_and_gradients_equal_the_reference(self) -> None:
+        compared = [a for a in self.agreements() if not a.refused]
+        assert compared, f"{self.kernel().name} refused every problem: " + "; ".join(
+            a.refused for a in self.agreements()
+        )
+        wrong = [agreement.describe() for agreement in compared if not agreement.ok]
+        assert not wrong, "\n".join(wrong)
+
+    def test_every_refusal_has_a_reason(self) -> None:
+        for agreement in self.agreements():
+            assert agreement.refused == "" or len(agreement.refused) > 10, agreement.problem
+
+    def test_its_name_says_operation_platform_and_kernel(self) -> None:
+        kernel = self.kernel()
+        parts = kernel.name.split(".")
+        assert len(parts) == 3, kernel.name
+        assert parts[0] == kernel.operation

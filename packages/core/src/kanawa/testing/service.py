@@ -1,0 +1,79 @@
+"""Conformance of a service: it lives beside a run, leaves nothing behind and never disturbs it."""
+
+import math
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kanawa.config import from_json, to_json
+from kanawa.contracts import Run, Service
+
+#: What a run may report, odd cases included; a service must take events it has never heard of.
+EVENTS: tuple[dict[str, Any], ...] = (
+    {"event": "run_started", "attempt": 1, "step": 0, "total_steps": 3},
+    {"event": "step", "attempt": 1, "step": 1, "loss": 2.5, "tokens": 64, "seconds": 0.1},
+    {"event": "step", "attempt": 1, "step": 2, "loss": math.nan, "tokens": 64, "seconds": 0.1},
+    {"event": "eval", "attempt": 1, "step": 2, "loss": 2.4},
+    {"event": "checkpoint_committed", "attempt": 1, "step": 2, "path": "checkpoints/2"},
+    {"event": "an event of a plugin that nobody knows", "attempt": 1},
+    {"event": "run_ended", "attempt": 1, "step": 3, "outcome": "done"},
+)
+
+
+class ServiceConformance:
+    """An author gives the service's config; the run is a folder without a trainer."""
+
+    def config(self) -> Service.Config:
+        """Returns the service's config, with short intervals."""
+        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
+
+    def run_of(self, folder: Path) -> Run:
+        """Returns what the service sees of a run."""
+        return SimpleNamespace(directory=str(folder), attempt=1, config=None)
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Run:
+        """A run in a fresh folder."""
+        return self.run_of(tmp_path)
+
+    def test_config_round_trips_through_json(self) -> None:
+        cfg = self.config()
+        assert from_json(to_json(cfg)) == cfg
+
+    def test_it_sees_a_run_from_start_to_end_and_leaves_no_thread(self, run: Run) -> None:
+        before = set(threading.enumerate())
+        service = self.config().build()
+        service.start(run)
+        for event in EVENTS:
+            service.event(run, dict(event))
+        service.stop(run)
+        left = [t.name for t in set(threading.enumerate()) - before if t.is_alive()]
+        assert not left, f"threads still run after stop: {left}"
+
+    def test_events_are_not_changed(self, run: Run) -> None:
+        service = self.config().build()
+        service.start(run)
+        try:
+            for event in EVENTS:
+                given = dict(event)
+                service.event(run, given)
+                assert given.keys() == event.keys()
+                assert all(given[k] == v or v != v for k, v in event.items())
+        finally:
+            service.stop(run)
+
+    def test_a_run_that_fails_at_once_can_be_stopped(self, run: Run) -> None:
+        service = self.config().build()
+        service.start(run)
+        service.stop(run)
+
+    def test_two_runs_do_not_share_state(self, tmp_path: Path) -> None:
+        for number in (1, 2):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            service = self.config().build()
+            service.start(self.run_of(folder))
+            service.stop(self.run_of(folder))

@@ -1,0 +1,176 @@
+"""A language model and a data source of core code alone, so that runtime and parallel can be tested on their own.
+
+The model has every feature the contracts speak of and nothing else: stacked layers, state-free caches (a running
+sum), remat tags, metrics and a loss. It learns, but that is not its purpose.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from kanawa.arrays.constrain import constrain
+from kanawa.arrays.init import normal, zeros
+from kanawa.arrays.spec import ParamSpec
+from kanawa.config import FROM_PARENT
+from kanawa.contracts import Batch, CausalLM, DataSource, FeedForward, Sequences
+from kanawa.module import Mean, Module, nowrap, scan, unstack
+
+
+class TinyFeedForward(FeedForward):
+    """tanh(x @ up) @ down."""
+
+    class Config(FeedForward.Config):
+        hidden_dim: int = 16
+
+    def setup(self) -> None:
+        """Declares both matrices."""
+        cfg = self.config
+        self.add_param("up", (cfg.input_dim, cfg.hidden_dim), axes=("embed", "mlp"))
+        self.add_param("down", (cfg.hidden_dim, cfg.input_dim), axes=("mlp", "embed"))
+
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the transformed tokens."""
+        del sequences
+        return jnp.tanh(self.tag("hidden", x @ self.param("up"))) @ self.param("down")
+
+
+class TinyLayer(Module):
+    """Adds to each token the mean of all tokens before and at it, transformed."""
+
+    class Config(Module.Config):
+        input_dim: int = FROM_PARENT
+        feed_forward: FeedForward.Config = TinyFeedForward.Config()
+
+    def setup(self) -> None:
+        """Declares the feed-forward."""
+        self.add_child("feed_forward", self.config.feed_forward, input_dim=self.config.input_dim)
+
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, total: Float[Array, "B 1 E"] | None
+    ) -> tuple[Float[Array, "B T E"], Float[Array, "B 1 E"]]:
+        """Returns the new residual stream and the running sum after the last token."""
+        before = jnp.zeros_like(x[:, :1]) if total is None else total
+        sums = jnp.cumsum(x, axis=1) + before
+        counts = (sequences.token_positions(x.shape[1]) + 1).astype(x.dtype)
+        mean = sums / jnp.broadcast_to(counts, x.shape[:2])[..., None]
+        return x + self.feed_forward(mean, sequences), sums[:, -1:]
+
+
+class TinyLM(CausalLM):
+    """A causal model of `num_layers` scanned layers with a tied head."""
+
+    class Config(CausalLM.Config):
+        vocab_size: int = 64
+        input_dim: int = 8
+        num_layers: int = 2
+        layer: TinyLayer.Config = TinyLayer.Config()
+
+    def setup(self) -> None:
+        """Declares the table and the layers."""
+        cfg = self.config
+        shape = (cfg.vocab_size, cfg.input_dim)
+        self.add_param("table", shape, axes=("vocab", "embed"), init=normal(0.1))
+        self.add_child("layer", cfg.layer, stacked=cfg.num_layers, input_dim=cfg.input_dim)
+
+    def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the rows of the table."""
+        del sequences
+        rows = jnp.take(self.param("table"), input_ids, axis=0)
+        return constrain(rows, ("batch", "length", "embed"))
+
+    def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits."""
+        return (x @ self.param("table").T).astype(jnp.float32)
+
+    def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
+        """Adds the cross entropy and records the mean logit."""
+        logits = self.logits(x)
+        chosen = jnp.take_along_axis(logits, batch.target_ids[..., None], -1)[..., 0]
+        nats = (jax.nn.logsumexp(logits, -1) - chosen) * batch.loss_weights
+        self.add_loss("cross_entropy", nats.sum(), batch.loss_weights.sum())
+        self.record("logit", Mean.of(logits))
+
+    def forward(self, batch: Batch) -> None:
+        """Adds the loss of a batch."""
+        sequences = Sequences(batch.positions, batch.segment_ids)
+
+        def body(x: Array, _: None) -> tuple[Array, None]:
+            return self.layer(x, sequences, None)[0], None
+
+        x, _ = scan(body, self.embed(batch.input_ids, sequences), over="layer")
+        self.head_and_loss(x, batch)
+
+    def decode(
+        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Returns logits and the running sums."""
+        sums: list[Array] = []
+
+        def body(x: Array, _: None) -> tuple[Array, None]:
+            x, total = self.layer(x, sequences, caches[len(sums)])
+            sums.append(total)
+            return x, None
+
+        x, _ = scan(body, self.embed(input_ids, sequences), over="layer", unrolled=True)
+        return self.logits(x), tuple(sums)
+
+    @nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns one running sum a layer; rows must be in step, because padding would enter the sum."""
+        del length
+        one = ParamSpec((rows, 1, self.config.input_dim), ("batch", None, "embed"), dtype, zeros)
+        return (one,) * self.config.num_layers
+
+    @nowrap
+    def unstacked(self, params: Any) -> Any:
+        """Returns the parameters with one tree a layer."""
+        return {**params, "layer": unstack(params["layer"], self.config.num_layers)}
+
+
+class CountingTokens(DataSource):
+    """Row r counts up from r modulo the vocabulary: learnable, endless, and each row tells its index."""
+
+    class Config(DataSource.Config):
+        sequence_length: int = 16
+        vocab_size: int = 64
+        num_rows: int | None = None
+
+    @property
+    def num_rows(self) -> int | None:
+        """The configured count."""
+        return self.config.num_rows
+
+    @property
+    def vocab_size(self) -> int:
+        """The configured size."""
+        return self.config.vocab_size
+
+    @property
+    def digest(self) -> str:
+        """The settings that decide the rows."""
+        cfg = self.config
+        return f"counting-{cfg.sequence_length}-{cfg.vocab_size}-{cfg.seed}"
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns row `index`; see DataSource."""
+        cfg = self.config
+        if index < 0 or (cfg.num_rows is not None and index >= cfg.num_rows):
+            message = f"row {index} doesn't exist"
+            raise IndexError(message)
+        tokens = (np.arange(cfg.sequence_length + 1) + index + cfg.seed) % cfg.vocab_size
+        tokens = tokens.astype(np.int32)
+        return {
+            "input_ids": tokens[:-1],
+            "target_ids": tokens[1:],
+            "positions": np.arange(cfg.sequence_length, dtype=np.int32),
+            "segment_ids": np.ones(cfg.sequence_length, np.int32),
+            "loss_weights": np.ones(cfg.sequence_length, np.float32),
+        }
+
+
+def tiny_model(vocab_size: int = 64) -> TinyLM.Config:
+    """Returns the tiny model's config, as a `models` component would."""
+    return TinyLM.Config(vocab_size=vocab_size)

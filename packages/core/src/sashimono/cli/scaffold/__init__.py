@@ -1,1 +1,0 @@
-"""What `sashimono new plugin` writes: a package around one component, with its tests from the conformance kit."""

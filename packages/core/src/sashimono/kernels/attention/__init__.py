@@ -1,4 +1,0 @@
-"""Attention: problem, reference, blockwise kernel, gradient and the merging of blocks.
-
-The public call is `sashimono.kernels.attention`, defined in `dispatch`.
-"""

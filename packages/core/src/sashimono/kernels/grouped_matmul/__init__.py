@@ -1,4 +1,0 @@
-"""Grouped matrix product: rows sorted by group, each group with a matrix of its own.
-
-The public call is `sashimono.kernels.grouped_matmul`, defined in `dispatch`.
-"""

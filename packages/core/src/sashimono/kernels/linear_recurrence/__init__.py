@@ -1,4 +1,0 @@
-"""Linear recurrence with a matrix state: decayed outer products, with or without the delta rule.
-
-The public call is `sashimono.kernels.linear_recurrence`, defined in `dispatch`.
-"""

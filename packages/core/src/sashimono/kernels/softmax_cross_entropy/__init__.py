@@ -1,4 +1,0 @@
-"""Cross entropy of a vocabulary projection, from hidden states, without keeping all logits.
-
-The public call is `sashimono.kernels.softmax_cross_entropy`, defined in `dispatch`.
-"""

@@ -1,0 +1,3 @@
+"""Layers, models and recipes for Kanawa."""
+
+from kanawa_layers._version import __version__ as __version__

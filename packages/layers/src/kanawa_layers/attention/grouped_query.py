@@ -1,0 +1,158 @@
+"""Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); its head counts make it multi-head or -query."""
+
+import math
+from typing import Any
+
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Attention, Cache, CacheState, CacheView, Norm, Positions, Sequences
+
+from kanawa_layers.attention.dense_cache import DenseCache
+from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
+from kanawa_layers.attention.masks import Causal, Mask, Window, reach
+from kanawa_layers.attention.output_gate import OutputGate
+from kanawa_layers.attention.projections import Heads, add_fused_projections, add_projections, normed, project
+from kanawa_layers.attention.query_scale import QueryScale
+from kanawa_layers.attention.sinks import Sinks
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.positions.rotary import Rotary
+
+
+class GroupedQueryAttention(Attention):
+    """Attention of `num_heads` query heads over `num_kv_heads` key and value heads.
+
+    Slots: projections (`qkv` set: one fused kernel in place of three), mask, positions, query and key norms (over
+    one head, or over all at once), scale of queries, sinks, gate, dot product, and cache. `window` narrows a causal
+    mask to that many keys, the query's own included. `scale` multiplies scores; None: head_dim ** -0.5.
+    Tags for remat: query, key, value, attention_output, attention_projection.
+    """
+
+    class Config(Attention.Config):
+        num_heads: int = kn.REQUIRED
+        num_kv_heads: int | None = None
+        head_dim: int | None = None
+        mask: Mask.Config = Causal.Config()
+        window: int | None = None
+        scale: float | None = None
+        logit_cap: float | None = None
+        query: Linear.Config = Linear.Config()
+        key: Linear.Config = Linear.Config()
+        value: Linear.Config = Linear.Config()
+        qkv: Linear.Config | None = None
+        output: Linear.Config = Linear.Config()
+        positions: Positions.Config = Rotary.Config()
+        query_norm: Norm.Config | None = None
+        key_norm: Norm.Config | None = None
+        norm_all_heads: bool = False
+        query_scale: QueryScale.Config | None = None
+        sinks: Sinks.Config | None = None
+        gate: OutputGate.Config | None = None
+        dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
+        cache: Cache.Config = DenseCache.Config()
+        foreign: kn.Foreign = kn.Foreign(
+            children={
+                "query": "q_proj",
+                "key": "k_proj",
+                "value": "v_proj",
+                "output": "o_proj",
+                "query_norm": "q_norm",
+                "key_norm": "k_norm",
+                "positions": "",
+                "query_scale": "query_scale",
+                "sinks": "",
+                "gate": "",
+            },
+            apart={
+                "qkv": (
+                    kn.Sliced(name="q_proj", axis=-2, stop=-2),
+                    kn.Sliced(name="k_proj", axis=-2, start=-2, stop=-1),
+                    kn.Sliced(name="v_proj", axis=-2, start=-1),
+                )
+            },
+        )
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the head counts and the window."""
+            kv_heads, problems = self.num_kv_heads or self.num_heads, []
+            if self.num_heads % kv_heads != 0:
+                problems.append(f"num_heads ({self.num_heads}) is not a multiple of num_kv_heads ({kv_heads})")
+            if self.window is not None and not self.mask.build().spec().causal:
+                problems.append(f"window {self.window} narrows a causal mask; use mask=Window.Config(left=…, right=…)")
+            return problems
+
+    def setup(self) -> None:
+        """Declares the projections [embed, heads, head_dim] and back, and what is in the slots."""
+        cfg = self.config
+        heads = Heads(
+            cfg.input_dim,
+            cfg.num_heads,
+            cfg.num_kv_heads or cfg.num_heads,
+            cfg.head_dim or cfg.input_dim // cfg.num_heads,
+        )
+        self.heads, self.head_dim = heads, heads.head_dim
+        self.mask = cfg.mask.build().spec()
+        if cfg.window is not None:
+            self.mask = self.mask & Window.Config(left=cfg.window - 1).build().spec()
+        if cfg.qkv is None:
+            self.add_child("qkv", None)
+            add_projections(self, cfg, heads)
+        else:
+            add_fused_projections(self, cfg, heads)
+        self.add_child("positions", cfg.positions, head_dim=self.head_dim, num_heads=cfg.num_heads)
+        widths = heads.norm_widths(cfg.norm_all_heads)
+        self.add_child("query_norm", cfg.query_norm, input_dim=widths[0])
+        self.add_child("key_norm", cfg.key_norm, input_dim=widths[1])
+        self.add_child("query_scale", cfg.query_scale, head_dim=self.head_dim)
+        self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
+        self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=self.head_dim)
+        scale = 1.0 / math.sqrt(self.head_dim) if cfg.scale is None else cfg.scale
+        self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
+        shape = {"num_kv_heads": heads.kv_heads, "key_dim": self.head_dim, "value_dim": self.head_dim}
+        self.add_child("cache", cfg.cache, reach=reach(self.mask), **shape)
+
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the attended activations and the extended cache."""
+        q, k, v = self._queries_keys_values(x, sequences)
+        keys = CacheView(None, k, v) if cache is None else self.cache.extend(cache, k, v, sequences)
+        positions = sequences.token_positions(x.shape[1])
+        kv_positions = positions if cache is None else key_positions(keys)
+        out = self.dot_product(
+            q,
+            keys,
+            self.mask,
+            sequences,
+            positions,
+            bias=self.positions.bias(positions, kv_positions, self.config.num_heads),
+            sinks=None if self.sinks is None else self.sinks(),
+        )
+        out = self.tag("attention_output", out)
+        out = out if self.gate is None else self.gate(out, x)
+        y = self.tag("attention_projection", self.output(out))
+        return kn.constrain(y, ("batch", "length", "embed")), keys.state
+
+    def _queries_keys_values(self, x: Float[Array, "B T E"], sequences: Sequences) -> tuple[Any, Any, Any]:
+        """Returns what enters the dot product: projected, normed, turned and scaled."""
+        positions = sequences.token_positions(x.shape[1])
+        q, k, v = project(self, x)
+        everything = self.config.norm_all_heads
+        q = q if self.query_norm is None else normed(self.query_norm, q, everything)
+        k = k if self.key_norm is None else normed(self.key_norm, k, everything)
+        turning = positions if sequences.coordinates is None else sequences.coordinates
+        q, k = self.positions.rotate(q, k, turning)
+        q = q if self.query_scale is None else self.query_scale(q, positions)
+        q, k, v = self.tag("query", q), self.tag("key", k), self.tag("value", v)
+        return kn.constrain(q, ("batch", "length", "heads", "head_dim")), k, v
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns the layout of the cache slot."""
+        return self.cache.spec(rows, length, dtype)
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns projections plus scores and values: 4 * heads * head_dim FLOPs for each key seen."""
+        seen = min(context_length, reach(self.mask) or context_length)
+        scores = 4.0 * self.config.num_heads * self.head_dim * seen
+        return super().flops_per_token(context_length) + scores

@@ -1,0 +1,166 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one small vector a token is cached."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Attention, Cache, CacheState, CacheView, Norm, Positions, Sequences
+
+from kanawa_layers.attention.dense_cache import DenseCache
+from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
+from kanawa_layers.attention.latent_projections import add_latent_projections
+from kanawa_layers.attention.masks import Causal, Mask, reach
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.positions.rotary import Rotary
+
+
+class LatentAttention(Attention):
+    """Keys and values of all heads are projections of one latent; one further key, shared by all heads, is rotated.
+
+    Widths: `kv_rank` of the latent, `query_rank` of the queries' own (None: queries straight from the stream),
+    `nope_dim` and `rope_dim` of a head's unrotated and rotated query and key, `value_dim` of its value. Whole rows
+    expand keys and values. With a cache, which keeps latent and rotated key alone, the expansion moves into queries
+    and outputs ("absorbed"): every head then attends over the latents themselves. `scale` None is
+    (nope_dim + rope_dim) ** -0.5; with YaRN, DeepSeek multiplies it by `yarn_mscale(...) ** 2`.
+    Tags for remat: query, latent, key, value, attention_output, attention_projection.
+    """
+
+    class Config(Attention.Config):
+        num_heads: int = kn.REQUIRED
+        kv_rank: int = kn.REQUIRED
+        query_rank: int | None = None
+        nope_dim: int = kn.REQUIRED
+        rope_dim: int = kn.REQUIRED
+        value_dim: int = kn.REQUIRED
+        mask: Mask.Config = Causal.Config()
+        scale: float | None = None
+        logit_cap: float | None = None
+        query: Linear.Config = Linear.Config()
+        query_down: Linear.Config = Linear.Config()
+        query_norm: Norm.Config = RMSNorm.Config()
+        query_up: Linear.Config = Linear.Config()
+        kv_down: Linear.Config = Linear.Config()
+        kv_norm: Norm.Config = RMSNorm.Config()
+        kv_up: Linear.Config = Linear.Config()
+        output: Linear.Config = Linear.Config()
+        positions: Positions.Config = Rotary.Config(interleaved=True)
+        dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
+        cache: Cache.Config = DenseCache.Config()
+        foreign: kn.Foreign = kn.Foreign(
+            children={
+                "query": "q_proj",
+                "query_down": "q_a_proj",
+                "query_norm": "q_a_layernorm",
+                "query_up": "q_b_proj",
+                "kv_down": "kv_a_proj_with_mqa",
+                "kv_norm": "kv_a_layernorm",
+                "kv_up": "kv_b_proj",
+                "output": "o_proj",
+                "positions": "",
+            }
+        )
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the projections."""
+            return ["kv_up has a bias, which can't be absorbed into queries"] if self.kv_up.bias else []
+
+    def setup(self) -> None:
+        """Declares the projections down to the latents and up to the heads, norms, positions and cache."""
+        cfg = self.config
+        self.mask = cfg.mask.build().spec()
+        add_latent_projections(self, cfg)
+        self.add_child("positions", cfg.positions, head_dim=cfg.rope_dim, num_heads=cfg.num_heads)
+        scale = 1.0 / math.sqrt(cfg.nope_dim + cfg.rope_dim) if cfg.scale is None else cfg.scale
+        self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
+        self.add_child(
+            "cache",
+            cfg.cache,
+            num_kv_heads=1,
+            key_dim=cfg.kv_rank + cfg.rope_dim,
+            value_dim=0,
+            reach=reach(self.mask),
+        )
+
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the attended activations and the extended cache."""
+        cfg = self.config
+        positions = sequences.token_positions(x.shape[1])
+        q_nope, q_rope = jnp.split(self._queries(x), [cfg.nope_dim], axis=-1)
+        latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
+        latent = self.tag("latent", self.kv_norm(latent))
+        turning = positions if sequences.coordinates is None else sequences.coordinates
+        q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
+        if cache is None:
+            state, out = None, self._expanded(q_nope, q_rope, latent, k_rope, sequences)
+        else:
+            kept = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
+            keys = self.cache.extend(cache, kept, None, sequences)
+            state, out = keys.state, self._absorbed(q_nope, q_rope, keys, sequences)
+        out = self.tag("attention_output", out)
+        y = self.tag("attention_projection", self.output(out))
+        return kn.constrain(y, ("batch", "length", "embed")), state
+
+    def _queries(self, x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
+        if self.config.query_rank is None:
+            return self.query(x)
+        return self.query_up(self.query_norm(self.query_down(x)))
+
+    def _expanded(
+        self,
+        q_nope: Float[Array, "B T H N"],
+        q_rope: Float[Array, "B T H R"],
+        latent: Float[Array, "B T L"],
+        k_rope: Float[Array, "B T 1 R"],
+        sequences: Sequences,
+    ) -> Float[Array, "B T H V"]:
+        """Returns attention over the keys and values of every head."""
+        k_nope, v = jnp.split(self.kv_up(latent), [self.config.nope_dim], axis=-1)
+        k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))
+        q = self._sharded(self.tag("query", jnp.concatenate([q_nope, q_rope], axis=-1)))
+        k = self.tag("key", jnp.concatenate([k_nope, k_rope], axis=-1))
+        keys = CacheView(None, k, self.tag("value", v))
+        positions = sequences.token_positions(q.shape[1])
+        bias = self.positions.bias(positions, positions, self.config.num_heads)
+        return self.dot_product(q, keys, self.mask, sequences, positions, bias=bias)
+
+    def _absorbed(
+        self, q_nope: Float[Array, "B T H N"], q_rope: Float[Array, "B T H R"], keys: CacheView, sequences: Sequences
+    ) -> Float[Array, "B T H V"]:
+        """Returns the same over the latents of the cache, which serve as keys and values of one shared head."""
+        cfg = self.config
+        to_key, to_value = jnp.split(self._up_weight(q_nope.dtype), [cfg.nope_dim], axis=-1)
+        q_latent = jnp.einsum("bthn,lhn->bthl", q_nope, to_key)
+        q = self._sharded(jnp.concatenate([q_latent, q_rope], axis=-1))
+        positions = sequences.token_positions(q.shape[1])
+        bias = self.positions.bias(positions, key_positions(keys), cfg.num_heads)
+        # Values are the keys, rotated part included: cheaper to drop that part after than to copy the cache without.
+        mixed = self.dot_product(q, keys, self.mask, sequences, positions, bias=bias)[..., : cfg.kv_rank]
+        return jnp.einsum("bthl,lhv->bthv", mixed, to_value)
+
+    def _up_weight(self, dtype: jnp.dtype) -> Float[Array, "L H N_plus_V"]:
+        """Returns the weight of `kv_up`; an adapter beside it is multiplied out, as what it does to the identity."""
+        if self.kv_up.adapter is None:
+            return self.kv_up.dense_weight("weight")
+        return self.kv_up(jnp.eye(self.config.kv_rank, dtype=dtype)[None])[0]
+
+    @staticmethod
+    def _sharded(q: Float[Array, "B T H D"]) -> jax.Array:
+        return kn.constrain(q, ("batch", "length", "heads", "head_dim"))
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns the layout of the cache slot: kv_rank + rope_dim numbers a token."""
+        return self.cache.spec(rows, length, dtype)
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns projections plus scores and values of expanded heads for each key seen."""
+        cfg = self.config
+        seen = min(context_length, reach(self.mask) or context_length)
+        scores = 2.0 * cfg.num_heads * (cfg.nope_dim + cfg.rope_dim + cfg.value_dim) * seen
+        return super().flops_per_token(context_length) + scores

@@ -1,0 +1,62 @@
+"""Gates on what attention returns (Qiu et al. 2025, arXiv:2505.06708): sigmoid of a projection of the layer's input."""
+
+import abc
+
+import jax
+import kanawa as kn
+from jaxtyping import Array, Float
+
+from kanawa_layers.basic.linear import Linear
+
+
+class OutputGate(kn.Module):
+    """Multiplies heads' outputs, before the output projection, by gates in (0, 1)."""
+
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
+        num_heads: int = kn.FROM_PARENT
+        head_dim: int = kn.FROM_PARENT
+        projection: Linear.Config = Linear.Config()
+        foreign: kn.Foreign = kn.Foreign(children={"projection": "gate_proj"})
+
+    @abc.abstractmethod
+    def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
+        """Returns gated outputs; `x` is what the attention layer was given."""
+
+
+class ElementwiseGate(OutputGate):
+    """A gate for each element of each head."""
+
+    def setup(self) -> None:
+        """Declares the projection, [embed, heads, head_dim]."""
+        cfg = self.config
+        self.add_child(
+            "projection",
+            cfg.projection,
+            input_shape=(cfg.input_dim,),
+            output_shape=(cfg.num_heads, cfg.head_dim),
+            axes=("embed", "heads", "head_dim"),
+        )
+
+    def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
+        """Returns out * sigmoid(projection(x))."""
+        return out * jax.nn.sigmoid(self.projection(x))
+
+
+class HeadGate(OutputGate):
+    """One gate for each head."""
+
+    def setup(self) -> None:
+        """Declares the projection, [embed, heads]."""
+        cfg = self.config
+        self.add_child(
+            "projection",
+            cfg.projection,
+            input_shape=(cfg.input_dim,),
+            output_shape=(cfg.num_heads,),
+            axes=("embed", "heads"),
+        )
+
+    def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
+        """Returns out * sigmoid(projection(x)), the same for a whole head."""
+        return out * jax.nn.sigmoid(self.projection(x))[..., None]

@@ -1,0 +1,75 @@
+"""A paged cache: pages of one pool, owned by rows through a page table (Kwon et al. 2023, arXiv:2309.06180)."""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Int, Num
+from kanawa.contracts import Cache, CacheState, CacheView, Sequences
+
+from kanawa_layers.attention.cache_layout import kept_arrays, layout
+
+
+class PagedCache(Cache):
+    """Keys and values [pages, page_size, kv_heads, width]; token p of a row lies in page `table[row, p // page_size]`.
+
+    Without `Sequences.page_table`, row b owns the b-th run of pages, which is what `num_pages` None makes room for.
+    With `query_starts`, the one row given is a flat batch of many sequences. Padding (segment id 0) isn't written.
+    """
+
+    class Config(Cache.Config):
+        page_size: int = 16
+        num_pages: int | None = None
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the sizes."""
+            return [] if self.page_size > 0 else [f"page_size is {self.page_size}, expected at least 1"]
+
+    @kn.nowrap
+    def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns the layout of both pools; `num_pages`, or enough for all rows at full length."""
+        cfg = self.config
+        pages = cfg.num_pages or rows * -(-length // cfg.page_size)
+        return layout(cfg, (pages, cfg.page_size), ("pages", None), dtype)
+
+    def extend(
+        self,
+        state: CacheState,
+        k: Num[Array, "B T K D"],
+        v: Num[Array, "B T K D"] | None,
+        sequences: Sequences,
+    ) -> CacheView:
+        """Writes each token into its page; the operation reads pages where they are."""
+        rows, length = k.shape[:2]
+        pages = state["keys"].shape[0]
+        table = sequences.page_table
+        if table is None:
+            table = jnp.arange(pages, dtype=jnp.int32).reshape(rows, pages // rows)
+        lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
+        lengths = jnp.broadcast_to(lengths, table.shape[:1])
+        positions, owners = _places(sequences, lengths, length)
+        page = _page_of(table, owners, positions // self.config.page_size, pages)
+        if sequences.segment_ids is not None:
+            page = jnp.where(sequences.segment_ids == 0, pages, page)
+        at = positions % self.config.page_size
+        pools = {
+            name: state[name].at[page, at].set(new.astype(state[name].dtype), mode="drop")
+            for name, new in kept_arrays(k, v).items()
+        }
+        starts = sequences.query_starts
+        ends = lengths + (length if starts is None else starts[1:] - starts[:-1])
+        return CacheView(pools, pools["keys"], pools.get("values"), kv_lengths=ends, page_table=table)
+
+
+def _places(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the position of each new token and the row of the page table it belongs to, both [B, T]."""
+    count = jnp.arange(length, dtype=jnp.int32)[None]
+    if sequences.query_starts is None:
+        rows = jnp.arange(lengths.shape[0], dtype=jnp.int32)[:, None]
+        return lengths[:, None] + count, jnp.broadcast_to(rows, (lengths.shape[0], length))
+    owners = sequences.token_owners(length)[None]
+    return count + (lengths - sequences.query_starts[:-1])[owners], owners
+
+
+def _page_of(table: jax.Array, owners: jax.Array, entry: jax.Array, pages: int) -> jax.Array:
+    """Returns the page in the pool; `pages`, which isn't written, past the end of the table."""
+    return jnp.where(entry < table.shape[1], table[owners, jnp.minimum(entry, table.shape[1] - 1)], pages)

@@ -1,0 +1,84 @@
+"""From the residual stream to queries, keys and values: three kernels, or one fused kernel that shards the same way."""
+
+from typing import Any, NamedTuple
+
+import jax
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Norm
+
+
+class Heads(NamedTuple):
+    """Head counts and widths of an attention layer."""
+
+    input_dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def norm_widths(self, all_heads: bool) -> tuple[int, int]:
+        """Returns what norms of queries and of keys span: one head, or all of them (OLMo 2)."""
+        return (self.heads * self.head_dim, self.kv_heads * self.head_dim) if all_heads else (self.head_dim,) * 2
+
+
+def add_projections(layer: kn.Module, cfg: Any, heads: Heads, memory_dim: int | None = None) -> None:
+    """Declares `query`, `key` and `value` (these two from `memory_dim`, where given), and `output`."""
+    for name, count, axis, given in (
+        ("query", heads.heads, "heads", heads.input_dim),
+        ("key", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
+        ("value", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
+    ):
+        layer.add_child(
+            name,
+            getattr(cfg, name),
+            input_shape=(given,),
+            output_shape=(count, heads.head_dim),
+            axes=("embed", axis, "head_dim"),
+        )
+    add_output(layer, cfg, heads)
+
+
+def add_fused_projections(layer: kn.Module, cfg: Any, heads: Heads) -> None:
+    """Declares `qkv` in place of the three, and `output`.
+
+    The fused weight is [embed, kv_heads, heads / kv_heads + 2, head_dim]: with each key head lie its queries, its
+    key and its value, so that tensor parallelism splits all three by the same axis.
+    """
+    layer.add_child(
+        "qkv",
+        cfg.qkv,
+        input_shape=(heads.input_dim,),
+        output_shape=(heads.kv_heads, heads.heads // heads.kv_heads + 2, heads.head_dim),
+        axes=("embed", "kv_heads", None, "head_dim"),
+    )
+    for name in ("query", "key", "value"):
+        layer.add_child(name, None)
+    add_output(layer, cfg, heads)
+
+
+def add_output(layer: kn.Module, cfg: Any, heads: Heads) -> None:
+    """Declares the projection of all heads back to the stream."""
+    layer.add_child(
+        "output",
+        cfg.output,
+        input_shape=(heads.heads, heads.head_dim),
+        output_shape=(heads.input_dim,),
+        axes=("heads", "head_dim", "embed"),
+    )
+
+
+def project(layer: Any, x: Float[Array, "B T E"]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns queries [B, T, H, D], keys and values [B, T, K, D]."""
+    if layer.qkv is None:
+        return layer.query(x), layer.key(x), layer.value(x)
+    fused = layer.qkv(x)
+    batch, length, kv_heads, parts, width = fused.shape
+    q = fused[:, :, :, : parts - 2].reshape(batch, length, kv_heads * (parts - 2), width)
+    return q, fused[:, :, :, parts - 2], fused[:, :, :, parts - 1]
+
+
+def normed(norm: Norm, x: Float[Array, "B T H D"], all_heads: bool) -> Float[Array, "B T H D"]:
+    """Returns normalised heads, each on its own or all as one vector."""
+    if not all_heads:
+        return norm(x)
+    return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)

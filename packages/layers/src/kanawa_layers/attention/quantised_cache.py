@@ -1,0 +1,74 @@
+"""An int8 cache: a scale for each token and head, over any cache that keeps the numbers."""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float, Int, Num
+from kanawa.contracts import Cache, CacheState, CacheView, Sequences
+
+from kanawa_layers.attention.dense_cache import DenseCache
+
+_LARGEST = 127.0
+
+
+class QuantisedCache(Cache):
+    """Keys and values as int8 codes times an fp32 scale per token and head: at most 1/254 of the largest off.
+
+    `codes` and `scales` are caches of one kind (dense, ring or paged), which keep the two apart.
+    """
+
+    class Config(Cache.Config):
+        codes: Cache.Config = DenseCache.Config()
+        scales: Cache.Config = DenseCache.Config()
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the inner caches."""
+            if type(self.codes) is type(self.scales):
+                return []
+            return ["codes and scales are caches of different kinds, so their places would differ"]
+
+    def setup(self) -> None:
+        """Declares both caches."""
+        cfg = self.config
+        shared = {"num_kv_heads": cfg.num_kv_heads, "reach": cfg.reach}
+        self.add_child("codes", cfg.codes, key_dim=cfg.key_dim, value_dim=cfg.value_dim, **shared)
+        self.add_child("scales", cfg.scales, key_dim=1, value_dim=min(cfg.value_dim, 1), **shared)
+
+    @kn.nowrap
+    def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns int8 codes and fp32 scales; `dtype` is what they stand for."""
+        del dtype
+        parts = {"codes": self.codes.spec(rows, length, "int8"), "scales": self.scales.spec(rows, length, "float32")}
+        return {f"{part}_{name}": spec for part, specs in parts.items() for name, spec in specs.items()}
+
+    def extend(
+        self,
+        state: CacheState,
+        k: Num[Array, "B T K D"],
+        v: Num[Array, "B T K D"] | None,
+        sequences: Sequences,
+    ) -> CacheView:
+        """Rounds the new tokens and returns all keys and values in the dtype of the new ones."""
+        k_codes, k_scales = _quantised(k)
+        v_codes, v_scales = (None, None) if v is None else _quantised(v)
+        codes = self.codes.extend(_part(state, "codes_"), k_codes, v_codes, sequences)
+        scales = self.scales.extend(_part(state, "scales_"), k_scales, v_scales, sequences)
+        kept = {f"codes_{n}": x for n, x in codes.state.items()} | {f"scales_{n}": x for n, x in scales.state.items()}
+        values = None if v is None else _restored(codes.v, scales.v, v.dtype)
+        return codes._replace(state=kept, k=_restored(codes.k, scales.k, k.dtype), v=values)
+
+
+def _part(state: CacheState, prefix: str) -> CacheState:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+
+
+def _quantised(x: Float[Array, "B T K D"]) -> tuple[Int[Array, "B T K D"], Float[Array, "B T K 1"]]:
+    """Returns int8 codes and the fp32 scale that restores them."""
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / _LARGEST
+    codes = jnp.round(x / jnp.where(scale == 0.0, 1.0, scale))
+    return codes.astype(jnp.int8), scale
+
+
+def _restored(codes: jax.Array, scales: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return (codes.astype(jnp.float32) * scales).astype(dtype)

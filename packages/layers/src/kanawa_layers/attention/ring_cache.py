@@ -1,0 +1,69 @@
+"""A ring of keys and values: as many entries as the mask reaches back, however long the sequence gets."""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Bool, Int, Num
+from kanawa.contracts import Cache, CacheState, CacheView, Sequences
+
+from kanawa_layers.attention.cache_layout import kept_arrays, layout
+from kanawa_layers.attention.cache_rows import put_rows, take_rows, write_after
+
+#: The position of an entry that holds nothing: after every query, so that causality hides it.
+_NOWHERE = 2**30
+
+
+class RingCache(Cache):
+    """Position p lies in entry p modulo the mask's reach; without a bound on it, a ring as long as the row.
+
+    Which positions the entries hold follows from the row's length, so nothing but keys and values is kept. Padding
+    (segment id 0) isn't written: it would push out tokens that are still seen.
+    """
+
+    class Config(Cache.Config):
+        """Nothing beyond the shapes and the reach the attention layer gives."""
+
+    @kn.nowrap
+    def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns the layout of `keys` and `values`, [rows, min(length, reach), kv_heads, width]."""
+        size = min(length, self.config.reach or length)
+        return layout(self.config, (rows, size), ("batch", None), dtype)
+
+    def extend(
+        self,
+        state: CacheState,
+        k: Num[Array, "B T K D"],
+        v: Num[Array, "B T K D"] | None,
+        sequences: Sequences,
+    ) -> CacheView:
+        """Writes the last of the new tokens; several are attended to beside what was there before them."""
+        old, new = take_rows(state, sequences), kept_arrays(k, v)
+        size = old["keys"].shape[1]
+        lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
+        if k.shape[1] == 1:
+            rows = {name: write_after(old[name], array, lengths % size) for name, array in new.items()}
+            positions = _entry_positions(jnp.atleast_1d(lengths) + 1, size)
+            return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), positions)
+        lengths = jnp.broadcast_to(lengths, k.shape[:1])
+        positions = lengths[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+        real = jnp.ones(positions.shape, bool) if sequences.segment_ids is None else sequences.segment_ids != 0
+        entries = _entries_to_write(positions, real, size)
+        put = jax.vmap(lambda row, at, array: row.at[at].set(array.astype(row.dtype), mode="drop"))
+        rows = {name: put(old[name], entries, array) for name, array in new.items()}
+        seen = {name: jnp.concatenate([old[name], new[name].astype(old[name].dtype)], 1) for name in new}
+        seen_at = [_entry_positions(lengths, size), jnp.where(real, positions, _NOWHERE)]
+        kv_positions = jnp.concatenate(seen_at, axis=1)
+        return CacheView(put_rows(state, rows, sequences), seen["keys"], seen.get("values"), kv_positions)
+
+
+def _entry_positions(lengths: Int[Array, " B"], size: int) -> Int[Array, "B size"]:
+    """Returns the position each entry holds in rows of these lengths: the last one that falls on it."""
+    last = lengths[:, None] - 1
+    held = last - (last - jnp.arange(size, dtype=jnp.int32)[None]) % size
+    return jnp.where(held < 0, _NOWHERE, held)
+
+
+def _entries_to_write(positions: Int[Array, "B T"], real: Bool[Array, "B T"], size: int) -> Int[Array, "B T"]:
+    """Returns the entry of each token, or `size` for padding and for tokens that a later one of the call overwrites."""
+    after = jnp.max(jnp.where(real, positions + 1, 0), axis=1, keepdims=True)
+    return jnp.where(real & (positions >= after - size), positions % size, size)

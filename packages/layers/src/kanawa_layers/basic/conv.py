@@ -1,0 +1,103 @@
+"""Convolution over one, two or three axes, channels last; strided, dilated, grouped, depthwise or causal."""
+
+import math
+from typing import Literal
+
+import jax
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.arrays.broadcast import along_last
+
+#: "causal" pads the front only, so that an output sees no later input; or (before, after) for each axis.
+Padding = Literal["same", "valid", "causal"] | tuple[tuple[int, int], ...]
+
+
+class Conv(kn.Module):
+    """Slides a weight [*window, inputs of a group, output_dim] over x [batch, *axes, input_dim].
+
+    `depthwise` gives each channel a filter of its own; output_dim must then be a multiple of input_dim. It knows
+    nothing of packed segments: rows must be one sequence or image each (recurrent layers have a convolution that does).
+    """
+
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
+        output_dim: int = kn.FROM_PARENT
+        window: tuple[int, ...] = kn.REQUIRED
+        strides: tuple[int, ...] | None = None
+        dilation: tuple[int, ...] | None = None
+        padding: Padding = "same"
+        groups: int = 1
+        depthwise: bool = False
+        bias: bool = True
+        axes: tuple[str | None, str | None] = ("embed", None)
+        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight", "bias": "bias"})
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the window and the groups."""
+            rank, found = len(self.window), []
+            for name in ("strides", "dilation"):
+                value = getattr(self, name)
+                if value is not None and len(value) != rank:
+                    found.append(f"{name} {value} doesn't have the {rank} axes of window {self.window}")
+            if not isinstance(self.padding, str) and len(self.padding) != rank:
+                found.append(f"padding {self.padding} doesn't have the {rank} axes of window {self.window}")
+            if self.depthwise and self.groups != 1:
+                found.append("depthwise means one group a channel; leave groups unset")
+            if isinstance(self.input_dim, int) and isinstance(self.output_dim, int):
+                groups = self.input_dim if self.depthwise else self.groups
+                if self.input_dim % groups or self.output_dim % groups:
+                    sizes = f"input_dim ({self.input_dim}) and output_dim ({self.output_dim})"
+                    found.append(f"{sizes} are not both multiples of the {groups} groups")
+            return found
+
+    def setup(self) -> None:
+        """Declares `weight`, drawn with variance 1 / (inputs of one output), and `bias`."""
+        cfg = self.config
+        rank = len(cfg.window)
+        self.groups = cfg.input_dim if cfg.depthwise else cfg.groups
+        self.add_param(
+            "weight",
+            (*cfg.window, cfg.input_dim // self.groups, cfg.output_dim),
+            axes=(*("conv",) * rank, cfg.axes[0] if self.groups == 1 else None, cfg.axes[1]),
+            fan_in_axes=tuple(range(rank + 1)),
+            fan_out_axes=(rank + 1,),
+        )
+        if cfg.bias:
+            self.add_param("bias", (cfg.output_dim,), axes=(cfg.axes[1],), init=kn.zeros, weight_decay=0.0)
+
+    def forward(self, x: Float[Array, "B *axes C"]) -> Float[Array, "B *axes D"]:
+        """Returns the convolved array."""
+        cfg, rank = self.config, len(self.config.window)
+        dilation = cfg.dilation or (1,) * rank
+        y = jax.lax.conv_general_dilated(
+            x,
+            self.param("weight"),
+            window_strides=cfg.strides or (1,) * rank,
+            padding=explicit_padding(cfg.padding, cfg.window, dilation),
+            rhs_dilation=dilation,
+            dimension_numbers=channels_last(rank),
+            feature_group_count=self.groups,
+        )
+        return y + along_last(self.param("bias"), y.ndim) if cfg.bias else y
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs a weight for each output position."""
+        del context_length
+        cfg = self.config
+        return 2.0 * math.prod(cfg.window) * (cfg.input_dim // self.groups) * cfg.output_dim
+
+
+def explicit_padding(
+    padding: Padding, window: tuple[int, ...], dilation: tuple[int, ...]
+) -> str | tuple[tuple[int, int], ...]:
+    """Returns the padding as XLA takes it."""
+    if padding == "causal":
+        return tuple(((size - 1) * step, 0) for size, step in zip(window, dilation, strict=True))
+    return padding.upper() if isinstance(padding, str) else padding
+
+
+def channels_last(rank: int) -> tuple[str, str, str]:
+    """Returns the layouts of input, weight and output for so many axes."""
+    axes = "DHW"[-rank:]
+    return f"N{axes}C", f"{axes}IO", f"N{axes}C"

@@ -1,0 +1,46 @@
+"""Token embedding."""
+
+import math
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float, Int
+
+
+class Embedding(kn.Module):
+    """Looks up one row of a [vocab, embed] table for each token id; other layers may share the table.
+
+    Rows are multiplied by `scale`, and by sqrt(output_dim) where `scale_by_sqrt_dim`, in the compute dtype, so that
+    bfloat16 rounds the factor first, as Gemma's reference does. A tied head sees the table unscaled.
+    """
+
+    class Config(kn.Module.Config):
+        vocab_size: int = kn.FROM_PARENT
+        output_dim: int = kn.FROM_PARENT
+        init_stddev: float = 0.02
+        scale: float = 1.0
+        scale_by_sqrt_dim: bool = False
+        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight"})
+
+    def setup(self) -> None:
+        """Declares the table, drawn from a normal of `init_stddev`."""
+        cfg = self.config
+        self.add_param(
+            "weight",
+            (cfg.vocab_size, cfg.output_dim),
+            axes=("vocab", "embed"),
+            init=kn.normal(cfg.init_stddev),
+            fan_in_axes=(1,),
+            fan_out_axes=(0,),
+        )
+
+    def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
+        """Returns the scaled rows of the table in the compute dtype."""
+        cfg = self.config
+        x = jnp.take(self.param("weight"), input_ids, axis=0)
+        factor = cfg.scale * (math.sqrt(cfg.output_dim) if cfg.scale_by_sqrt_dim else 1.0)
+        return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
+
+    def table(self) -> Float[Array, "V E"]:
+        """Returns the whole table, for a head that is tied to it."""
+        return self.param("weight")

@@ -1,0 +1,19 @@
+"""L2 norm: every vector gets length 1, as embeddings that are compared by their angle."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from kanawa.contracts import Norm
+
+
+class L2Norm(Norm):
+    """x / |x| over the last axis, in fp32; result in x's dtype. No parameters; a zero vector stays zero."""
+
+    class Config(Norm.Config):
+        eps: float = 1e-12
+
+    def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns the normalised array."""
+        x32 = x.astype(jnp.float32)
+        squared = jnp.sum(x32 * x32, axis=-1, keepdims=True)
+        return (x32 * jax.lax.rsqrt(squared + self.config.eps)).astype(x.dtype)

@@ -1,0 +1,70 @@
+"""Linear projection over any trailing axes: the one dense layer that everything else is made of."""
+
+import math
+
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.arrays.axes import LogicalAxes
+from kanawa.arrays.broadcast import along_last
+from kanawa.contracts import Adapter, Weighted
+
+
+class Linear(Weighted):
+    """Contracts the trailing `input_shape` of x with a weight of shape [*input_shape, *output_shape].
+
+    The parent gives shapes and the weight's logical axes; the result has the dtype of the compute policy. `form`
+    says how the weight is kept and multiplied (None: plainly); `adapter` adds a small trained change to the product.
+    """
+
+    class Config(Weighted.Config):
+        input_shape: tuple[int, ...] = kn.FROM_PARENT
+        output_shape: tuple[int, ...] = kn.FROM_PARENT
+        axes: tuple[str | None, ...] = kn.FROM_PARENT
+        bias: bool = False
+        init_scale: float = 1.0
+        adapter: Adapter.Config | None = None
+        foreign: kn.Foreign = kn.Foreign(
+            children={"adapter": ""},
+            tensors={
+                "weight": kn.Tensor(name="weight", form=kn.Matrix.Config()),
+                "bias": kn.Tensor(name="bias", form=kn.Flat.Config()),
+            },
+        )
+
+    def setup(self) -> None:
+        """Declares `weight`, drawn with variance init_scale / fan_in, and `bias`, zero and never decayed."""
+        super().setup()
+        cfg = self.config
+        num_inputs = len(cfg.input_shape)
+        self.add_weight(
+            "weight",
+            (*cfg.input_shape, *cfg.output_shape),
+            axes=cfg.axes,
+            init=kn.fan_in_normal(cfg.init_scale),
+            fan_in_axes=tuple(range(num_inputs)),
+            fan_out_axes=tuple(range(num_inputs, num_inputs + len(cfg.output_shape))),
+        )
+        if cfg.bias:
+            axes: LogicalAxes = tuple(cfg.axes[num_inputs:])
+            self.add_param("bias", cfg.output_shape, axes=axes, init=kn.zeros, weight_decay=0.0)
+        shapes = {"input_shape": cfg.input_shape, "output_shape": cfg.output_shape, "axes": cfg.axes}
+        self.add_child("adapter", cfg.adapter, **shapes)
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns x @ weight (+ bias) over the trailing axes."""
+        y = self.product(x, "weight")
+        if self.adapter is not None:
+            y = self.adapter(x, y, lambda: self.dense_weight("weight"))
+        return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
+
+    @kn.nowrap
+    def adapter_of(self, name: str) -> Adapter | None:
+        """Returns the adapter."""
+        del name
+        return self.adapter
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs a weight, and the adapter's."""
+        adapter = 0.0 if self.adapter is None else self.adapter.flops_per_token(context_length)
+        return 2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape) + adapter

@@ -1,0 +1,54 @@
+"""Images to tokens: one projection of each square patch (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
+
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.errors import ModuleError
+
+from kanawa_layers.basic.linear import Linear
+
+
+class PatchEmbedding(kn.Module):
+    """[batch, channels, height, width] to [batch, patches, embed], rows of patches one after another.
+
+    The same as a convolution whose stride is its width, computed as the matmul it is.
+    """
+
+    class Config(kn.Module.Config):
+        output_dim: int = kn.FROM_PARENT
+        patch_size: int = 16
+        num_channels: int = 3
+        projection: Linear.Config = Linear.Config(
+            bias=True,
+            foreign=kn.Foreign(
+                tensors={
+                    "weight": kn.Tensor(name="weight", form=kn.Permuted.Config(order=(3, 0, 1, 2))),
+                    "bias": "bias",
+                }
+            ),
+        )
+        foreign: kn.Foreign = kn.Foreign(children={"projection": "projection"})
+
+    def setup(self) -> None:
+        """Declares the projection, [channels, patch, patch, embed]."""
+        cfg = self.config
+        self.add_child(
+            "projection",
+            cfg.projection,
+            input_shape=(cfg.num_channels, cfg.patch_size, cfg.patch_size),
+            output_shape=(cfg.output_dim,),
+            axes=(None, None, None, "embed"),
+        )
+
+    def forward(self, images: Float[Array, "B C H W"]) -> Float[Array, "B T E"]:
+        """Returns a token for each patch; raises ModuleError where patches don't tile the image."""
+        size = self.config.patch_size
+        batch, channels, height, width = images.shape
+        if height % size or width % size or channels != self.config.num_channels:
+            message = (
+                f"{self.path}: images of {channels} x {height} x {width} can't be cut in patches of "
+                f"{self.config.num_channels} x {size} x {size}"
+            )
+            raise ModuleError(message)
+        rows, columns = height // size, width // size
+        tiles = images.reshape(batch, channels, rows, size, columns, size).transpose(0, 2, 4, 1, 3, 5)
+        return self.projection(tiles.reshape(batch, rows * columns, channels, size, size))

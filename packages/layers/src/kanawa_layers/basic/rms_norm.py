@@ -1,0 +1,37 @@
+"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.arrays.broadcast import along_last
+from kanawa.contracts import Norm
+
+
+class RMSNorm(Norm):
+    """x / rms(x) * scale over the last axis; statistics and product in fp32, result in x's dtype.
+
+    `zero_centered` stores the scale as its distance from 1, drawn as zeros, as Gemma does: x / rms(x) * (1 + scale).
+    """
+
+    class Config(Norm.Config):
+        eps: float = 1e-6
+        zero_centered: bool = False
+        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "weight"})
+
+    def setup(self) -> None:
+        """Declares `scale`, which leaves x / rms(x) as it is at first and never decays."""
+        cfg = self.config
+        init = kn.zeros if cfg.zero_centered else kn.ones
+        self.add_param("scale", (cfg.input_dim,), axes=("norm",), init=init, weight_decay=0.0)
+
+    def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns the normalised array."""
+        x32 = x.astype(jnp.float32)
+        # x * x, not jnp.square: the latter keeps 2 x for the backward pass, an array more a norm.
+        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+        y = x32 * jax.lax.rsqrt(mean_square + self.config.eps)
+        scale = self.param("scale", jnp.float32)
+        if self.config.zero_centered:
+            scale = 1.0 + scale
+        return (y * along_last(scale, x.ndim)).astype(x.dtype)

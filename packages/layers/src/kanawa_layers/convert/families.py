@@ -1,0 +1,90 @@
+"""Families of Hugging Face models, found in the catalog by model_type: anyone may add one with an entry point."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kanawa.config import Config, diff
+from kanawa.contracts import ForeignConfigError, ForeignFamily
+from kanawa.errors import did_you_mean
+from kanawa.plugins import component, host
+
+from kanawa_layers.convert.errors import UnknownFamilyError
+
+KIND = "hf_families"
+#: What only training needs, by its last name: no Hugging Face config records it, so it takes no part in comparing.
+_TRAINING_ONLY = frozenset(
+    {"init_scale", "init_stddev", "scan", "remat", "loss", "dropout", "balance_loss", "z_loss", "cache", "dispatcher"}
+)
+#: What a family's `to_foreign` stumbles with over a model that isn't made of its layers.
+_BUILT_DIFFERENTLY = (AttributeError, LookupError, TypeError, ValueError, StopIteration)
+_SHOWN = 4
+
+
+def known_families() -> list[str]:
+    """Returns the model_types that the installed packages know."""
+    return sorted({state.name for state in host().components(KIND)})
+
+
+def family(model_type: str) -> ForeignFamily:
+    """Returns the family; raises UnknownFamilyError listing those that are known."""
+    known = known_families()
+    if model_type not in known:
+        near = did_you_mean(model_type, known)
+        message = f"no installed package knows the model_type {model_type!r}{near}; known: {', '.join(known)}"
+        raise UnknownFamilyError(message)
+    return component(KIND, model_type)
+
+
+def model_config(config: Mapping[str, Any]) -> Config:
+    """Returns our model config of a config.json; raises UnknownFamilyError, ForeignConfigError."""
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        message = f"the checkpoint is quantised ({method}); only plain weights convert: dequantise it first"
+        raise ForeignConfigError(message)
+    kind = config["model_type"]
+    found = family(kind)
+    try:
+        return found.from_foreign(config)
+    except KeyError as error:
+        message = f"the config of a {kind} model lacks {error}"
+        raise ForeignConfigError(message) from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        message = f"the config of a {kind} model holds a value that can't be right: {error}"
+        raise ForeignConfigError(message) from error
+
+
+def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
+    """Returns the config.json of a model, of family `name` or of the one that can express it.
+
+    A family expresses a model if its own config of it reads back as the same model, training aside. Raises
+    ForeignConfigError saying what no family could express.
+    """
+    unlike: list[str] = []
+    close: dict[str, list[str]] = {}
+    for kind in [name] if name else known_families():
+        found = family(kind)
+        try:
+            config = {"model_type": kind, **found.to_foreign(model)}
+            close[kind] = differences(found.from_foreign(config), model)
+        except ForeignConfigError as error:
+            unlike.append(f"{kind}: {str(error).splitlines()[0]}")
+        except _BUILT_DIFFERENTLY:
+            unlike.append(f"{kind}: is built of other layers")
+        else:
+            if not close[kind]:
+                return config
+    reasons = [
+        f"{kind}: can't express {'; '.join(different[:_SHOWN])}{' …' if len(different) > _SHOWN else ''}"
+        for kind, different in sorted(close.items(), key=lambda item: len(item[1]))
+    ]
+    message = "\n  ".join(["no Hugging Face family is this model:", *reasons, *unlike])
+    raise ForeignConfigError(message)
+
+
+def differences(first: Config, second: Config) -> list[str]:
+    """Returns how two models differ in what they compute, as text."""
+    return [
+        str(change)
+        for change in diff(first, second)
+        if not _TRAINING_ONLY.intersection(part.split("[")[0] for part in change.path.split("."))
+    ]

@@ -1,0 +1,167 @@
+"""Hugging Face model folders as a model store: read whole and checked, written in shards, all or nothing."""
+
+import collections
+import dataclasses
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kanawa as kn
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.config import Config
+from kanawa.contracts import ForeignConfigError, ModelStore, StoredModel, is_tuned, plain_config, to_plain
+from kanawa.module import ForeignTable
+
+from kanawa_layers.convert.accounting import account
+from kanawa_layers.convert.arrays import foreign_value, gather
+from kanawa_layers.convert.errors import ConvertError
+from kanawa_layers.convert.families import differences, foreign_config, model_config
+from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder
+from kanawa_layers.convert.safetensors_file import DTYPES, write_file
+
+#: Of a shard, unless asked otherwise; what the hub's own libraries write.
+SHARD_BYTES = 5_000_000_000
+_METADATA = {"format": "pt"}
+_TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+#: dtype of every tensor of a model to be written.
+Dtypes = Mapping[str, str]
+
+
+class HuggingFaceStore(ModelStore):
+    """config.json, safetensors and tokenizer files, as `transformers` reads and writes them.
+
+    `family` forces a model_type; `dtype` ("F32", "BF16", "F16") that of all tensors instead of the original's.
+    """
+
+    def __init__(self, *, family: str | None = None, dtype: str | None = None, shard_bytes: int = SHARD_BYTES) -> None:
+        self.family, self.dtype, self.shard_bytes = family, dtype, shard_bytes
+
+    def holds(self, directory: Path) -> bool:
+        """Returns whether config.json has a model_type."""
+        try:
+            found = json.loads((directory / CONFIG).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return isinstance(found, dict) and "model_type" in found and "$type" not in found
+
+    def inspect(self, directory: Path) -> tuple[Folder, Config, ForeignTable, dict[str, str]]:
+        """Returns the folder, our config, the table, and the folder's name of each tensor; reads headers only."""
+        folder = open_folder(directory)
+        cfg = model_config({**folder.config, **({"model_type": self.family} if self.family else {})})
+        table = kn.foreign_table(cfg.build())
+        return folder, cfg, table, account(str(directory), table, folder.tensors)
+
+    def load(self, directory: Path, step: int | None = None) -> StoredModel:
+        """Returns the model; raises ConvertError, SafetensorsError, ForeignConfigError."""
+        if step is not None:
+            message = f"{directory} is a Hugging Face folder, which has no steps; leave --step out"
+            raise ConvertError(message)
+        folder, cfg, table, names = self.inspect(directory)
+        params, state = gather(cfg.build(), table, lambda name: folder.tensors[names[name]].read())
+        notes = {"config": dict(folder.config), "dtypes": _brief({n: folder.tensors[names[n]].dtype for n in names})}
+        return StoredModel(cfg, params, state, folder.files, notes)
+
+    def plan(self, model: StoredModel) -> tuple[dict[str, Any], ForeignTable, dict[str, str]]:
+        """Returns config.json, the table and each tensor's dtype of a model to be written."""
+        model = untuned(model)
+        noted = model.notes.get("dtypes", {"usual": "F32", "others": {}})
+        config = _original_config(model, self.family) or foreign_config(model.config, self.family)
+        table = kn.foreign_table(model.config.build())
+        dtypes = {n: self.dtype or noted["others"].get(n, noted["usual"]) for n in table.tensors}
+        if self.dtype or "config" not in model.notes:
+            usual = _brief(dtypes)["usual"]
+            config = {key: value for key, value in config.items() if key != "torch_dtype"}
+            config["dtype"] = _TORCH_DTYPES[usual]
+        return config, table, dtypes
+
+    def save(self, directory: Path, model: StoredModel) -> None:
+        """Writes the folder; raises ConvertError where it exists, ForeignConfigError for what has no words there."""
+        check_free(directory)
+        model = untuned(model)
+        config, table, dtypes = self.plan(model)
+        partial = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            self._write_tensors(partial, model, table, dtypes)
+            for name, source in model.files.items():
+                shutil.copyfile(source, partial / name)
+            (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            os.replace(partial, directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _write_tensors(self, folder: Path, model: StoredModel, table: ForeignTable, dtypes: Dtypes) -> None:
+        tensors = {n: (dtypes[n], table.tensors[n].shape) for n in sorted(table.tensors)}
+        shards = list(_shards(tensors, self.shard_bytes))
+
+        def value(name: str) -> Any:
+            return foreign_value(table.tensors[name], model.params, model.state, DTYPES[dtypes[name]])
+
+        if len(shards) == 1:
+            write_file(folder / SINGLE, tensors, value, _METADATA)
+            return
+        weight_map = {}
+        for i, names in enumerate(shards, 1):
+            file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            write_file(folder / file, {n: tensors[n] for n in names}, value, _METADATA)
+            weight_map.update(dict.fromkeys(names, file))
+        index = {"metadata": {"total_size": sum(map(_num_bytes, tensors.values()))}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def untuned(model: StoredModel) -> StoredModel:
+    """Returns the model with adapters merged and weights dense, as other libraries know it; itself if it is so."""
+    module = model.config.build()
+    if not is_tuned(module):
+        return model
+    params = flatten_paths(to_plain(module, unflatten_paths(model.params)))
+    return dataclasses.replace(model, config=plain_config(model.config), params=params)
+
+
+def check_free(directory: Path) -> None:
+    """Raises ConvertError where something is in the way; an empty directory is not."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        message = f"{directory} already exists; give a new directory, nothing is overwritten"
+        raise ConvertError(message)
+
+
+def _original_config(model: StoredModel, family: str | None) -> dict[str, Any] | None:
+    """Returns the config.json the model came with, if that is still this model's."""
+    original = model.notes.get("config")
+    if original is None or family not in (None, original["model_type"]):
+        return None
+    try:
+        unchanged = not differences(model_config(original), model.config)
+    except ForeignConfigError:
+        return None
+    return dict(original) if unchanged else None
+
+
+def _brief(dtypes: Dtypes) -> dict[str, Any]:
+    """Returns the usual dtype and the tensors that have another."""
+    usual = collections.Counter(dtypes.values()).most_common(1)[0][0]
+    return {"usual": usual, "others": {name: dtype for name, dtype in dtypes.items() if dtype != usual}}
+
+
+def _num_bytes(tensor: tuple[str, tuple[int, ...]]) -> int:
+    return math.prod(tensor[1]) * DTYPES[tensor[0]].itemsize
+
+
+def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], limit: int) -> Iterator[list[str]]:
+    """Yields the names of each shard, none above `limit` bytes unless one tensor alone is."""
+    names: list[str] = []
+    total = 0
+    for name, tensor in tensors.items():
+        size = _num_bytes(tensor)
+        if names and total + size > limit:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    if names:
+        yield names

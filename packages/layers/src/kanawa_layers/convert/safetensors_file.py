@@ -1,0 +1,160 @@
+"""The safetensors format, read through a memory map and written one tensor at a time.
+
+A file is a little-endian u64 length, a JSON header of that length {name: {dtype, shape, data_offsets}} and the
+tensors' bytes, back to back (https://github.com/huggingface/safetensors, "Format").
+"""
+
+import dataclasses
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from kanawa_layers.convert.errors import SafetensorsError
+
+#: The format's dtype names. Sub-byte types have no NumPy form and are refused by name.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+#: Of the reference implementation: a longer header is an attack or rubbish.
+MAX_HEADER_BYTES = 100_000_000
+_ALIGNMENT = 8
+METADATA = "__metadata__"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: dtype by the format's name, and its first and last byte in the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def read(self) -> np.ndarray:
+        """Returns the tensor as a view of the file."""
+        dtype = DTYPES[self.dtype]
+        if self.start == self.stop:
+            return np.empty(self.shape, dtype)
+        raw = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.stop - self.start,))
+        return np.asarray(raw).view(dtype).reshape(self.shape)
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """Returns every tensor's entry; raises SafetensorsError where anything in the header can't be right."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            first = stream.read(8)
+            length = struct.unpack("<Q", first)[0] if len(first) == 8 else -1
+            if not 0 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise _broken(file, f"its header would be {length} bytes long, but the file has {size}")
+            text = stream.read(length)
+    except OSError as error:
+        raise _broken(file, f"it can't be read: {error}") from error
+    try:
+        header = json.loads(text, object_pairs_hook=_without_repeats)
+    except ValueError as error:
+        raise _broken(file, f"its header isn't JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise _broken(file, f"its header is a {type(header).__name__}, expected an object")
+    start = 8 + length
+    entries = {name: _entry(file, name, found, start) for name, found in header.items() if name != METADATA}
+    _check_layout(file, entries, start, size)
+    return entries
+
+
+def _entry(file: Path, name: str, found: Any, start: int) -> Entry:
+    try:
+        dtype, shape, (first, last) = found["dtype"], tuple(found["shape"]), found["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        raise _broken(file, f"tensor {name!r} has no sound dtype, shape and data_offsets: {found!r}") from error
+    if dtype not in DTYPES:
+        raise _broken(file, f"tensor {name!r} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    if not all(isinstance(n, int) and n >= 0 for n in (*shape, first, last)):
+        raise _broken(file, f"tensor {name!r} has shape {shape} and offsets {first}, {last}")
+    if last - first != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise _broken(file, f"tensor {name!r} of {dtype} {list(shape)} can't take {last - first} bytes")
+    return Entry(file, dtype, shape, start + first, start + last)
+
+
+def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+    at = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != at:
+            raise _broken(file, f"tensor {name!r} starts at byte {entry.start}, expected {at}")
+        at = entry.stop
+    if at != size:
+        raise _broken(file, f"its tensors end at byte {at}, but the file has {size}: it was cut short, or grew")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        message = "a name occurs twice"
+        raise ValueError(message)
+    return found
+
+
+def _broken(file: Path, what: str) -> SafetensorsError:
+    return SafetensorsError(f"{file} isn't a sound safetensors file: {what}; download or copy it again")
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns the format's name of a NumPy dtype; raises SafetensorsError for one it has no name for."""
+    for name, known in DTYPES.items():
+        if known == np.dtype(dtype):
+            return name
+    message = f"safetensors has no dtype {np.dtype(dtype).name!r}; it has {', '.join(DTYPES)}"
+    raise SafetensorsError(message)
+
+
+def write_file(
+    file: Path,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    value: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes tensors of the given (dtype name, shape) in the given order, asking for one value at a time.
+
+    The header is padded so that every tensor starts aligned. Durable when it returns; raises OSError.
+    """
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        stop = at + math.prod(shape) * DTYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, stop]}
+        at = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name, (dtype, shape) in tensors.items():
+            array = np.asarray(value(name))
+            if array.shape != shape or array.dtype != DTYPES[dtype]:
+                message = f"{name}: {array.dtype}{list(array.shape)} was given for {dtype}{list(shape)}"
+                raise SafetensorsError(message)
+            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,31 @@
+"""Bottleneck adapter (Houlsby et al. 2019, arXiv:1902.00751): a small residual network after a branch."""
+
+from collections.abc import Callable
+
+import jax
+import kanawa as kn
+from jaxtyping import Array, Float
+
+from kanawa_layers.basic.linear import Linear
+
+
+class Bottleneck(kn.Module):
+    """y + up(activation(down(y))) through `width` channels; drawn so small that it is nearly the identity at first."""
+
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
+        width: int = 64
+        activation: Callable = jax.nn.gelu
+        down: Linear.Config = Linear.Config(bias=True)
+        up: Linear.Config = Linear.Config(bias=True, init_scale=1e-4)
+        foreign: kn.Foreign = kn.Foreign(children={"down": "down", "up": "up"})
+
+    def setup(self) -> None:
+        """Declares both projections."""
+        wide, narrow = (self.config.input_dim,), (self.config.width,)
+        self.add_child("down", self.config.down, input_shape=wide, output_shape=narrow, axes=("embed", None))
+        self.add_child("up", self.config.up, input_shape=narrow, output_shape=wide, axes=(None, "embed"))
+
+    def forward(self, y: Float[Array, "... E"]) -> Float[Array, "... E"]:
+        """Returns the adapted branch."""
+        return y + self.up(self.config.activation(self.down(y)))

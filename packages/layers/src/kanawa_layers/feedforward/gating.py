@@ -1,0 +1,49 @@
+"""How a gated feed-forward joins its two projections; the activation itself is the layer's own slot."""
+
+import abc
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+
+class Gating(kn.Configurable):
+    """Combines the gate's and the other projection into the hidden activations. Pure, no parameters."""
+
+    @abc.abstractmethod
+    def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns hidden activations of the inputs' shape and dtype."""
+
+
+class Product(Gating):
+    """activation(gate) * up (Shazeer 2020, arXiv:2002.05202); `up_activation` acts on the other side, if any."""
+
+    class Config(Gating.Config):
+        up_activation: Callable | None = None
+
+    def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns the product."""
+        other = self.config.up_activation
+        return activation(gate) * (up if other is None else other(up))
+
+
+class ClampedProduct(Gating):
+    """activation(min(gate, limit)) * (clip(up, -limit, limit) + up_offset), as in gpt-oss (OpenAI 2025, model card).
+
+    With `quick_gelu` as the activation it is gpt-oss' SwiGLU: limit 7, alpha 1.702.
+    """
+
+    class Config(Gating.Config):
+        limit: float = 7.0
+        up_offset: float = 1.0
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the limit."""
+            return [] if self.limit > 0.0 else [f"limit is {self.limit}, expected a positive number"]
+
+    def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns the product of the clamped sides."""
+        cfg = self.config
+        bounded = jnp.clip(up, -cfg.limit, cfg.limit)
+        return activation(jnp.minimum(gate, cfg.limit)) * (bounded + cfg.up_offset)

@@ -1,0 +1,45 @@
+"""Plain feed-forward: two projections with an activation between (Vaswani et al. 2017)."""
+
+from collections.abc import Callable
+
+import jax
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import FeedForward, Sequences
+
+from kanawa_layers.basic.linear import Linear
+
+
+class PlainFeedForward(FeedForward):
+    """down(activation(up(x))). Tag: feed_forward_up."""
+
+    class Config(FeedForward.Config):
+        activation: Callable = jax.nn.gelu
+        up: Linear.Config = Linear.Config()
+        down: Linear.Config = Linear.Config()
+        foreign: kn.Foreign = kn.Foreign(children={"up": "up_proj", "down": "down_proj"})
+
+    def setup(self) -> None:
+        """Declares the projections to `hidden_dim` and back."""
+        cfg = self.config
+        self.add_child(
+            "up",
+            cfg.up,
+            input_shape=(cfg.input_dim,),
+            output_shape=(cfg.hidden_dim,),
+            axes=("embed", "mlp"),
+        )
+        self.add_child(
+            "down",
+            cfg.down,
+            input_shape=(cfg.hidden_dim,),
+            output_shape=(cfg.input_dim,),
+            axes=("mlp", "embed"),
+        )
+
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the transformed tokens."""
+        del sequences
+        hidden = self.config.activation(self.tag("feed_forward_up", self.up(x)))
+        hidden = kn.constrain(hidden, ("batch", "length", "mlp"))
+        return kn.constrain(self.down(hidden), ("batch", "length", "embed"))

@@ -1,0 +1,87 @@
+"""The decoder-only language model: embedding, stack, norm, head and loss, each a slot."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float, Int
+from kanawa.contracts import Batch, CausalLM, Norm, Sequences, Stack
+
+from kanawa_layers.basic.embedding import Embedding
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.models.cross_entropy import CrossEntropy
+from kanawa_layers.models.head import Head, UntiedHead, project
+from kanawa_layers.models.token_loss import TokenLoss
+from kanawa_layers.positions.absolute import AbsolutePositions
+
+
+class DecoderLM(CausalLM):
+    """A causal language model; `head` TiedHead shares the embedding's table."""
+
+    class Config(CausalLM.Config):
+        embedding: Embedding.Config = Embedding.Config()
+        stack: Stack.Config = kn.REQUIRED
+        norm: Norm.Config = RMSNorm.Config()
+        head: Head.Config = UntiedHead.Config()
+        positions: AbsolutePositions.Config | None = None
+        loss: TokenLoss.Config = CrossEntropy.Config()
+        foreign: kn.Foreign = kn.Foreign(
+            children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
+            ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+        )
+
+    def setup(self) -> None:
+        """Declares the parts and shares the embedding with the head."""
+        cfg = self.config
+        sizes = {"input_dim": cfg.input_dim, "vocab_size": cfg.vocab_size}
+        self.add_child("embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim)
+        self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
+        self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
+        self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
+        self.add_child("head", cfg.head, **sizes)
+        self.add_child("loss", cfg.loss)
+        self.share("embedding", self.embedding)
+
+    def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the token embeddings, with those of their positions where the model has any."""
+        x = self.embedding(input_ids)
+        if self.positions is not None:
+            x = x + self.positions(jnp.broadcast_to(sequences.token_positions(x.shape[1]), x.shape[:2]))
+        return kn.constrain(x, ("batch", "length", "embed"))
+
+    def head_and_loss(self, x: Float[Array, "B T E"], batch: Batch) -> None:
+        """Adds the cross entropy of the normalised stream."""
+        self.loss(self.norm(x), self.head, batch)
+
+    def logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits of the normalised stream."""
+        return project(self.norm(x), self.head)
+
+    def forward(self, batch: Batch) -> None:
+        """Adds the training loss of a batch to the outputs."""
+        sequences = Sequences(positions=batch.positions, segment_ids=batch.segment_ids)
+        x, _ = self.stack(self.embed(batch.input_ids, sequences), sequences)
+        self.head_and_loss(x, batch)
+
+    def predict(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Returns fp32 logits for whole rows, each one sequence, without a cache."""
+        sequences = Sequences()
+        x, _ = self.stack(self.embed(input_ids, sequences), sequences)
+        return self.logits(x)
+
+    def decode(
+        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Returns logits of the given tokens and the extended caches."""
+        x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
+        return self.logits(x), caches
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the stack's cache layout."""
+        return self.stack.cache_spec(rows, length, dtype)
+
+    @kn.nowrap
+    def unstacked(self, params: Any) -> Any:
+        """Returns parameters with one tree a layer in the stack."""
+        return {**params, "stack": self.stack.unstacked(params["stack"])}

@@ -1,0 +1,107 @@
+"""The encoder-decoder model: one table, a tower that reads, a tower that writes, head and loss."""
+
+from typing import Any
+
+import kanawa as kn
+from jaxtyping import Array, Float, Int
+from kanawa.contracts import Batch, EncoderDecoderBatch, Model, Sequences
+
+from kanawa_layers.basic.embedding import Embedding
+from kanawa_layers.models.cross_entropy import CrossEntropy
+from kanawa_layers.models.head import Head, UntiedHead, project
+from kanawa_layers.models.tower import Tower
+from kanawa_layers.positions.absolute import AbsolutePositions
+
+
+class EncoderDecoderLM(Model):
+    """Trains on an EncoderDecoderBatch; the decoder looks at the encoder's last stream through cross attention.
+
+    `positions` are added to both sides' embeddings, each counted from 0.
+    """
+
+    batch = EncoderDecoderBatch
+
+    class Config(Model.Config):
+        vocab_size: int = kn.REQUIRED
+        input_dim: int = kn.REQUIRED
+        embedding: Embedding.Config = Embedding.Config()
+        positions: AbsolutePositions.Config | None = None
+        encoder: Tower.Config = kn.REQUIRED
+        decoder: Tower.Config = kn.REQUIRED
+        head: Head.Config = UntiedHead.Config()
+        loss: CrossEntropy.Config = CrossEntropy.Config()
+
+    def setup(self) -> None:
+        """Declares the parts and shares the embedding with the head."""
+        cfg = self.config
+        self.add_child("embedding", cfg.embedding, vocab_size=cfg.vocab_size, output_dim=cfg.input_dim)
+        self.add_child("positions", cfg.positions, output_dim=cfg.input_dim)
+        self.add_child("encoder", cfg.encoder, input_dim=cfg.input_dim)
+        self.add_child("decoder", cfg.decoder, input_dim=cfg.input_dim)
+        self.add_child("head", cfg.head, input_dim=cfg.input_dim, vocab_size=cfg.vocab_size)
+        self.add_child("loss", cfg.loss)
+        self.share("embedding", self.embedding)
+
+    def encode(self, input_ids: Int[Array, "B S"], sequences: Sequences) -> Float[Array, "B S E"]:
+        """Returns the memory: what the decoder looks at."""
+        with kn.call_name("encoder"):
+            x = self._embedded(input_ids, sequences)
+        return self.encoder(x, sequences)[0]
+
+    def forward(self, batch: EncoderDecoderBatch) -> None:
+        """Adds the cross entropy of the weighted target tokens."""
+        memory = self.encode(batch.input_ids, Sequences(batch.positions, batch.segment_ids))
+        sequences = Sequences(
+            positions=batch.decoder_positions,
+            segment_ids=batch.decoder_segment_ids,
+            memory=memory,
+            memory_segment_ids=batch.segment_ids,
+        )
+        x, _ = self._decoded(batch.decoder_input_ids, sequences)
+        ids = batch.decoder_input_ids
+        targets = Batch(ids, batch.target_ids, batch.decoder_positions, batch.decoder_segment_ids, batch.loss_weights)
+        self.loss(x, self.head, targets)
+
+    def predict(
+        self,
+        input_ids: Int[Array, "B S"],
+        decoder_input_ids: Int[Array, "B T"],
+        segment_ids: Int[Array, "B S"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Returns fp32 logits of every decoder token, without a cache."""
+        memory = self.encode(input_ids, Sequences(segment_ids=segment_ids))
+        x, _ = self._decoded(decoder_input_ids, Sequences(memory=memory, memory_segment_ids=segment_ids))
+        return project(x, self.head)
+
+    def decode(
+        self, decoder_input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Returns logits of the given tokens and the extended caches.
+
+        The first call gives `sequences.memory`, which the caches then remember; later calls leave it None.
+        """
+        x, caches = self._decoded(decoder_input_ids, sequences, caches)
+        return project(x, self.head), caches
+
+    def _decoded(
+        self, ids: Int[Array, "B T"], sequences: Sequences, caches: Any = None
+    ) -> tuple[Float[Array, "B T E"], Any]:
+        with kn.call_name("decoder"):
+            x = self._embedded(ids, sequences)
+        return self.decoder(x, sequences, caches)
+
+    def _embedded(self, ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+        x = self.embedding(ids)
+        if self.positions is not None:
+            x = x + self.positions(sequences.token_positions(x.shape[1]))
+        return kn.constrain(x, ("batch", "length", "embed"))
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
+        """Returns the decoder's cache layout."""
+        return self.decoder.cache_spec(rows, length, dtype)
+
+    @kn.nowrap
+    def unstacked(self, params: Any) -> Any:
+        """Returns parameters with one tree a layer in the decoder, which is what decoding loops over."""
+        return {**params, "decoder": self.decoder.unstacked(params["decoder"])}

@@ -1,0 +1,83 @@
+"""Output heads: a weight of their own, or the embedding table again."""
+
+import abc
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+
+class Head(kn.Module):
+    """Maps the last residual stream to logits; `weight` and `tied` let the loss avoid building them all.
+
+    Logits are multiplied by `logit_scale` and then, with `logit_cap` c, become c * tanh(logits / c) (Gemma 2,
+    arXiv:2408.00118, section 2).
+    """
+
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
+        vocab_size: int = kn.FROM_PARENT
+        logit_scale: float = 1.0
+        logit_cap: float | None = None
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the cap."""
+            if self.logit_cap is None or self.logit_cap > 0.0:
+                return []
+            return [f"logit_cap is {self.logit_cap}, expected a positive number, or None for no cap"]
+
+    #: Whether `weight` is [vocab, embed] rather than [embed, vocab].
+    tied: bool = False
+
+    @abc.abstractmethod
+    def weight(self) -> Float[Array, "..."]:
+        """Returns the projection in the compute dtype."""
+
+    @kn.nowrap
+    def scaled(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns hidden states times `logit_scale`: what the weight and then the cap apply to."""
+        scale = self.config.logit_scale
+        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs a weight."""
+        del context_length
+        return 2.0 * self.config.input_dim * self.config.vocab_size
+
+
+class UntiedHead(Head):
+    """A projection of its own."""
+
+    class Config(Head.Config):
+        foreign: kn.Foreign = kn.Foreign(tensors={"kernel": kn.Tensor(name="weight", form=kn.Matrix.Config())})
+
+    def setup(self) -> None:
+        """Declares the weight, [embed, vocab]."""
+        cfg = self.config
+        self.add_param("kernel", (cfg.input_dim, cfg.vocab_size), axes=("embed", "vocab"))
+
+    def weight(self) -> Float[Array, "E V"]:
+        """Returns the projection."""
+        return self.param("kernel")
+
+
+class TiedHead(Head):
+    """The embedding table, shared by the model (Press and Wolf 2017, arXiv:1608.05859)."""
+
+    class Config(Head.Config):
+        foreign: kn.Foreign = kn.Foreign(repeats={"weight": "embedding.weight"})
+
+    tied = True
+
+    def weight(self) -> Float[Array, "V E"]:
+        """Returns the shared table."""
+        return self.shared("embedding").table()
+
+
+def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
+    """Returns fp32 logits of hidden states, scaled and capped."""
+    weight, cap = head.weight(), head.config.logit_cap
+    spec = "bte,ve->btv" if head.tied else "bte,ev->btv"
+    logits = jnp.einsum(spec, head.scaled(x), weight, preferred_element_type=jnp.float32)
+    return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -1,0 +1,62 @@
+"""BERT's masked-token head: a transform of the stream, then the embedding table with a bias for each token."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Norm
+
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.feedforward.activations import gelu_exact
+from kanawa_layers.models.head import Head
+
+
+class HeadTransform(kn.Module):
+    """norm(activation(dense(x))), before a head (Devlin et al. 2018, arXiv:1810.04805, released code)."""
+
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
+        activation: Callable = gelu_exact
+        dense: Linear.Config = Linear.Config(bias=True)
+        norm: Norm.Config = LayerNorm.Config()
+        foreign: kn.Foreign = kn.Foreign(children={"dense": "dense", "norm": "LayerNorm"})
+
+    def setup(self) -> None:
+        """Declares the projection and the norm."""
+        dim = self.config.input_dim
+        self.add_child("dense", self.config.dense, input_shape=(dim,), output_shape=(dim,), axes=("embed", None))
+        self.add_child("norm", self.config.norm, input_dim=dim)
+
+    def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns the transformed stream."""
+        return self.norm(self.config.activation(self.dense(x)))
+
+
+class BiasedTiedHead(Head):
+    """The embedding table, shared by the model, and a bias of its own for each token.
+
+    The bias is one column more of the weight, and the stream one that is 1: losses and kernels need not know of it.
+    """
+
+    class Config(Head.Config):
+        foreign: kn.Foreign = kn.Foreign(
+            tensors={"bias": "bias"}, repeats={"decoder.weight": "embedding.weight", "decoder.bias": "head.bias"}
+        )
+
+    tied = True
+
+    def setup(self) -> None:
+        """Declares `bias` [vocab], zero, never decayed."""
+        self.add_param("bias", (self.config.vocab_size,), axes=("vocab",), init=kn.zeros, weight_decay=0.0)
+
+    def weight(self) -> Float[Array, "V E1"]:
+        """Returns the shared table with the bias as its last column."""
+        return jnp.concatenate([self.shared("embedding").table(), self.param("bias")[:, None]], axis=1)
+
+    @kn.nowrap
+    def scaled(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E1"]:
+        """Returns hidden states, scaled, and a last column of ones."""
+        x = super().scaled(x)
+        return jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1)

@@ -1,0 +1,25 @@
+"""One vector for a whole sequence: BERT's pooler."""
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+from kanawa_layers.basic.linear import Linear
+
+
+class FirstTokenPooler(kn.Module):
+    """tanh(dense(first token)) (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
+
+    class Config(kn.Module.Config):
+        input_dim: int = kn.FROM_PARENT
+        dense: Linear.Config = Linear.Config(bias=True)
+        foreign: kn.Foreign = kn.Foreign(children={"dense": "dense"})
+
+    def setup(self) -> None:
+        """Declares the projection."""
+        dim = self.config.input_dim
+        self.add_child("dense", self.config.dense, input_shape=(dim,), output_shape=(dim,), axes=("embed", None))
+
+    def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B E"]:
+        """Returns the pooled vector of each row."""
+        return jnp.tanh(self.dense(x[:, 0]))

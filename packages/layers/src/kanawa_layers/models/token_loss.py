@@ -1,0 +1,44 @@
+"""What a language model's loss slot takes, and a sum of several such losses."""
+
+import abc
+
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Batch
+
+from kanawa_layers.models.head import Head
+
+
+class TokenLoss(kn.Module):
+    """Adds loss terms and metrics for the last hidden states of a batch, each term times `coefficient`."""
+
+    class Config(kn.Module.Config):
+        coefficient: float = 1.0
+
+    @abc.abstractmethod
+    def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
+        """Adds the terms for the logits that `head` gives hidden states; all sums are over weighted tokens."""
+
+
+class SumOfLosses(TokenLoss):
+    """Several losses of the same hidden states; metrics and terms of each are under `terms[i]`."""
+
+    class Config(TokenLoss.Config):
+        terms: tuple[TokenLoss.Config, ...] = kn.REQUIRED
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the terms: an outer coefficient would be ignored."""
+            found = [] if self.terms else ["terms is empty, expected at least one loss"]
+            if self.coefficient != 1.0:
+                found.append("coefficient is set on a sum; set it on each term")
+            return found
+
+    def setup(self) -> None:
+        """Declares the terms."""
+        for i, term in enumerate(self.config.terms):
+            self.add_child(f"terms[{i}]", term)
+
+    def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
+        """Adds every term."""
+        for term in self.children.values():
+            term(x, head, batch)

@@ -1,0 +1,18 @@
+"""`attention-gate`: what attention returns passes a sigmoid gate."""
+
+import kanawa as kn
+
+from kanawa_layers.attention.output_gate import ElementwiseGate, OutputGate
+from kanawa_layers.modifiers.attention_fields import set_on_attention
+
+
+class AttentionGate(kn.Modifier):
+    """Puts `gate` before the output projection of every attention that can have one."""
+
+    class Config(kn.Modifier.Config):
+        gate: OutputGate.Config = ElementwiseGate.Config()
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with gates."""
+        return set_on_attention(cfg, self.config.where, gate=self.config.gate)

@@ -1,0 +1,17 @@
+"""`kv-heads`: how many key and value heads all query heads share."""
+
+import kanawa as kn
+
+from kanawa_layers.modifiers.attention_fields import set_on_attention
+
+
+class KeyValueHeads(kn.Modifier):
+    """Sets the number of key and value heads: 1 is multi-query, None multi-head attention."""
+
+    class Config(kn.Modifier.Config):
+        count: int | None = 1
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with the count set; whether it divides the query heads is checked when the layer is built."""
+        return set_on_attention(cfg, self.config.where, num_kv_heads=self.config.count)

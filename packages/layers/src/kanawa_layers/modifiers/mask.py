@@ -1,0 +1,18 @@
+"""`attention-mask`: who may attend to whom."""
+
+import kanawa as kn
+
+from kanawa_layers.attention.masks import Causal, Mask
+from kanawa_layers.modifiers.attention_fields import set_on_attention
+
+
+class AttentionMask(kn.Modifier):
+    """Sets the mask of every attention that has one."""
+
+    class Config(kn.Modifier.Config):
+        mask: Mask.Config = Causal.Config()
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with the mask set."""
+        return set_on_attention(cfg, self.config.where, mask=self.config.mask)

@@ -1,0 +1,65 @@
+"""`moe`: every feed-forward becomes a mixture of experts, whatever model it is in."""
+
+import kanawa as kn
+from kanawa.contracts import FeedForward
+
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.moe.experts import Experts
+from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.moe.plain_experts import PlainExperts
+from kanawa_layers.moe.router import TopKRouter
+
+
+class MoE(kn.Modifier):
+    """Replaces feed-forwards by mixtures whose experts have their kind, activation, gating, biases and hidden size.
+
+    `hidden_dim` gives the experts another hidden size; `shared_hidden_dim` adds a shared feed-forward of the old kind.
+    """
+
+    class Config(kn.Modifier.Config):
+        num_experts: int = 8
+        top_k: int = 2
+        hidden_dim: int | None = None
+        shared_hidden_dim: int | None = None
+        normalise_weights: bool = True
+        balance_loss: float = 0.01
+        z_loss: float = 0.001
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every feed-forward under `where` replaced."""
+        own = self.config
+        router = TopKRouter.Config(
+            top_k=own.top_k,
+            normalise_weights=own.normalise_weights,
+            balance_loss=own.balance_loss,
+            z_loss=own.z_loss,
+        )
+        new = MixtureOfExperts.Config(num_experts=own.num_experts, router=router)
+        # The old feed-forward's foreign names would carry over, and say nothing about a mixture's tensors.
+        new.set(foreign=new.foreign)
+        before = cfg.clone()
+        for path in kn.replace(cfg, target=FeedForward, new=new, where=own.where):
+            old, mixture = before.get(path), cfg.get(path)
+            if isinstance(old, MixtureOfExperts.Config):
+                continue
+            mixture.set(experts=_experts_like(old))
+            if own.hidden_dim is not None:
+                mixture.set(hidden_dim=own.hidden_dim)
+            if own.shared_hidden_dim is not None:
+                mixture.set(shared=old.clone().set(hidden_dim=own.shared_hidden_dim))
+        return cfg
+
+
+def _experts_like(dense: kn.Config) -> Experts.Config:
+    """Returns experts that compute what the feed-forward does, as far as its fields say what that is."""
+    experts = PlainExperts.Config() if isinstance(dense, PlainFeedForward.Config) else GatedExperts.Config()
+    fields = dense.fields()
+    for name in ("activation", "gating"):
+        if name in fields and name in experts.fields() and dense.is_set(name):
+            experts.set(**{name: getattr(dense, name)})
+    projection = getattr(dense, "up", None) if "up" in fields else None
+    if projection is not None and getattr(projection, "bias", False):
+        experts.set(bias=True)
+    return experts

@@ -1,0 +1,22 @@
+"""`qk-norm`: queries and keys are normalised before they meet (Dehghani et al. 2023, arXiv:2302.05442)."""
+
+import kanawa as kn
+from kanawa.contracts import Norm
+
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.modifiers.attention_fields import set_on_attention
+
+
+class QKNorm(kn.Modifier):
+    """Gives queries and keys `norm` of each head, as in Qwen 3; `all_heads`: of all at once, as in OLMo 2."""
+
+    class Config(kn.Modifier.Config):
+        norm: Norm.Config = RMSNorm.Config()
+        all_heads: bool = False
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with both norms."""
+        own = self.config
+        values = {"query_norm": own.norm, "key_norm": own.norm, "norm_all_heads": own.all_heads}
+        return set_on_attention(cfg, own.where, **values)

@@ -1,0 +1,55 @@
+"""`dropout`, `stochastic-depth` and `bottleneck`: what happens to every branch on its way to the residual stream."""
+
+import kanawa as kn
+from kanawa.contracts import ParameterRule
+
+from kanawa_layers.basic.dropout import Dropout
+from kanawa_layers.basic.stochastic_depth import StochasticDepth
+from kanawa_layers.feedforward.bottleneck import Bottleneck
+from kanawa_layers.modifiers.node_fields import set_fields
+from kanawa_layers.stack.residual import Residual
+
+
+class ResidualDropout(kn.Modifier):
+    """`dropout`: elements of every branch are dropped at `rate` in training; 0 removes dropout."""
+
+    class Config(kn.Modifier.Config):
+        rate: float = 0.1
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with dropout on every branch."""
+        own = self.config
+        return set_fields(cfg, Residual, own.where, dropout=Dropout.Config(rate=own.rate) if own.rate else None)
+
+
+class DropBranches(kn.Modifier):
+    """`stochastic-depth`: whole branches are dropped at `rate`, row by row, in training; 0 removes it."""
+
+    class Config(kn.Modifier.Config):
+        rate: float = 0.1
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with stochastic depth on every branch."""
+        own = self.config
+        depth = StochasticDepth.Config(rate=own.rate) if own.rate else None
+        return set_fields(cfg, Residual, own.where, stochastic_depth=depth)
+
+
+class BottleneckAdapters(kn.Modifier):
+    """`bottleneck`: an adapter of `width` channels after every branch; where there is a learner, only they train."""
+
+    class Config(kn.Modifier.Config):
+        width: int = 64
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with adapters, and with the learner's rules where there is one."""
+        own = self.config
+        set_fields(cfg, Residual, own.where, adapter=Bottleneck.Config(width=own.width))
+        learner = vars(cfg).get("learner")
+        if isinstance(learner, kn.Config) and "rules" in learner.fields():
+            only = (ParameterRule(where="**", frozen=True), ParameterRule(where="**.adapter.**"))
+            learner.set(rules=(*learner.rules, *only))
+        return cfg

@@ -1,0 +1,17 @@
+"""`sinks`: each head's softmax has a learned logit without a value."""
+
+import kanawa as kn
+
+from kanawa_layers.attention.sinks import LearnedSinks
+from kanawa_layers.modifiers.attention_fields import set_on_attention
+
+
+class AttentionSinks(kn.Modifier):
+    """Gives every attention that can have them learned sinks, as in gpt-oss."""
+
+    class Config(kn.Modifier.Config):
+        where: str = "**"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with sinks."""
+        return set_on_attention(cfg, self.config.where, sinks=LearnedSinks.Config())

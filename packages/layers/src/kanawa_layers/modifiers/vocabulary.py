@@ -1,0 +1,39 @@
+"""`vocab`: another vocabulary size, for a tokenizer of one's own."""
+
+import kanawa as kn
+from kanawa.config import FROM_PARENT
+from kanawa.errors import ConfigError
+
+
+class VocabularySize(kn.Modifier):
+    """Sets `vocab_size` of every model, of which embeddings and heads derive theirs.
+
+    `multiple` rounds up, since sizes that divide by 128 or so are faster and shard evenly.
+    """
+
+    class Config(kn.Modifier.Config):
+        size: int = kn.REQUIRED
+        multiple: int = 1
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the sizes."""
+            if isinstance(self.size, int) and self.size > 0 and self.multiple > 0:
+                return []
+            return [f"size is {self.size} and multiple {self.multiple}, expected positive numbers"]
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with the size set."""
+        own, reached = self.config, []
+        size = -(-own.size // own.multiple) * own.multiple
+
+        def edit(node: kn.Config) -> None:
+            if "vocab_size" in node.fields() and vars(node)["vocab_size"] is not FROM_PARENT:
+                node.set(vocab_size=size)
+                reached.append(node)
+
+        kn.replace(cfg, target=kn.Module, edit=edit)
+        if not reached:
+            kind = type(cfg).__qualname__
+            message = f"vocab: nothing under '**' has a vocab_size of its own: {kind} is no language model"
+            raise ConfigError(message)
+        return cfg

@@ -1,0 +1,30 @@
+"""Balancing without a loss (Wang et al. 2024, arXiv:2408.15664; DeepSeek-V3): a bias that only selection sees."""
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+
+class BiasBalancing(kn.Module):
+    """A bias an expert, added to the scores that select; no gradient reaches it, weights don't contain it.
+
+    After each training call it moves by `rate`: up for experts with less than the mean load, down for the others.
+    """
+
+    class Config(kn.Module.Config):
+        num_experts: int = kn.FROM_PARENT
+        rate: float = 0.001
+        foreign: kn.Foreign = kn.Foreign(tensors={"bias": "e_score_correction_bias"})
+
+    def setup(self) -> None:
+        """Declares the bias as state, zeros, fp32."""
+        self.add_state("bias", (self.config.num_experts,), axes=("experts",))
+
+    def bias(self) -> Float[Array, " X"]:
+        """Returns the bias of this step."""
+        return self.state("bias")
+
+    def observe(self, load: Float[Array, " X"]) -> None:
+        """Moves the bias, in training, by each expert's share of the chosen copies."""
+        if self.train:
+            self.update("bias", self.state("bias") + self.config.rate * jnp.sign(jnp.mean(load) - load))

@@ -1,0 +1,65 @@
+"""Dispatch with a capacity (GShard, Lepikhin et al. 2020, arXiv:2006.16668): static shapes, late tokens are dropped."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Bool, Float, Int
+from kanawa.contracts import TokenDispatcher
+
+
+class SlotPlan(NamedTuple):
+    """Where each copy went: its row, and whether it got one. Copies are ordered by choice, then by token."""
+
+    slots: Int[Array, " copies"]
+    kept: Bool[Array, " copies"]
+
+
+class CapacityDispatcher(TokenDispatcher):
+    """Gives each expert `factor * copies / num_experts` rows, filled by first choices before second ones.
+
+    A copy that finds its expert full adds nothing: the token keeps its residual stream and its other experts. The
+    share of dropped copies is recorded as `dropped`; padding is not dispatched and doesn't count.
+    """
+
+    skips_padding = True
+
+    class Config(TokenDispatcher.Config):
+        factor: float = 1.25
+        eval_factor: float = 2.0
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the factors."""
+            if self.factor > 0.0 and self.eval_factor > 0.0:
+                return []
+            return [f"factor is {self.factor} and eval_factor {self.eval_factor}, expected positive numbers"]
+
+    def dispatch(
+        self, x: Float[Array, "N E"], expert_ids: Int[Array, "N k"]
+    ) -> tuple[Float[Array, "rows E"], Int[Array, " X"], SlotPlan]:
+        """Returns capacity rows for each expert (zeros where unused), their number, and the plan to undo it."""
+        num_experts, (num_tokens, top_k) = self.config.num_experts, expert_ids.shape
+        factor = self.config.factor if self.train else self.config.eval_factor
+        # More rows than tokens are never used: a token chooses an expert once.
+        capacity = min(num_tokens, math.ceil(factor * num_tokens * top_k / num_experts))
+        expert = expert_ids.T.reshape(-1)
+        chosen = (expert[:, None] == jnp.arange(num_experts)[None]).astype(jnp.int32)
+        earlier = jnp.sum((jnp.cumsum(chosen, axis=0) - chosen) * chosen, axis=1)
+        real = expert < num_experts
+        kept = real & (earlier < capacity)
+        slots = jnp.where(kept, expert * capacity + earlier, num_experts * capacity)
+        tokens = jnp.tile(jnp.arange(num_tokens), top_k)
+        source = jnp.full(num_experts * capacity, num_tokens).at[slots].set(tokens, mode="drop")
+        rows = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
+        self.record("dropped", kn.Mean(jnp.sum(real & ~kept), jnp.sum(real)))
+        return rows, jnp.full(num_experts, capacity, jnp.int32), SlotPlan(slots, kept)
+
+    def combine(
+        self, rows: Float[Array, "rows E"], weights: Float[Array, "N k"], plan: SlotPlan
+    ) -> Float[Array, "N E"]:
+        """Returns each token's weighted sum over its kept copies, summed in fp32, in the rows' dtype."""
+        num_tokens, top_k = weights.shape
+        copies = jnp.take(rows, plan.slots, axis=0, mode="fill", fill_value=0)
+        copies = copies.reshape(top_k, num_tokens, rows.shape[-1])
+        return jnp.einsum("kne,nk->ne", copies.astype(jnp.float32), weights).astype(rows.dtype)

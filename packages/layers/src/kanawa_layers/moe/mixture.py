@@ -1,0 +1,94 @@
+"""Mixture of experts in place of a feed-forward: route, dispatch, grouped matmuls, combine."""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import FeedForward, Sequences, TokenDispatcher
+
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.moe.experts import Experts
+from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.local_dispatcher import LocalDispatcher
+from kanawa_layers.moe.router import Router, Routing, TopKRouter
+
+
+class MixtureOfExperts(FeedForward):
+    """Sparse feed-forward: each token runs through `router.top_k` of `num_experts` experts of width `hidden_dim`.
+
+    `shared` is a feed-forward that every token runs through besides (DeepSeekMoE, arXiv:2401.06066), weighed by the
+    sigmoid of `shared_gate` where there is one (Qwen2-MoE). `weigh_inputs` multiplies a token by its weight before
+    the expert instead of after it (Llama 4). Whether tokens may be dropped, the dispatcher decides.
+    """
+
+    class Config(FeedForward.Config):
+        num_experts: int = kn.REQUIRED
+        router: Router.Config = TopKRouter.Config()
+        dispatcher: TokenDispatcher.Config = LocalDispatcher.Config()
+        experts: Experts.Config = GatedExperts.Config()
+        shared: FeedForward.Config | None = None
+        shared_gate: Linear.Config | None = None
+        weigh_inputs: bool = False
+        foreign: kn.Foreign = kn.Foreign(
+            children={
+                "router": "gate",
+                "experts": "experts",
+                "shared": "shared_experts",
+                "shared_gate": "shared_expert_gate",
+            }
+        )
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the number of experts and the options."""
+            found = []
+            if self.num_experts < self.router.top_k:
+                found.append(f"num_experts ({self.num_experts}) is less than router.top_k ({self.router.top_k})")
+            if self.weigh_inputs and self.router.top_k != 1:
+                found.append(f"weigh_inputs needs router.top_k 1, found {self.router.top_k}")
+            if self.shared_gate is not None and self.shared is None:
+                found.append("shared_gate is set, but there is no shared feed-forward to weigh; set shared too")
+            return found
+
+    def setup(self) -> None:
+        """Declares router, dispatcher, experts and what is shared."""
+        cfg = self.config
+        self.add_child("router", cfg.router, input_dim=cfg.input_dim, num_experts=cfg.num_experts)
+        self.add_child("dispatcher", cfg.dispatcher, num_experts=cfg.num_experts)
+        sizes = {"input_dim": cfg.input_dim, "hidden_dim": cfg.hidden_dim, "num_experts": cfg.num_experts}
+        self.add_child("experts", cfg.experts, **sizes)
+        self.add_child("shared", cfg.shared, input_dim=cfg.input_dim)
+        gate = {"input_shape": (cfg.input_dim,), "output_shape": (1,), "axes": ("embed", None)}
+        self.add_child("shared_gate", cfg.shared_gate, **gate)
+
+    def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
+        """Returns the mixed expert outputs; padding has weight 0 and doesn't count in losses or metrics."""
+        tokens = x.reshape(-1, x.shape[-1])
+        valid = jnp.ones(tokens.shape[0], jnp.float32)
+        if sequences.segment_ids is not None:
+            valid = (sequences.segment_ids.reshape(-1) > 0).astype(jnp.float32)
+        mixed = self._routed(x, self.router(tokens, valid), valid)
+        mixed = kn.constrain(mixed, ("batch", "length", "embed"))
+        if self.shared is None:
+            return mixed
+        common = self.shared(x, sequences)
+        if self.shared_gate is not None:
+            common = common * jax.nn.sigmoid(self.shared_gate(x))
+        return mixed + common
+
+    def _routed(self, x: Float[Array, "B T E"], routing: Routing, valid: Float[Array, " N"]) -> Float[Array, "B T E"]:
+        expert_ids, weights = routing.expert_ids, routing.weights * valid[:, None]
+        if self.dispatcher.skips_padding:
+            expert_ids = jnp.where(valid[:, None] > 0.0, expert_ids, self.config.num_experts)
+        expert_ids, weights = (each.reshape(*x.shape[:-1], -1) for each in (expert_ids, weights))
+        if self.config.weigh_inputs:
+            x, weights = x * weights.astype(x.dtype), jnp.ones_like(weights)
+        # Not dispatch and combine by hand: a plan may spread experts and tokens over shards.
+        return self.dispatcher.through(self.experts, x, expert_ids, weights)
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns the FLOPs of the router, of the experts a token visits, and of what is shared."""
+        cfg = self.config
+        shared = sum(p.flops_per_token(context_length) for p in (self.shared, self.shared_gate) if p is not None)
+        routed = cfg.router.top_k * self.experts.flops_per_row()
+        return 2.0 * cfg.input_dim * cfg.num_experts + routed + shared

@@ -1,0 +1,27 @@
+"""Dynamic NTK: the base grows with how far sequences exceed the trained length (emozilla 2023)."""
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+from kanawa_layers.positions.frequency_scaling import FrequencyScaling
+
+
+class DynamicNTKScaling(FrequencyScaling):
+    """Base theta * (factor * length / original_length - factor + 1)^(dim / (dim - 2)); plain up to `original_length`.
+
+    `length` is how long sequences are going to be, fixed beforehand: a cache holds keys that are turned already.
+    """
+
+    class Config(FrequencyScaling.Config):
+        factor: float = 2.0
+        original_length: int = kn.REQUIRED
+        length: int = kn.REQUIRED
+
+    def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
+        """Returns the frequencies of the larger base."""
+        del theta
+        cfg = self.config
+        growth = cfg.factor * max(cfg.length, cfg.original_length) / cfg.original_length - cfg.factor + 1.0
+        exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
+        return inv_freq * (growth ** (dim / (dim - 2))) ** -exponents

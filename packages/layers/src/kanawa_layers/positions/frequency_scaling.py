@@ -1,0 +1,64 @@
+"""How a rotary embedding's frequencies are stretched to serve longer contexts than it was trained on."""
+
+import abc
+import math
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+
+class FrequencyScaling(kn.Configurable):
+    """Maps inverse frequencies to stretched ones; plain numbers in, plain numbers out."""
+
+    @abc.abstractmethod
+    def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
+        """Returns the inverse frequencies to use; `theta` and `dim` are the rotary base and rotated width."""
+
+    def attention_factor(self) -> float:
+        """Returns what turned queries and keys are multiplied by; scores thus by its square."""
+        return 1.0
+
+
+class LinearScaling(FrequencyScaling):
+    """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
+
+    class Config(FrequencyScaling.Config):
+        factor: float = kn.REQUIRED
+
+    def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
+        """Returns inv_freq / factor."""
+        del theta, dim
+        return inv_freq / self.config.factor
+
+
+class NTKScaling(FrequencyScaling):
+    """NTK-aware: a larger base, so that high frequencies stay and the lowest is divided by `factor` (bloc97 2023)."""
+
+    class Config(FrequencyScaling.Config):
+        factor: float = kn.REQUIRED
+
+    def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
+        """Returns the frequencies of base theta * factor^(dim / (dim - 2))."""
+        del theta
+        exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
+        return inv_freq * (self.config.factor ** (dim / (dim - 2))) ** -exponents
+
+
+class Llama3Scaling(FrequencyScaling):
+    """Llama 3.1: wavelengths past `original_length / low` are divided, under `/ high` kept, between blended."""
+
+    class Config(FrequencyScaling.Config):
+        factor: float = 8.0
+        low_frequency_factor: float = 1.0
+        high_frequency_factor: float = 4.0
+        original_length: int = 8192
+
+    def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
+        """Returns the blend of kept and divided frequencies."""
+        del theta, dim
+        cfg = self.config
+        turns = cfg.original_length * inv_freq / (2.0 * math.pi)
+        span = cfg.high_frequency_factor - cfg.low_frequency_factor
+        kept = jnp.clip((turns - cfg.low_frequency_factor) / span, 0.0, 1.0)
+        return kept * inv_freq + (1.0 - kept) * inv_freq / cfg.factor

@@ -1,0 +1,68 @@
+"""T5's relative position bias (Raffel et al. 2020, arXiv:1910.10683): a trained logit for each bucket of distances."""
+
+import math
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float, Int
+from kanawa.contracts import Positions
+
+
+class RelativeBias(Positions):
+    """Adds weight[bucket(key position - query position), head]: near distances one by one, far ones logarithmically.
+
+    `bidirectional` (encoders) spends half of the buckets on keys that come after the query.
+    """
+
+    class Config(Positions.Config):
+        num_buckets: int = 32
+        max_distance: int = 128
+        bidirectional: bool = False
+        init_stddev: float = 0.02
+        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "relative_attention_bias.weight"})
+
+    def setup(self) -> None:
+        """Declares `weight`, [buckets, heads], never decayed."""
+        cfg = self.config
+        shape = (cfg.num_buckets, cfg.num_heads)
+        self.add_param("weight", shape, axes=(None, "heads"), init=kn.normal(cfg.init_stddev), weight_decay=0.0)
+
+    def bias(
+        self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
+    ) -> Float[Array, "B H T S"]:
+        """Returns the fp32 bias."""
+        del num_heads
+        cfg = self.config
+        relative = kv_positions[:, None, :] - q_positions[:, :, None]
+        bucket = relative_bucket(relative, cfg.num_buckets, cfg.max_distance, cfg.bidirectional)
+        return jnp.moveaxis(jnp.take(self.param("weight", jnp.float32), bucket, axis=0), -1, 1)
+
+
+class SharedRelativeBias(Positions):
+    """The bias of one module that a stack or model shares as `relative_bias`, as T5 does for all of its layers."""
+
+    class Config(Positions.Config):
+        """Nothing to configure: the shared module has the parameters."""
+
+    def bias(
+        self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
+    ) -> Float[Array, "B H T S"]:
+        """Returns the shared module's bias."""
+        return self.shared("relative_bias").bias(q_positions, kv_positions, num_heads)
+
+
+def relative_bucket(
+    relative: Int[Array, "..."], num_buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Array, "..."]:
+    """Returns the bucket of key position - query position, in [0, num_buckets)."""
+    first = jnp.zeros_like(relative)
+    if bidirectional:
+        num_buckets //= 2
+        first = jnp.where(relative > 0, num_buckets, 0).astype(relative.dtype)
+        distance = jnp.abs(relative)
+    else:
+        distance = jnp.maximum(-relative, 0)
+    exact = num_buckets // 2
+    far = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    far = exact + (far * (num_buckets - exact)).astype(relative.dtype)
+    return first + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))

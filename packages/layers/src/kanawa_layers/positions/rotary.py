@@ -1,0 +1,134 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+import numpy as np
+from jaxtyping import Array, Float, Int
+from kanawa.arrays.broadcast import along_last
+from kanawa.contracts import Positions
+from kanawa.errors import ConfigError
+
+from kanawa_layers.positions.frequency_scaling import FrequencyScaling
+
+
+class Rotary(Positions):
+    """Turns pairs of the first `fraction` of each head by angles that grow with position.
+
+    Pairs are (i, i + d/2) as in Llama, or, `interleaved`, (2i, 2i + 1) as in GPT-J, DeepSeek and Llama 4. `sections`
+    gives so many frequencies to each of several position streams (M-RoPE: Wang et al. 2024, arXiv:2409.12191); where
+    tokens have one position only, all streams are it. Angles and the turn are computed in fp32; results have the
+    inputs' dtype.
+
+    `by_matmul` swaps the members of pairs by multiplying with a permutation: the same numbers, and quicker on matrix
+    units whose vector lanes are as wide as a head, such as TPUs'. Mesh rules set it.
+    """
+
+    class Config(Positions.Config):
+        PLACEMENT = ("by_matmul",)
+        theta: float = 10_000.0
+        fraction: float = 1.0
+        interleaved: bool = False
+        sections: tuple[int, ...] = ()
+        scaling: FrequencyScaling.Config | None = None
+        by_matmul: bool = False
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the fraction."""
+            if 0.0 < self.fraction <= 1.0:
+                return []
+            return [f"fraction is {self.fraction}, expected 0 < fraction <= 1"]
+
+    def setup(self) -> None:
+        """Fixes the rotated width: the even number nearest below fraction * head_dim."""
+        self.rotated_dim = int(self.config.head_dim * self.config.fraction) // 2 * 2
+        sections = self.config.sections
+        if sections and sum(sections) != self.rotated_dim // 2:
+            message = f"sections {sections} sum to {sum(sections)}, but there are {self.rotated_dim // 2} frequencies"
+            raise ConfigError(message)
+
+    @kn.nowrap
+    def inverse_frequencies(self) -> Float[Array, " half"]:
+        """Returns the angle per position of each pair, fp32."""
+        cfg, dim = self.config, self.rotated_dim
+        inv_freq = cfg.theta ** -(jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+        return inv_freq if cfg.scaling is None else cfg.scaling.build().stretch(inv_freq, cfg.theta, dim)
+
+    def rotate(
+        self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
+        """Returns q and k turned; scores then depend on position differences only."""
+        scaling = self.config.scaling
+        factor = 1.0 if scaling is None else scaling.build().attention_factor()
+        angles = self._of_each_frequency(positions) * along_last(self.inverse_frequencies(), 3)
+        cos, sin = factor * jnp.cos(angles)[:, :, None, :], factor * jnp.sin(angles)[:, :, None, :]
+        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+
+    def _of_each_frequency(self, positions: Int[Array, "B T *streams"]) -> Float[Array, "B T half_or_1"]:
+        """Returns the position that each frequency multiplies."""
+        places, sections = positions.astype(jnp.float32), self.config.sections
+        if places.ndim == 2:
+            return places[..., None]
+        if not sections:
+            return places[..., :1]
+        streams = [stream for stream, size in enumerate(sections) for _ in range(size)]
+        return places[..., jnp.asarray(streams)]
+
+    def _turn(
+        self, x: Float[Array, "B T H D"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
+    ) -> Float[Array, "B T H D"]:
+        half, dtype = self.rotated_dim // 2, x.dtype
+        turning, rest = jnp.split(x, [2 * half], axis=-1)
+        if self.config.by_matmul:
+            turned = self._turn_by_matmul(turning, cos, sin)
+        else:
+            first, second = self._pairs(turning.astype(jnp.float32))
+            turned = self._join(first * cos - second * sin, second * cos + first * sin)
+        turned = turned.astype(dtype)
+        return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+
+    def _turn_by_matmul(
+        self, x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
+    ) -> Float[Array, "B T H R"]:
+        # The column of a pair's first member holds minus its second, that of the second its first.
+        first, second = (np.asarray(part) for part in self._pairs(np.arange(self.rotated_dim)))
+        swap = np.zeros((self.rotated_dim, self.rotated_dim), np.float32)
+        swap[second, first], swap[first, second] = -1.0, 1.0
+        return _turned(x, self._join(cos, cos), self._join(sin, sin), jnp.asarray(swap, x.dtype))
+
+    def _join(self, first: Float[Array, "... half"], second: Float[Array, "... half"]) -> Float[Array, "... R"]:
+        if self.config.interleaved:
+            return jnp.stack((first, second), axis=-1).reshape(*first.shape[:-1], self.rotated_dim)
+        return jnp.concatenate((first, second), axis=-1)
+
+    def _pairs(self, x: jax.Array | np.ndarray) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
+        if self.config.interleaved:
+            return x[..., 0::2], x[..., 1::2]
+        half = self.rotated_dim // 2
+        return x[..., :half], x[..., half:]
+
+
+@jax.custom_vjp
+def _turned(
+    x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 R"], sin: Float[Array, "B T 1 R"], swap: Float[Array, "R R"]
+) -> Float[Array, "B T H R"]:
+    """Returns x * cos + (x @ swap) * sin. A row of `swap` has one entry, so the product is exact in any dtype."""
+    partner = jnp.matmul(x, swap, precision=jax.lax.Precision.HIGHEST)
+    return (x.astype(jnp.float32) * cos + partner.astype(jnp.float32) * sin).astype(x.dtype)
+
+
+def _turned_forward(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, swap: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return _turned(x, cos, sin, swap), (cos, sin, swap)
+
+
+def _turned_backward(angles: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, ...]:
+    # Turned back by the same angle, rounded once; autodiff would round the two products apart.
+    cos, sin, swap = angles
+    return _turned(dy, cos, -sin, swap), jnp.zeros_like(cos), jnp.zeros_like(sin), jnp.zeros_like(swap)
+
+
+_turned.defvjp(_turned_forward, _turned_backward)

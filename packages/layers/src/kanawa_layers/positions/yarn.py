@@ -1,0 +1,60 @@
+"""YaRN (Peng et al. 2023, arXiv:2309.00071): slow frequencies are stretched, fast ones kept, and scores sharpened."""
+
+import math
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+
+from kanawa_layers.positions.frequency_scaling import FrequencyScaling
+
+
+class YarnScaling(FrequencyScaling):
+    """Blends kept and divided frequencies along a ramp over the dimensions.
+
+    Dimensions that turn more than `fast_turns` times in `original_length` tokens are kept, those that turn less than
+    `slow_turns` times are divided by `factor`. `truncate` rounds the ramp's ends to whole dimensions (gpt-oss doesn't).
+    """
+
+    class Config(FrequencyScaling.Config):
+        factor: float = kn.REQUIRED
+        original_length: int = kn.REQUIRED
+        fast_turns: float = 32.0
+        slow_turns: float = 1.0
+        truncate: bool = True
+        multiplier: float | None = None
+        mscale: float | None = None
+        mscale_all_dim: float | None = None
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the factor."""
+            return [] if self.factor >= 1.0 else [f"factor is {self.factor}, expected at least 1"]
+
+    def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
+        """Returns the blend of kept and divided frequencies."""
+        cfg = self.config
+
+        def dimension(turns: float) -> float:
+            return dim * math.log(cfg.original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(theta))
+
+        low, high = dimension(cfg.fast_turns), dimension(cfg.slow_turns)
+        if cfg.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        width = 0.001 if high == low else high - low
+        divided = jnp.clip((jnp.arange(dim // 2, dtype=jnp.float32) - low) / width, 0.0, 1.0)
+        return divided * inv_freq / cfg.factor + (1.0 - divided) * inv_freq
+
+    def attention_factor(self) -> float:
+        """Returns `multiplier`, else the ratio of both mscales (DeepSeek), else 0.1 ln(factor) + 1 (the paper, 3.4)."""
+        cfg = self.config
+        if cfg.multiplier is not None:
+            return cfg.multiplier
+        if cfg.mscale and cfg.mscale_all_dim:
+            return yarn_mscale(cfg.factor, cfg.mscale) / yarn_mscale(cfg.factor, cfg.mscale_all_dim)
+        return yarn_mscale(cfg.factor)
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """Returns 0.1 * mscale * ln(factor) + 1. DeepSeek multiplies its score scale by the square of this."""
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,145 @@
+"""BERT (Devlin et al. 2018, arXiv:1810.04805, and the released configs): post-norm, bidirectional, masked tokens."""
+
+from typing import Any
+
+import kanawa as kn
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.attention.masks import Bidirectional
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.token_types import TokenTypes
+from kanawa_layers.feedforward.activations import gelu_exact
+from kanawa_layers.models.encoder import EncoderLM
+from kanawa_layers.models.masked_head import BiasedTiedHead, HeadTransform
+from kanawa_layers.models.pooler import FirstTokenPooler
+from kanawa_layers.positions.absolute import LearnedPositions
+from kanawa_layers.recipes.biased import biased_parts
+from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
+from kanawa_layers.stack.post_norm import PostNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+
+_LINEAR = Linear.Config(bias=True)
+_ATTENTION = kn.Foreign(
+    children={
+        "query": "self.query",
+        "key": "self.key",
+        "value": "self.value",
+        "output": "output.dense",
+        "positions": "",
+    }
+)
+_FEED_FORWARD = kn.Foreign(children={"up": "intermediate.dense", "down": "output.dense"})
+_MODEL = kn.Foreign(
+    children={
+        "embedding": "bert.embeddings.word_embeddings",
+        "positions": "bert.embeddings.position_embeddings",
+        "token_types": "bert.embeddings.token_type_embeddings",
+        "embedding_norm": "bert.embeddings.LayerNorm",
+        "stack": "bert.encoder",
+        "pooler": "bert.pooler",
+        "transform": "cls.predictions.transform",
+        "head": "cls.predictions",
+    },
+    ignored=("bert.embeddings.position_ids", "cls.seq_relationship.*"),
+    optional_prefix="bert.",
+)
+
+
+def bert(
+    *,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    hidden_dim: int | None = None,
+    vocab_size: int = 30_522,
+    max_length: int = 512,
+    num_types: int = 2,
+    norm_eps: float = 1e-12,
+    pooler: bool = False,
+    head: bool = True,
+) -> EncoderLM.Config:
+    """Returns a BERT of any size: with the masked-token head, the pooler, both or neither."""
+    norm = LayerNorm.Config(eps=norm_eps)
+    layer = PostNormBlock.Config(
+        **biased_parts(
+            _LINEAR,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim or 4 * input_dim,
+            activation=gelu_exact,
+            attention=_ATTENTION,
+            feed_forward=_FEED_FORWARD,
+            mask=Bidirectional.Config(),
+        ),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    return EncoderLM.Config(
+        vocab_size=vocab_size,
+        input_dim=input_dim,
+        positions=LearnedPositions.Config(max_length=max_length),
+        token_types=TokenTypes.Config(num_types=num_types),
+        embedding_norm=norm,
+        stack=RepeatedStack.Config(
+            num_layers=num_layers, layer=layer, foreign=kn.Foreign(children={"layer": "layer.{}"})
+        ),
+        pooler=FirstTokenPooler.Config() if pooler else None,
+        transform=HeadTransform.Config(norm=norm) if head else None,
+        head=BiasedTiedHead.Config() if head else None,
+        foreign=_MODEL,
+    )
+
+
+def from_hf(config: Foreign) -> EncoderLM.Config:
+    """Returns the model of a `bert` config.json, with the masked-token head where its architecture has one."""
+    expect(config, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
+    kinds = config.get("architectures") or ["BertForMaskedLM"]
+    cfg = bert(
+        num_layers=config["num_hidden_layers"],
+        input_dim=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        hidden_dim=config["intermediate_size"],
+        vocab_size=config["vocab_size"],
+        max_length=config["max_position_embeddings"],
+        num_types=config["type_vocab_size"],
+        norm_eps=config.get("layer_norm_eps", 1e-12),
+        pooler=kinds[0] in ("BertModel", "BertForPreTraining"),
+        head=kinds[0] in ("BertForMaskedLM", "BertForPreTraining"),
+    )
+    function = activation(config.get("hidden_act", "gelu"))
+    cfg.stack.layer.feed_forward.set(activation=function)
+    if cfg.transform is not None:
+        cfg.transform.set(activation=function)
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    layer = cfg.stack.layer
+    kinds = {(True, True): "BertForPreTraining", (True, False): "BertModel", (False, True): "BertForMaskedLM"}
+    return {
+        "architectures": [kinds[cfg.pooler is not None, cfg.head is not None]],
+        "num_hidden_layers": cfg.stack.num_layers,
+        "hidden_size": cfg.input_dim,
+        "num_attention_heads": layer.attention.num_heads,
+        "intermediate_size": layer.feed_forward.hidden_dim,
+        "vocab_size": cfg.vocab_size,
+        "max_position_embeddings": cfg.positions.max_length,
+        "type_vocab_size": cfg.token_types.num_types,
+        "layer_norm_eps": cfg.embedding_norm.eps,
+        "hidden_act": activation_name(layer.feed_forward.activation, "gelu"),
+        "tie_word_embeddings": True,
+    }
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def bert_base() -> EncoderLM.Config:
+    """Returns BERT base with its masked-token head: 109,514,298 parameters (109,482,240 with pooler, without head)."""
+    return bert(num_layers=12, input_dim=768, num_heads=12)
+
+
+def bert_large() -> EncoderLM.Config:
+    """Returns BERT large with its masked-token head: 335,174,458 parameters (335,141,888 with pooler, without head)."""
+    return bert(num_layers=24, input_dim=1024, num_heads=16)

@@ -1,0 +1,41 @@
+"""What GPT-2, BERT and ViT have in common: biased projections, all heads with keys of their own, learned positions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import kanawa as kn
+
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.attention.masks import Causal, Mask
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.positions.none import NoPositions
+
+
+def biased_parts(
+    linear: Linear.Config,
+    *,
+    num_heads: int,
+    hidden_dim: int,
+    activation: Callable[..., Any],
+    attention: kn.Foreign,
+    feed_forward: kn.Foreign,
+    mask: Mask.Config | None = None,
+) -> dict[str, kn.Config]:
+    """Returns a block's `attention` and `feed_forward`; `attention` and `feed_forward` are their tensors' names."""
+    return {
+        "attention": GroupedQueryAttention.Config(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            mask=mask or Causal.Config(),
+            query=linear,
+            key=linear,
+            value=linear,
+            output=linear,
+            positions=NoPositions.Config(),
+            foreign=attention,
+        ),
+        "feed_forward": PlainFeedForward.Config(
+            hidden_dim=hidden_dim, activation=activation, up=linear, down=linear, foreign=feed_forward
+        ),
+    }

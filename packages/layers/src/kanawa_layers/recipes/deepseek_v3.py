@@ -1,0 +1,188 @@
+"""DeepSeek-V3 (arXiv:2412.19437, section 4.2): latent attention, three dense layers, then 256 experts a layer.
+
+The released checkpoint's weights are fp8 and hold a 62nd layer for multi-token prediction; neither converts.
+"""
+
+from typing import Any
+
+import jax
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.attention.latent import LatentAttention
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.head import TiedHead, UntiedHead
+from kanawa_layers.moe.balancing import BiasBalancing
+from kanawa_layers.moe.gated_experts import GatedExperts
+from kanawa_layers.moe.mixture import MixtureOfExperts
+from kanawa_layers.moe.router import TopKRouter
+from kanawa_layers.moe.scoring import Sigmoid
+from kanawa_layers.moe.selection import GroupLimited
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
+from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect, rope_keys, rotary
+from kanawa_layers.stack.chained import ChainedStack
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+
+
+def deepseek_v3(
+    *,
+    num_layers: int = 61,
+    num_dense_layers: int = 3,
+    input_dim: int = 7168,
+    hidden_dim: int = 18_432,
+    vocab_size: int = 129_280,
+    num_heads: int = 128,
+    query_rank: int | None = 1536,
+    kv_rank: int = 512,
+    nope_dim: int = 128,
+    rope_dim: int = 64,
+    value_dim: int = 128,
+    num_experts: int = 256,
+    top_k: int = 8,
+    expert_dim: int = 2048,
+    num_shared: int = 1,
+    num_groups: int = 8,
+    top_groups: int = 4,
+    weight_scale: float = 2.5,
+    normalise_weights: bool = True,
+    norm_eps: float = 1e-6,
+    tied: bool = False,
+    positions: Rotary.Config | None = None,
+) -> DecoderLM.Config:
+    """Returns DeepSeek-V3, by default as released: 671,026,404,352 parameters and 14,848 balancing biases."""
+    norm = RMSNorm.Config(eps=norm_eps)
+    rope = positions or Rotary.Config(
+        interleaved=True,
+        scaling=YarnScaling.Config(factor=40.0, original_length=4096, mscale=1.0, mscale_all_dim=1.0),
+    )
+    attention = LatentAttention.Config(
+        num_heads=num_heads,
+        query_rank=query_rank,
+        kv_rank=kv_rank,
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        value_dim=value_dim,
+        scale=_score_scale(nope_dim + rope_dim, rope),
+        query_norm=norm,
+        kv_norm=norm,
+        positions=rope,
+    )
+    dense = PreNormBlock.Config(
+        attention=attention,
+        feed_forward=GatedFeedForward.Config(hidden_dim=hidden_dim, activation=jax.nn.silu),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    router = TopKRouter.Config(
+        top_k=top_k,
+        scoring=Sigmoid.Config(),
+        selection=GroupLimited.Config(num_groups=num_groups, top_groups=top_groups),
+        balancing=BiasBalancing.Config(),
+        normalise_weights=normalise_weights,
+        weight_scale=weight_scale,
+        balance_loss=0.0,
+        z_loss=0.0,
+    )
+    mixture = MixtureOfExperts.Config(
+        hidden_dim=expert_dim,
+        num_experts=num_experts,
+        router=router,
+        experts=GatedExperts.Config(activation=jax.nn.silu),
+        shared=GatedFeedForward.Config(hidden_dim=num_shared * expert_dim, activation=jax.nn.silu),
+    )
+    stacks = (
+        RepeatedStack.Config(num_layers=num_dense_layers, layer=dense),
+        RepeatedStack.Config(num_layers=num_layers - num_dense_layers, layer=dense.clone(feed_forward=mixture)),
+    )
+    return DecoderLM.Config(
+        vocab_size=vocab_size,
+        input_dim=input_dim,
+        stack=ChainedStack.Config(stacks=stacks),
+        norm=norm,
+        head=TiedHead.Config() if tied else UntiedHead.Config(),
+    )
+
+
+def _score_scale(query_dim: int, positions: Rotary.Config) -> float | None:
+    """Returns what scores are multiplied by where YaRN stretches the context; None for the usual query_dim ** -0.5."""
+    scaling: Any = positions.scaling
+    if scaling is None or not getattr(scaling, "mscale_all_dim", None):
+        return None
+    return query_dim**-0.5 * yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
+def from_hf(config: Foreign) -> DecoderLM.Config:
+    """Returns the model of a `deepseek_v3` config.json."""
+    expect(config, attention_bias=False, moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc")
+    act = activation(config.get("hidden_act", "silu"))
+    cfg = deepseek_v3(
+        num_layers=config["num_hidden_layers"],
+        num_dense_layers=config["first_k_dense_replace"],
+        input_dim=config["hidden_size"],
+        hidden_dim=config["intermediate_size"],
+        vocab_size=config["vocab_size"],
+        num_heads=config["num_attention_heads"],
+        query_rank=config["q_lora_rank"],
+        kv_rank=config["kv_lora_rank"],
+        nope_dim=config["qk_nope_head_dim"],
+        rope_dim=config["qk_rope_head_dim"],
+        value_dim=config["v_head_dim"],
+        num_experts=config["n_routed_experts"],
+        top_k=config["num_experts_per_tok"],
+        expert_dim=config["moe_intermediate_size"],
+        num_shared=config["n_shared_experts"],
+        num_groups=config["n_group"],
+        top_groups=config["topk_group"],
+        weight_scale=config["routed_scaling_factor"],
+        normalise_weights=config["norm_topk_prob"],
+        norm_eps=config.get("rms_norm_eps", 1e-6),
+        tied=config.get("tie_word_embeddings", False),
+        positions=rotary(config, interleaved=config.get("rope_interleave", True)),
+    )
+    dense, sparse = (stack.layer.feed_forward for stack in cfg.stack.stacks)
+    for node in (dense, sparse.experts, sparse.shared):
+        node.set(activation=act)
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    first, rest = cfg.stack.stacks
+    attention, mixture = first.layer.attention, rest.layer.feed_forward
+    router = mixture.router
+    return {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_hidden_layers": first.num_layers + rest.num_layers,
+        "first_k_dense_replace": first.num_layers,
+        "hidden_size": cfg.input_dim,
+        "intermediate_size": first.layer.feed_forward.hidden_dim,
+        "vocab_size": cfg.vocab_size,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_heads,
+        "q_lora_rank": attention.query_rank,
+        "kv_lora_rank": attention.kv_rank,
+        "qk_nope_head_dim": attention.nope_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "v_head_dim": attention.value_dim,
+        "n_routed_experts": mixture.num_experts,
+        "num_experts_per_tok": router.top_k,
+        "moe_intermediate_size": mixture.hidden_dim,
+        "n_shared_experts": mixture.shared.hidden_dim // mixture.hidden_dim,
+        "n_group": router.selection.num_groups,
+        "topk_group": router.selection.top_groups,
+        "routed_scaling_factor": router.weight_scale,
+        "norm_topk_prob": router.normalise_weights,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rms_norm_eps": cfg.norm.eps,
+        "hidden_act": activation_name(first.layer.feed_forward.activation),
+        "rope_interleave": attention.positions.interleaved,
+        **rope_keys(attention.positions),
+        "tie_word_embeddings": isinstance(cfg.head, TiedHead.Config),
+    }
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)

@@ -1,0 +1,146 @@
+"""GPT-2 (Radford et al. 2019, and the released configs): LayerNorm, learned positions, biases, tied head."""
+
+from typing import Any
+
+import kanawa as kn
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.feedforward.activations import gelu_tanh
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.head import TiedHead
+from kanawa_layers.positions.absolute import LearnedPositions
+from kanawa_layers.recipes.biased import biased_parts
+from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+
+#: GPT-2's projections are stored [in, out].
+_LINEAR = Linear.Config(
+    bias=True,
+    foreign=kn.Foreign(
+        tensors={
+            "weight": kn.Tensor(name="weight", form=kn.Matrix.Config(transposed=False)),
+            "bias": kn.Tensor(name="bias", form=kn.Flat.Config()),
+        }
+    ),
+)
+_ATTENTION = kn.Foreign(
+    children={"output": "c_proj"},
+    joined=(kn.Joined(name="c_attn", parts=("query", "key", "value"), axis=-1),),
+)
+_FEED_FORWARD = kn.Foreign(children={"up": "c_fc", "down": "c_proj"})
+_BLOCK = kn.Foreign(
+    children={"attention": "attn", "feed_forward": "mlp", "attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
+)
+_MODEL = kn.Foreign(
+    children={
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "stack": "transformer",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
+    ignored=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
+    optional_prefix="transformer.",
+)
+
+
+def gpt2(
+    *,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    hidden_dim: int | None = None,
+    vocab_size: int = 50_257,
+    max_length: int = 1024,
+    norm_eps: float = 1e-5,
+) -> DecoderLM.Config:
+    """Returns a GPT-2 of any size."""
+    norm = LayerNorm.Config(eps=norm_eps)
+    layer = PreNormBlock.Config(
+        **biased_parts(
+            _LINEAR,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim or 4 * input_dim,
+            activation=gelu_tanh,
+            attention=_ATTENTION,
+            feed_forward=_FEED_FORWARD,
+        ),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+        foreign=_BLOCK,
+    )
+    stack = RepeatedStack.Config(num_layers=num_layers, layer=layer, foreign=kn.Foreign(children={"layer": "h.{}"}))
+    return DecoderLM.Config(
+        vocab_size=vocab_size,
+        input_dim=input_dim,
+        positions=LearnedPositions.Config(max_length=max_length, init_stddev=0.01),
+        stack=stack,
+        norm=norm,
+        head=TiedHead.Config(),
+        foreign=_MODEL,
+    )
+
+
+def from_hf(config: Foreign) -> DecoderLM.Config:
+    """Returns the model of a `gpt2` config.json."""
+    expect(
+        config,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+        tie_word_embeddings=True,
+    )
+    cfg = gpt2(
+        num_layers=config["n_layer"],
+        input_dim=config["n_embd"],
+        num_heads=config["n_head"],
+        hidden_dim=config.get("n_inner"),
+        vocab_size=config["vocab_size"],
+        max_length=config["n_positions"],
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
+    cfg.stack.layer.feed_forward.set(activation=activation(config.get("activation_function", "gelu_new")))
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    layer = cfg.stack.layer
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": cfg.stack.num_layers,
+        "n_embd": cfg.input_dim,
+        "n_head": layer.attention.num_heads,
+        "n_inner": layer.feed_forward.hidden_dim,
+        "vocab_size": cfg.vocab_size,
+        "n_positions": cfg.positions.max_length,
+        "layer_norm_epsilon": cfg.norm.eps,
+        "activation_function": activation_name(layer.feed_forward.activation, "gelu_new"),
+        "tie_word_embeddings": True,
+    }
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def gpt2_small() -> DecoderLM.Config:
+    """Returns GPT-2: 124,439,808 parameters."""
+    return gpt2(num_layers=12, input_dim=768, num_heads=12)
+
+
+def gpt2_medium() -> DecoderLM.Config:
+    """Returns GPT-2 medium: 354,823,168 parameters."""
+    return gpt2(num_layers=24, input_dim=1024, num_heads=16)
+
+
+def gpt2_large() -> DecoderLM.Config:
+    """Returns GPT-2 large: 774,030,080 parameters."""
+    return gpt2(num_layers=36, input_dim=1280, num_heads=20)
+
+
+def gpt2_xl() -> DecoderLM.Config:
+    """Returns GPT-2 XL: 1,557,611,200 parameters."""
+    return gpt2(num_layers=48, input_dim=1600, num_heads=25)

@@ -1,0 +1,166 @@
+"""Reading and writing the parts that Hugging Face configs share: rotary embeddings, activations, sizes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from kanawa.contracts import ForeignConfigError
+from kanawa.errors import did_you_mean
+
+from kanawa_layers.feedforward.activations import gelu_exact, gelu_tanh, quick_gelu, squared_relu
+from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearScaling, Llama3Scaling
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.positions.yarn import YarnScaling
+
+#: A config.json.
+Foreign = Mapping[str, Any]
+
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "gelu": gelu_exact,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": jax.nn.relu,
+    "relu2": squared_relu,
+}
+
+
+def activation(name: str) -> Callable[..., Any]:
+    """Returns the function of a name in ACT2FN; raises ForeignConfigError for one we don't have."""
+    if name not in ACTIVATIONS:
+        message = f"unknown activation {name!r}{did_you_mean(name, ACTIVATIONS)}"
+        raise ForeignConfigError(message)
+    return ACTIVATIONS[name]
+
+
+def activation_name(function: Callable[..., Any], prefer: str = "silu") -> str:
+    """Returns the name of a function, `prefer` where it has several; raises ForeignConfigError where it has none."""
+    names = [name for name, known in ACTIVATIONS.items() if known is function]
+    if not names:
+        message = f"the activation {getattr(function, '__name__', function)} has no Hugging Face name"
+        raise ForeignConfigError(message)
+    return prefer if prefer in names else names[0]
+
+
+def expect(config: Foreign, **values: Any) -> None:
+    """Raises ForeignConfigError where a key is set to something else than the one value we can express."""
+    wrong = [f"{key} is {config[key]!r}, expected {v!r}" for key, v in values.items() if config.get(key, v) != v]
+    if wrong:
+        message = f"a {config.get('model_type')} model of this kind has no recipe: {'; '.join(wrong)}"
+        raise ForeignConfigError(message)
+
+
+def sizes(config: Foreign) -> dict[str, Any]:
+    """Returns the sizes that nearly all families name alike, as a recipe's arguments."""
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim")
+    return {
+        "num_layers": config["num_hidden_layers"],
+        "input_dim": width,
+        "num_heads": heads,
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": None if head_dim is None or head_dim * heads == width else head_dim,
+        "hidden_dim": config["intermediate_size"],
+        "vocab_size": config["vocab_size"],
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+    }
+
+
+def size_keys(model: Any, attention: Any, hidden_dim: int) -> dict[str, Any]:
+    """Returns the inverse of `sizes` for a model whose attention layers are alike."""
+    heads = attention.num_heads
+    return {
+        "num_hidden_layers": model.stack.num_layers,
+        "hidden_size": model.input_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": attention.num_kv_heads or heads,
+        "head_dim": attention.head_dim or model.input_dim // heads,
+        "intermediate_size": hidden_dim,
+        "vocab_size": model.vocab_size,
+        "rms_norm_eps": model.norm.eps,
+    }
+
+
+def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Config:
+    """Returns the rotary embedding of a config, written as `rope_parameters` (5.x) or theta and `rope_scaling`.
+
+    `kind` picks a layer type's where they differ. Raises ForeignConfigError for a scaling without a counterpart.
+    """
+    found = dict(config.get("rope_parameters") or {})
+    if kind is not None and kind in found:
+        found = dict(found[kind])
+    found = {**(config.get("rope_scaling") or {}), **found}
+    theta = found.get("rope_theta", config.get("rope_theta", 10_000.0))
+    fraction = found.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+    return Rotary.Config(theta=float(theta), fraction=float(fraction), scaling=_scaling(found, config), **fields)
+
+
+def _scaling(found: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
+    kind = found.get("rope_type", found.get("type", "default"))
+    original = found.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling.Config(factor=float(found["factor"]))
+    if kind == "llama3":
+        return Llama3Scaling.Config(
+            factor=float(found["factor"]),
+            low_frequency_factor=float(found["low_freq_factor"]),
+            high_frequency_factor=float(found["high_freq_factor"]),
+            original_length=original,
+        )
+    if kind == "yarn":
+        return YarnScaling.Config(
+            factor=float(found["factor"]),
+            original_length=original,
+            fast_turns=float(found.get("beta_fast") or 32.0),
+            slow_turns=float(found.get("beta_slow") or 1.0),
+            truncate=found.get("truncate", True),
+            multiplier=found.get("attention_factor"),
+            mscale=found.get("mscale"),
+            mscale_all_dim=found.get("mscale_all_dim"),
+        )
+    message = f"unknown rope_type {kind!r}; known: default, linear, llama3, yarn"
+    raise ForeignConfigError(message)
+
+
+def rope_keys(positions: Any) -> dict[str, Any]:
+    """Returns the inverse of `rotary`, in the form that every version reads: `rope_theta` and `rope_scaling`."""
+    keys: dict[str, Any] = {"rope_theta": positions.theta}
+    if positions.fraction != 1.0:
+        keys["partial_rotary_factor"] = positions.fraction
+    if positions.scaling is not None:
+        keys["rope_scaling"] = _scaling_keys(positions.scaling)
+    return keys
+
+
+def _scaling_keys(scaling: Any) -> dict[str, Any]:
+    if isinstance(scaling, LinearScaling.Config):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, Llama3Scaling.Config):
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+            "original_max_position_embeddings": scaling.original_length,
+        }
+    if isinstance(scaling, YarnScaling.Config):
+        optional = {
+            "attention_factor": scaling.multiplier,
+            "mscale": scaling.mscale,
+            "mscale_all_dim": scaling.mscale_all_dim,
+        }
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_length,
+            "beta_fast": scaling.fast_turns,
+            "beta_slow": scaling.slow_turns,
+            "truncate": scaling.truncate,
+            **{key: value for key, value in optional.items() if value is not None},
+        }
+    message = f"the frequency scaling {type(scaling).__qualname__} has no Hugging Face name"
+    raise ForeignConfigError(message)

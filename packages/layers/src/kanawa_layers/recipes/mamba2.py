@@ -1,0 +1,138 @@
+"""Mamba-2 (arXiv:2405.21060, and the released state-spaces/mamba2-* configs): mixers alone, tied head."""
+
+from typing import Any
+
+import kanawa as kn
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.models.head import TiedHead, UntiedHead
+from kanawa_layers.recipes.hf_config import Foreign, expect
+from kanawa_layers.recurrent.mamba2 import Mamba2
+from kanawa_layers.stack.mixer import MixerBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+
+_MODEL = kn.Foreign(
+    children={"embedding": "backbone.embeddings", "stack": "backbone", "norm": "backbone.norm_f", "head": "lm_head"}
+)
+
+
+def mamba2(
+    *,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int | None = None,
+    expand: int = 2,
+    state_dim: int = 128,
+    num_groups: int = 1,
+    conv_width: int = 4,
+    vocab_size: int = 50_288,
+    tied: bool = True,
+    bias: bool = False,
+    conv_bias: bool = True,
+    step_limit: tuple[float, float] | None = None,
+    norm_eps: float = 1e-5,
+) -> DecoderLM.Config:
+    """Returns a Mamba-2 of any size; without `num_heads`, heads are 64 wide. 50,288 is 50,277 rounded up to 16."""
+    mixer = Mamba2.Config(
+        num_heads=num_heads or expand * input_dim // 64,
+        expand=expand,
+        state_dim=state_dim,
+        num_groups=num_groups,
+        step_limit=step_limit,
+    )
+    for name in ("output_gate", "value", "key", "query", "step", "output"):
+        getattr(mixer, name).set(bias=bias)
+    for name in ("value_conv", "key_conv", "query_conv"):
+        getattr(mixer, name).set(width=conv_width, bias=conv_bias)
+    mixer.norm.set(eps=norm_eps)
+    norm = RMSNorm.Config(eps=norm_eps)
+    return DecoderLM.Config(
+        vocab_size=vocab_size,
+        input_dim=input_dim,
+        stack=RepeatedStack.Config(num_layers=num_layers, layer=MixerBlock.Config(mixer=mixer, norm=norm)),
+        norm=norm,
+        head=TiedHead.Config() if tied else UntiedHead.Config(),
+        foreign=_MODEL,
+    )
+
+
+def from_hf(config: Foreign) -> DecoderLM.Config:
+    """Returns the model of a `mamba2` config.json."""
+    expect(config, hidden_act="silu")
+    low, high = config.get("time_step_limit", (0.0, float("inf")))
+    unlimited = low == 0.0 and high == float("inf")
+    return mamba2(
+        num_layers=config["num_hidden_layers"],
+        input_dim=config["hidden_size"],
+        num_heads=config["num_heads"],
+        expand=config.get("expand", 2),
+        state_dim=config.get("state_size", 128),
+        num_groups=config.get("n_groups", 8),
+        conv_width=config.get("conv_kernel", 4),
+        vocab_size=config["vocab_size"],
+        tied=config.get("tie_word_embeddings", False),
+        bias=config.get("use_bias", False),
+        conv_bias=config.get("use_conv_bias", True),
+        step_limit=None if unlimited else (float(low), float(high)),
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    mixer = cfg.stack.layer.mixer
+    return {
+        "architectures": ["Mamba2ForCausalLM"],
+        "num_hidden_layers": cfg.stack.num_layers,
+        "hidden_size": cfg.input_dim,
+        "num_heads": mixer.num_heads,
+        "head_dim": mixer.expand * cfg.input_dim // mixer.num_heads,
+        "expand": mixer.expand,
+        "state_size": mixer.state_dim,
+        "n_groups": mixer.num_groups,
+        "conv_kernel": mixer.value_conv.width,
+        "vocab_size": cfg.vocab_size,
+        "use_bias": mixer.output.bias,
+        "use_conv_bias": mixer.value_conv.bias,
+        "layer_norm_epsilon": cfg.norm.eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": isinstance(cfg.head, TiedHead.Config),
+        **({} if mixer.step_limit is None else {"time_step_limit": list(mixer.step_limit)}),
+    }
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def mamba2_130m() -> DecoderLM.Config:
+    """Returns Mamba-2 130M: 128,989,632 parameters."""
+    return mamba2(num_layers=24, input_dim=768)
+
+
+def mamba2_370m() -> DecoderLM.Config:
+    """Returns Mamba-2 370M: 368,346,624 parameters."""
+    return mamba2(num_layers=48, input_dim=1024)
+
+
+def mamba2_780m() -> DecoderLM.Config:
+    """Returns Mamba-2 780M: 780,161,280 parameters."""
+    return mamba2(num_layers=48, input_dim=1536)
+
+
+def mamba2_1_3b() -> DecoderLM.Config:
+    """Returns Mamba-2 1.3B: 1,343,757,312 parameters."""
+    return mamba2(num_layers=48, input_dim=2048)
+
+
+def mamba2_2_7b() -> DecoderLM.Config:
+    """Returns Mamba-2 2.7B: 2,702,599,680 parameters."""
+    return mamba2(num_layers=64, input_dim=2560)
+
+
+def mamba2_tiny() -> DecoderLM.Config:
+    """Returns a Mamba-2 that learns on a laptop: 4 layers of width 192, tied, byte-pair vocabulary of 2,048."""
+    cfg = mamba2(num_layers=4, input_dim=192, state_dim=32, vocab_size=2048)
+    cfg.embedding.set(init_stddev=192**-0.5)
+    return cfg

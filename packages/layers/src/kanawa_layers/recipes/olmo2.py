@@ -1,0 +1,64 @@
+"""OLMo 2 (arXiv:2501.00656): norms on the branches' outputs, and on all heads' queries and keys at once."""
+
+from typing import Any
+
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.recipes.hf_config import Foreign, activation, expect, rotary, sizes
+from kanawa_layers.recipes.llama import llama, llama_keys
+from kanawa_layers.stack.output_norm import OutputNormBlock
+
+
+def olmo2(*, vocab_size: int = 100_352, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
+    """Returns an OLMo 2 of any size; `shape` as for `llama`."""
+    shape.setdefault("positions", Rotary.Config(theta=500_000.0))
+    cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
+    layer, norm = cfg.stack.layer, RMSNorm.Config(eps=norm_eps)
+    layer.attention.set(query_norm=norm, key_norm=norm, norm_all_heads=True)
+    block = OutputNormBlock.Config(
+        attention=layer.attention, feed_forward=layer.feed_forward, attention_norm=norm, feed_forward_norm=norm
+    )
+    cfg.stack.set(layer=block)
+    return cfg
+
+
+def from_hf(config: Foreign) -> DecoderLM.Config:
+    """Returns the model of an `olmo2` config.json."""
+    expect(config, attention_bias=False)
+    tied = config.get("tie_word_embeddings", False)
+    cfg = olmo2(**sizes(config), tied=tied, positions=rotary(config))
+    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    keys = llama_keys(cfg, "Olmo2ForCausalLM")
+    del keys["head_dim"]
+    return keys
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def olmo2_1b() -> DecoderLM.Config:
+    """Returns OLMo 2 1B: 1,484,916,736 parameters."""
+    return olmo2(num_layers=16, input_dim=2048, num_heads=16, num_kv_heads=16, hidden_dim=8192)
+
+
+def olmo2_7b() -> DecoderLM.Config:
+    """Returns OLMo 2 7B: 7,298,617,344 parameters."""
+    return olmo2(num_layers=32, input_dim=4096, num_heads=32, num_kv_heads=32, hidden_dim=11_008)
+
+
+def olmo2_13b() -> DecoderLM.Config:
+    """Returns OLMo 2 13B: 13,716,198,400 parameters."""
+    return olmo2(num_layers=40, input_dim=5120, num_heads=40, num_kv_heads=40, hidden_dim=13_824)
+
+
+def olmo2_32b() -> DecoderLM.Config:
+    """Returns OLMo 2 32B: 32,234,279,936 parameters."""
+    return olmo2(num_layers=64, input_dim=5120, num_heads=40, num_kv_heads=8, hidden_dim=27_648)

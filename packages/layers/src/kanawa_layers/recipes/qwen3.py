@@ -1,0 +1,80 @@
+"""Qwen3, dense (arXiv:2505.09388, table 1): Llama with normalised queries and keys, and heads of 128."""
+
+from typing import Any
+
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.models.decoder import DecoderLM
+from kanawa_layers.positions.rotary import Rotary
+from kanawa_layers.recipes.hf_config import Foreign, activation, expect, rotary, sizes
+from kanawa_layers.recipes.llama import llama, llama_keys
+
+
+def qwen3(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
+    """Returns a Qwen3 of any size; `shape` as for `llama`."""
+    shape.setdefault("positions", Rotary.Config(theta=1_000_000.0))
+    cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
+    norm = RMSNorm.Config(eps=norm_eps)
+    cfg.stack.layer.attention.set(query_norm=norm, key_norm=norm)
+    return cfg
+
+
+def from_hf(config: Foreign) -> DecoderLM.Config:
+    """Returns the model of a `qwen3` config.json."""
+    expect(config, use_sliding_window=False, attention_bias=False)
+    tied = config.get("tie_word_embeddings", False)
+    cfg = qwen3(**sizes(config), tied=tied, positions=rotary(config))
+    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    return llama_keys(cfg, "Qwen3ForCausalLM")
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def _qwen3(layers: int, width: int, heads: int, hidden: int, tied: bool = False) -> DecoderLM.Config:
+    head_dim = None if heads * 128 == width else 128
+    return qwen3(
+        num_layers=layers,
+        input_dim=width,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        hidden_dim=hidden,
+        tied=tied,
+    )
+
+
+def qwen3_06b() -> DecoderLM.Config:
+    """Returns Qwen3 0.6B: 596,049,920 parameters, tied."""
+    return _qwen3(28, 1024, 16, 3072, tied=True)
+
+
+def qwen3_17b() -> DecoderLM.Config:
+    """Returns Qwen3 1.7B: 1,720,574,976 parameters, tied."""
+    return _qwen3(28, 2048, 16, 6144, tied=True)
+
+
+def qwen3_4b() -> DecoderLM.Config:
+    """Returns Qwen3 4B: 4,022,468,096 parameters, tied."""
+    return _qwen3(36, 2560, 32, 9728, tied=True)
+
+
+def qwen3_8b() -> DecoderLM.Config:
+    """Returns Qwen3 8B: 8,190,735,360 parameters."""
+    return _qwen3(36, 4096, 32, 12_288)
+
+
+def qwen3_14b() -> DecoderLM.Config:
+    """Returns Qwen3 14B: 14,768,307,200 parameters."""
+    return _qwen3(40, 5120, 40, 17_408)
+
+
+def qwen3_32b() -> DecoderLM.Config:
+    """Returns Qwen3 32B: 32,762,123,264 parameters."""
+    return _qwen3(64, 5120, 64, 25_600)

@@ -1,0 +1,210 @@
+"""T5 and T5 v1.1 (Raffel et al. 2020, arXiv:1910.10683, and the released configs)."""
+
+from typing import Any
+
+import jax
+import kanawa as kn
+from kanawa.contracts import FeedForward, ForeignFamily
+
+from kanawa_layers.attention.cross import CrossAttention
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
+from kanawa_layers.attention.masks import Bidirectional, Causal, Mask
+from kanawa_layers.basic.embedding import Embedding
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.feedforward.activations import gelu_tanh
+from kanawa_layers.feedforward.gated import GatedFeedForward
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.models.encoder_decoder import EncoderDecoderLM
+from kanawa_layers.models.head import TiedHead, UntiedHead
+from kanawa_layers.models.tower import Tower
+from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias
+from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name
+from kanawa_layers.stack.cross_pre_norm import CrossPreNormBlock
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+
+_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "output": "o"}
+_ATTENTION = kn.Foreign(children={**_PROJECTIONS, "positions": ""})
+_CROSS = kn.Foreign(children=_PROJECTIONS)
+_ENCODER_BLOCK = kn.Foreign(
+    children={
+        "attention": "layer.0.SelfAttention",
+        "attention_norm": "layer.0.layer_norm",
+        "feed_forward": "layer.1.DenseReluDense",
+        "feed_forward_norm": "layer.1.layer_norm",
+    }
+)
+_DECODER_BLOCK = kn.Foreign(
+    children={
+        "attention": "layer.0.SelfAttention",
+        "attention_norm": "layer.0.layer_norm",
+        "cross_attention": "layer.1.EncDecAttention",
+        "cross_attention_norm": "layer.1.layer_norm",
+        "feed_forward": "layer.2.DenseReluDense",
+        "feed_forward_norm": "layer.2.layer_norm",
+    }
+)
+#: The first layer holds the bias that all share.
+_TOWER = kn.Foreign(
+    children={"stack": "", "norm": "final_layer_norm", "relative_bias": "block.0.layer.0.SelfAttention"}
+)
+_MODEL = kn.Foreign(
+    children={"embedding": "shared", "encoder": "encoder", "decoder": "decoder", "head": "lm_head"},
+    repeats={
+        "encoder.embed_tokens.weight": "embedding.weight",
+        "decoder.embed_tokens.weight": "embedding.weight",
+    },
+    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+)
+
+
+def t5(
+    *,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    hidden_dim: int,
+    num_decoder_layers: int | None = None,
+    head_dim: int = 64,
+    vocab_size: int = 32_128,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    norm_eps: float = 1e-6,
+    gated: bool = False,
+    tied: bool = True,
+) -> EncoderDecoderLM.Config:
+    """Returns a T5 of any size; v1.1 is `gated` with tanh-gelu, and not `tied`. A tied head scales by width^-0.5."""
+    norm = RMSNorm.Config(eps=norm_eps)
+    feed_forward = _gated(hidden_dim) if gated else _plain(hidden_dim)
+    # Scores aren't scaled, so queries start that much smaller.
+    shape = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim, "scale": 1.0}
+    query = Linear.Config(init_scale=1.0 / head_dim)
+
+    def attention(mask: Mask.Config) -> GroupedQueryAttention.Config:
+        positions = SharedRelativeBias.Config()
+        return GroupedQueryAttention.Config(**shape, mask=mask, query=query, positions=positions, foreign=_ATTENTION)
+
+    def tower(layers: int, layer: kn.Config, bidirectional: bool) -> Tower.Config:
+        bias = RelativeBias.Config(
+            num_buckets=num_buckets,
+            max_distance=max_distance,
+            bidirectional=bidirectional,
+            init_stddev=input_dim**-0.5,
+        )
+        names = kn.Foreign(children={"layer": "block.{}"})
+        stack = RepeatedStack.Config(num_layers=layers, layer=layer, foreign=names)
+        return Tower.Config(num_heads=num_heads, relative_bias=bias, stack=stack, norm=norm, foreign=_TOWER)
+
+    reading = PreNormBlock.Config(
+        attention=attention(Bidirectional.Config()),
+        feed_forward=feed_forward,
+        attention_norm=norm,
+        feed_forward_norm=norm,
+        foreign=_ENCODER_BLOCK,
+    )
+    writing = CrossPreNormBlock.Config(
+        attention=attention(Causal.Config()),
+        cross_attention=CrossAttention.Config(**shape, query=query, foreign=_CROSS),
+        feed_forward=feed_forward,
+        attention_norm=norm,
+        cross_attention_norm=norm,
+        feed_forward_norm=norm,
+        foreign=_DECODER_BLOCK,
+    )
+    return EncoderDecoderLM.Config(
+        vocab_size=vocab_size,
+        input_dim=input_dim,
+        embedding=Embedding.Config(init_stddev=1.0),
+        encoder=tower(num_layers, reading, True),
+        decoder=tower(num_decoder_layers or num_layers, writing, False),
+        head=TiedHead.Config(logit_scale=input_dim**-0.5) if tied else UntiedHead.Config(),
+        foreign=_MODEL,
+    )
+
+
+def _plain(hidden_dim: int) -> FeedForward.Config:
+    names = kn.Foreign(children={"up": "wi", "down": "wo"})
+    return PlainFeedForward.Config(hidden_dim=hidden_dim, activation=jax.nn.relu, foreign=names)
+
+
+def _gated(hidden_dim: int) -> FeedForward.Config:
+    names = kn.Foreign(children={"gate": "wi_0", "up": "wi_1", "down": "wo"})
+    return GatedFeedForward.Config(hidden_dim=hidden_dim, activation=gelu_tanh, foreign=names)
+
+
+def from_hf(config: Foreign) -> EncoderDecoderLM.Config:
+    """Returns the model of a `t5` config.json, in which v1.1 says that its head isn't tied."""
+    kind, gated = config.get("feed_forward_proj", "relu"), False
+    if kind.startswith("gated-"):
+        kind, gated = kind.removeprefix("gated-"), True
+    tied = config.get("tie_word_embeddings", True)
+    cfg = t5(
+        num_layers=config["num_layers"],
+        num_decoder_layers=config.get("num_decoder_layers"),
+        input_dim=config["d_model"],
+        num_heads=config["num_heads"],
+        hidden_dim=config["d_ff"],
+        head_dim=config["d_kv"],
+        vocab_size=config["vocab_size"],
+        num_buckets=config.get("relative_attention_num_buckets", 32),
+        max_distance=config.get("relative_attention_max_distance", 128),
+        norm_eps=config.get("layer_norm_epsilon", 1e-6),
+        gated=gated,
+        tied=tied,
+    )
+    # "gated-gelu" has always meant the tanh form.
+    function = gelu_tanh if gated and kind == "gelu" else activation(kind)
+    for side in (cfg.encoder, cfg.decoder):
+        side.stack.layer.feed_forward.set(activation=function)
+    if tied and not config.get("scale_decoder_outputs", True):
+        cfg.head.set(logit_scale=1.0)
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`."""
+    layer, bias = cfg.encoder.stack.layer, cfg.encoder.relative_bias
+    feed_forward, tied = layer.feed_forward, isinstance(cfg.head, TiedHead.Config)
+    gated = isinstance(feed_forward, GatedFeedForward.Config)
+    name = activation_name(feed_forward.activation, "gelu_new")
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "num_layers": cfg.encoder.stack.num_layers,
+        "num_decoder_layers": cfg.decoder.stack.num_layers,
+        "d_model": cfg.input_dim,
+        "num_heads": layer.attention.num_heads,
+        "d_ff": feed_forward.hidden_dim,
+        "d_kv": layer.attention.head_dim,
+        "vocab_size": cfg.vocab_size,
+        "relative_attention_num_buckets": bias.num_buckets,
+        "relative_attention_max_distance": bias.max_distance,
+        "layer_norm_epsilon": cfg.encoder.norm.eps,
+        "feed_forward_proj": f"gated-{name.removesuffix('_new')}" if gated else name,
+        "tie_word_embeddings": tied,
+        "scale_decoder_outputs": cfg.head.logit_scale != 1.0,
+        "is_encoder_decoder": True,
+    }
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def t5_small() -> EncoderDecoderLM.Config:
+    """Returns T5 small: 60,506,624 parameters."""
+    return t5(num_layers=6, input_dim=512, num_heads=8, hidden_dim=2048)
+
+
+def t5_base() -> EncoderDecoderLM.Config:
+    """Returns T5 base: 222,903,552 parameters."""
+    return t5(num_layers=12, input_dim=768, num_heads=12, hidden_dim=3072)
+
+
+def t5_large() -> EncoderDecoderLM.Config:
+    """Returns T5 large: 737,668,096 parameters."""
+    return t5(num_layers=24, input_dim=1024, num_heads=16, hidden_dim=4096)
+
+
+def t5_v1_1_base() -> EncoderDecoderLM.Config:
+    """Returns T5 v1.1 base: 247,577,856 parameters."""
+    return t5(num_layers=12, input_dim=768, num_heads=12, hidden_dim=2048, gated=True, tied=False)

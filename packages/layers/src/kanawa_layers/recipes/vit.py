@@ -1,0 +1,145 @@
+"""ViT (Dosovitskiy et al. 2020, arXiv:2010.11929, table 1), fine-tuned for the thousand classes of ImageNet."""
+
+from typing import Any
+
+import kanawa as kn
+from kanawa.contracts import ForeignFamily
+
+from kanawa_layers.attention.masks import Bidirectional
+from kanawa_layers.basic.layer_norm import LayerNorm
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.patches import PatchEmbedding
+from kanawa_layers.feedforward.activations import gelu_exact
+from kanawa_layers.models.vision import ImageClassifier
+from kanawa_layers.positions.absolute import LearnedPositions
+from kanawa_layers.recipes.biased import biased_parts
+from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
+from kanawa_layers.stack.pre_norm import PreNormBlock
+from kanawa_layers.stack.repeated import RepeatedStack
+
+_LINEAR = Linear.Config(bias=True)
+_ATTENTION = kn.Foreign(
+    children={
+        "query": "attention.query",
+        "key": "attention.key",
+        "value": "attention.value",
+        "output": "output.dense",
+        "positions": "",
+    }
+)
+_BLOCK = kn.Foreign(
+    children={
+        "attention": "attention",
+        "attention_norm": "layernorm_before",
+        "feed_forward": "",
+        "feed_forward_norm": "layernorm_after",
+    }
+)
+_POSITIONS = kn.Foreign(
+    tensors={"weight": kn.Tensor(name="position_embeddings", form=kn.Permuted.Config(order=(-1, 0, 1)))}
+)
+_MODEL = kn.Foreign(
+    children={
+        "patches": "vit.embeddings.patch_embeddings",
+        "positions": "vit.embeddings",
+        "stack": "vit.encoder",
+        "norm": "vit.layernorm",
+        "head": "classifier",
+    },
+    tensors={
+        "class_token": kn.Tensor(name="vit.embeddings.cls_token", form=kn.Permuted.Config(order=(-1, -1, 0))),
+    },
+)
+
+
+def vit(
+    *,
+    num_layers: int,
+    input_dim: int,
+    num_heads: int,
+    hidden_dim: int | None = None,
+    patch_size: int = 16,
+    image_size: int = 224,
+    num_channels: int = 3,
+    num_classes: int = 1000,
+    norm_eps: float = 1e-12,
+) -> ImageClassifier.Config:
+    """Returns a ViT of any size, for square images of one size."""
+    norm = LayerNorm.Config(eps=norm_eps)
+    layer = PreNormBlock.Config(
+        **biased_parts(
+            _LINEAR,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim or 4 * input_dim,
+            activation=gelu_exact,
+            attention=_ATTENTION,
+            feed_forward=kn.Foreign(children={"up": "intermediate.dense", "down": "output.dense"}),
+            mask=Bidirectional.Config(),
+        ),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+        foreign=_BLOCK,
+    )
+    return ImageClassifier.Config(
+        input_dim=input_dim,
+        num_classes=num_classes,
+        patches=PatchEmbedding.Config(patch_size=patch_size, num_channels=num_channels),
+        positions=LearnedPositions.Config(max_length=(image_size // patch_size) ** 2 + 1, foreign=_POSITIONS),
+        stack=RepeatedStack.Config(
+            num_layers=num_layers, layer=layer, foreign=kn.Foreign(children={"layer": "layer.{}"})
+        ),
+        norm=norm,
+        foreign=_MODEL,
+    )
+
+
+def from_hf(config: Foreign) -> ImageClassifier.Config:
+    """Returns the model of a `vit` config.json."""
+    expect(config, qkv_bias=True)
+    labels = config.get("id2label")
+    cfg = vit(
+        num_layers=config["num_hidden_layers"],
+        input_dim=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        hidden_dim=config["intermediate_size"],
+        patch_size=config["patch_size"],
+        image_size=config["image_size"],
+        num_channels=config.get("num_channels", 3),
+        num_classes=len(labels) if labels else config.get("num_labels", 2),
+        norm_eps=config.get("layer_norm_eps", 1e-12),
+    )
+    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "gelu")))
+    return cfg
+
+
+def to_hf(cfg: Any) -> dict[str, Any]:
+    """Returns the inverse of `from_hf`; classes have numbers for names."""
+    layer, names = cfg.stack.layer, [f"LABEL_{i}" for i in range(cfg.num_classes)]
+    return {
+        "architectures": ["ViTForImageClassification"],
+        "num_hidden_layers": cfg.stack.num_layers,
+        "hidden_size": cfg.input_dim,
+        "num_attention_heads": layer.attention.num_heads,
+        "intermediate_size": layer.feed_forward.hidden_dim,
+        "patch_size": cfg.patches.patch_size,
+        "image_size": round((cfg.positions.max_length - 1) ** 0.5) * cfg.patches.patch_size,
+        "num_channels": cfg.patches.num_channels,
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "layer_norm_eps": cfg.norm.eps,
+        "hidden_act": activation_name(layer.feed_forward.activation, "gelu"),
+        "qkv_bias": True,
+    }
+
+
+FAMILY = ForeignFamily(from_hf, to_hf)
+
+
+def vit_b_16() -> ImageClassifier.Config:
+    """Returns ViT-B/16 at 224 pixels: 86,567,656 parameters."""
+    return vit(num_layers=12, input_dim=768, num_heads=12)
+
+
+def vit_l_16() -> ImageClassifier.Config:
+    """Returns ViT-L/16 at 224 pixels: 304,326,632 parameters."""
+    return vit(num_layers=24, input_dim=1024, num_heads=16)

@@ -1,0 +1,44 @@
+"""What a recurrent layer carries from call to call: cache rows on the way in and out."""
+
+import jax
+import jax.numpy as jnp
+from kanawa.contracts import CacheState, Sequences
+from kanawa.errors import ModuleError
+from kanawa.kernels.segments import Segments, segments
+
+from kanawa_layers.attention.cache_rows import put_rows, take_rows
+
+
+def entering(cache: CacheState | None, sequences: Sequences, path: str) -> CacheState:
+    """Returns this batch's rows of the cache, zeros for rows whose length is 0, whatever was left there.
+
+    Empty without a cache. Raises ModuleError for a ragged row: it holds several sequences, and a state belongs to one.
+    """
+    if cache is None:
+        return {}
+    if sequences.query_starts is not None:
+        message = (
+            f"{path} was given one ragged row (query_starts), but keeps a state for each row: "
+            f"give every sequence a row of its own, padded with segment id 0"
+        )
+        raise ModuleError(message)
+    lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
+
+    def unless_new(x: jax.Array) -> jax.Array:
+        new = (lengths == 0).reshape(lengths.shape + (1,) * (x.ndim - lengths.ndim) * lengths.ndim)
+        return jnp.where(new, jnp.zeros((), x.dtype), x)
+
+    return jax.tree.map(unless_new, take_rows(cache, sequences))
+
+
+def leaving(cache: CacheState | None, rows: CacheState, sequences: Sequences) -> CacheState | None:
+    """Returns the whole cache with this batch's rows replaced, in the cache's dtypes; None without a cache."""
+    if cache is None:
+        return None
+    rows = {name: array.astype(cache[name].dtype) for name, array in rows.items()}
+    return put_rows(cache, rows, sequences)
+
+
+def marks(sequences: Sequences) -> Segments | None:
+    """Returns where states reset and which tokens are real; None where each row is one unpadded segment."""
+    return None if sequences.segment_ids is None else segments(sequences.segment_ids)

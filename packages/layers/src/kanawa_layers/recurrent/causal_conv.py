@@ -1,0 +1,83 @@
+"""Short causal convolution of each channel on its own, as recurrent layers put before their recurrence."""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.arrays.broadcast import along_last
+from kanawa.kernels.segments import Segments
+
+
+class CausalConv(kn.Module):
+    """y_t = sum over lags j < width of weight[width - 1 - j] * x_(t - j), within a segment; sums in fp32.
+
+    What it carries from call to call is its tail: the last width - 1 inputs of each row. Padding must lie at the end
+    of a row. `weight` is drawn with variance init_scale / width; 1/3 is what torch's uniform has.
+    """
+
+    class Config(kn.Module.Config):
+        channels: int = kn.FROM_PARENT
+        axis: str | None = kn.FROM_PARENT
+        width: int = 4
+        bias: bool = True
+        init_scale: float = 1 / 3
+        foreign: kn.Foreign = kn.Foreign(
+            tensors={"weight": kn.Tensor(name="weight", form=kn.Permuted.Config(order=(1, -1, 0))), "bias": "bias"}
+        )
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the width."""
+            return [] if self.width > 0 else [f"width is {self.width}, expected at least 1"]
+
+    def setup(self) -> None:
+        """Declares `weight` [width, channels] and `bias`."""
+        cfg = self.config
+        init = kn.fan_in_normal(cfg.init_scale)
+        self.add_param("weight", (cfg.width, cfg.channels), axes=("conv", cfg.axis), init=init)
+        if cfg.bias:
+            self.add_param("bias", (cfg.channels,), axes=(cfg.axis,), init=kn.zeros, weight_decay=0.0)
+
+    def forward(
+        self, x: Float[Array, "B T C"], segments: Segments | None, tail: Float[Array, "B lags C"] | None = None
+    ) -> tuple[Float[Array, "B T C"], Float[Array, "B lags C"]]:
+        """Returns the convolved activations in x's dtype, and the tail for the tokens that follow."""
+        lags, length = self.config.width - 1, x.shape[1]
+        before = jnp.zeros((x.shape[0], lags, x.shape[2]), x.dtype) if tail is None else tail.astype(x.dtype)
+        if segments is not None:
+            x = jnp.where(segments.real[..., None], x, jnp.zeros((), x.dtype))
+        inputs = jnp.concatenate([before, x], axis=1)
+        resets = None if segments is None else jnp.pad(segments.resets, ((0, 0), (lags, 0)))
+        weight = self.param("weight", jnp.float32)
+        y = jnp.zeros(x.shape, jnp.float32)
+        for tap in range(lags + 1):
+            shifted = inputs[:, tap : tap + length].astype(jnp.float32) * along_last(weight[tap], 3)
+            if resets is not None:
+                same = resets[:, tap : tap + length] == resets[:, lags:]
+                shifted = jnp.where(same[..., None], shifted, 0.0)
+            y = y + shifted
+        if self.config.bias:
+            y = y + along_last(self.param("bias", jnp.float32), 3)
+        return y.astype(x.dtype), _tail(inputs, resets, segments, lags)
+
+    @kn.nowrap
+    def tail_spec(self, rows: int, dtype: str) -> kn.ParamSpec:
+        """Returns the layout of the tail."""
+        cfg = self.config
+        return kn.ParamSpec((rows, cfg.width - 1, cfg.channels), ("batch", None, cfg.axis), dtype, kn.zeros)
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs a tap and channel."""
+        del context_length
+        return 2.0 * self.config.width * self.config.channels
+
+
+def _tail(inputs: jax.Array, resets: jax.Array | None, segments: Segments | None, lags: int) -> jax.Array:
+    """Returns the last `lags` real inputs of each row, zeros where they belong to an earlier segment than the last."""
+    if segments is None or resets is None:
+        return inputs[:, inputs.shape[1] - lags :]
+    count = jnp.sum(segments.real, axis=1, dtype=jnp.int32)
+    places = count[:, None] + jnp.arange(lags, dtype=jnp.int32)[None]
+    same = jnp.take_along_axis(resets, places, axis=1) == resets[:, -1:]
+    kept = jnp.take_along_axis(inputs, places[..., None], axis=1)
+    return jnp.where(same[..., None], kept, jnp.zeros((), kept.dtype))

@@ -1,0 +1,134 @@
+"""The Mamba-2 mixer: state-space duality (Dao and Gu 2024, arXiv:2405.21060), as in the published checkpoints.
+
+Names here and there: gate is z, value is x, key is B, query is C, step is dt, log_rate is A_log, skip is D.
+"""
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Attention, CacheState, Sequences
+from kanawa.kernels import linear_recurrence
+
+from kanawa_layers.basic.linear import Linear
+from kanawa_layers.recurrent.carried import entering, leaving, marks
+from kanawa_layers.recurrent.causal_conv import CausalConv
+from kanawa_layers.recurrent.decay_init import LogOfUniform, StepBias
+from kanawa_layers.recurrent.gated_norm import GatedNorm
+from kanawa_layers.recurrent.head_width import head_width
+
+#: The parts that pass through a short convolution, in the order of the published fused kernels.
+_CONVOLVED = ("value", "key", "query")
+
+
+class Mamba2(Attention):
+    """S_t = exp(-exp(log_rate) dt_t) S_(t-1) + dt_t key_t value_t^T; out = norm((S_t^T query_t + skip value_t) gate).
+
+    `num_heads` heads share `expand * input_dim` channels; `num_groups` groups of them share key and query, of width
+    `state_dim`. Steps, decays and states are fp32. Projections are separate, so that heads split evenly over a mesh;
+    published checkpoints fuse them. `step_limit` clips steps (None: as they are). Tags for remat: value, key, query,
+    attention_output, attention_projection.
+    """
+
+    class Config(Attention.Config):
+        PLACEMENT = ("chunk_length",)
+
+        num_heads: int = kn.REQUIRED
+        expand: int = 2
+        state_dim: int = 128
+        num_groups: int = 1
+        step_limit: tuple[float, float] | None = None
+        chunk_length: int | None = None
+        output_gate: Linear.Config = Linear.Config()
+        value: Linear.Config = Linear.Config()
+        key: Linear.Config = Linear.Config()
+        query: Linear.Config = Linear.Config()
+        step: Linear.Config = Linear.Config()
+        value_conv: CausalConv.Config = CausalConv.Config()
+        key_conv: CausalConv.Config = CausalConv.Config()
+        query_conv: CausalConv.Config = CausalConv.Config()
+        norm: GatedNorm.Config = GatedNorm.Config()
+        output: Linear.Config = Linear.Config()
+        foreign: kn.Foreign = kn.Foreign(
+            tensors={"log_rate": "A_log", "skip": "D", "step_bias": "dt_bias"},
+            children={"norm": "norm", "output": "out_proj"},
+            joined=(
+                kn.Joined(name="in_proj", parts=("output_gate", "value", "key", "query", "step")),
+                kn.Joined(name="conv1d", parts=("value_conv", "key_conv", "query_conv")),
+            ),
+        )
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the head counts."""
+            if self.num_heads % self.num_groups == 0:
+                return []
+            return [f"num_heads ({self.num_heads}) is not a multiple of num_groups ({self.num_groups})"]
+
+    def setup(self) -> None:
+        """Declares projections, convolutions and the recurrence's own parameters, which never decay."""
+        cfg = self.config
+        inner, shared = cfg.expand * cfg.input_dim, cfg.num_groups * cfg.state_dim
+        self.head_dim = head_width(inner, cfg.num_heads, self.path)
+        parts = {"output_gate": (inner, "mlp"), "value": (inner, "mlp"), "key": (shared, "state")}
+        parts |= {"query": (shared, "state"), "step": (cfg.num_heads, "heads")}
+        for name, (width, axis) in parts.items():
+            shapes = {"input_shape": (cfg.input_dim,), "output_shape": (width,), "axes": ("embed", axis)}
+            self.add_child(name, getattr(cfg, name), **shapes)
+        for name in _CONVOLVED:
+            width, axis = parts[name]
+            self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=width, axis=axis)
+        for name, init in (("log_rate", LogOfUniform()), ("skip", kn.ones), ("step_bias", StepBias())):
+            self.add_param(name, (cfg.num_heads,), axes=("heads",), init=init, weight_decay=0.0)
+        self.add_child("norm", cfg.norm, input_dim=inner, groups=cfg.num_groups)
+        shapes = {"input_shape": (inner,), "output_shape": (cfg.input_dim,), "axes": ("mlp", "embed")}
+        self.add_child("output", cfg.output, **shapes)
+
+    def forward(
+        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
+    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
+        """Returns the mixed activations, and the cache with each row's state and convolution tails."""
+        cfg, old, segments = self.config, entering(cache, sequences, self.path), marks(sequences)
+        mixed, carried = {}, {}
+        for name in _CONVOLVED:
+            convolve = self.children[f"{name}_conv"]
+            convolved, carried[f"{name}_tail"] = convolve(self.children[name](x), segments, old.get(f"{name}_tail"))
+            mixed[name] = self.tag(name, jax.nn.silu(convolved))
+        value = mixed["value"].reshape(*x.shape[:2], cfg.num_heads, self.head_dim)
+        value = kn.constrain(value, ("batch", "length", "heads", "head_dim"))
+        key, query = (mixed[n].reshape(*x.shape[:2], cfg.num_groups, cfg.state_dim) for n in ("key", "query"))
+        step = self._step(x)
+        rate = -jnp.exp(self.param("log_rate", jnp.float32))
+        out, carried["state"] = linear_recurrence(
+            query,
+            key,
+            (value.astype(jnp.float32) * step[..., None]).astype(value.dtype),
+            log_decay=step * rate[None, None],
+            initial_state=old.get("state"),
+            segment_ids=sequences.segment_ids,
+            chunk_length=cfg.chunk_length,
+        )
+        out = out + self.param("skip")[None, None, :, None] * value
+        out = self.tag("attention_output", out.reshape(*x.shape[:2], -1))
+        y = self.tag("attention_projection", self.output(self.norm(out, self.output_gate(x))))
+        return kn.constrain(y, ("batch", "length", "embed")), leaving(cache, carried, sequences)
+
+    def _step(self, x: Float[Array, "B T E"]) -> Float[Array, "B T H"]:
+        """Returns each head's step, fp32."""
+        raw = self.step(x).astype(jnp.float32) + self.param("step_bias", jnp.float32)[None, None]
+        step = jax.nn.softplus(raw)
+        return step if self.config.step_limit is None else jnp.clip(step, *self.config.step_limit)
+
+    @kn.nowrap
+    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
+        """Returns the layout of three tails in `dtype` and an fp32 state; `length` doesn't matter."""
+        cfg = self.config
+        shape = (rows, cfg.num_heads, cfg.state_dim, self.head_dim)
+        state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
+        tails = {f"{name}_tail": self.children[f"{name}_conv"].tail_spec(rows, dtype) for name in _CONVOLVED}
+        return {**tails, "state": state}
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns projections and convolutions, and 4 FLOPs an element of the state for writing and reading it."""
+        state = self.config.num_heads * self.config.state_dim * self.head_dim
+        return super().flops_per_token(context_length) + 4.0 * state

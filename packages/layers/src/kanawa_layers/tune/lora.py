@@ -1,0 +1,92 @@
+"""LoRA: a trained low-rank change of a frozen weight (Hu et al. 2021, arXiv:2106.09685)."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.contracts import Adapter
+from kanawa.contracts.weights import contract
+
+from kanawa_layers.basic.dropout import Dropout
+
+#: What the peft library calls the factors, beside the projection's own tensors.
+FOREIGN = kn.Foreign(
+    tensors={
+        "lora_a": kn.Tensor(name="lora_A.weight", form=kn.Matrix.Config()),
+        "lora_b": kn.Tensor(name="lora_B.weight", form=kn.Matrix.Config()),
+        "magnitude": kn.Tensor(name="lora_magnitude_vector.weight", form=kn.Flat.Config()),
+    }
+)
+
+
+class LoRA(Adapter):
+    """y + alpha / rank * dropout(x) @ lora_a @ lora_b; lora_b starts at zero. Tag: adapter_hidden."""
+
+    class Config(Adapter.Config):
+        rank: int = 8
+        alpha: float = 16.0
+        dropout: Dropout.Config | None = None
+        foreign: kn.Foreign = FOREIGN
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the rank."""
+            return [] if self.rank > 0 else [f"rank is {self.rank}, expected at least 1"]
+
+    def setup(self) -> None:
+        """Declares `lora_a` [*inputs, rank] and `lora_b` [rank, *outputs]."""
+        cfg = self.config
+        declare_low_rank(self, cfg.rank)
+        self.scale = cfg.alpha / cfg.rank
+        self.add_child("dropout", cfg.dropout)
+
+    def forward(
+        self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]
+    ) -> Float[Array, "..."]:
+        """Returns the product with the change added."""
+        del weight
+        dropped = x if self.dropout is None else self.dropout(x)
+        hidden = self.tag("adapter_hidden", contract(dropped, self.param("lora_a"), len(self.config.input_shape)))
+        return y + self.scale * contract(hidden, self.param("lora_b"), 1)
+
+    @kn.nowrap
+    def merged(self, params: Mapping[str, Array], weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns weight + alpha / rank * lora_a @ lora_b."""
+        return weight + self.scale * contract(params["lora_a"], params["lora_b"], 1)
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs for each of its elements."""
+        del context_length
+        return low_rank_flops(self, self.config.rank)
+
+
+def declare_low_rank(adapter: Adapter, rank: int) -> None:
+    """Declares the two factors; the rank is too small to be worth splitting over a mesh."""
+    cfg = adapter.config
+    num_inputs = len(cfg.input_shape)
+    adapter.add_param(
+        "lora_a",
+        (*cfg.input_shape, rank),
+        axes=(*cfg.axes[:num_inputs], None),
+        fan_in_axes=tuple(range(num_inputs)),
+    )
+    adapter.add_param(
+        "lora_b",
+        (rank, *cfg.output_shape),
+        axes=(None, *cfg.axes[num_inputs:]),
+        init=kn.zeros,
+        fan_out_axes=tuple(range(1, 1 + len(cfg.output_shape))),
+    )
+
+
+def low_rank_flops(adapter: Adapter, rank: int) -> float:
+    """Returns the FLOPs a token costs in both factors."""
+    cfg = adapter.config
+    return 2.0 * rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape))
+
+
+def low_rank_change(a: Float[Array, "..."], b: Float[Array, "..."], scale: float) -> Float[Array, "..."]:
+    """Returns the dense change of the weight, fp32."""
+    return scale * contract(a.astype(jnp.float32), b.astype(jnp.float32), 1)

@@ -1,0 +1,3 @@
+"""Meshes, sharding strategies, remat and gradient accumulation for Kanawa."""
+
+from kanawa_parallel._version import __version__ as __version__

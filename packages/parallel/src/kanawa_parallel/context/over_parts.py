@@ -1,0 +1,117 @@
+"""Exact attention over parts of a sequence with its own backward: the loop that ring and gather share.
+
+Forward keeps this shard's q, k, v, out and log-sum-exp and nothing of the blocks; backward meets the keys again.
+So activation memory on a device is 1/n of the sequence's, where differentiating the loop would keep every block.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
+from kanawa.kernels.attention.merge import merge, merge_sinks
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import SUPPORTED, Verdict
+
+from kanawa_parallel.context.layout import KEYS, Kernels, Layout, Saved
+from kanawa_parallel.context.travel import Travel
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionOverParts(Kernel):
+    """Not in the catalog: the inner kernels are, one for each of the layout's blocks."""
+
+    name: ClassVar[str] = "attention.any.over_parts"
+    operation: ClassVar[str] = "attention"
+
+    layout: Layout
+    travel: Travel
+    inner: tuple[tuple[str, Kernel], ...]
+
+    def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
+        """Returns support: the layout was made for the problem."""
+        del problem, device
+        return SUPPORTED
+
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Returns (out [B, L, H, Dv], log-sum-exp fp32 [B, H, L] in the layout's order, sinks included)."""
+        layout, travel, kernels = self.layout, self.travel, dict(self.inner)
+        index = jax.lax.axis_index(travel.axes)
+        operands = self._arranged(operands)
+        keys, rest = _split(operands)
+
+        def meet(t: Any, theirs: Operands, seen: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return merge(*seen, *layout.forward(t, index, {**rest, **theirs}, kernels))
+
+        def step(t: jax.Array, carry: Any) -> Any:
+            state, seen = carry
+            following = travel.advance(state)
+            return following, meet(t, travel.read(state, t, index), seen)
+
+        last = layout.steps
+        state = travel.depart(keys) if last else None
+        seen = layout.forward(0, index, operands, kernels)
+        if last:
+            state, seen = jax.lax.fori_loop(1, last, step, (state, seen))
+            seen = meet(jnp.int32(last), travel.read(state, last, index), seen)
+        out, lse = merge_sinks(*seen, operands["sinks"]) if problem.has_sinks else seen
+        return layout.restore(out.astype(operands["v"].dtype), 1, travel.axes), lse
+
+    def backward(
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        out: jax.Array,
+        residuals: jax.Array,
+        cotangents: jax.Array,
+    ) -> dict[str, jax.Array]:
+        """Returns fp32 cotangents of q, k, v and sinks."""
+        layout, travel, kernels = self.layout, self.travel, dict(self.inner)
+        index = jax.lax.axis_index(travel.axes)
+        operands = self._arranged(operands)
+        keys, rest = _split(operands)
+        out, dout = (layout.arrange(x, 1, travel.axes) for x in (out, cotangents))
+        saved = Saved(out, residuals, dout)
+
+        def meet(t: Any, theirs: Operands, sums: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            dq, dk, dv = layout.backward(t, index, {**rest, **theirs}, saved, kernels)
+            return sums[0] + dq, travel.add(sums[1], {"k": dk, "v": dv}, t, index)
+
+        def step(t: jax.Array, carry: Any) -> Any:
+            state, sums = carry
+            following = travel.advance(state)
+            return following, meet(t, travel.read(state, t, index), sums)
+
+        last = layout.steps
+        state = travel.depart(keys) if last else None
+        dq, dk, dv = layout.backward(0, index, operands, saved, kernels)
+        collected: Any = {"k": dk, "v": dv}
+        if last:
+            sums = (dq, travel.collect(collected, index))
+            state, sums = jax.lax.fori_loop(1, last, step, (state, sums))
+            dq, collected = meet(jnp.int32(last), travel.read(state, last, index), sums)
+            collected = travel.bring_home(collected, last)
+        grads = {"q": dq, **collected}
+        grads = {name: layout.restore(x, 1, travel.axes) for name, x in grads.items()}
+        if problem.has_sinks:
+            grads["sinks"] = sinks_gradient(operands["sinks"], residuals, row_delta(out, dout))
+        return grads
+
+    def _arranged(self, operands: Operands) -> dict[str, jax.Array]:
+        """Returns the operands in the layout's order; sinks and prefix lengths have no sequence axis."""
+        whole = ("sinks", "prefix_lengths")
+        axes = self.travel.axes
+        return {n: x if n in whole else self.layout.arrange(x, 1, axes) for n, x in operands.items()}
+
+
+def _split(operands: Operands) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Returns what travels, and what stays."""
+    keys = {name: x for name, x in operands.items() if name in KEYS}
+    return keys, {name: x for name, x in operands.items() if name not in KEYS}
+
+
+def kernels_by_role(kernels: Kernels) -> tuple[tuple[str, Kernel], ...]:
+    """Returns the kernels as static data."""
+    return tuple(sorted(kernels.items(), key=lambda item: item[0]))

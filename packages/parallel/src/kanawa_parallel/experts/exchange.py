@@ -1,0 +1,63 @@
+"""Rows go to the shards of their experts and come back: two token exchanges around the experts."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float, Int
+from kanawa.kernels import token_exchange
+from kanawa.module import current_context
+
+#: (rows grouped by expert, rows of each expert) to rows.
+Experts = Callable[[Float[Array, "rows E"], Int[Array, " experts"]], Float[Array, "rows E"]]
+
+
+def through_shards(experts: Experts, axis: str, capacity_factor: float | None) -> Experts:
+    """Returns a function like `experts`, of rows grouped by all experts; `experts` sees those of its shard's own.
+
+    Call it inside shard_map over `axis`. Shards hold equal, consecutive parts of the experts.
+    """
+
+    def spread(rows: Float[Array, "rows E"], sizes: Int[Array, " experts"]) -> Float[Array, "rows E"]:
+        shards = jax.lax.axis_size(axis)
+        by_shard = sizes.reshape(shards, -1)
+        sent = jnp.sum(by_shard, axis=1, dtype=jnp.int32)
+        room = _room(rows.shape[0], shards, capacity_factor)
+        received, arrived = token_exchange(rows, sent, output_rows=room, axis_name=axis)
+        counts = jax.lax.all_to_all(by_shard, axis, 0, 0, tiled=True)
+        if capacity_factor is not None:
+            kept = _within(counts, room)
+            dropped = jnp.sum(counts - kept).astype(jnp.float32)
+            current_context().module.record("dropped_rows", kn.Mean(dropped, jnp.float32(rows.shape[0])))
+            counts = kept
+        order = jnp.argsort(_expert_of_row(counts, room), stable=True)
+        out = experts(jnp.take(received, order, axis=0), jnp.sum(counts, axis=0, dtype=jnp.int32))
+        out = jnp.take(out, jnp.argsort(order), axis=0)
+        starts = jnp.cumsum(sent) - sent
+        back, _ = token_exchange(out, arrived, output_rows=rows.shape[0], axis_name=axis, receive_offsets=starts)
+        return back
+
+    return spread
+
+
+def _room(rows: int, shards: int, capacity_factor: float | None) -> int:
+    """Returns how many rows a shard may receive: all there are, or its share times the factor."""
+    every = rows * shards
+    return every if capacity_factor is None else min(every, math.ceil(rows * capacity_factor))
+
+
+def _within(counts: Int[Array, "shards experts"], room: int) -> Int[Array, "shards experts"]:
+    """Returns how many rows of each source and expert lie before `room`, in order of arrival."""
+    ends = jnp.cumsum(counts.reshape(-1))
+    starts = ends - counts.reshape(-1)
+    return (jnp.minimum(ends, room) - jnp.minimum(starts, room)).astype(counts.dtype).reshape(counts.shape)
+
+
+def _expert_of_row(counts: Int[Array, "shards experts"], room: int) -> Int[Array, " room"]:
+    """Returns each received row's expert, and one more than the last for room that is left."""
+    _, experts = counts.shape
+    ends = jnp.cumsum(counts.reshape(-1))
+    group = jnp.searchsorted(ends, jnp.arange(room, dtype=ends.dtype), side="right")
+    return jnp.where(group < counts.size, group % experts, experts)

@@ -1,0 +1,74 @@
+"""Modifiers that decide how a workload is spread and in what precision it runs."""
+
+from collections.abc import Iterable
+
+import kanawa as kn
+from kanawa.contracts import ExecutionConfig, Strategy
+
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.strategies.data import DataParallel
+from kanawa_parallel.strategies.expert import ExpertParallel
+from kanawa_parallel.strategies.fsdp import FSDP
+from kanawa_parallel.strategies.ring import RingAttention
+from kanawa_parallel.strategies.tensor import TensorParallel
+
+
+class Mesh(kn.Modifier):
+    """`mesh`: sets the mesh, and the strategies that its axes call for unless the config has some of its own."""
+
+    class Config(kn.Modifier.Config):
+        axes: dict[str, int] = {}
+        dcn_axes: dict[str, int] = {}
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with `execution.mesh` and `execution.strategies` set."""
+        own = self.config
+        strategies = _replaced(cfg.execution, strategies_for({*own.axes, *own.dcn_axes}))
+        cfg.execution.set(mesh=StandardMesh.Config(axes=own.axes, dcn_axes=own.dcn_axes), strategies=strategies)
+        return cfg
+
+
+def _replaced(execution: ExecutionConfig, wanted: tuple[Strategy.Config, ...]) -> tuple[Strategy.Config, ...]:
+    """Returns `wanted` in place of what an earlier mesh, such as a rule's, had chosen; a user's own choice stays."""
+    found, mesh = tuple(execution.strategies), execution.mesh
+    derived = () if mesh is None else strategies_for({*mesh.axes, *mesh.dcn_axes})
+    if any(strategy not in found for strategy in derived) or (found and not derived):
+        return found
+    return (*(strategy for strategy in found if strategy not in derived), *wanted)
+
+
+def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
+    """Returns the strategies that give each of these mesh axes its use, in an order in which they compose.
+
+    Experts come along on any mesh: each shard then routes its own tokens. `context` means the ring, and
+    `stage` is the modifier `pipeline`'s business.
+    """
+    named = set(axes)
+    by_axis: tuple[tuple[str, Strategy.Config], ...] = (
+        ("tensor", TensorParallel.Config()),
+        ("context", RingAttention.Config()),
+        ("fsdp", FSDP.Config()),
+    )
+    found = [strategy for axis, strategy in by_axis if axis in named]
+    return (*found, ExpertParallel.Config(), *([] if "fsdp" in named else [DataParallel.Config()]))
+
+
+class Materialize(kn.Modifier):
+    """`materialize`: has training write to memory what enters projections; for compilers that would recompute it."""
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with `execution.materialize` set."""
+        cfg.execution.set(materialize=True)
+        return cfg
+
+
+class Compute(kn.Modifier):
+    """`compute`: sets the dtype layers compute in; parameters, norms, router and loss stay fp32."""
+
+    class Config(kn.Modifier.Config):
+        dtype: str = "bfloat16"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with `precision.compute` set."""
+        cfg.precision.set(compute=self.config.dtype)
+        return cfg

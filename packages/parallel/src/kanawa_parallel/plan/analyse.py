@@ -1,0 +1,212 @@
+"""From a compiled program to a report: everything counted, nothing run."""
+
+import dataclasses
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from kanawa.compose.experiment import Composition
+from kanawa.plugins import DeviceSpec
+
+from kanawa_parallel.plan import arguments as held
+from kanawa_parallel.plan.attribution import module_of, module_paths, phase_of
+from kanawa_parallel.plan.bubble import bubble_share
+from kanawa_parallel.plan.calibration import calibration, published
+from kanawa_parallel.plan.compilation import Compilation
+from kanawa_parallel.plan.hlo import HloModule, parse_module
+from kanawa_parallel.plan.kernel_cost import SeenKeys
+from kanawa_parallel.plan.links import Links
+from kanawa_parallel.plan.liveness import Peak, by_owner, peak
+from kanawa_parallel.plan.report import ModuleRow, Report, Traffic
+from kanawa_parallel.plan.serving import DECODE
+from kanawa_parallel.plan.timing import Seconds, Timing
+
+MFU_FORMULA = (
+    "model FLOPs per step / (chips * peak FLOP/s * step seconds); model FLOPs are 3 * forward matmul FLOPs per token "
+    "* tokens, attention over the keys a causal mask leaves, recomputation not counted"
+)
+_VERSIONS = ("kanawa", "kanawa-parallel", "jax", "jaxlib", "libtpu", "jax-cuda13-pjrt")
+
+
+def analyse(composition: Composition, compilation: Compilation, device: DeviceSpec | None = None) -> Report:
+    """Returns the report; `device` replaces the target's figures, such as with measured ones."""
+    target = composition.target
+    device = device or target.device
+    work = Workload.of(composition, compilation)
+    timing = _timing(compilation, device, target.jax_devices)
+    known_share = calibration(device.family)
+    at_peak = timing.step() if timing else Seconds()
+    seconds = timing.reaching(known_share.efficiency).step() if timing else at_peak
+    arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
+    temporaries = peak(compilation.assignment, compilation.live_ranges)
+    memory = _memory(compilation, arguments, temporaries)
+    flops = timing.total_flops() if timing else 0.0
+    items = timing.work() if timing else []
+    cycles = sum(item.cycles for item in items)
+    known = published(composition.name, target.selector)
+    limit = device.memory_bytes // device.jax_devices_per_chip
+    stated = compilation.memory.arguments
+    return Report(
+        experiment=composition.name,
+        target=target.selector,
+        program=compilation.program.name,
+        devices=target.jax_devices,
+        chips=target.chips,
+        compiled=compilation.compiled,
+        note=compilation.note,
+        fits=not compilation.memory.exceeded and memory["total"] <= limit,
+        memory=memory,
+        memory_limit_bytes=limit,
+        arguments_error=sum(arguments.values()) / stated - 1 if stated else 0.0,
+        temporaries_error=temporaries.error,
+        flops_per_device=flops,
+        flops_per_step=flops * target.jax_devices,
+        model_flops_per_step=work.flops,
+        bytes_per_device=sum(item.bytes for item in items),
+        tokens_per_step=work.tokens,
+        estimated_cycles=cycles or None,
+        estimated_seconds=at_peak.total,
+        unestimated_seconds=at_peak.unestimated,
+        calibration=known_share.efficiency,
+        calibration_source=known_share.source,
+        step_seconds_by=_parts(seconds, bubble_share(composition.config, work.mesh)),
+        published_seconds=known.seconds if known else None,
+        mesh=work.mesh,
+        kernels=[choice.as_json() for choice in compilation.kernels],
+        traffic=_traffic(timing, seconds),
+        modules=_modules(work.paths, arguments, temporaries, timing.module if timing else None, items),
+        phases=_phases(items),
+        compile_seconds=compilation.seconds,
+        peak_flops=device.peak_flops.get(work.dtype) or max(device.peak_flops.values()),
+        mfu_formula=MFU_FORMULA,
+        versions=installed(),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What the model itself asks for: tokens, FLOPs by its own count, its modules, the mesh and the matmuls' dtype."""
+
+    tokens: int
+    flops: float
+    paths: frozenset[str]
+    mesh: dict[str, int]
+    dtype: str
+
+    @classmethod
+    def of(cls, composition: Composition, compilation: Compilation) -> "Workload":
+        """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
+        model = composition.config.model.build()
+        rows, length, context, passes = _shape(composition, compilation)
+        mesh = compilation.environment.mesh
+        tokens = rows * length
+        flops = passes * model.flops_per_token(context) * tokens
+        names = {} if mesh is None else dict(mesh.shape)
+        return cls(tokens, flops, module_paths(model), names, compilation.environment.plan.precision.compute)
+
+
+def installed() -> dict[str, str]:
+    """Returns the versions that a plan depends on."""
+    found = {}
+    for name in _VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int, float, int]:
+    """Returns (rows, tokens a row, keys a query sees on average, passes in units of a forward one)."""
+    program = compilation.program
+    if program.name == DECODE:
+        cfg = composition.config
+        return cfg.batch_size, 1, float(cfg.data.sequence_length), 1
+    rows, length = program.abstract_args[-1].input_ids.shape
+    return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
+
+
+def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing | None:
+    if not compilation.text:
+        return None
+    real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
+    mesh = compilation.environment.mesh
+    seen = next((SeenKeys.of(k.problem) for k in compilation.kernels if k.operation == "attention"), None)
+    return Timing(
+        parse_module(compilation.text),
+        device,
+        {} if mesh is None else dict(mesh.shape),
+        Links.of(device, real, count),
+        seen or SeenKeys(),
+    )
+
+
+def _memory(compilation: Compilation, arguments: dict[str, int], temporaries: Peak) -> dict[str, int]:
+    """Returns bytes by kind; `alignment` is what the compiler pads arguments with."""
+    stated = compilation.memory
+    kinds = held.by_kind(arguments)
+    if stated.exceeded:
+        return {**kinds, "temporaries": stated.temporaries - sum(kinds.values()), "total": stated.temporaries}
+    return {
+        **kinds,
+        "alignment": stated.arguments - sum(kinds.values()),
+        "outputs_not_in_place": stated.outputs - stated.aliased,
+        "temporaries": stated.temporaries,
+        "temporaries_live_at_peak": temporaries.bytes,
+        "code": stated.code,
+        "total": stated.total,
+    }
+
+
+def _parts(seconds: Seconds, bubble: float) -> dict[str, float]:
+    """Returns the split of a step; a pipeline's idle ticks are part of what its loop computes, and shown apart."""
+    busy = {"compute": seconds.compute, "memory": seconds.memory}
+    return {
+        **{name: value * (1 - bubble) for name, value in busy.items()},
+        "exposed_communication": sum(seconds.exposed.values()),
+        "pipeline_bubble": sum(busy.values()) * bubble,
+    }
+
+
+def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for runs, item in timing.communication() if timing else []:
+        row = found.setdefault(("+".join(item.axes) or "none", item.link, item.kind), [0.0, 0.0, 0.0])
+        for position, value in enumerate((1.0, item.bytes, item.seconds)):
+            row[position] += runs * value
+    rows = [Traffic(*key, *row) for key, row in found.items()]
+    total: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        total[row.axes, row.link] += row.seconds
+    shares = {key: seconds.exposed.get(key, 0.0) / value for key, value in total.items() if value}
+    ranked = sorted(rows, key=lambda row: -row.seconds)
+    return [dataclasses.replace(r, exposed_seconds=r.seconds * shares.get((r.axes, r.link), 0.0)) for r in ranked]
+
+
+def _modules(
+    paths: frozenset[str], arguments: dict[str, int], temporaries: Peak, module: HloModule | None, items: list[Any]
+) -> list[ModuleRow]:
+    rows: dict[str, dict[str, Any]] = {}
+    for path, kinds in held.by_module(arguments).items():
+        rows.setdefault(path, {}).update(kinds)
+    names = _op_names(module)
+    for path, size in by_owner(temporaries, lambda name: module_of(names.get(name, ""), paths)).items():
+        rows.setdefault(path, {})["temporaries"] = size
+    for item in items:
+        row = rows.setdefault(module_of(item.op_name, paths), {})
+        for name in ("flops", "bytes", "seconds"):
+            row[name] = row.get(name, 0.0) + getattr(item, name)
+    return [ModuleRow(path, **row) for path, row in sorted(rows.items())]
+
+
+def _op_names(module: HloModule | None) -> dict[str, str]:
+    if module is None:
+        return {}
+    return {i.name: i.op_name for computation in module.computations.values() for i in computation.instructions}
+
+
+def _phases(items: list[Any]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for item in items:
+        total[phase_of(item.op_name)] += item.seconds
+    return dict(total)

@@ -1,0 +1,149 @@
+"""`kanawa plan EXPERIMENT --on T[,T2…]`: the verb's arguments, and what is done for each target."""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kanawa.errors import CompositionError, KanawaError, UsageError
+from kanawa.plugins import Command
+
+_EXAMPLE = """kanawa plan tiny --on cpu-8
+kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
+kanawa plan llama2-7b --on v5p-512,h100-256 --compare --prices prices.toml
+kanawa plan quickstart --on cpu-8 --picture mesh.svg --json"""
+
+
+def command() -> Command:
+    """Returns the verb."""
+    return Command(
+        name="plan",
+        help="compile the real step for hardware that isn't here: fits or not, memory, FLOPs, traffic, time, MFU",
+        configure=configure,
+        run=run,
+        example=_EXAMPLE,
+    )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    from kanawa.cli.arguments import experiment_arguments, json_argument
+
+    experiment_arguments(parser)
+    parser.add_argument("--serve", action="store_true", help="plan a decoding step instead of a training step")
+    parser.add_argument("--compare", action="store_true", help="rank the targets by time and by cost")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML or JSON: price of a chip and hour by device")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the mesh and what is sharded where")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="keep the compiled program, for a warm start of train")
+    parser.add_argument("--dump", type=Path, metavar="DIR", help="keep the compiler's texts")
+    parser.add_argument("--probe", action="store_true", help="measure this processor first, for a cpu target")
+    parser.add_argument("--no-suggestions", action="store_true", help="don't look for changes that would make it fit")
+    json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans for each target; one target in this process, several each in one of its own."""
+    from kanawa.cli.output import write, write_json
+
+    targets = [name.strip() for name in (args.on or "").split(",") if name.strip()]
+    if not targets:
+        message = "plan needs a target: --on v5p-512, h100-256, trn2-1024 or cpu-8; several are separated by commas"
+        raise UsageError(message)
+    from kanawa_parallel.plan.problems import compositions, missing_compilers
+
+    found = compositions(args.experiment, targets, args.modify, args.set)
+    missing = missing_compilers(found)
+    if missing:
+        raise CompositionError(missing)
+    prices = _prices(args, found)
+    if len(found) > 1:
+        plans = [_in_own_process(args, composition.target.selector) for composition in found]
+    else:
+        plans = [_plan(args, found[0], prices).as_json()]
+    if args.json:
+        write_json(plans if len(plans) > 1 else plans[0])
+        return 0
+    from kanawa_parallel.plan.load import from_json
+    from kanawa_parallel.plan.render import comparison, render
+
+    reports = [from_json(plan) for plan in plans]
+    write("\n\n".join(render(report) for report in reports))
+    if args.compare or len(reports) > 1:
+        write(comparison(reports))
+    return 0
+
+
+def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
+    from kanawa_parallel.plan.analyse import analyse
+    from kanawa_parallel.plan.compilation import compile_program
+    from kanawa_parallel.plan.prices import cost_per_million_tokens
+    from kanawa_parallel.plan.serving import DECODE
+    from kanawa_parallel.plan.suggest import suggestions
+
+    dump = None if args.dump is None else args.dump / composition.target.selector
+    compilation = compile_program(composition, DECODE if args.serve else "train_step", dump)
+    report = analyse(composition, compilation, _measured(composition.target) if args.probe else None)
+    if not report.fits and not args.no_suggestions:
+        offered = suggestions(composition, report, args.modify, args.set, None)
+        report = dataclasses.replace(report, suggestions=offered)
+    device = composition.target.device.name
+    if prices and report.step_seconds:
+        price, currency = prices[0][device], prices[1]
+        cost = cost_per_million_tokens(price, report.chips, report.step_seconds, report.tokens_per_step)
+        report = dataclasses.replace(report, cost_per_million_tokens=cost, currency=currency)
+    if args.picture:
+        from kanawa_parallel.plan.picture import picture
+
+        args.picture.write_text(picture(composition, compilation), encoding="utf-8")
+    if args.save:
+        from kanawa_parallel.plan.saved import save
+
+        save(compilation, args.save)
+    return report
+
+
+def _measured(target: Any) -> Any:
+    """Returns this processor's measured figures; raises UsageError for a target that isn't here."""
+    if target.device.platform != "cpu":
+        message = f"--probe measures this processor, and {target.selector} isn't it; leave --probe out"
+        raise UsageError(message)
+    from kanawa_parallel.plan.probe import measured
+
+    return measured(target.device, target.jax_devices)
+
+
+def _prices(args: argparse.Namespace, found: list[Any]) -> tuple[dict[str, float], str] | None:
+    if args.prices is None:
+        return None
+    from kanawa_parallel.plan.prices import price_of, read_prices
+
+    prices, currency = read_prices(args.prices)
+    for composition in found:
+        price_of(prices, composition.target.device.name, args.prices)
+    return prices, currency
+
+
+def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
+    """Returns one target's plan, made in a process of its own: compilers hold on to memory, and to device counts."""
+    command = [sys.executable, "-m", "kanawa.cli", "plan", args.experiment, "--on", target, "--json"]
+    for flag, values in (("--modify", args.modify), ("--set", args.set)):
+        command += [part for value in values for part in (flag, value)]
+    for flag in ("prices", "dump", "save"):
+        if getattr(args, flag) is not None:
+            command += [f"--{flag}", str(getattr(args, flag))]
+    if args.picture is not None:
+        command += ["--picture", str(args.picture.with_name(f"{args.picture.stem}-{target}{args.picture.suffix}"))]
+    command += [f"--{name.replace('_', '-')}" for name in ("serve", "probe", "no_suggestions") if getattr(args, name)]
+    with tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+        errors.seek(0)
+        if done.returncode:
+            message = (
+                f"planning {args.experiment} on {target} failed (exit code {done.returncode}):\n{errors.read()[-4000:]}"
+            )
+            raise KanawaError(message)
+    return json.loads(done.stdout)

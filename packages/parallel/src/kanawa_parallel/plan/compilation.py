@@ -1,0 +1,195 @@
+"""Compiles one program for a target that isn't here, and keeps all that the compiler says about it."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from kanawa.compose.environment import environment
+from kanawa.compose.experiment import Composition
+from kanawa.contracts import Environment, Program
+from kanawa.errors import KanawaError, TargetError, UsageError, did_you_mean
+from kanawa.plugins import host
+
+from kanawa_parallel.plan.serving import DECODE, decode_program
+
+#: Ends of the names of the dump's file with the final program, best first.
+_FINAL = (".after_codegen.txt", "gpu_after_optimizations.txt", "cpu_after_optimizations.txt", "after_optimizations.txt")
+#: What compilers say of a program that needs more memory than there is: the bytes, in two forms.
+_USED = re.compile(r"(?:[Uu]sed ([\d.]+)([KMGT])i?B? of|temporaries \(([\d.]+)([KMGT])\) exceeds)")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class CompileError(KanawaError):
+    """The compiler refused the program for another reason than memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes a device holds, by the compiler's account; `exceeded` if it gave up because they don't fit."""
+
+    arguments: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    temporaries: int = 0
+    code: int = 0
+    exceeded: bool = False
+
+    @property
+    def total(self) -> int:
+        """All of it; outputs that take an argument's place count once."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+
+#: A CPU device's number holds its process above 11 bits.
+MOST_CPU_DEVICES = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """A compiled program: its texts, memory, kernels, devices in mesh order, and how long compiling took."""
+
+    program: Program
+    environment: Environment
+    kernels: tuple[Any, ...]
+    memory: Memory
+    text: str
+    assignment: str
+    live_ranges: str
+    devices: tuple[Any, ...] | None
+    seconds: float
+    compiled: bool
+    executable: Any = None
+    note: str = ""
+
+
+def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, ...] | None, str]:
+    """Returns the environment on the target's compile-only devices, those in mesh order, and what to say of them.
+
+    Raises TargetError where the target's compiler is missing.
+    """
+    target = composition.target
+    if target is None:
+        message = "plan needs a target; give one with --on, such as --on v5p-512, h100-256 or cpu-8"
+        raise TargetError(message)
+    note = ""
+    offered = [found for _, found in host().collect("kanawa_topology", target=target) if found]
+    if offered:
+        env = environment(composition, offered[0])
+    else:
+        if target.device.platform != "cpu":
+            note = f"not compiled for {target.device.name}: no public compiler; from XLA's partitioned HLO and figures"
+        provide_cpu_devices(target.jax_devices)
+        env = environment(composition, jax.devices("cpu"))
+        env = dataclasses.replace(env, compiler_options={})
+    devices = None if env.mesh is None else tuple(env.mesh.devices.flat)
+    return env, devices, note
+
+
+def compile_program(composition: Composition, name: str, dump: Path | None = None) -> Compilation:
+    """Returns the named program compiled; its dump stays in `dump` if given. Raises what keeps it from compiling."""
+    env, devices, note = environment_for(composition)
+    program = _program(composition, env, name)
+    lowered = program.lower()
+    kernels = lowered.kernels if not note else _kernels_there(composition, name)
+    with _folder(dump) as folder:
+        options = dict(env.compiler_options) | {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+        begin = time.perf_counter()
+        executable, memory = _compile(lowered.lowered, options)
+        seconds = time.perf_counter() - begin
+        text, assignment, ranges = read_dump(folder)
+    return Compilation(
+        program, env, kernels, memory, text, assignment, ranges, devices, seconds, not note, executable, note
+    )
+
+
+def read_dump(folder: Path) -> tuple[str, str, str]:
+    """Returns the final program, its buffer assignment and its live ranges; empty where the dump has none."""
+
+    def largest(*ends: str) -> str:
+        for end in ends:
+            found = sorted(folder.glob(f"*{end}"), key=lambda path: path.stat().st_size)
+            if found:
+                return found[-1].read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    return largest(*_FINAL), largest("buffer-assignment.txt"), largest("live-range.txt")
+
+
+def provide_cpu_devices(count: int) -> None:
+    """Makes this process have `count` CPU devices, if JAX hasn't started yet; raises TargetError if it has fewer."""
+    if count > MOST_CPU_DEVICES:
+        message = (
+            f"this plan needs {count:,} CPU devices, one for each of the target's, and XLA gives a process "
+            f"{MOST_CPU_DEVICES:,} at most; plan a smaller part of the target, with as many rows a device"
+        )
+        raise TargetError(message)
+    if count > 1:
+        with contextlib.suppress(RuntimeError):
+            if jax.config.jax_num_cpu_devices < count and "xla_force_host_platform" not in os.environ.get(
+                "XLA_FLAGS", ""
+            ):
+                jax.config.update("jax_num_cpu_devices", count)
+    found = len(jax.devices("cpu"))
+    if found < count:
+        message = f"this plan needs {count} CPU devices and JAX started with {found}; set JAX_NUM_CPU_DEVICES={count}"
+        raise TargetError(message)
+
+
+def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
+    """Compiles past the persistent cache, which would leave no dump. Not fitting is an answer, not an error."""
+    cached = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        executable = lowered.compile(options)
+    except jax.errors.JaxRuntimeError as failure:
+        used = _USED.search(str(failure))
+        if "RESOURCE_EXHAUSTED" not in str(failure) or used is None:
+            message = f"the compiler refused the program: {str(failure)[:2000]}"
+            raise CompileError(message) from failure
+        number, unit = [part for part in used.groups() if part]
+        return None, Memory(temporaries=int(float(number) * _UNITS[unit]), exceeded=True)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
+    found = executable.memory_analysis()
+    if found is None:
+        return executable, Memory()
+    return executable, Memory(
+        found.argument_size_in_bytes,
+        found.output_size_in_bytes,
+        found.alias_size_in_bytes,
+        found.temp_size_in_bytes,
+        found.generated_code_size_in_bytes,
+    )
+
+
+def _kernels_there(composition: Composition, name: str) -> tuple[Any, ...]:
+    """Returns the kernels the target itself would get, which this machine only traces."""
+    return _program(composition, environment(composition, "abstract"), name).kernels()
+
+
+def _program(composition: Composition, env: Environment, name: str) -> Program:
+    """Returns the workload's program of that name, or the decoding step of its model; raises UsageError."""
+    if name == DECODE:
+        return decode_program(composition.config, env)
+    programs = composition.workload().programs(env)
+    if name not in programs:
+        message = f"no program {name!r}{did_you_mean(name, programs)}"
+        raise UsageError(message)
+    return programs[name]
+
+
+@contextlib.contextmanager
+def _folder(dump: Path | None) -> Iterator[Path]:
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        yield dump
+        return
+    with tempfile.TemporaryDirectory(prefix="kanawa-plan-") as folder:
+        yield Path(folder)

@@ -1,0 +1,175 @@
+"""Reads the text of a compiled HLO module into computations of instructions; what it can't read it skips.
+
+Needs no compiler: the text may be a dump of months ago. An instruction may run over several lines, because a kernel's
+attributes hold text of their own, whose lines may start with `}`.
+"""
+
+import functools
+import re
+from dataclasses import dataclass, field
+
+from kanawa_parallel.plan.shapes import ArrayShape, arrays
+
+_NAMED = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$|^(ENTRY )?%?([\w.\-]+) \(.*->.*\{$")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(", re.DOTALL)
+_CALLED = re.compile(r"\b(?:calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction; `attributes` is all the text after its operands."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    operand_text: str
+    attributes: str
+    root: bool = False
+
+    @functools.cached_property
+    def arrays(self) -> list[ArrayShape]:
+        """The arrays it yields."""
+        return arrays(self.shape)
+
+    @functools.cached_property
+    def called(self) -> tuple[str, ...]:
+        """The computations it calls, in the order of its attributes."""
+        found = _CALLED.findall(self.attributes)
+        for group in _BRANCHES.findall(self.attributes):
+            found += [name.strip().lstrip("%") for name in group.split(",") if name.strip()]
+        return tuple(found)
+
+    @functools.cached_property
+    def op_name(self) -> str:
+        """The JAX name stack it comes from; empty if the compiler made it up."""
+        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
+        return match[1] if match else ""
+
+    @functools.cached_property
+    def estimated_cycles(self) -> int | None:
+        """The compiler's own estimate; None where it makes none."""
+        match = re.search(r'"estimated_cycles":"?(\d+)', self.attributes)
+        return int(match[1]) if match else None
+
+    def attribute(self, name: str) -> str | None:
+        """Returns an attribute's value up to the next comma outside of brackets; None if it isn't there."""
+        match = re.search(rf"\b{name}=", self.attributes)
+        return None if match is None else _until_comma(self.attributes, match.end())
+
+
+@dataclass
+class Computation:
+    """A named list of instructions, in the order the compiler scheduled them."""
+
+    name: str
+    instructions: list[Instruction] = field(default_factory=list)
+    by_name: dict[str, Instruction] = field(default_factory=dict)
+
+    def root(self) -> Instruction | None:
+        """Returns what it yields; the last instruction if none is marked."""
+        marked = next((i for i in self.instructions if i.root), None)
+        return marked or (self.instructions[-1] if self.instructions else None)
+
+
+@dataclass
+class HloModule:
+    """All computations by name, and which one runs."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse_module(text: str) -> HloModule:
+    """Returns the module written in `text`; raises ValueError if it has no entry computation."""
+    computations: dict[str, Computation] = {}
+    current: Computation | None = None
+    pending: list[str] = []
+    entry = ""
+
+    def close() -> None:
+        instruction = parse_instruction("\n".join(pending)) if pending else None
+        if instruction is not None and current is not None:
+            current.instructions.append(instruction)
+            current.by_name[instruction.name] = instruction
+        pending.clear()
+
+    for line in text.splitlines():
+        if current is None:
+            match = _HEADER.match(line)
+            if match and not line.startswith("HloModule"):
+                name = match[2] or match[4]
+                current = computations[name] = Computation(name)
+                entry = name if line.startswith("ENTRY") else entry
+        elif line == "}":
+            close()
+            current = None
+        elif _NAMED.match(line):
+            close()
+            pending.append(line)
+        elif pending:
+            pending.append(line)
+    if not entry:
+        message = "the text holds no ENTRY computation; expected the text of a compiled HLO module"
+        raise ValueError(message)
+    return HloModule(computations, entry)
+
+
+def parse_instruction(text: str) -> Instruction | None:
+    """Returns the instruction written in `text`, maybe over several lines; None if it is none."""
+    match = _NAMED.match(text)
+    if match is None:
+        return None
+    rest = match[3]
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
+    opcode = _OPCODE.match(rest, end)
+    if end <= 0 or opcode is None:
+        return None
+    close = _closing(rest, opcode.end() - 1)
+    inside = rest[opcode.end() : close]
+    operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.strip())
+    return Instruction(match[2], rest[:end], opcode[1], operands, inside, rest[close + 1 :], bool(match[1]))
+
+
+def _closing(text: str, start: int) -> int:
+    """Returns where the bracket opened at `start` closes; the end of the text if it never does."""
+    depth, quoted, i = 0, False, start
+    while i < len(text):
+        c = text[i]
+        if c == "\\":
+            i += 1
+        elif c == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (c in "([{") - (c in ")]}")
+            if depth == 0:
+                return i
+        i += 1
+    return len(text)
+
+
+def _until_comma(text: str, start: int) -> str:
+    depth, quoted = 0, False
+    for i in range(start, len(text)):
+        c = text[i]
+        if c == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (c in "([{") - (c in ")]}")
+            if c == "," and depth == 0:
+                return text[start:i]
+    return text[start:]
+
+
+def _split(text: str) -> list[str]:
+    """Returns the operands: parts between commas outside of brackets, comments removed."""
+    text = re.sub(r"/\*.*?\*/", "", text)
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]

@@ -1,0 +1,66 @@
+"""How fast a group of devices can talk: inside a fast domain (ICI, NVLink, NeuronLink), between domains, or both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from kanawa.plugins import DeviceSpec
+
+_FAST = {"tpu": "ICI", "gpu": "NVLink", "neuron": "NeuronLink", "cpu": "memory"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A kind of link and the bytes a second that it carries for one device."""
+
+    name: str
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where each partition stands: its fast domain, and its place on the torus where there is one."""
+
+    device: DeviceSpec
+    domains: np.ndarray
+    places: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, device: DeviceSpec, devices: Sequence[Any] | None, count: int) -> "Links":
+        """Returns the links of a mesh's devices, in mesh order; of `count` devices in a row if there are none."""
+        per_domain = device.domain_chips * device.jax_devices_per_chip
+        if devices is None:
+            return cls(device, np.arange(count) // per_domain)
+        if device.platform == "tpu":
+            domains = np.array([getattr(d, "slice_index", 0) or 0 for d in devices])
+            places = np.array([getattr(d, "coords", (0, 0, 0)) for d in devices])
+            return cls(device, domains, places)
+        ids = np.array([d.id for d in devices])
+        return cls(device, (ids - ids.min()) // per_domain)
+
+    def between(self, groups: np.ndarray, one_dimension: bool = False) -> Link:
+        """Returns the link that limits a ring through the first group, and its bandwidth for one device.
+
+        A ring through several domains leaves each by all its members' network adapters at once. On a torus a group
+        uses the links of the dimensions it spans; `one_dimension` if the compiler chose a ring along one.
+        """
+        group = groups[0] if groups.size else np.zeros(1, int)
+        group = group[group < len(self.domains)]
+        shared = self.device.jax_devices_per_chip
+        inside = self.device.link_bandwidth / shared * self._share(group, one_dimension)
+        found = np.unique(self.domains[group])
+        if len(found) <= 1:
+            return Link(_FAST[self.device.platform], inside)
+        members = max(1, len(group) // len(found))
+        outside = self.device.network_bandwidth / shared * members
+        name = "DCN" if self.device.platform == "tpu" else "network"
+        return Link(name, min(outside, inside) if members > 1 else outside)
+
+    def _share(self, group: np.ndarray, one_dimension: bool) -> float:
+        if self.places is None or self.device.platform != "tpu" or not group.size:
+            return 1.0
+        total = 3 if self.device.family.endswith("3d") else 2
+        places = self.places[group]
+        spanned = int((places != places[:1]).any(axis=0).sum())
+        return min(1 if one_dimension else max(spanned, 1), total) / total

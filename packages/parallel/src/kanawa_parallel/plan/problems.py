@@ -1,0 +1,54 @@
+"""Everything that is wrong with what was asked, for every target at once, found before anything compiles.
+
+What doesn't fit a mesh is found by `divisibility`, which composing asks; here it is gathered over the targets.
+"""
+
+from collections.abc import Sequence
+
+from kanawa.compose.experiment import Composition, compose
+from kanawa.compose.target import parse_target
+from kanawa.errors import CompositionError, KanawaError
+from kanawa.plugins import host
+
+
+def compositions(
+    experiment: str, targets: Sequence[str], modifiers: Sequence[str], overrides: Sequence[str]
+) -> list[Composition]:
+    """Returns one composition a target; raises CompositionError with all problems of all targets at once."""
+    found: list[Composition] = []
+    problems: list[str] = []
+    for selector in targets:
+        try:
+            composition = compose(experiment, parse_target(selector), modifiers, overrides)
+        except CompositionError as error:
+            problems += [f"--on {selector}: {problem}" for problem in error.problems]
+        except KanawaError as error:
+            notes = " ".join(getattr(error, "__notes__", ()))
+            problems.append(f"--on {selector}: {error} {notes}".rstrip())
+        else:
+            problems += [f"--on {selector}: {problem}" for problem in _unspread(composition)]
+            found.append(composition)
+    if problems:
+        raise CompositionError(list(dict.fromkeys([*problems, *missing_compilers(found)])))
+    return found
+
+
+def missing_compilers(found: Sequence[Composition]) -> list[str]:
+    """Returns what each target's backend says of a compiler that isn't installed, or that can't make its topology."""
+    problems = []
+    for composition in found:
+        try:
+            host().collect("kanawa_topology", target=composition.target)
+        except KanawaError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _unspread(composition: Composition) -> list[str]:
+    target, execution = composition.target, composition.config.execution
+    if target is None or execution.mesh is not None or target.jax_devices == 1:
+        return []
+    return [
+        f"execution.mesh is unset, but {target.selector} has {target.jax_devices} devices; choose axes, such as "
+        '--modify mesh:axes={"fsdp":-1}'
+    ]

@@ -1,0 +1,103 @@
+"""What to change when a plan doesn't fit, each change compiled before it is offered."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kanawa.compose.experiment import Composition
+from kanawa.errors import KanawaError
+from kanawa.plugins import host
+
+from kanawa_parallel.plan.analyse import analyse
+from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.report import Report, Suggestion
+from kanawa_parallel.plan.serving import DECODE
+
+logger = logging.getLogger(__name__)
+
+#: How many changes that fit are offered; the first is the least intrusive.
+_ENOUGH = 2
+_MICROBATCHES = (2, 4, 8, 16)
+
+
+def suggestions(
+    composition: Composition, report: Report, modifiers: Sequence[str], overrides: Sequence[str], dump: Path | None
+) -> tuple[Suggestion, ...]:
+    """Returns changes that make the plan fit, in the order of `candidates`, each verified by compiling it.
+
+    Those that turn out not to fit come after those that do.
+    """
+    fitting: list[Suggestion] = []
+    failing: list[Suggestion] = []
+    for change in candidates(composition, report):
+        changed = _changed(composition, report, [*modifiers, *change], overrides)
+        if changed is None:
+            continue
+        found = analyse(changed, compile_program(changed, report.program, dump))
+        text = " ".join(f"--modify {part}" for part in change)
+        one = Suggestion(text, found.fits, found.memory_per_device_bytes, found.step_seconds or None)
+        (fitting if one.fits else failing).append(one)
+        if len(fitting) == _ENOUGH:
+            break
+    return (*fitting, *failing)
+
+
+def _changed(
+    composition: Composition, report: Report, modifiers: Sequence[str], overrides: Sequence[str]
+) -> Composition | None:
+    """Returns the composition with these modifiers; None where they don't apply to this experiment."""
+    try:
+        return compositions(composition.name, [report.target], modifiers, overrides)[0]
+    except KanawaError as error:
+        logger.info("suggestion %s dropped: %s", modifiers, error)
+        return None
+
+
+def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
+    """Yields changes as modifiers: recompute, then split the batch too, then shard over everything, then offload.
+
+    Those that can't reach what is missing are left out: recomputation and splitting act on temporaries only.
+    """
+    if report.program == DECODE:
+        yield from ([sharded] for sharded in (_whole_mesh(report),) if sharded)
+        return
+    installed = {state.name for state in host().components("modifiers")}
+    fixed = sum(report.memory.get(kind, 0) for kind in ("parameters", "optimizer", "state"))
+    sharded = _whole_mesh(report)
+    full = ["remat:policy=full"] if "remat" in installed and "stack" in composition.config.model.fields() else []
+    if fixed < report.memory_limit_bytes:
+        if full:
+            yield full
+        enough = report.memory["temporaries"] / max(1, report.memory_limit_bytes - fixed)
+        for count in _splits(composition, report) if "accumulate" in installed else ():
+            if full or count >= enough:
+                yield [*full, f"accumulate:microbatches={count}"]
+    if sharded:
+        yield [sharded]
+        if full:
+            yield [sharded, *full]
+    missing = report.memory_per_device_bytes - report.memory_limit_bytes
+    if "offload_optimizer" in installed and (full or report.memory.get("optimizer", 0) >= missing):
+        yield [*full, "offload_optimizer"]
+
+
+def _splits(composition: Composition, report: Report) -> list[int]:
+    """Returns the numbers of microbatches whose rows still divide over the mesh."""
+    rows = getattr(composition.config, "batch_size", 1)
+    shards = math.prod(report.mesh.get(axis, 1) for axis in ("replica", "data", "fsdp", "expert"))
+    return [n for n in _MICROBATCHES if rows % n == 0 and (rows // n) % shards == 0]
+
+
+def _whole_mesh(report: Report) -> str:
+    """Returns the modifier that shards parameters over all devices, where they aren't."""
+    if report.mesh.get("fsdp", 1) == report.devices or report.devices == 1:
+        return ""
+    kept = {
+        name: size
+        for name, size in report.mesh.items()
+        if name in ("tensor", "context", "expert", "stage") and size > 1
+    }
+    axes = ",".join([f'"{name}":{size}' for name, size in kept.items()] + ['"fsdp":-1'])
+    return f"mesh:axes={{{axes}}}"

@@ -1,0 +1,281 @@
+"""How long a scheduled program takes: its instructions in order, collectives running beside them until waited for.
+
+An instruction takes what the compiler estimates (TPU), else what a roofline allows: the longer of its FLOPs at peak
+and its bytes at the memory's bandwidth.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+
+from kanawa.plugins import DeviceSpec
+
+from kanawa_parallel.plan.collectives import Collective, collective, ends
+from kanawa_parallel.plan.flops import flops
+from kanawa_parallel.plan.hlo import Computation, HloModule, Instruction
+from kanawa_parallel.plan.kernel_cost import SeenKeys, kernel_flops
+from kanawa_parallel.plan.links import Links
+from kanawa_parallel.plan.loops import executions, trip_count
+from kanawa_parallel.plan.shapes import device_dtype
+from kanawa_parallel.plan.traffic import bytes_moved
+
+#: FLOPs a matrix unit does a cycle: matrix units of a chip * rows * columns * 2 (Google's pages of each generation).
+_FLOPS_PER_CYCLE = {
+    "v4": 8 * 128 * 128 * 2,
+    "v5e": 4 * 128 * 128 * 2,
+    "v5p": 8 * 128 * 128 * 2,
+    "v6e": 4 * 256 * 256 * 2,
+    "v7x": 8 * 256 * 256 * 2,
+    "tpu7x": 8 * 256 * 256 * 2,
+}
+
+
+@dataclasses.dataclass
+class Seconds:
+    """Where time goes; `exposed` is communication that nothing hides, by (mesh axes, link).
+
+    `unestimated` is the part of `compute` of which the compiler says nothing: FLOPs by a share of peak.
+    """
+
+    compute: float = 0.0
+    unestimated: float = 0.0
+    memory: float = 0.0
+    exposed: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.compute + self.memory + sum(self.exposed.values())
+
+    def add(self, other: "Seconds", times: float = 1.0) -> None:
+        """Adds another's seconds, `times` over."""
+        self.compute += other.compute * times
+        self.unestimated += other.unestimated * times
+        self.memory += other.memory * times
+        for key, value in other.exposed.items():
+            self.exposed[key] += value * times
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One instruction's work in all its runs; `cycles` is 0 where the compiler makes no estimate."""
+
+    op_name: str
+    runs: float
+    flops: float
+    bytes: float
+    seconds: float
+    cycles: float
+    bound: str
+    name: str = ""
+
+
+class Timing:
+    """The times of one module on one device kind; `efficiency` is the share of peak FLOP/s that work reaches of which
+    the compiler makes no estimate.
+    """
+
+    def __init__(
+        self,
+        module: HloModule,
+        device: DeviceSpec,
+        mesh: Mapping[str, int],
+        links: Links,
+        seen: SeenKeys,
+        efficiency: float = 1.0,
+    ) -> None:
+        self.efficiency = efficiency
+        self.module, self.device, self.mesh, self.links, self.seen = module, device, mesh, links, seen
+        self.counts = executions(module)
+        self._flops: dict[str, float] = {}
+        self._collectives: dict[int, Collective | None] = {}
+        self._started: set[str] = set()
+        self._started = {each.channel for _, each in self.communication() if each.starts and each.channel}
+        self._times: dict[int, tuple[float, str]] = {}
+        self._seconds: dict[str, Seconds] = {}
+
+    def reaching(self, efficiency: float) -> "Timing":
+        """Returns the times at another share of peak."""
+        if efficiency == self.efficiency:
+            return self
+        return Timing(self.module, self.device, self.mesh, self.links, self.seen, efficiency)
+
+    def step(self) -> Seconds:
+        """Returns the seconds of one run of the module."""
+        return self._scheduled(self.module.entry)
+
+    def total_flops(self) -> float:
+        """Returns the FLOPs of one run on one device, loops counted out."""
+        return sum(
+            count * self.own_flops(self.module.computations[name], instruction)
+            for name, count in self.counts.items()
+            for instruction in self.module.computations[name].instructions
+        )
+
+    def communication(self) -> list[tuple[float, Collective]]:
+        """Returns (runs, collective) of every collective that is scheduled."""
+        found = []
+        for name in self._reached():
+            computation = self.module.computations[name]
+            for instruction in computation.instructions:
+                each = self._collective(computation, instruction)
+                if each is not None and not self._continues(each):
+                    found.append((self.counts[name], each))
+        return found
+
+    def work(self) -> list[Work]:
+        """Returns the work of every scheduled instruction that computes."""
+        found = []
+        for name in self._reached():
+            computation = self.module.computations[name]
+            for instruction in computation.instructions:
+                count, moved = self.counts[name], bytes_moved(self.module, computation, instruction)
+                own = self._instruction_flops(computation, instruction)
+                seconds, bound = self._seconds_of(computation, instruction)
+                if seconds or own or moved:
+                    cycles = float(instruction.estimated_cycles or 0)
+                    label = instruction.op_name
+                    found.append(
+                        Work(label, count, own * count, moved * count, seconds * count, cycles * count, bound,
+                             instruction.name)
+                    )  # fmt: skip
+        return found
+
+    def own_flops(self, computation: Computation, instruction: Instruction) -> float:
+        """Returns the FLOPs of one run of the instruction itself."""
+        return flops(computation, instruction) or kernel_flops(computation, instruction, self.seen)
+
+    def _reached(self) -> list[str]:
+        """Returns the computations that are scheduled: the entry, loops and branches, not what a fusion holds."""
+        seen: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in seen or name not in self.module.computations:
+                return
+            seen.append(name)
+            for instruction in self.module.computations[name].instructions:
+                if instruction.opcode in ("while", "conditional", "call"):
+                    for called in instruction.called:
+                        visit(called)
+
+        visit(self.module.entry)
+        return [name for name in seen if name in self.counts]
+
+    def _scheduled(self, name: str) -> Seconds:
+        if name not in self._seconds:
+            self._seconds[name] = self._simulate(self.module.computations[name])
+        return self._seconds[name]
+
+    def _simulate(self, computation: Computation) -> Seconds:
+        """Walks the schedule: a collective that was started runs on its link while the cores go on."""
+        spent = Seconds()
+        free: dict[str, float] = {}
+        running: dict[str, tuple[Collective, float]] = {}
+        for instruction in computation.instructions:
+            each = self._collective(computation, instruction)
+            self._spend(spent, computation, instruction)
+            if ends(instruction):
+                keys = (*instruction.operands, each.channel if each else "")
+                ended = next((key for key in keys if key in running), None)
+                if ended is not None:
+                    _wait(spent, *running.pop(ended))
+            elif each is not None and not self._continues(each):
+                begin = max(spent.total, free.get(each.link, 0.0))
+                free[each.link] = begin + each.seconds
+                if each.starts:
+                    # A fusion that starts one is found again by its channel, an instruction by its name.
+                    key = each.channel if instruction.opcode == "fusion" else instruction.name
+                    running[key] = each, begin + each.seconds
+                else:
+                    _wait(spent, each, begin + each.seconds)
+            else:
+                passed = next((operand for operand in instruction.operands if operand in running), None)
+                if passed is not None and instruction.opcode == "async-update":
+                    running[instruction.name] = running.pop(passed)
+        return spent
+
+    def _continues(self, each: Collective) -> bool:
+        """Returns whether this is a later piece of a collective that a fusion started: compute with a part of it."""
+        return not each.starts and each.channel in self._started
+
+    def _spend(self, spent: Seconds, computation: Computation, instruction: Instruction) -> None:
+        if instruction.opcode == "while":
+            times = trip_count(self.module, computation, instruction)
+            body = (instruction.attribute("body") or "").lstrip("%")
+            spent.add(self._scheduled(body), times)
+        elif instruction.opcode in ("conditional", "call"):
+            branches = [self._scheduled(name) for name in instruction.called if name in self.module.computations]
+            if branches:
+                spent.add(max(branches, key=lambda branch: branch.total))
+        else:
+            seconds, bound = self._seconds_of(computation, instruction)
+            if bound == "compute":
+                spent.compute += seconds
+                if not self._has_estimate(instruction):
+                    spent.unestimated += seconds
+            else:
+                spent.memory += seconds
+
+    def _collective(self, computation: Computation, instruction: Instruction) -> Collective | None:
+        key = id(instruction)
+        if key not in self._collectives:
+            self._collectives[key] = collective(self.module, computation, instruction, self.mesh, self.links)
+        return self._collectives[key]
+
+    def _seconds_of(self, computation: Computation, instruction: Instruction) -> tuple[float, str]:
+        key = id(instruction)
+        if key not in self._times:
+            self._times[key] = self._estimate(computation, instruction)
+        return self._times[key]
+
+    def _estimate(self, computation: Computation, instruction: Instruction) -> tuple[float, str]:
+        """Returns seconds of one run and what binds it."""
+        if instruction.opcode in ("while", "conditional", "call"):
+            return 0.0, "memory"
+        own = self._instruction_flops(computation, instruction)
+        moved = bytes_moved(self.module, computation, instruction)
+        at_peak = own / (self._peak(instruction) * self.efficiency)
+        at_bandwidth = moved / (self.device.memory_bandwidth / self.device.jax_devices_per_chip)
+        bound = "compute" if at_peak >= at_bandwidth and own else "memory"
+        if self._has_estimate(instruction):
+            return (instruction.estimated_cycles or 0) / clock(self.device), bound
+        if self._collective(computation, instruction) is not None:
+            return 0.0, "memory"
+        return max(at_peak, at_bandwidth), bound
+
+    def _has_estimate(self, instruction: Instruction) -> bool:
+        return instruction.estimated_cycles is not None and self.device.name in _FLOPS_PER_CYCLE
+
+    def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
+        """Returns the FLOPs of one run with all that a fusion holds."""
+        total = self.own_flops(computation, instruction)
+        if instruction.opcode not in ("while", "conditional", "call"):
+            total += sum(self._held_flops(name) for name in instruction.called)
+        return total
+
+    def _held_flops(self, name: str) -> float:
+        if name not in self._flops:
+            body = self.module.computations.get(name)
+            self._flops[name] = sum(self._instruction_flops(body, i) for i in body.instructions) if body else 0.0
+        return self._flops[name]
+
+    def _peak(self, instruction: Instruction) -> float:
+        """Returns FLOP/s in the narrowest floating dtype at hand: matmuls of fp32 results have bf16 operands."""
+        dtypes = {device_dtype(a.dtype) for a in instruction.arrays}
+        peaks = self.device.peak_flops
+        half = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
+        only_single = dtypes == {"float32"} and self.device.platform == "cpu"
+        peak = peaks.get("float32", half) if only_single else half
+        return peak / self.device.jax_devices_per_chip
+
+
+def _wait(spent: Seconds, item: Collective, until: float) -> None:
+    """Adds the time from now until a collective is through, as exposed."""
+    delay = max(0.0, until - spent.total)
+    if delay:
+        spent.exposed["+".join(item.axes) or "none", item.link] += delay
+
+
+def clock(device: DeviceSpec) -> float:
+    """Returns cycles a second: peak FLOP/s by what the matrix units do a cycle; 1.75 GHz for v5p."""
+    return device.peak_flops["bfloat16"] / _FLOPS_PER_CYCLE[device.name]

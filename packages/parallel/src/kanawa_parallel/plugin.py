@@ -1,0 +1,33 @@
+"""Hook implementations of kanawa-parallel; imports only kanawa.plugins and the standard library."""
+
+from typing import Any
+
+from kanawa.errors import KanawaError
+from kanawa.plugins import Command, MeshRule, hookimpl
+
+
+@hookimpl
+def kanawa_mesh_rules() -> list[MeshRule]:
+    """Returns the rule for several CPU devices: shard everything over them."""
+    return [MeshRule(name="cpu", platform="cpu", min_chips=1, mesh={"fsdp": -1})]
+
+
+@hookimpl
+def kanawa_commands() -> list[Command]:
+    """Returns the verb `plan`."""
+    from kanawa_parallel.plan.command import command
+
+    return [command()]
+
+
+@hookimpl
+def kanawa_config_checks(config: Any, target: Any) -> list[str]:
+    """Returns what of a workload doesn't fit its mesh on the target: axes, sizes, strategies."""
+    if target is None or not {"execution", "model"} <= set(config.fields()):
+        return []
+    from kanawa_parallel.divisibility import mesh_problems
+
+    try:
+        return mesh_problems(config, target.jax_devices, target.slices)
+    except KanawaError:
+        return []  # Unset fields or a model that can't be built: composition reports those itself.

@@ -1,0 +1,31 @@
+"""Expert parallelism (GShard, arXiv:2006.16668), dropless by ragged all-to-all."""
+
+from kanawa.arrays.rules import Rules
+from kanawa.contracts import Distributed, Strategy
+
+from kanawa_parallel.experts.spread import ExpertsOverShards
+from kanawa_parallel.rules import BATCH
+
+
+class ExpertParallel(Strategy):
+    """Splits the experts of every mixture over `expert`; outside of mixtures that axis splits the batch.
+
+    Each shard routes its own tokens, and their rows travel to the experts' shards and back. On a mesh without the axis
+    every shard runs all experts on its own tokens. `capacity_factor` limits a shard's rows to this multiple of an even
+    load's, drops the rest and records `dropped_rows`; None drops nothing.
+    """
+
+    class Config(Strategy.Config):
+        capacity_factor: float | None = None
+
+    def param_rules(self) -> Rules:
+        """Returns where experts lie."""
+        return (("experts", ("expert",)),)
+
+    def activation_rules(self) -> Rules:
+        """Returns the split of rows, and of arrays with one part an expert."""
+        return (*BATCH, ("experts", ("expert",)))
+
+    def distributed(self) -> tuple[Distributed, ...]:
+        """Returns the exchange around experts."""
+        return (ExpertsOverShards(capacity_factor=self.config.capacity_factor),)

@@ -1,0 +1,3 @@
+"""Training, data, checkpoints, evaluation, generation and reports for Kanawa."""
+
+from kanawa_runtime._version import __version__ as __version__

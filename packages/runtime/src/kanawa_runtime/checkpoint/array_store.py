@@ -1,0 +1,81 @@
+"""Orbax behind a narrow door: flat dictionaries of arrays, and JSON, to a directory and back.
+
+Orbax writes what processes hold, in parallel and in the background, and re-shards on reading. It
+has no checksum on array data and no opinion on which step is sound; both live next door.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath  # type: ignore[import-untyped]
+from orbax import checkpoint as orbax
+
+from kanawa_runtime.checkpoint.errors import CheckpointStructureError
+
+
+class ArrayStore:
+    """Writes step directories asynchronously. All processes of a run make the same calls."""
+
+    def __init__(self, items: tuple[str, ...], texts: tuple[str, ...], timeout_seconds: int) -> None:
+        handlers: dict[str, Any] = {item: orbax.PyTreeCheckpointHandler() for item in items}
+        handlers |= {text: orbax.JsonCheckpointHandler() for text in texts}
+        self._checkpointer = orbax.AsyncCheckpointer(
+            orbax.CompositeCheckpointHandler(**handlers),
+            async_options=orbax.options.AsyncOptions(timeout_secs=timeout_seconds),
+        )
+
+    def start(self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]], texts: Mapping[str, Any]) -> None:
+        """Copies the arrays off the devices and returns; writing goes on in the background."""
+        items: dict[str, Any] = {item: orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves}
+        items |= {name: orbax.args.JsonSave(value) for name, value in texts.items()}
+        self._checkpointer.save(folder, args=orbax.args.Composite(**items))
+
+    def wait(self) -> None:
+        """Returns once the directory has its final name.
+
+        Raises what went wrong in the background.
+        """
+        self._checkpointer.wait_until_finished()
+
+    def close(self) -> None:
+        """Releases orbax's threads."""
+        self._checkpointer.close()
+
+
+def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Returns the arrays of one item in the shardings of the abstract `leaves`.
+
+    Raises whatever orbax raises.
+    """
+    stored = {path: _placed(path, leaf) for path, leaf in leaves.items() if 0 not in leaf.shape}
+    found: dict[str, jax.Array] = {}
+    if stored:
+        handler = orbax.PyTreeCheckpointHandler()
+        arguments = orbax.checkpoint_utils.construct_restore_args(stored)
+        found = handler.restore(
+            epath.Path(folder) / item,
+            args=orbax.args.PyTreeRestore(item=stored, restore_args=arguments),
+        )
+    for path, leaf in leaves.items():
+        if 0 in leaf.shape:
+            found[path] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+    return found
+
+
+def read_text(folder: Path, name: str) -> Any:
+    """Returns one JSON item; raises whatever orbax raises."""
+    return orbax.JsonCheckpointHandler().restore(epath.Path(folder) / name, args=orbax.args.JsonRestore())
+
+
+def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns the leaf with a sharding: its own, or the only device's."""
+    if getattr(leaf, "sharding", None) is not None:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    if jax.process_count() > 1:
+        message = f"{path} needs a sharding: several processes restore it together"
+        raise CheckpointStructureError(message, (message,))
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,0 +1,289 @@
+"""Asynchronous checkpoints that are either restored bit for bit or reported as damaged.
+
+Never silently wrong.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kanawa_runtime.checkpoint import agreement, layout
+from kanawa_runtime.checkpoint.array_store import ArrayStore
+from kanawa_runtime.checkpoint.digest import digest_text, start_digest
+from kanawa_runtime.checkpoint.durable import sync_tree
+from kanawa_runtime.checkpoint.errors import CheckpointError, CheckpointSaveError
+from kanawa_runtime.checkpoint.manifest import (
+    ArrayEntry,
+    Manifest,
+    brief,
+    is_committed,
+    text_digest,
+    write_commit,
+)
+from kanawa_runtime.checkpoint.restore import Restored, restore_newest, restore_step
+from kanawa_runtime.checkpoint.structure import check_savable, flatten
+
+logger = logging.getLogger(__name__)
+
+ITEMS = ("params", "state", "opt")
+TEXTS = ("data", "meta")
+
+#: Receives ("checkpoint_committed" | "checkpoint_failed" | "checkpoint_damaged", fields), on any
+#: thread.
+EventCallback = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A save on its way to disk."""
+
+    step: int
+    folder: Path
+    digests: dict[str, dict[str, jax.Array]]
+    arrays: dict[str, dict[str, jax.ShapeDtypeStruct]]
+    texts: dict[str, str]
+    started: float
+    blocking_seconds: float = 0.0
+
+
+class Checkpointer:
+    """Saves and restores `params`, `state`, `opt` (arrays) and `data`, `meta` (JSON) by step.
+
+    All processes of a run make the same calls in the same order; process 0 writes the shared
+    files. A failed save raises CheckpointSaveError at the next `save` or at `wait`, and leaves
+    older steps as they were.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        keep_last_n: int = 3,
+        keep_every_n_steps: int | None = None,
+        on_event: EventCallback | None = None,
+        read_only: bool = False,
+        timeout_seconds: int = 600,
+    ) -> None:
+        self.directory = Path(directory).resolve()
+        self._keep = (keep_last_n, keep_every_n_steps)
+        self._on_event = on_event or (lambda kind, fields: None)
+        self._read_only = read_only
+        self._timeout_seconds = timeout_seconds
+        self._store: ArrayStore | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: CheckpointSaveError | None = None
+        self._current_step: int | None = None
+        self._saves = 0
+        if not read_only and agreement.is_primary():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            removed = layout.remove_unfinished(self.directory)
+            if removed:
+                logger.info("removed unfinished checkpoints: %s", ", ".join(removed))
+
+    def steps(self) -> list[int]:
+        """Returns the committed steps, oldest first."""
+        return layout.committed_steps(self.directory)
+
+    def latest(self) -> int | None:
+        """Returns the newest committed step, None where there is none."""
+        return max(self.steps(), default=None)
+
+    def save(
+        self,
+        step: int,
+        *,
+        params: Any,
+        opt: Mapping[str, jax.Array],
+        state: Any = None,
+        data: Any = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Starts saving `step`, the count of completed updates; then the arrays may be donated.
+
+        Returns False, and does nothing, if this is the step last restored or saved. Raises
+        CheckpointSaveError for an earlier save that failed (call again to save this one),
+        CheckpointStructureError for unsavable leaves.
+        """
+        started = time.perf_counter()
+        self.wait()
+        if step == self._current_step:
+            return False
+        trees = {"params": flatten(params), "state": flatten(state or {}), "opt": dict(opt)}
+        for item, leaves in trees.items():
+            check_savable(item, leaves)
+        texts = {"data": data, "meta": dict(meta or {})}
+        pending = self._snapshot(step, trees, texts, started)
+        try:
+            if agreement.is_primary() and (self.directory / str(step)).exists():
+                layout.set_aside_replaced(self.directory, step)
+            self._writer().start(pending.folder, _stored(trees), texts)
+        except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+            raise self._failed(pending, error) from error
+        self._current_step = step
+        pending.blocking_seconds = time.perf_counter() - started
+        self._thread = threading.Thread(target=self._finish, args=(pending,), name=f"checkpoint-{step}")
+        self._thread.start()
+        return True
+
+    def restore(self, abstract: Mapping[str, Any], *, step: int | None = None) -> Restored | None:
+        """Returns the asked items, `{"params": tree}` of ShapeDtypeStructs with shardings.
+
+        Without `step`: the newest sound one, falling back past damaged ones with a
+        "checkpoint_damaged" event each; None where nothing was ever committed. With `step`:
+        that one or an error. Raises CheckpointStructureError where leaves are missing,
+        unexpected or differ, CheckpointDamagedError where nothing sound is left.
+        """
+        self.wait()
+        restored: Restored | None
+        if step is not None:
+            restored = restore_step(self.directory, step, abstract)
+        else:
+            steps = agreement.agreed_steps(self.steps())
+            restored, damaged = restore_newest(self.directory, steps, abstract)
+            for found, reasons in damaged.items():
+                self._report_damaged(found, reasons, restored.step if restored else None)
+        if restored is not None:
+            self._current_step = restored.step
+        return restored
+
+    def wait(self) -> None:
+        """Returns when no save is under way.
+
+        Raises CheckpointSaveError once if the last one failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Waits, then releases threads; raises as `wait` does."""
+        try:
+            self.wait()
+        finally:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def _writer(self) -> ArrayStore:
+        if self._read_only:
+            message = f"the checkpoints in {self.directory} were opened for reading only"
+            raise CheckpointError(message)
+        if self._store is None:
+            self._store = ArrayStore(ITEMS, TEXTS, self._timeout_seconds)
+        return self._store
+
+    def _snapshot(
+        self,
+        step: int,
+        trees: Mapping[str, Mapping[str, jax.Array]],
+        texts: Mapping[str, Any],
+        started: float,
+    ) -> _Pending:
+        """Starts the digests on the devices, before the caller may donate the arrays."""
+        try:
+            text_digests = {name: text_digest(value) for name, value in texts.items()}
+        except TypeError as error:
+            message = f"checkpoint {step}: data and meta must be JSON values: {error}"
+            raise CheckpointError(message) from error
+        digests = {item: {path: start_digest(leaf) for path, leaf in leaves.items()} for item, leaves in trees.items()}
+        arrays = {
+            item: {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
+            for item, leaves in trees.items()
+        }
+        self._saves += 1
+        return _Pending(step, self.directory / str(step), digests, arrays, text_digests, started)
+
+    def _finish(self, pending: _Pending) -> None:
+        """Runs in the background: waits for the arrays, commits, deletes old steps, reports."""
+        key = f"kanawa/checkpoint/{pending.folder}/{self._saves}"
+        try:
+            self._writer().wait()
+            if agreement.is_primary():
+                num_bytes = self._commit(pending)
+                agreement.publish(key, "")
+            else:
+                num_bytes = 0
+                outcome = agreement.await_outcome(key, self._timeout_seconds)
+                if outcome:
+                    raise OSError(outcome)  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 - whatever failed in the background is raised at the next call
+            if agreement.is_primary():
+                agreement.publish(key, brief(error))
+            self._failure = self._failed(pending, error)
+            return
+        self._on_event(
+            "checkpoint_committed",
+            {
+                "step": pending.step,
+                "path": str(pending.folder),
+                "blocking_seconds": pending.blocking_seconds,
+                "seconds": time.perf_counter() - pending.started,
+                "bytes": num_bytes,
+            },
+        )
+
+    def _commit(self, pending: _Pending) -> int:
+        """Makes the step count; returns its bytes."""
+        entries = {
+            item: {
+                path: ArrayEntry(
+                    tuple(leaf.shape),
+                    jnp.dtype(leaf.dtype).name,
+                    digest_text(pending.digests[item][path]),
+                )
+                for path, leaf in leaves.items()
+            }
+            for item, leaves in pending.arrays.items()
+        }
+        num_bytes = sync_tree(pending.folder)
+        write_commit(pending.folder, Manifest(pending.step, entries, pending.texts))
+        layout.remove_unfinished(self.directory)
+        for step in layout.steps_to_delete(self.steps(), *self._keep):
+            layout.delete_step(self.directory, step)
+        return num_bytes
+
+    def _failed(self, pending: _Pending, error: BaseException) -> CheckpointSaveError:
+        """Reports a failed save, frees its space and returns the error to raise."""
+        self._current_step = None
+        if agreement.is_primary() and not is_committed(pending.folder):
+            layout.remove_unfinished(self.directory)
+        kept = self.steps()
+        intact = f"older checkpoints are intact: {kept}" if kept else "there is no older checkpoint"
+        message = (
+            f"checkpoint {pending.step} could not be saved to {pending.folder}: {brief(error)}; "
+            f"{intact}. "
+            "Free space or fix permissions; the next save starts afresh"
+        )
+        logger.error("%s", message)
+        self._on_event(
+            "checkpoint_failed",
+            {"step": pending.step, "path": str(pending.folder), "error": brief(error)},
+        )
+        failure = CheckpointSaveError(message)
+        failure.__cause__ = error
+        return failure
+
+    def _report_damaged(self, step: int, reasons: tuple[str, ...], used: int | None) -> None:
+        """Explains a fallback and moves the damaged step out of the way of the next save."""
+        logger.warning("checkpoint %d is damaged, using %s instead: %s", step, used, "; ".join(reasons))
+        self._on_event("checkpoint_damaged", {"step": step, "reasons": list(reasons), "used": used})
+        if used is not None and not self._read_only and agreement.is_primary():
+            layout.set_aside_damaged(self.directory, step)
+
+
+def _stored(trees: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, dict[str, jax.Array]]:
+    """Returns the trees without empty arrays.
+
+    Which orbax refuses and the manifest alone describes.
+    """
+    return {item: {path: leaf for path, leaf in leaves.items() if leaf.size} for item, leaves in trees.items()}

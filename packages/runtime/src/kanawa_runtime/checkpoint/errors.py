@@ -1,0 +1,31 @@
+"""What can go wrong with a checkpoint, one class per kind."""
+
+from kanawa.errors import KanawaError, UsageError
+
+
+class CheckpointError(KanawaError):
+    """Base of all checkpoint errors."""
+
+
+class CheckpointSaveError(CheckpointError):
+    """A checkpoint could not be written; older ones are untouched."""
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A committed checkpoint can't be read back exactly; `reasons` lists what was found."""
+
+    def __init__(self, message: str, reasons: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.reasons = reasons or (message,)
+
+
+class CheckpointNotFoundError(CheckpointError, UsageError):
+    """The asked step is not a committed checkpoint."""
+
+
+class CheckpointStructureError(CheckpointError, UsageError):
+    """A sound checkpoint doesn't fit the arrays asked for; `problems` lists every difference."""
+
+    def __init__(self, message: str, problems: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.problems = problems

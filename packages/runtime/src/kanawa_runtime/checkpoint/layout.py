@@ -1,0 +1,72 @@
+"""The directory of checkpoints: which steps count, which may go, what a crash left behind."""
+
+import re
+import shutil
+from pathlib import Path
+
+from kanawa_runtime.checkpoint.durable import sync_directory
+from kanawa_runtime.checkpoint.manifest import COMMIT, is_committed
+
+_UNFINISHED = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|replaced)|\.\d+\..*\.partial")
+_DAMAGED = ".damaged"
+
+
+def committed_steps(directory: Path) -> list[int]:
+    """Returns the steps that were finished, oldest first.
+
+    Unfinished and foreign names are ignored.
+    """
+    if not directory.is_dir():
+        return []
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and is_committed(p))
+
+
+def steps_to_delete(steps: list[int], keep_last_n: int, keep_every_n_steps: int | None) -> list[int]:
+    """Returns the steps outside both rules, oldest first; the newest is always kept."""
+    ordered = sorted(steps)
+    recent = set(ordered[-max(1, keep_last_n) :])
+    return [
+        step for step in ordered if step not in recent and not (keep_every_n_steps and step % keep_every_n_steps == 0)
+    ]
+
+
+def delete_step(directory: Path, step: int) -> None:
+    """Removes a step, its commit file first.
+
+    So that a crash half-way leaves nothing that counts.
+    """
+    folder = directory / str(step)
+    (folder / COMMIT).unlink(missing_ok=True)
+    sync_directory(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_unfinished(directory: Path) -> list[str]:
+    """Removes what interrupted saves and deletions left; returns the names."""
+    removed = []
+    for path in sorted(directory.iterdir()):
+        half_done = path.name.isdecimal() and path.is_dir() and not is_committed(path)
+        if half_done or _UNFINISHED.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path.name)
+    return removed
+
+
+def set_aside_damaged(directory: Path, step: int) -> Path:
+    """Renames a damaged step so that it no longer counts and can be examined.
+
+    Keeps only the latest such.
+    """
+    for old in directory.glob(f"*{_DAMAGED}"):
+        shutil.rmtree(old, ignore_errors=True)
+    target = directory / f"{step}{_DAMAGED}"
+    (directory / str(step)).rename(target)
+    sync_directory(directory)
+    return target
+
+
+def set_aside_replaced(directory: Path, step: int) -> None:
+    """Renames a step that is about to be saved anew; `remove_unfinished` collects it."""
+    target = directory / f"{step}.replaced"
+    shutil.rmtree(target, ignore_errors=True)
+    (directory / str(step)).rename(target)

@@ -1,0 +1,130 @@
+"""A corpus: named documents, split by a hash of their names. One is embedded in every Python."""
+
+import abc
+import functools
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from kanawa.config import Configurable
+
+from kanawa_runtime.data.errors import CorpusError
+
+Split = Literal["train", "validation"]
+
+#: Tests and tables say little about how people write Python; installed packages differ by machine.
+EXCLUDED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
+)
+
+
+class Document(NamedTuple):
+    """One text: `name` is the same on any machine: a relative path, or `path:line`."""
+
+    name: str
+    data: bytes
+
+
+class Corpus(Configurable):
+    """Named documents in a fixed order, some of them held out for validation."""
+
+    class Config(Configurable.Config):
+        #: One document in this many, chosen by the hash of its name, is held out; 0 holds out none.
+        validation_one_in: int = 20
+
+    @abc.abstractmethod
+    def read(self) -> Iterator[Document]:
+        """Yields every document, sorted by name; CorpusError names what can't be read."""
+
+    @functools.cached_property
+    def _documents(self) -> tuple[Document, ...]:
+        documents = tuple(self.read())
+        if not documents:
+            message = f"{self.describe()} has no documents: check the path and the patterns in its config"
+            raise CorpusError(message)
+        return documents
+
+    @functools.cached_property
+    def _held_out(self) -> frozenset[str]:
+        one_in = self.config.validation_one_in
+        names = [document.name for document in self._documents]
+        if one_in < 0 or one_in == 1:
+            message = f"validation_one_in={one_in} leaves no training text: give 0 (none held out) or 2 and more"
+            raise CorpusError(message)
+        if one_in == 0 or len(names) < 2:
+            return frozenset()
+        held_out = frozenset(name for name in names if _name_hash(name) % one_in == 0)
+        if 0 < len(held_out) < len(names):
+            return held_out
+        # A small corpus may miss both sides of the hash; one document then stands for the share.
+        return frozenset({min(names, key=_name_hash)})
+
+    def documents(self, split: Split) -> list[Document]:
+        """Returns the documents of `split` in order; raises CorpusError if there are none."""
+        held_out = self._held_out
+        chosen = [d for d in self._documents if (d.name in held_out) == (split == "validation")]
+        if not chosen:
+            message = (
+                f"{self.describe()} has {len(self._documents)} document(s) and none in the "
+                f"{split} split "
+                f"(validation_one_in={self.config.validation_one_in}): give more files, or make "
+                "each line a "
+                "document"
+            )
+            raise CorpusError(message)
+        return chosen
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Sha256 (hex) over the names and bytes of all documents and the rule that splits them."""
+        hasher = hashlib.sha256(f"validation_one_in={self.config.validation_one_in}\n".encode())
+        for name, data in self._documents:
+            hasher.update(f"{len(name.encode())} {len(data)}\n".encode() + name.encode() + data)
+        return hasher.hexdigest()
+
+    def describe(self) -> str:
+        """Returns what error messages call this corpus."""
+        return f"the corpus {type(self).__name__}"
+
+
+class EmbeddedCorpus(Corpus):
+    """The source of Python's standard library: about 11 MB that every installation has, offline."""
+
+    class Config(Corpus.Config):
+        #: The folder to read; None is the running Python's standard library.
+        root: str | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder whose `*.py` files are read."""
+        return Path(self.config.root or sysconfig.get_path("stdlib"))
+
+    def read(self) -> Iterator[Document]:
+        """Yields `*.py` files below the root by sorted POSIX path, without `EXCLUDED_FOLDERS`."""
+        paths: list[str] = []
+        for folder, subfolders, names in os.walk(self.root):
+            subfolders[:] = [name for name in subfolders if name not in EXCLUDED_FOLDERS]
+            relative = Path(folder).relative_to(self.root)
+            paths += [(relative / name).as_posix() for name in names if name.endswith(".py")]
+        for path in sorted(paths):
+            yield Document(path, read_bytes(self.root / path))
+
+    def describe(self) -> str:
+        """Returns the corpus's name with its folder."""
+        return f"the embedded corpus of *.py files below {self.root}"
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the file's content; raises CorpusError that names it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"can't read {path}: {error.strerror or error}; remove it from the corpus or make it readable"
+        raise CorpusError(message) from error
+
+
+def _name_hash(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big")

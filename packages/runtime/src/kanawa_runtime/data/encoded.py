@@ -1,0 +1,72 @@
+"""A split of a corpus as one array of ids, and the tokenizer learned for it, through the cache."""
+
+import functools
+import io
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from kanawa.config import to_json
+
+from kanawa_runtime.data.cache import cache_key, cached
+from kanawa_runtime.data.corpus import Corpus, Document, Split
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, tokenizer_from_bytes
+
+#: Part of every key: raise it when the same inputs would give other entries.
+_VERSION = "1"
+
+
+class EncodedDocuments(NamedTuple):
+    """Document d is `ids[offsets[d]:offsets[d + 1]]`: its begin token, its text, its end token."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def num_predictions(self) -> np.ndarray:
+        """Tokens each document asks for, int64 [documents]: all but its begin token."""
+        return np.diff(self.offsets) - 1
+
+
+def fitted_tokenizer(cfg: Tokenizer.Config, corpus: Corpus) -> Tokenizer:
+    """Returns the tokenizer of `cfg`, learned from the training split of `corpus` only."""
+
+    def learn() -> bytes:
+        untrained = cfg.clone().build()
+        return untrained.fit(document.data for document in corpus.documents("train")).to_bytes()
+
+    key = cache_key(_VERSION, json.dumps(to_json(cfg), sort_keys=True), corpus.digest)
+    return cached("tokenizers", key, learn, tokenizer_from_bytes)
+
+
+def encoded_documents(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> EncodedDocuments:
+    """Returns `split` of `corpus` in the ids of `tokenizer`."""
+    key = cache_key(_VERSION, split, corpus.digest, tokenizer.digest)
+    build = functools.partial(_encode, corpus, split, tokenizer)
+    return cached("encoded", key, build, _parse)
+
+
+def encode_all(documents: Sequence[Document], tokenizer: Tokenizer) -> EncodedDocuments:
+    """Returns `documents` encoded, in uint16 where the vocabulary allows it."""
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    bos, eos = np.array([tokenizer.bos_id], dtype), np.array([tokenizer.eos_id], dtype)
+    parts: list[np.ndarray] = []
+    lengths = [0]
+    for document in documents:
+        ids = tokenizer.encode(document.data).astype(dtype)
+        parts += [bos, ids, eos]
+        lengths.append(len(ids) + 2)
+    return EncodedDocuments(np.concatenate(parts), np.cumsum(lengths))
+
+
+def _encode(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> bytes:
+    encoded = encode_all(corpus.documents(split), tokenizer)
+    buffer = io.BytesIO()
+    np.savez(buffer, ids=encoded.ids, offsets=encoded.offsets)
+    return buffer.getvalue()
+
+
+def _parse(payload: bytes) -> EncodedDocuments:
+    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
+        return EncodedDocuments(arrays["ids"], arrays["offsets"])

@@ -1,0 +1,19 @@
+"""What can be wrong with data, before and while it is read."""
+
+from kanawa.errors import KanawaError, UsageError
+
+
+class CorpusError(UsageError):
+    """A corpus is missing, empty, unreadable or malformed; the message names the file."""
+
+
+class TokenizerError(UsageError):
+    """A tokenizer is untrained, its file is damaged, or it was given ids outside its vocabulary."""
+
+
+class RowError(UsageError):
+    """Rows were asked for that can't be: a bad length, window, batch or host slice."""
+
+
+class LoaderError(KanawaError):
+    """The loader's rows don't match what the source declares."""

@@ -1,0 +1,147 @@
+"""Batches for one host, read ahead by threads (grain).
+
+The state of the data is one number: the first row.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from kanawa.config import Configurable
+from kanawa.contracts.batch import Batch
+from kanawa.contracts.data import DataSource
+
+from kanawa_runtime.data.errors import LoaderError, RowError
+
+#: A source without end still needs a length for grain; no run reaches it.
+_ENDLESS_STEPS = 1 << 48
+
+_DTYPES = {
+    "input_ids": np.dtype(np.int32),
+    "target_ids": np.dtype(np.int32),
+    "positions": np.dtype(np.int32),
+    "segment_ids": np.dtype(np.int32),
+    "loss_weights": np.dtype(np.float32),
+}
+
+
+def host_rows(global_batch: int, host_index: int, host_count: int) -> range:
+    """Returns the places in the global batch that host `host_index` of `host_count` feeds."""
+    if global_batch < 1 or host_count < 1 or global_batch % host_count:
+        message = (
+            f"a global batch of {global_batch} rows doesn't divide over {host_count} hosts: "
+            f"give a multiple of {host_count}"
+        )
+        raise RowError(message)
+    if not 0 <= host_index < host_count:
+        message = f"host {host_index} doesn't exist: hosts are 0 to {host_count - 1}"
+        raise RowError(message)
+    share = global_batch // host_count
+    return range(host_index * share, (host_index + 1) * share)
+
+
+class Loader(Configurable):
+    """Iterates over one host's share of each batch.
+
+    Step s holds rows `start_row + s * global_batch + p` for p in `local_rows`.
+
+    A source that ends is padded to whole batches with rows of weight 0, so evaluation sees each row
+    once and every host takes the same number of steps. To resume, start a new loader at the number
+    of rows consumed.
+    """
+
+    class Config(Configurable.Config):
+        PLACEMENT = ("num_threads", "prefetch_batches")
+
+        num_threads: int = 2
+        prefetch_batches: int = 4
+
+    def __init__(
+        self,
+        cfg: "Loader.Config",
+        *,
+        source: DataSource,
+        global_batch: int,
+        local_rows: Sequence[int] | None = None,
+        start_row: int = 0,
+    ) -> None:
+        """Takes the host's places in the global batch; None is all of them (one host)."""
+        super().__init__(cfg)
+        self.source = source
+        self.global_batch = global_batch
+        self.local_rows = tuple(host_rows(global_batch, 0, 1) if local_rows is None else local_rows)
+        self.start_row = start_row
+        outside = [place for place in self.local_rows if not 0 <= place < global_batch]
+        if outside or not self.local_rows:
+            message = f"local_rows={self.local_rows} must be some of the {global_batch} rows of a batch"
+            raise RowError(message)
+        if start_row < 0 or cfg.num_threads < 1 or cfg.prefetch_batches < 1:
+            message = (
+                f"start_row={start_row}, num_threads={cfg.num_threads}, "
+                f"prefetch_batches={cfg.prefetch_batches}: "
+                "rows count from 0; give at least one thread and one batch"
+            )
+            raise RowError(message)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Batches from `start_row` to the end, the last one padded; None without an end."""
+        rows = self.source.num_rows
+        return None if rows is None else max(0, -(-(rows - self.start_row) // self.global_batch))
+
+    def batch(self, step: int) -> Batch:
+        """Returns batch `step` (0 starts at `start_row`): NumPy arrays [local rows, length].
+
+        A source that isn't packed gives None for positions and segment ids.
+        """
+        first = self.start_row + step * self.global_batch
+        rows = [self._row(first + place) for place in self.local_rows]
+        arrays = {name: np.stack([row[name] for row in rows]) for name in _DTYPES}
+        if not self.source.packed:
+            arrays |= {"positions": None, "segment_ids": None}
+        return Batch(**arrays)
+
+    def _row(self, index: int) -> dict[str, np.ndarray]:
+        end = self.source.num_rows
+        if end is not None and index >= end:
+            return {name: np.zeros_like(array) for name, array in self._row(end - 1).items()}
+        row = self.source.row(index)
+        length = self.source.config.sequence_length
+        for name, dtype in _DTYPES.items():
+            array = row.get(name)
+            if array is None or array.shape != (length,) or array.dtype != dtype:
+                found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                message = f"{type(self.source).__name__}.row({index})[{name!r}] is {found}; expected {dtype} [{length}]"
+                raise LoaderError(message)
+        return row
+
+    def __iter__(self) -> Iterator[Batch]:
+        # Grain takes a second to import: programs that compile without data shouldn't pay for it.
+        import grain
+
+        steps = self.num_steps
+        dataset = grain.MapDataset.source(_Steps(self, _ENDLESS_STEPS if steps is None else steps))
+        options = grain.ReadOptions(self.config.num_threads, self.config.prefetch_batches)
+        iterator: Any = iter(dataset.to_iter_dataset(options))
+        try:
+            yield from iterator
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+
+class _Steps:
+    """Batches by step, as grain reads them."""
+
+    def __init__(self, loader: Loader, num_steps: int) -> None:
+        self._loader, self._num_steps = loader, num_steps
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, step: int) -> Batch:
+        return self._loader.batch(step)
+
+    def __repr__(self) -> str:
+        return f"{type(self._loader.source).__name__} rows"

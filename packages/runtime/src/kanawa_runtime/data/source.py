@@ -1,0 +1,127 @@
+"""Rows of text: a corpus, a tokenizer and a packing joined into the `DataSource` contract."""
+
+import functools
+import hashlib
+import json
+
+import numpy as np
+from kanawa.config import to_json
+from kanawa.contracts.data import DataSource
+
+from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
+from kanawa_runtime.data.encoded import EncodedDocuments, encoded_documents, fitted_tokenizer
+from kanawa_runtime.data.packing import BestFitPacking, Packing
+from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from kanawa_runtime.data.windows import RowPlan
+
+
+class TextSource(DataSource):
+    """Packed rows of a corpus; each token of the split is predicted exactly once an epoch.
+
+    A document is predicted from its begin token to its end token. A piece that continues a document
+    takes the last predicted token as its first input, so cutting loses context but no target.
+    Building the source reads nothing; the corpus is opened at the first row.
+    """
+
+    class Config(DataSource.Config):
+        corpus: Corpus.Config = EmbeddedCorpus.Config()
+        tokenizer: Tokenizer.Config = BytePairTokenizer.Config()
+        #: A saved tokenizer to use instead of learning one for the corpus.
+        tokenizer_file: str | None = None
+        packing: Packing.Config = BestFitPacking.Config()
+        split: Split = "train"
+        shuffle: bool = True
+        #: None repeats for ever.
+        epochs: int | None = None
+        #: Documents packed and shuffled together; part of the row order.
+        window_documents: int = 4096
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """The corpus, not yet read."""
+        return self.config.corpus.clone().build()
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded from its file or the cache, or learned now."""
+        if self.config.tokenizer_file is not None:
+            return load_tokenizer(self.config.tokenizer_file)
+        return fitted_tokenizer(self.config.tokenizer, self.corpus)
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's; known without reading the corpus."""
+        if self.config.tokenizer_file is not None:
+            return self.tokenizer.vocab_size
+        return self.config.tokenizer.clone().build().vocab_size
+
+    @functools.cached_property
+    def _encoded(self) -> EncodedDocuments:
+        return encoded_documents(self.corpus, self.config.split, self.tokenizer)
+
+    @functools.cached_property
+    def _packing(self) -> Packing:
+        return self.config.packing.clone().build()
+
+    @functools.cached_property
+    def _plan(self) -> RowPlan:
+        cfg = self.config
+        return RowPlan(
+            self._encoded.num_predictions,
+            cfg.sequence_length,
+            self._packing,
+            window_documents=cfg.window_documents,
+            seed=cfg.seed,
+            shuffle=cfg.shuffle,
+            epochs=cfg.epochs,
+        )
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows in all epochs; None when they repeat for ever."""
+        return None if self.config.epochs is None else self._plan.num_rows
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Sha256 (hex) over the text, the tokenizer and every setting of the row order."""
+        settings = to_json(self.config)
+        # Where text and tokenizer lie doesn't matter; their content enters by digest.
+        for field in ("corpus", "tokenizer", "tokenizer_file"):
+            settings.pop(field, None)
+        parts = [self.corpus.digest, self.tokenizer.digest, settings]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns row `index`; see `DataSource.row`."""
+        length = self.config.sequence_length
+        row = empty_row(length, self.tokenizer.pad_id)
+        ids, offsets = self._encoded
+        separate = self._packing.config.separate_documents
+        filled = 0
+        for number, piece in enumerate(self._plan.row(index), 1):
+            here = slice(filled, filled + piece.length)
+            begin = int(offsets[piece.document]) + piece.start
+            row["input_ids"][here] = ids[begin : begin + piece.length]
+            row["target_ids"][here] = ids[begin + 1 : begin + piece.length + 1]
+            row["positions"][here] = np.arange(piece.length) if separate else np.arange(here.start, here.stop)
+            row["segment_ids"][here] = number if separate else 1
+            row["loss_weights"][here] = 1.0
+            filled = here.stop
+        return row
+
+    def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float:
+        """Returns the bytes of text that weighted targets stand for; end tokens stand for none."""
+        lengths = self.tokenizer.byte_lengths[np.asarray(target_ids)]
+        return float(lengths[np.asarray(loss_weights) > 0].sum())
+
+
+def empty_row(length: int, pad_id: int = 0) -> dict[str, np.ndarray]:
+    """Returns a row of padding: segment 0 and weight 0 throughout."""
+    return {
+        "input_ids": np.full(length, pad_id, np.int32),
+        "target_ids": np.full(length, pad_id, np.int32),
+        "positions": np.zeros(length, np.int32),
+        "segment_ids": np.zeros(length, np.int32),
+        "loss_weights": np.zeros(length, np.float32),
+    }

@@ -1,0 +1,43 @@
+"""The tokenizer without a vocabulary: a token is a byte."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
+
+#: Ids 0 to 255 are the bytes themselves; the special ids follow, and learned tokens come after
+#: those.
+PAD_ID, BOS_ID, EOS_ID = 256, 257, 258
+FIRST_LEARNED_ID = 259
+
+BASE_TOKENS: tuple[bytes, ...] = tuple(bytes([i]) for i in range(256)) + (b"", b"", b"")
+
+
+class ByteTokenizer(Tokenizer):
+    """256 bytes and three special ids."""
+
+    pad_id, bos_id, eos_id = PAD_ID, BOS_ID, EOS_ID
+
+    def __init__(self, cfg: Tokenizer.Config, state: dict[str, Any] | None = None) -> None:
+        super().__init__(cfg)
+        del state
+
+    @property
+    def vocab_size(self) -> int:
+        """259."""
+        return len(BASE_TOKENS)
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """The 256 single bytes, then empty special tokens."""
+        return BASE_TOKENS
+
+    def encode(self, text: bytes | str) -> np.ndarray:
+        """Returns the bytes of `text` as int32."""
+        return np.frombuffer(as_bytes(text), np.uint8).astype(np.int32)
+
+    def state(self) -> dict[str, Any]:
+        """Returns nothing: nothing is learned."""
+        return {}

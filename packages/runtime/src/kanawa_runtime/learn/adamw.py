@@ -1,0 +1,39 @@
+"""AdamW: Adam with decoupled weight decay (arXiv:1711.05101)."""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import optax
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts import Optimizer
+from kanawa.contracts.optimizer import Schedule
+
+from kanawa_runtime.learn.transforms import decay_by_spec, rate_by_spec
+
+
+class AdamW(Optimizer):
+    """Both moments in the parameter's dtype, or the first in `first_moment_dtype`.
+
+    A parameter decays by `weight_decay` times its ParamSpec's, and both are multiplied by the
+    learning rate.
+    """
+
+    class Config(Optimizer.Config):
+        b1: float = 0.9
+        b2: float = 0.95
+        eps: float = 1e-8
+        weight_decay: float = 0.1
+        first_moment_dtype: str | None = None
+
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
+        """Returns the transformation.
+
+        Its state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count".
+        """
+        cfg = self.config
+        dtype = None if cfg.first_moment_dtype is None else jnp.dtype(cfg.first_moment_dtype)
+        return optax.named_chain(
+            ("adam", optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps, mu_dtype=dtype)),
+            ("decay", decay_by_spec(specs, cfg.weight_decay)),
+            ("rate", rate_by_spec(specs, learning_rate)),
+        )

@@ -1,0 +1,51 @@
+"""AdEMAMix: Adam with a second, much slower average of gradients (Pagliardini et al. 2024, arXiv:2409.03137)."""
+
+import math
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts import Optimizer
+from kanawa.contracts.optimizer import Schedule
+
+from kanawa_runtime.learn.transforms import decay_by_spec, rate_by_spec
+
+
+class AdEMAMix(Optimizer):
+    """`alpha` weighs the slow average of rate `b3`; both grow over `warmup_steps` updates (section 3.1), 0: at once."""
+
+    class Config(Optimizer.Config):
+        b1: float = 0.9
+        b2: float = 0.999
+        b3: float = 0.9999
+        alpha: float = 8.0
+        warmup_steps: int = 0
+        eps: float = 1e-8
+        weight_decay: float = 0.1
+
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
+        """Returns the transformation.
+
+        Its state is "ademamix/m1/…" (fast), "ademamix/m2/…" (slow), "ademamix/nu/…", two counts, and "rate/count".
+        """
+        cfg = self.config
+        b3, alpha = (self.slow_rate, self.slow_weight) if cfg.warmup_steps else (cfg.b3, cfg.alpha)
+        return optax.named_chain(
+            ("ademamix", optax.contrib.scale_by_ademamix(cfg.b1, cfg.b2, b3, alpha, cfg.eps)),
+            ("decay", decay_by_spec(specs, cfg.weight_decay)),
+            ("rate", rate_by_spec(specs, learning_rate)),
+        )
+
+    def slow_weight(self, count: Array) -> Array:
+        """Returns alpha after `count` updates: a straight line from 0."""
+        cfg = self.config
+        return cfg.alpha * jnp.minimum(1.0, count.astype(jnp.float32) / cfg.warmup_steps)
+
+    def slow_rate(self, count: Array) -> Array:
+        """Returns b3 after `count` updates: from b1, such that the average's half-life grows in a straight line."""
+        cfg = self.config
+        done = jnp.minimum(1.0, count.astype(jnp.float32) / cfg.warmup_steps)
+        start, end = math.log(cfg.b1), math.log(cfg.b3)
+        return jnp.exp(start * end / ((1.0 - done) * end + done * start))

@@ -1,0 +1,118 @@
+"""The learner: gradients to new parameters, on flat dictionaries keyed by parameter path."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from kanawa.arrays.spec import ParamSpec
+from kanawa.config import Configurable
+from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
+from kanawa.contracts.optimizer import Schedule
+from kanawa.contracts.optimizer_state import from_flat, to_flat
+from kanawa.module import Last, Metric
+
+from kanawa_runtime.learn.adamw import AdamW
+from kanawa_runtime.learn.rules import ParameterRule, apply_rules
+from kanawa_runtime.learn.schedules import Constant
+
+Flat = dict[str, jax.Array]
+
+
+class Learner(Configurable):
+    """An optimizer, its schedule, clipping by global norm (None: off), exceptions by path.
+
+    `skip_nonfinite` drops an update whose gradient norm is NaN or infinite, optimizer state and
+    counts included, and reports it as the metric `skipped_update`.
+    """
+
+    class Config(Configurable.Config):
+        optimizer: Optimizer.Config = AdamW.Config()
+        schedule: ScheduleFactory.Config = Constant.Config(peak=1e-3)
+        clip_norm: float | None = 1.0
+        rules: tuple[ParameterRule, ...] = ()
+        skip_nonfinite: bool = False
+
+    def update_rule(self, specs: Mapping[str, ParamSpec], total_steps: int) -> "UpdateRule":
+        """Returns the pure functions for these parameters.
+
+        Raises UsageError for rules that can't apply.
+        """
+        trained = apply_rules(specs, self.config.rules)
+        schedule = self.config.schedule.build().schedule(total_steps)
+        return UpdateRule(
+            trained,
+            self.config.optimizer.build(),
+            schedule,
+            self.config.clip_norm,
+            skip_nonfinite=self.config.skip_nonfinite,
+        )
+
+
+class UpdateRule:
+    """`init` and `update` of a learner; both are pure and traceable."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, ParamSpec],
+        optimizer: Optimizer,
+        schedule: Schedule,
+        clip_norm: float | None,
+        *,
+        skip_nonfinite: bool,
+    ) -> None:
+        self.specs = specs
+        self._optimizer = optimizer
+        self._transform: GradientTransformation = optimizer.transformation(specs, schedule)
+        self._schedule = schedule
+        self._clip_norm = clip_norm
+        self._skip_nonfinite = skip_nonfinite
+
+    def init(self, params: Flat) -> Flat:
+        """Returns the optimizer's state before the first update."""
+        return to_flat(self._transform.init(self._trained(params)))
+
+    @property
+    def averages(self) -> bool:
+        """Whether `evaluated` gives other parameters than those trained."""
+        return type(self._optimizer).evaluated is not Optimizer.evaluated
+
+    def evaluated(self, params: Flat, opt: Flat) -> Flat:
+        """Returns the parameters to evaluate and serve with."""
+        return {**params, **self._optimizer.evaluated(self._trained(params), opt)}
+
+    def update(self, gradients: Flat, opt: Flat, params: Flat) -> tuple[Flat, Flat, dict[str, Metric]]:
+        """Returns parameters and state after one update.
+
+        And the metrics `gradient_norm` and `learning_rate`.
+        """
+        trained, grads = self._trained(params), self._trained(gradients)
+        norm = global_norm(grads)
+        metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
+        if "rate/count" in opt:
+            metrics["learning_rate"] = Last(self._schedule(opt["rate/count"]))
+        state = from_flat(jax.eval_shape(self._transform.init, trained), opt)
+        updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
+        after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}
+        flat = to_flat(state)
+        if self._skip_nonfinite:
+            finite = jnp.isfinite(norm)
+            after = {path: jnp.where(finite, new, trained[path]) for path, new in after.items()}
+            flat = {path: jnp.where(finite, new, opt[path]) for path, new in flat.items()}
+            metrics["skipped_update"] = Last(1.0 - finite.astype(jnp.float32))
+        return {**params, **after}, flat, metrics
+
+    def _trained(self, flat: Mapping[str, jax.Array]) -> Flat:
+        return {path: flat[path] for path in self.specs}
+
+    def _clipped(self, grads: Flat, norm: jax.Array) -> Flat:
+        """Returns the gradients scaled down to the clip norm, unchanged below it."""
+        if self._clip_norm is None:
+            return grads
+        scale = jnp.minimum(1.0, self._clip_norm / norm)
+        return {path: grad * scale.astype(grad.dtype) for path, grad in grads.items()}
+
+
+def global_norm(arrays: Flat) -> jax.Array:
+    """Returns the Euclidean norm over all elements, summed in fp32."""
+    squares = [jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays.values()]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)) if squares else jnp.zeros((), jnp.float32))

@@ -1,0 +1,82 @@
+"""Muon: momentum of hidden matrices, orthogonalised; AdamW for everything else."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts import Optimizer
+from kanawa.contracts.optimizer import Schedule
+
+from kanawa_runtime.learn.matrices import MatrixLayout, hidden_matrices
+from kanawa_runtime.learn.newton_schulz import orthogonalised
+from kanawa_runtime.learn.transforms import Flat, decay_by_spec, only_paths, rate_by_spec
+
+
+class Muon(Optimizer):
+    """Each layer's and each expert's matrix is orthogonalised by itself, from fan-in to fan-out axes of its ParamSpec.
+
+    Embeddings, heads, norms and biases get Adam with `b1`, `b2`, `eps`. Updates of matrices are scaled by
+    `rms` x sqrt(max(fan_in, fan_out)), Adam's usual size, so learning rate and decay carry over from AdamW
+    (Moonlight, arXiv:2502.16982, section 2.2); `rms` None scales by sqrt(max(1, fan_out / fan_in)), as Jordan does.
+    """
+
+    class Config(Optimizer.Config):
+        momentum: float = 0.95
+        nesterov: bool = True
+        newton_schulz_steps: int = 5
+        newton_schulz_dtype: str = "bfloat16"
+        rms: float | None = 0.2
+        b1: float = 0.9
+        b2: float = 0.95
+        eps: float = 1e-8
+        weight_decay: float = 0.1
+
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
+        """Returns the transformation.
+
+        Its state is "muon/momentum/…" of matrices, "adam/mu/…", "adam/nu/…" of the rest, "adam/count", "rate/count".
+        """
+        cfg = self.config
+        layouts = hidden_matrices(specs)
+        rest = [path for path in specs if path not in layouts]
+        return optax.named_chain(
+            ("muon", only_paths(layouts, self._of_matrices(layouts))),
+            ("adam", only_paths(rest, optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps))),
+            ("decay", decay_by_spec(specs, cfg.weight_decay)),
+            ("rate", rate_by_spec(specs, learning_rate)),
+        )
+
+    def _of_matrices(self, layouts: Mapping[str, MatrixLayout]) -> optax.GradientTransformation:
+        cfg = self.config
+
+        def init(params: Flat) -> MuonState:
+            return MuonState({path: jnp.zeros_like(param) for path, param in params.items()})
+
+        def update(grads: Flat, state: MuonState, params: Flat | None = None) -> tuple[Flat, MuonState]:
+            del params
+            momentum = {path: cfg.momentum * state.momentum[path] + grad for path, grad in grads.items()}
+            ahead = momentum
+            if cfg.nesterov:
+                ahead = {path: cfg.momentum * momentum[path] + grad for path, grad in grads.items()}
+            updates = {}
+            for path, change in ahead.items():
+                matrices = layouts[path].to_matrices(change)
+                matrices = orthogonalised(matrices, cfg.newton_schulz_steps, cfg.newton_schulz_dtype)
+                updates[path] = self._size(layouts[path]) * layouts[path].from_matrices(matrices)
+            return updates, MuonState(momentum)
+
+        return optax.GradientTransformation(init, update)
+
+    def _size(self, layout: MatrixLayout) -> float:
+        rows, columns = layout.fans
+        if self.config.rms is None:
+            return max(1.0, columns / rows) ** 0.5
+        return self.config.rms * max(rows, columns) ** 0.5
+
+
+class MuonState(NamedTuple):
+    """Running sums of gradients, by path."""
+
+    momentum: dict[str, Any]

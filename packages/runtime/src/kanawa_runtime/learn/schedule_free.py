@@ -1,0 +1,83 @@
+"""Schedule-free AdamW: an average of iterates instead of a decaying rate (Defazio et al. 2024, arXiv:2405.15682)."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts import Optimizer
+from kanawa.contracts.optimizer import Schedule
+
+from kanawa_runtime.learn.transforms import Flat, decay_by_spec, rate_by_spec
+
+
+class ScheduleFreeAdamW(Optimizer):
+    """Wants a constant rate after a warm-up. The parameters are the point y where gradients are taken; evaluation
+    uses the average x that `evaluated` gives.
+
+    `b1` places y between the fast iterate z and x, instead of a first moment; iterates count by rate ** `power`.
+    """
+
+    class Config(Optimizer.Config):
+        b1: float = 0.9
+        b2: float = 0.95
+        eps: float = 1e-8
+        power: float = 2.0
+        weight_decay: float = 0.1
+
+    def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
+        """Returns the transformation.
+
+        Its state is "rms/nu/…", "rms/count", "rate/count", "average/z/…", "average/weight", "average/largest_rate".
+        """
+        cfg = self.config
+        return optax.named_chain(
+            ("rms", optax.scale_by_rms(cfg.b2, cfg.eps, eps_in_sqrt=False, bias_correction=True)),
+            ("decay", decay_by_spec(specs, cfg.weight_decay)),
+            ("rate", rate_by_spec(specs, learning_rate)),
+            ("average", _averaging(cfg.b1, cfg.power, learning_rate)),
+        )
+
+    def evaluated(self, params: Flat, opt: Flat) -> dict[str, jax.Array]:
+        """Returns the averages x of the trained parameters, the others as they are."""
+        b1 = self.config.b1
+        fast = {path: opt.get(f"average/z/{path}") for path in params}
+        return {path: y if fast[path] is None else (y - (1.0 - b1) * fast[path]) / b1 for path, y in params.items()}
+
+
+class AverageState(NamedTuple):
+    """The fast iterate by path, and what the average's weights need."""
+
+    z: dict[str, Any]
+    count: Any
+    weight: Any
+    largest_rate: Any
+
+
+def _averaging(b1: float, power: float, learning_rate: Schedule) -> optax.GradientTransformation:
+    """Turns a step of the fast iterate z into one of y = (1 - b1) z + b1 x, where x averages all z."""
+
+    def init(params: Flat) -> AverageState:
+        # Copies: the step donates both the parameters and this.
+        z = {path: jnp.array(param) for path, param in params.items()}
+        return AverageState(z, jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros(()))
+
+    def update(updates: Flat, state: AverageState, params: Flat | None = None) -> tuple[Flat, AverageState]:
+        if params is None:
+            message = "averaging needs the parameters: call update(updates, state, params)"
+            raise ValueError(message)
+        largest = jnp.maximum(state.largest_rate, jnp.asarray(learning_rate(state.count), jnp.float32))
+        weight = state.weight + largest**power
+        # The first updates of a warm-up from 0 weigh nothing.
+        share = jnp.where(weight > 0, largest**power / jnp.where(weight > 0, weight, 1.0), 0.0)
+        z, changes = {}, {}
+        for path, change in updates.items():
+            old, part = state.z[path], share.astype(change.dtype)
+            z[path] = old + change
+            # b1 times the change of x, and 1 - b1 times that of z, without computing x: exact where nothing moves.
+            changes[path] = (b1 * part + 1.0 - b1) * change - part * (params[path] - old)
+        return changes, AverageState(z, optax.safe_increment(state.count), weight, largest)
+
+    return optax.GradientTransformation(init, update)

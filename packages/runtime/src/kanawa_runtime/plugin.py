@@ -1,0 +1,11 @@
+"""Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
+
+from kanawa.plugins import Command, hookimpl
+
+
+@hookimpl
+def kanawa_commands() -> list[Command]:
+    """Returns the verbs that train, evaluate, generate and report."""
+    from kanawa_runtime.commands import evaluate, generate, report, train
+
+    return [train.command(), evaluate.command(), generate.command(), report.command()]

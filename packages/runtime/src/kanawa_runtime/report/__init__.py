@@ -1,0 +1,4 @@
+"""One self-contained page about runs: curves, throughput, kernels, versions, differences."""
+
+from kanawa_runtime.report.page import write_report as write_report
+from kanawa_runtime.report.picture import loss_picture as loss_picture

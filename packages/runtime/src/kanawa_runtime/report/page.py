@@ -1,0 +1,49 @@
+"""The report as one HTML file that needs nothing else: no network, no fonts, no other file."""
+
+import html
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kanawa_runtime.checkpoint.durable import write_durable
+from kanawa_runtime.report import sections
+from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
+from kanawa_runtime.report.style import page_style, pointer_script
+
+
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """Writes the page about one run, or a comparison of several.
+
+    Partial logs give a partial page.
+    """
+    data = [load_run(Path(run)) for run in runs]
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_durable(out, render(data).encode())
+
+
+def render(runs: Sequence[RunData]) -> str:
+    """Returns the page's text."""
+    names = distinct_names(list(runs))
+    title = html.escape(" · ".join(names) if names else "no runs")
+    built = [
+        sections.summary(runs, names),
+        sections.losses(runs, names),
+        sections.speed(runs, names),
+        sections.learning(runs, names),
+        sections.samples(runs, names),
+        sections.differences(runs, names),
+        sections.kernels(runs, names),
+        sections.checkpoints(runs, names),
+        sections.environment(runs, names),
+        sections.configs(runs, names),
+    ]
+    written = time.strftime("%Y-%m-%d %H:%M")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title>\n<style>{page_style()}</style></head>\n<body><main>"
+        f"<h1>{title}</h1><p>Kanawa run report, written {written}</p>\n"
+        + "\n".join(part for part in built if part)
+        + f'\n</main><div id="tip"></div><script>{pointer_script()}</script></body></html>\n'
+    )

@@ -1,0 +1,97 @@
+"""Small pieces of HTML. Every text is escaped here."""
+
+from collections.abc import Collection, Mapping, Sequence
+from html import escape
+
+from kanawa_runtime.report.plot import WIDE, Series, line_plot
+from kanawa_runtime.train.progress import human_duration
+
+#: Smaller parts of a bar are not drawn; each part keeps its colour on all bars.
+_LEAST_SHARE = 0.005
+
+
+def section(title: str, body: str) -> str:
+    """Returns a titled section; `body` is HTML."""
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def card(body: str) -> str:
+    """Returns a box; `body` is HTML."""
+    return f'<div class="card">{body}</div>'
+
+
+def tile(value: str, label: str) -> str:
+    """Returns a key figure."""
+    return f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Collection[int] = (),
+    code: bool = False,
+) -> str:
+    """Returns a table of texts.
+
+    Columns in `numbers` are set right, `code` sets all in monospace.
+    """
+
+    def cell(tag: str, index: int, text: str) -> str:
+        shown = f"<code>{escape(text)}</code>" if code and tag == "td" and text else escape(text)
+        kind = ' class="n"' if index in numbers else ""
+        return f"<{tag}{kind}>{shown}</{tag}>"
+
+    lines = ["".join(cell("th", i, text) for i, text in enumerate(head))]
+    lines += ["".join(cell("td", i, text) for i, text in enumerate(row)) for row in rows]
+    return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+
+
+def figure(
+    title: str,
+    series: Sequence[Series],
+    *,
+    y_label: str,
+    note: str = "",
+    allow_log: bool = False,
+    from_zero: bool = False,
+    size: tuple[int, int] = WIDE,
+) -> str:
+    """Returns a plot over completed updates with its title and legend.
+
+    "" where there is nothing to plot.
+    """
+    plot = line_plot(
+        series,
+        x_label="completed updates",
+        y_label=y_label,
+        allow_log=allow_log,
+        from_zero=from_zero,
+        size=size,
+    )
+    if not plot:
+        return ""
+    shown = [s for s in series if not s.faint]
+    legend = "".join(f'<span><i style="background:var(--c{s.colour})"></i>{escape(s.name)}</span>' for s in shown)
+    legend = f'<div class="legend">{legend}</div>' if len(shown) > 1 else ""
+    said = f"<p>{escape(note)}</p>" if note else ""
+    return card(f"<h3>{escape(title)}</h3>{said}{legend}{plot}")
+
+
+def time_bar(spent: Mapping[str, float], name: str) -> str:
+    """Returns a bar of shares with its legend, "" where no time was recorded."""
+    total = sum(spent.values())
+    if total <= 0:
+        return ""
+    pieces, legend = [], []
+    for index, (label, seconds) in enumerate(spent.items(), 1):
+        share = seconds / total
+        if share < _LEAST_SHARE:
+            continue
+        pieces.append(f'<i style="width:{100 * share:.2f}%;background:var(--c{index})"></i>')
+        legend.append(
+            f'<span><i style="background:var(--c{index})"></i>{escape(label)} '
+            f"{human_duration(seconds)} ({share:.0%})</span>"
+        )
+    head = f"<h3>{escape(name)}</h3>" if name else ""
+    return f'{head}<div class="bar">{"".join(pieces)}</div><div class="legend">{"".join(legend)}</div>'

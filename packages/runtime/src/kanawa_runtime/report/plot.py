@@ -1,0 +1,175 @@
+"""Line plots as SVG text, drawn here: no library, no network, colours from the page's variables."""
+
+import dataclasses
+import html
+import json
+import math
+import statistics
+from collections.abc import Sequence
+
+from kanawa_runtime.report.scales import Scale, padded, tick_text
+
+Points = Sequence[tuple[float, float]]
+
+#: Width and height of a plot across the page, of one of two side by side, and of a picture.
+WIDE, HALF, PICTURE = (1040, 320), (520, 240), (760, 300)
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 40
+_MOST_POINTS = 1200
+#: Beyond it the arithmetic of axes overflows; NaN and infinity compare false as well.
+_LARGEST = 1e300
+#: From this ratio of the largest to the smallest value on, a logarithm shows more.
+_LOG_RATIO = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A named curve in colour `colour` (1 to 8).
+
+    `faint` draws what a smoothed one stands for, `marked` adds dots.
+    """
+
+    name: str
+    points: Points
+    colour: int = 1
+    faint: bool = False
+    marked: bool = False
+
+
+def line_plot(
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    allow_log: bool = False,
+    from_zero: bool = False,
+    size: tuple[int, int] = WIDE,
+) -> str:
+    """Returns an <svg> of the finite points, "" where there are none.
+
+    Values are also in `data-plot`, as JSON, for the page's script.
+    """
+    drawn = [dataclasses.replace(s, points=thinned(_finite(s.points))) for s in series]
+    drawn = [s for s in drawn if s.points]
+    if not drawn:
+        return ""
+    points = [p for s in drawn for p in s.points]
+    frame = _frame(points, size, allow_log=allow_log, from_zero=from_zero)
+    parts = [_grid(frame, x_label, y_label)]
+    parts += [_curve(s, frame) for s in sorted(drawn, key=lambda s: not s.faint)]
+    shown = ", ".join(s.name for s in drawn if not s.faint)
+    title = html.escape(f"{y_label} by {x_label}: {shown}")
+    return (
+        f'<svg class="plot" viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{title}" '
+        f"data-plot='{_embedded(drawn, frame.x)}'>{''.join(parts)}"
+        f'<line class="cross" y1="{_TOP}" y2="{size[1] - _BOTTOM}" visibility="hidden"/></svg>'
+    )
+
+
+def smoothed(points: Points) -> list[tuple[float, float]]:
+    """Returns the finite points averaged over neighbours on both sides.
+
+    Fewer near the start where curves are steep.
+    """
+    finite = _finite(points)
+    widest = len(finite) // 80
+    result = []
+    for index, (x, _) in enumerate(finite):
+        half = min(widest, index // 8, len(finite) - 1 - index)
+        result.append((x, statistics.fmean(y for _, y in finite[index - half : index + half + 1])))
+    return result
+
+
+def thinned(points: Points, most: int = _MOST_POINTS) -> list[tuple[float, float]]:
+    """Returns at most about `most` points that keep every bucket's extremes.
+
+    So that no spike is lost.
+    """
+    points = list(points)
+    if len(points) <= most:
+        return points
+    size = math.ceil(len(points) / (most // 2))
+    kept = []
+    for start in range(0, len(points), size):
+        bucket = points[start : start + size]
+        kept += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])})
+    return kept
+
+
+def _finite(points: Points) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if abs(x) < _LARGEST and abs(y) < _LARGEST]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+    """The axes of one plot and its size."""
+
+    x: Scale
+    y: Scale
+    width: int
+    height: int
+
+
+def _frame(points: Points, size: tuple[int, int], *, allow_log: bool, from_zero: bool) -> _Frame:
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    low, high = min(ys), max(ys)
+    is_log = allow_log and low > 0 and high / low > _LOG_RATIO
+    if is_log:
+        low, high = low / 1.06, high * 1.06
+    elif from_zero and low >= 0:
+        low, high = 0.0, high * 1.08 or 1.0
+    else:
+        low, high = padded(low, high)
+    left, right = (min(xs), max(xs)) if max(xs) > min(xs) else padded(min(xs), max(xs))
+    width, height = size
+    x = Scale(left, right, _LEFT, width - _RIGHT)
+    return _Frame(x, Scale(low, high, height - _BOTTOM, _TOP, is_log), width, height)
+
+
+def _grid(frame: _Frame, x_label: str, y_label: str) -> str:
+    right, base, below = frame.width - _RIGHT, frame.height - _BOTTOM, frame.height - 6
+    parts = []
+    for value in frame.y.ticks():
+        at = f"{frame.y(value):.1f}"
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
+        parts.append(_text("tick", _LEFT - 8, at, tick_text(value), 'dy="0.32em" text-anchor="end"'))
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{base}" y2="{base}"/>')
+    for value in frame.x.ticks(7 if frame.width > HALF[0] else 5):
+        at = f"{frame.x(value):.1f}"
+        parts.append(_text("tick", at, base + 17, tick_text(value), 'text-anchor="middle"'))
+    scale = ", log scale" if frame.y.is_log else ""
+    parts.append(_text("label", right, below, x_label, 'text-anchor="end"'))
+    parts.append(_text("label", _LEFT, below, y_label + scale))
+    return "".join(parts)
+
+
+def _text(kind: str, x: float | str, y: float | str, text: str, more: str = "") -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}" {more}>{html.escape(text)}</text>'
+
+
+def _curve(series: Series, frame: _Frame) -> str:
+    placed = [(frame.x(a), frame.y(b)) for a, b in series.points]
+    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in placed)
+    kind = "curve" + " faint" * series.faint + " dashed" * series.marked
+    parts = [f'<path class="{kind} c{series.colour}" d="{path}"/>']
+    if series.marked or len(placed) == 1:
+        dot = f'<circle class="dot c{series.colour}"'
+        parts += [f'{dot} cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in placed]
+    return "".join(parts)
+
+
+def _embedded(series: Sequence[Series], x: Scale) -> str:
+    """Returns what the page's pointer script needs, safe inside a quoted attribute."""
+    body = {
+        "x": [x.low, x.high, x.start, x.end],
+        "series": [
+            {
+                "name": s.name,
+                "colour": s.colour,
+                "points": [[a, float(f"{b:.6g}")] for a, b in s.points],
+            }
+            for s in series
+            if not s.faint
+        ],
+    }
+    return html.escape(json.dumps(body, separators=(",", ":")), quote=True)

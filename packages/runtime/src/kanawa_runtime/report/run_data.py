@@ -1,0 +1,154 @@
+"""What a report needs from a run, read from its files; whatever is missing stays empty."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kanawa.config import Config
+from kanawa.errors import KanawaError
+
+from kanawa_runtime.train.events import number, read_events, step_records
+from kanawa_runtime.train.run_directory import EVENTS, PLUGINS, read_config
+
+Points = list[tuple[float, float]]
+
+
+@dataclasses.dataclass
+class RunData:
+    """Events of one run by kind.
+
+    And its config where it can be read (else `config_problem` says why not).
+    """
+
+    path: Path
+    name: str
+    events: list[dict[str, Any]]
+    steps: dict[int, dict[str, Any]]
+    config: Config | None
+    config_problem: str
+    environment: dict[str, Any]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Returns the records of a kind, oldest first."""
+        return [record for record in self.events if record["event"] == kind]
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """Returns the newest record of a kind, {} where there is none."""
+        return next((r for r in reversed(self.events) if r["event"] == kind), {})
+
+    def curve(self, field: str, kind: str = "step") -> Points:
+        """Returns (step, value) of a field, "metrics.x" included, where it was recorded."""
+        points = []
+        for step, record in step_records(self.events, kind).items() if kind != "step" else self.steps.items():
+            value = field_value(record, field)
+            if value is not None:
+                points.append((float(step), value))
+        return points
+
+    def metric_names(self) -> list[str]:
+        """Returns the names of all metrics that steps recorded."""
+        found: set[str] = set()
+        for record in self.steps.values():
+            metrics = record.get("metrics")
+            found.update(metrics if isinstance(metrics, dict) else {})
+        return sorted(found)
+
+    def step_seconds(self) -> Points:
+        """Returns (step, seconds since the step before), without what lies between attempts.
+
+        Saves and evaluations.
+        """
+        points: Points = []
+        before: dict[str, Any] | None = None
+        for record in self.events:
+            if record["event"] != "step":
+                # A background commit costs the step nothing; everything else breaks the chain.
+                before = before if record["event"] == "checkpoint_committed" else None
+                continue
+            if before is not None and _continues(before, record):
+                points.append((float(record["step"]), record["clock"] - before["clock"]))
+            before = record
+        return sorted(dict(points).items())
+
+    def throughput(self) -> Points:
+        """Returns (step, tokens a second)."""
+        tokens = dict(self.curve("tokens"))
+        return [(s, tokens[s] / t) for s, t in self.step_seconds() if t > 0 and s in tokens]
+
+    def time_spent(self) -> dict[str, float]:
+        """Returns seconds by what they went into; they add up to the attempts' elapsed time."""
+        elapsed = sum(end - start for start, end in self._spans())
+        typical = statistics.median(t for _, t in self.step_seconds()) if self.step_seconds() else 0.0
+        done = len(self.of("step"))
+        parts = {
+            "training": typical * len(self.steps),
+            "steps repeated after a restart": typical * (done - len(self.steps)),
+            "starting and compiling": sum(_sum(self.of("prepared"), "seconds")),
+            "waiting for checkpoints": sum(_sum(self.of("checkpoint_committed"), "blocking_seconds")),
+        }
+        parts["evaluation and everything else"] = max(0.0, elapsed - sum(parts.values()))
+        return parts
+
+    def _spans(self) -> list[tuple[float, float]]:
+        clocks: dict[Any, list[float]] = {}
+        for record in self.events:
+            if isinstance(record.get("clock"), int | float):
+                clocks.setdefault(record.get("attempt"), []).append(record["clock"])
+        return [(min(c), max(c)) for c in clocks.values()]
+
+
+def load_run(path: Path) -> RunData:
+    """Returns a run's data; never raises for damaged or missing files."""
+    events = read_events(path / EVENTS)
+    config, problem = None, ""
+    try:
+        config = read_config(path)
+    except KanawaError as error:
+        problem = str(error)
+    try:
+        environment = json.loads((path / PLUGINS).read_text())
+    except (OSError, ValueError):
+        environment = {}
+    data = RunData(path, path.resolve().name, events, step_records(events), config, problem, environment)
+    return dataclasses.replace(data, environment=environment | data.last("run_started"))
+
+
+def distinct_names(runs: list[RunData]) -> list[str]:
+    """Returns a name for each run.
+
+    Where folders share one, with as much of the path as tells them apart.
+    """
+    for depth in range(1, 6):
+        names = ["/".join(run.path.resolve().parts[-depth:]) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    return [str(run.path) for run in runs]
+
+
+def field_value(record: Mapping[str, Any], field: str) -> float | None:
+    """Returns a number of a record, None where it has none; "metrics.x" looks inside."""
+    value: Any = record
+    name, _, rest = field.partition(".")
+    value = record.get(name)
+    if rest:
+        value = value.get(rest) if isinstance(value, dict) else None
+    try:
+        return None if value is None else number(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _continues(before: dict[str, Any], record: dict[str, Any]) -> bool:
+    return (
+        before.get("attempt") == record.get("attempt")
+        and record.get("step") == before.get("step", -2) + 1
+        and isinstance(before.get("clock"), int | float)
+        and isinstance(record.get("clock"), int | float)
+    )
+
+
+def _sum(records: list[dict[str, Any]], field: str) -> list[float]:
+    return [value for record in records if (value := field_value(record, field)) is not None]

@@ -1,0 +1,238 @@
+"""The report's sections; each returns HTML, or nothing where the runs have nothing to show."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from kanawa.config import diff, to_text
+
+from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curve, plain_series
+from kanawa_runtime.report.parts import card, figure, section, table, tile, time_bar
+from kanawa_runtime.report.plot import HALF
+from kanawa_runtime.report.run_data import RunData, field_value
+from kanawa_runtime.train.progress import human_count, human_duration
+
+Runs = Sequence[RunData]
+Names = Sequence[str]
+
+_LEARNING = ("learning_rate", "gradient_norm")
+_MOST_METRICS = 24
+
+
+def facts(run: RunData) -> dict[str, str]:
+    """Returns the run's key figures as text, in reading order."""
+    found: dict[str, str] = {}
+    if run.steps:
+        last = max(run.steps)
+        total = run.last("run_started").get("total_steps")
+        found["completed updates"] = f"{last:,}" + (f" of {total:,}" if isinstance(total, int) else "")
+        found["last loss"] = f"{float(run.steps[last].get('loss', 'nan')):.4f}"
+    bad = [step for step, loss in run.curve("loss") if not math.isfinite(loss)]
+    if bad:
+        found["steps with a non-finite loss"] = f"{len(bad)}, first {bad[0]:.0f}"
+    for field, label in (("loss", "evaluation loss"), ("nats_per_byte", "evaluation nats a byte")):
+        points = run.curve(field, "eval")
+        if points:
+            found[label] = f"{points[-1][1]:.4f}"
+    rates = [rate for _, rate in run.throughput()]
+    if rates:
+        found["tokens a second (median)"] = human_count(statistics.median(rates))
+    tokens = sum(value for _, value in run.curve("tokens"))
+    if tokens:
+        found["tokens seen"] = human_count(tokens)
+    spent = run.time_spent()
+    if sum(spent.values()) > 0:
+        found["time"] = human_duration(sum(spent.values()))
+        found["of it training"] = f"{spent.get('training', 0.0) / sum(spent.values()):.0%}"
+    attempts = {record.get("attempt") for record in run.events}
+    if len(attempts) > 1:
+        found["attempts"] = str(len(attempts))
+    ended = run.last("run_ended")
+    found["outcome"] = str(ended.get("outcome", "not ended")) if run.events else "no events"
+    return found
+
+
+def summary(runs: Runs, names: Names) -> str:
+    """Tiles for one run, a table for several, and where the time went."""
+    every = [facts(run) for run in runs]
+    if len(runs) == 1:
+        tiles = "".join(tile(value, label) for label, value in every[0].items())
+        head = f'<div class="tiles">{tiles}</div>'
+    else:
+        labels = list(dict.fromkeys(label for found in every for label in found))
+        rows = [[label, *(found.get(label, "") for found in every)] for label in labels]
+        head = section("Side by side", card(table(["", *names], rows, numbers=range(1, len(names) + 1))))
+    bars = [time_bar(run.time_spent(), name if len(runs) > 1 else "") for run, name in zip(runs, names, strict=True)]
+    shown = [bar for bar in bars if bar]
+    return head + (section("Where the time went", card("".join(shown))) if shown else "")
+
+
+def losses(runs: Runs, names: Names) -> str:
+    """Loss a token, and a byte where the data are text."""
+    loss = figure("Loss a token", loss_series(runs, names), y_label="nats a token", allow_log=True)
+    per_byte = figure(
+        "Loss a byte",
+        loss_series(runs, names, "nats_per_byte"),
+        y_label="nats a byte",
+        note="Independent of the tokenizer, so runs with different ones compare.",
+        allow_log=True,
+    )
+    return section("Loss", loss + per_byte) if loss or per_byte else ""
+
+
+def speed(runs: Runs, names: Names) -> str:
+    """Throughput, step time, memory."""
+    quantities = (
+        ("Tokens a second", "tokens a second", [run.throughput() for run in runs]),
+        ("Step time", "seconds", [run.step_seconds() for run in runs]),
+        ("Memory a device", "GiB", [memory_curve(run) for run in runs]),
+    )
+    drawn = [
+        figure(title, plain_series(curves, names, smooth=True), y_label=unit, from_zero=True, size=HALF)
+        for title, unit, curves in quantities
+    ]
+    return section("Speed", _pairs(drawn)) if any(drawn) else ""
+
+
+def learning(runs: Runs, names: Names) -> str:
+    """Learning rate, gradient norm and whatever else steps recorded."""
+    recorded = dict.fromkeys(name for run in runs for name in run.metric_names())
+    others = [n for n in recorded if n not in _LEARNING and f"metrics.{n}" not in MEMORY_FIELDS]
+    ordered = [n for n in _LEARNING if n in recorded] + others
+    drawn = []
+    for name in ordered[:_MOST_METRICS]:
+        curves = [run.curve(f"metrics.{name}") for run in runs]
+        series = plain_series(curves, names, smooth=name != "learning_rate")
+        label = name.replace("_", " ")
+        is_norm = name == "gradient_norm"
+        drawn.append(figure(label.capitalize(), series, y_label=label, allow_log=is_norm, size=HALF))
+    more = len(ordered) - _MOST_METRICS
+    note = f'<p class="note">{more} more metrics are in events.jsonl.</p>' if more > 0 else ""
+    return section("Learning", _pairs(drawn) + note) if any(drawn) else ""
+
+
+def _pairs(figures: Sequence[str]) -> str:
+    return f'<div class="grid2">{"".join(figures)}</div>'
+
+
+def samples(runs: Runs, names: Names) -> str:
+    """Text the model wrote, newest last."""
+    blocks = []
+    for run, name in zip(runs, names, strict=True):
+        for record in run.of("sample")[-3:]:
+            text = str(record.get("text", ""))
+            prompt = str(record.get("prompt", ""))
+            where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
+            shown = f"<b>{escape(prompt)}</b>{escape(text.removeprefix(prompt))}"
+            blocks.append(card(f"<h3>{escape(where)}</h3><pre>{shown}</pre>"))
+    return section("Samples", "".join(blocks)) if blocks else ""
+
+
+def differences(runs: Runs, names: Names) -> str:
+    """How each run's config differs from the first one's."""
+    if len(runs) < 2 or runs[0].config is None:
+        return ""
+    blocks = []
+    for run, name in list(zip(runs, names, strict=True))[1:]:
+        if run.config is None:
+            continue
+        changes = [str(change).split(": ", 1) for change in diff(runs[0].config, run.config)]
+        rows = [[path, *change.split(" -> ", 1)] for path, change in changes]
+        body = table(["path", names[0], name], rows, code=True) if rows else "<p>The configs are equal.</p>"
+        blocks.append(card(body))
+    return section("Config differences", "".join(blocks)) if blocks else ""
+
+
+def kernels(runs: Runs, names: Names) -> str:
+    """The kernel of each operation, and why others were refused."""
+    blocks = []
+    for run, name in zip(runs, names, strict=True):
+        rows: dict[tuple[str, str], list[str]] = {}
+        for record in run.of("kernel_selected"):
+            operation, problem = str(record.get("operation", "")), str(record.get("problem", ""))
+            refused = "; ".join(_refusal(entry) for entry in record.get("refused") or [])
+            rows[operation, problem] = [operation, str(record.get("kernel", "")), problem, refused]
+        if rows:
+            head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
+            titles = ["operation", "kernel", "problem on each device", "refused"]
+            blocks.append(card(head + table(titles, list(rows.values()), code=True)))
+    return section("Kernels", "".join(blocks)) if blocks else ""
+
+
+def _refusal(entry: Any) -> str:
+    if isinstance(entry, dict):
+        return f"{entry.get('kernel')}: {entry.get('reason')}"
+    return ": ".join(str(part) for part in entry) if isinstance(entry, list | tuple) else str(entry)
+
+
+def checkpoints(runs: Runs, names: Names) -> str:
+    """What was saved, what it cost, and what went wrong."""
+    blocks = []
+    for run, name in zip(runs, names, strict=True):
+        rows = [_saved(record) for record in run.of("checkpoint_committed")]
+        problems = [_problem(record) for record in run.events]
+        problems = [problem for problem in problems if problem]
+        if rows or problems:
+            head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
+            warned = "".join(f'<p class="warn">{escape(problem)}</p>' for problem in problems)
+            titles = ["updates", "megabytes", "training waited (ms)", "until durable (s)"]
+            shown = table(titles, rows[-12:], numbers=range(4)) if rows else ""
+            blocks.append(card(head + warned + shown))
+    return section("Checkpoints", "".join(blocks)) if blocks else ""
+
+
+def _saved(record: Mapping[str, Any]) -> list[str]:
+    """Returns a committed checkpoint's row: updates, megabytes, milliseconds waited, seconds."""
+    columns = (
+        ("step", 1.0, ",.0f"),
+        ("bytes", 1e-6, ",.1f"),
+        ("blocking_seconds", 1e3, ",.0f"),
+        ("seconds", 1.0, ",.2f"),
+    )
+    row = []
+    for field, factor, shown in columns:
+        value = field_value(record, field)
+        row.append("" if value is None else format(value * factor, shown))
+    return row
+
+
+def _problem(record: Mapping[str, Any]) -> str:
+    """Returns what a checkpoint event complains of, "" for any other event."""
+    step = record.get("step")
+    if record["event"] == "checkpoint_failed":
+        return f"step {step} could not be saved: {record.get('error')}"
+    if record["event"] == "checkpoint_damaged":
+        reasons = "; ".join(str(reason) for reason in record.get("reasons") or [])
+        return f"step {step} was damaged, {record.get('used')} was used instead: {reasons}"
+    return ""
+
+
+def environment(runs: Runs, names: Names) -> str:
+    """Devices, plugins and libraries of each run's last attempt."""
+    labels: dict[str, list[str]] = {}
+    for index, run in enumerate(runs):
+        record = run.environment
+        single = {key: record.get(key) for key in ("devices", "processes", "python", "host")}
+        for key, value in {
+            **single,
+            **(record.get("plugins") or {}),
+            **(record.get("versions") or {}),
+        }.items():
+            if value is not None:
+                labels.setdefault(key, [""] * len(runs))[index] = str(value)
+    rows = [[label, *values] for label, values in labels.items()]
+    return section("Environment", card(table(["", *names], rows))) if rows else ""
+
+
+def configs(runs: Runs, names: Names) -> str:
+    """Each run's config in full, folded."""
+    blocks = []
+    for run, name in zip(runs, names, strict=True):
+        if run.config is None:
+            blocks.append(card(f'<p class="warn">{escape(run.config_problem)}</p>'))
+            continue
+        text = escape(to_text(run.config))
+        blocks.append(card(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>"))
+    return section("Config", "".join(blocks))

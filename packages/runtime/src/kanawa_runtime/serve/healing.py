@@ -1,0 +1,34 @@
+"""Prompts that end in a space: the space belongs to the next token, so it is taken back and asked for again.
+
+A byte-pair tokenizer writes "def name" as "def", " name". After "def", " " the model has seen nothing but oddities.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+
+
+class HealedPrompt(NamedTuple):
+    """Ids to prefill, and the blanks taken back: the first new token must begin with them."""
+
+    ids: list[int]
+    blanks: bytes
+
+
+def heal(tokenizer: Tokenizer, text: str) -> HealedPrompt:
+    """Returns the prompt's ids with a begin token, without a last token of blanks alone."""
+    ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
+    last = tokenizer.tokens[ids[-1]]
+    if len(ids) > 2 and last and not last.strip(b" \t"):
+        return HealedPrompt(ids[:-1], last)
+    return HealedPrompt(ids, b"")
+
+
+def first_tokens(tokenizer: Tokenizer, prompts: Sequence[HealedPrompt]) -> np.ndarray | None:
+    """Returns bool [prompts, vocab]: tokens that begin with each prompt's blanks; None where none were taken back."""
+    if not any(prompt.blanks for prompt in prompts):
+        return None
+    return np.array([[token.startswith(p.blanks) for token in tokenizer.tokens] for p in prompts])

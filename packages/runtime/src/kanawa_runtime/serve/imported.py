@@ -1,0 +1,83 @@
+"""Models that no run of ours trained: found in a folder by whichever installed model store knows it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.config import Config
+from kanawa.contracts import StoredModel, from_plain, is_tuned
+from kanawa.errors import UsageError
+from kanawa.module import Module, param_specs
+from kanawa.plugins import component, host
+
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.train.trainer import Trainer
+
+#: The name under which this package catalogues its own store.
+OWN = "run"
+
+
+def imported_experiment(model: Config) -> Trainer.Config:
+    """Returns an experiment around a model that came without one: random tokens until someone sets `data`."""
+    data = RandomTokens.Config(sequence_length=128, vocab_size=model.vocab_size)
+    return Trainer.Config(model=model, data=data, batch_size=8, steps=1)
+
+
+def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | None:
+    """Returns the model of a folder that another store holds; None for a run of ours, or what nobody knows."""
+    for state in host().components("model_stores"):
+        if state.name != OWN and state.state.usable:
+            store = component("model_stores", state.name)()
+            if store.holds(directory):
+                return store.load(directory, step)
+    return None
+
+
+def stored_model(directory: Path) -> StoredModel:
+    """Returns the model of a run or of any other known folder; raises UsageError where nobody knows it."""
+    found = stored_elsewhere(directory)
+    own = component("model_stores", OWN)()
+    if found is None and own.holds(directory):
+        found = own.load(directory)
+    if found is None:
+        names = ", ".join(sorted(state.name for state in host().components("model_stores")))
+        message = f"{directory} holds no model of a known kind ({names})"
+        raise UsageError(message)
+    return found
+
+
+def fitted(stored: StoredModel, module: Module) -> Mapping[str, Any]:
+    """Returns the stored parameters as the module keeps them: a plain model's get its adapters and weight forms.
+
+    Adapters start as they do everywhere, so the model computes what the stored one did, up to quantisation.
+    """
+    same = stored.params.keys() == flatten_paths(param_specs(module)).keys()
+    if same or not is_tuned(module):
+        return stored.params
+    return flatten_paths(from_plain(module, unflatten_paths(stored.params), jax.random.key(0, impl="threefry2x32")))
+
+
+def place(arrays: Mapping[str, Any], abstract: Any) -> dict[str, Any]:
+    """Returns host arrays on their devices, in the structure, dtypes and shardings of the abstract tree.
+
+    Raises UsageError naming every array that is missing, left over, or of another shape.
+    """
+    wanted = flatten_paths(abstract)
+    problems = [f"{path}: missing" for path in wanted if path not in arrays]
+    problems += [f"{path}: left over" for path in arrays if path not in wanted]
+    problems += [
+        f"{path}: has shape {list(np.shape(arrays[path]))}, expected {list(leaf.shape)}"
+        for path, leaf in wanted.items()
+        if path in arrays and np.shape(arrays[path]) != leaf.shape
+    ]
+    if problems:
+        message = "\n  ".join(["the model's arrays are not those asked for:", *problems])
+        raise UsageError(message)
+    return unflatten_paths({path: _placed(arrays[path], leaf) for path, leaf in wanted.items()})
+
+
+def _placed(array: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(np.asarray(array).astype(leaf.dtype, copy=False), leaf.sharding)

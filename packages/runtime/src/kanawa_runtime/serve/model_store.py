@@ -1,0 +1,81 @@
+"""Runs as a model store: a model from elsewhere becomes a run whose checkpoint 0 holds it, ready to use and to train.
+
+What the origin wants back when the model returns to it lies in the run's `origin` folder: notes and carried files.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.config import to_json
+from kanawa.contracts import ModelStore, StoredModel
+from kanawa.errors import UsageError
+
+from kanawa_runtime.checkpoint import Checkpointer
+from kanawa_runtime.checkpoint.durable import write_durable
+from kanawa_runtime.serve.imported import imported_experiment
+from kanawa_runtime.train.environment_record import environment_record
+from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, PLUGINS, read_config
+
+ORIGIN, NOTES = "origin", "notes.json"
+
+
+class RunStore(ModelStore):
+    """Run directories: config.json, checkpoints/STEP, origin/."""
+
+    def holds(self, directory: Path) -> bool:
+        """Returns whether config.json is a config of ours."""
+        try:
+            found = json.loads((directory / CONFIG).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return isinstance(found, dict) and "$type" in found
+
+    def load(self, directory: Path, step: int | None = None) -> StoredModel:
+        """Returns the model of a run's newest or given step, as host arrays."""
+        from kanawa_runtime.serve.open_run import open_run
+
+        run = open_run(directory, step=step)
+        params, state = jax.device_get((flatten_paths(run.params), flatten_paths(run.state)))
+        origin = directory / ORIGIN
+        notes = json.loads((origin / NOTES).read_bytes()) if (origin / NOTES).exists() else {}
+        files = {path.name: path for path in sorted(origin.glob("*")) if path.name != NOTES}
+        return StoredModel(read_config(directory).model, params, state, files, notes)
+
+    def save(self, directory: Path, model: StoredModel) -> None:
+        """Writes the run with checkpoint 0; raises UsageError where the directory is in use."""
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            message = f"{directory} already exists; give a new directory, nothing is overwritten"
+            raise UsageError(message)
+        partial = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / ORIGIN).mkdir(parents=True)
+        try:
+            self._write(partial, model)
+            os.replace(partial, directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _write(self, folder: Path, model: StoredModel) -> None:
+        for name, source in model.files.items():
+            shutil.copyfile(source, folder / ORIGIN / name)
+        write_durable(folder / ORIGIN / NOTES, json.dumps(dict(model.notes), indent=1).encode())
+        checkpoints = Checkpointer(folder / CHECKPOINTS)
+        meta = environment_record() | {"imported": True}
+        try:
+            checkpoints.save(0, params=_tree(model.params), opt={}, state=_tree(model.state), data=None, meta=meta)
+        finally:
+            checkpoints.close()
+        experiment = imported_experiment(model.config)
+        write_durable(folder / PLUGINS, json.dumps(environment_record() | {"format": FORMAT}, indent=1).encode())
+        write_durable(folder / CONFIG, json.dumps(to_json(experiment), indent=1).encode())
+
+
+def _tree(arrays: Any) -> dict[str, Any]:
+    return unflatten_paths({path: jnp.asarray(np.asarray(array)) for path, array in arrays.items()})

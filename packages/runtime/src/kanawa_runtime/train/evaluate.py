@@ -1,0 +1,77 @@
+"""Evaluation on the held-out split: one pass, sums added up on the host, divided once."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from kanawa.contracts import DataSource, Program
+
+from kanawa_runtime.data.loader import Loader
+from kanawa_runtime.data.trigram import ByteTrigram
+from kanawa_runtime.train.placement import global_batch, local_rows
+
+
+class Evaluator:
+    """Runs the compiled evaluation step over held-out rows; compiles on first use."""
+
+    def __init__(self, cfg: Any, program: Program) -> None:
+        self.cfg = cfg
+        self.program = program
+        self.source = held_out(cfg)
+        self._compiled: Any = None
+
+    def evaluate(self, params: Any, state: Any, limit: int | None = None) -> dict[str, float] | None:
+        """Returns `loss` in nats a token, `tokens`, and for text `nats_per_byte`, over at most `limit` batches.
+
+        None without held-out data.
+        """
+        if self.source is None:
+            return None
+        if self._compiled is None:
+            self._compiled = self.program.lower().compile()
+        abstract = self.program.abstract_args[2]
+        rows = local_rows(abstract)
+        loader = Loader.Config().build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
+        total, num_bytes, report = None, 0.0, None
+        for index, local in enumerate(loader):
+            if limit is not None and index >= limit:
+                break
+            report = self._compiled(params, state, global_batch(local, abstract, rows))
+            values = np.asarray(report.values, np.float64)
+            total = values if total is None else total + values
+            num_bytes += self.source.target_bytes(local.target_ids, local.loss_weights) or 0.0
+        if report is None or total is None:
+            return None
+        nats, tokens = report.main_loss(total)
+        found = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
+        num_bytes = summed_over_hosts(num_bytes)
+        if num_bytes:
+            found["nats_per_byte"] = nats / num_bytes
+        return found
+
+
+def held_out(cfg: Any) -> DataSource | None:
+    """Returns the source of the held-out split in a fixed order, once through; None where data has no splits."""
+    fields = cfg.data.fields()
+    if "split" not in fields:
+        return None
+    own = cfg.data.clone().set(split="validation", epochs=1, shuffle=False)
+    return own.build()
+
+
+def trigram_nats_per_byte(cfg: Any) -> float | None:
+    """Returns the held-out score of a byte-trigram table of the training text; None where the data is no text."""
+    corpus = getattr(cfg.data.build(), "corpus", None)
+    if corpus is None:
+        return None
+    table = ByteTrigram(document.data for document in corpus.documents("train"))
+    return table.nats_per_byte([document.data for document in corpus.documents("validation")])
+
+
+def summed_over_hosts(value: float) -> float:
+    """Returns the sum of a number over all processes of the run; every process must call it."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    return float(np.sum(multihost_utils.process_allgather(np.float64(value))))

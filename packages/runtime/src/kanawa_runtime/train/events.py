@@ -1,0 +1,209 @@
+"""RUN/events.jsonl: what happened in a run, one JSON object a line, appended as it happens.
+
+A line is one write to a file opened for appending, so a kill leaves whole lines and at most one
+torn one at the end. Floats are written by `repr` and read back bit for bit; non-finite ones are the
+strings "nan", "inf" and "-inf".
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from kanawa.errors import KanawaError
+
+logger = logging.getLogger(__name__)
+
+#: Lines held in memory while the disk is full; older ones are dropped beyond it.
+_MAX_HELD = 10_000
+
+
+class EventLogError(KanawaError):
+    """Events could not be written and are lost."""
+
+
+class EventLog:
+    """Appends records to one file; safe from several threads. With `path` None nothing is written.
+
+    Each opening is an attempt, numbered from 1. While the disk is full, lines are held and
+    written later, in order.
+    """
+
+    def __init__(self, path: Path | None, attempt: int | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._held: list[bytes] = []
+        self._descriptor: int | None = None
+        found = 0
+        if path is not None:
+            mend_torn_line(path)
+            found = last_attempt(read_events(path))
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self.attempt = found + 1 if attempt is None else attempt
+
+    def write(self, event: str, /, **fields: Any) -> dict[str, Any]:
+        """Appends one record and returns it.
+
+        `time` is seconds since the epoch, `clock` a monotonic one.
+        """
+        record = {"event": event, "attempt": self.attempt}
+        record |= {name: plain(value) for name, value in fields.items()}
+        record |= {"time": round(time.time(), 6), "clock": round(time.monotonic(), 6)}
+        if self.path is None:
+            return record
+        line = json.dumps(record, allow_nan=False, separators=(", ", ": ")) + "\n"
+        with self._lock:
+            self._held.append(line.encode())
+            self._write_held()
+        if event in ("checkpoint_committed", "run_ended"):
+            self.sync()
+        return record
+
+    def sync(self) -> bool:
+        """Makes everything written so far durable; False where the disk doesn't take it now."""
+        with self._lock:
+            if self._descriptor is None:
+                return True
+            self._write_held()
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                logger.error("%s could not be synced: %s", self.path, error)
+                return False
+            return not self._held
+
+    def close(self) -> None:
+        """Syncs and closes; raises EventLogError where lines are lost."""
+        self.sync()
+        with self._lock:
+            if self._descriptor is None:
+                return
+            os.close(self._descriptor)
+            self._descriptor = None
+            lost = len(self._held)
+        if lost:
+            message = f"{lost} events could not be written to {self.path}: free disk space"
+            raise EventLogError(message)
+
+    def __enter__(self) -> "EventLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write_held(self) -> None:
+        """Writes what is held; on failure takes back a partial line and keeps the rest."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        while self._held:
+            line = self._held[0]
+            size = os.fstat(descriptor).st_size
+            try:
+                whole = os.write(descriptor, line) == len(line)
+                reason = "the disk took only a part of a line"
+            except OSError as error:
+                whole, reason = False, str(error)
+            if not whole:
+                os.ftruncate(descriptor, size)
+                if len(self._held) == 1:
+                    logger.error("events are held in memory: %s: %s", self.path, reason)
+                del self._held[:-_MAX_HELD]
+                return
+            self._held.pop(0)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON can hold it: NumPy and JAX scalars as numbers.
+
+    Non-finite floats as strings.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, float):
+        if not hasattr(value, "dtype"):
+            return str(value)
+        value = np.asarray(value).tolist()
+        if not isinstance(value, float):
+            return plain(value)
+    return value if math.isfinite(value) else str(value)
+
+
+def number(value: Any) -> float:
+    """Returns a recorded number as a float; the strings of non-finite ones become them again."""
+    return float(value)
+
+
+def mend_torn_line(path: Path) -> None:
+    """Ends a file's last line: adds the newline to a whole record, cuts off a torn one."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        if not data or data.endswith(b"\n"):
+            return
+        start = data.rfind(b"\n") + 1
+        if _parsed(data[start:]) is not None:
+            file.write(b"\n")
+            return
+        logger.warning("%s: cut off a torn last line of %d bytes", path, len(data) - start)
+        file.truncate(start)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the records in order.
+
+    Unreadable lines are skipped, with a warning unless it is the torn last one.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for index, line in enumerate(lines):
+        record = _parsed(line) if line.strip() else None
+        if record is not None:
+            records.append(record)
+        elif line.strip() and index < len(lines) - 1:
+            logger.warning("%s: line %d can't be read and is skipped", path, index + 1)
+    return records
+
+
+def step_records(events: list[dict[str, Any]], kind: str = "step") -> dict[int, dict[str, Any]]:
+    """Returns records of a kind by step, in step order.
+
+    After a resume the last record of a step wins.
+    """
+    found = {r["step"]: r for r in events if r["event"] == kind and isinstance(r.get("step"), int)}
+    return dict(sorted(found.items()))
+
+
+def last_attempt(events: list[dict[str, Any]]) -> int:
+    """Returns the highest attempt number, 0 where there is none."""
+    return max((r["attempt"] for r in events if isinstance(r.get("attempt"), int)), default=0)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Returns a line's record, None where it is not a whole one."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "event" in record else None

@@ -1,0 +1,269 @@
+"""A run on disk: config.json, plugins.json, events.jsonl, checkpoints/STEP/ and report.html.
+
+config.json is written last and atomically: a directory without it is not a run yet.
+"""
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from kanawa.config import Change, Config, diff, digest, from_json, parse_path, to_json
+from kanawa.errors import ConfigError, UsageError
+
+from kanawa_runtime.checkpoint.durable import write_durable
+from kanawa_runtime.checkpoint.layout import committed_steps
+from kanawa_runtime.train.environment_record import environment_record
+from kanawa_runtime.train.events import EventLog
+from kanawa_runtime.train.run_lock import RunLock
+
+#: Of the layout; a change that older code would misread needs a new number.
+FORMAT = 1
+
+CONFIG, PLUGINS, EVENTS, CHECKPOINTS, REPORT = (
+    "config.json",
+    "plugins.json",
+    "events.jsonl",
+    "checkpoints",
+    "report.html",
+)
+_PROBE_BYTES = 1 << 16
+
+
+class RunDirectoryError(UsageError):
+    """A directory can't be used as this run; the message says why and what to do."""
+
+
+class RunDirectory:
+    """An opened run: locked for writing by process 0, read by nobody else of its gang.
+
+    `config` is the one of this attempt; `changes` lists where its placement differs from the
+    last one's.
+    """
+
+    def __init__(self, path: Path, config: Config, *, is_primary: bool) -> None:
+        self.path = path
+        self.config = config
+        self.is_primary = is_primary
+        self.changes: tuple[Change, ...] = ()
+        self._lock = RunLock(path / ".lock")
+        self._events: EventLog | None = None
+
+    @classmethod
+    def open(cls, path: Path | str, config: Config) -> "RunDirectory":
+        """Creates or reopens a run, before anything expensive happens.
+
+        Raises RunDirectoryError where it belongs to another experiment, is damaged, was
+        written by a newer version, or can't be written; RunLockedError where another
+        process writes to it.
+        """
+        run = cls(Path(path).resolve(), config, is_primary=jax.process_index() == 0)
+        if run.is_primary:
+            run._open_primary()
+        return run
+
+    def _open_primary(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            self._probe()
+            if (self.path / CONFIG).exists():
+                self.changes = compare(self.path, self.config)
+            else:
+                _check_fresh(self.path)
+            if self.changes or not (self.path / CONFIG).exists():
+                self._write_records()
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            self._lock.release()
+            raise _unwritable(self.path, error) from error
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _probe(self) -> None:
+        """Writes and removes a small file, so that a full or read-only disk shows now."""
+        probe = self.path / f".probe.{os.getpid()}"
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _write_records(self) -> None:
+        record = environment_record() | {"format": FORMAT}
+        write_durable(self.path / PLUGINS, json.dumps(record, indent=1).encode())
+        text = json.dumps(to_json(self.config, origins=True), indent=1)
+        write_durable(self.path / CONFIG, text.encode())
+
+    @property
+    def directory(self) -> str:
+        """The run's path as text, for hooks and services."""
+        return str(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the step directories are."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def report(self) -> Path:
+        """Where the run's own report goes."""
+        return self.path / REPORT
+
+    @property
+    def attempt(self) -> int:
+        """The number of this opening, from 1."""
+        return self.events().attempt
+
+    def events(self) -> EventLog:
+        """Returns the run's event log; in other processes than 0, one that writes nothing."""
+        if self._events is None:
+            self._events = EventLog(self.path / EVENTS if self.is_primary else None)
+        return self._events
+
+    def description(self) -> dict[str, Any]:
+        """Returns what the `run_started` event says about the run."""
+        return environment_record() | {
+            "run": self.path.name,
+            "experiment_digest": digest(self.config, "experiment"),
+            "placement_digest": digest(self.config, "placement"),
+            "config_changes": [change.to_json() for change in self.changes],
+        }
+
+    def meta(self) -> dict[str, Any]:
+        """Returns what is saved with every checkpoint."""
+        return environment_record() | {
+            "experiment_digest": digest(self.config, "experiment"),
+            "config_digest": digest(self.config, "all"),
+            "attempt": self.attempt,
+        }
+
+    def close(self) -> None:
+        """Closes the event log and gives the lock back."""
+        try:
+            if self._events is not None:
+                self._events.close()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_config(path: Path | str) -> Config:
+    """Returns a run's config; raises RunDirectoryError where there is none or it can't be read."""
+    path = Path(path)
+    file = path / CONFIG
+    try:
+        data = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        message = f"{path} is not a run: it has no {CONFIG}"
+        raise RunDirectoryError(message) from error
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    _check_format(path)
+    try:
+        return from_json(data)
+    except (ConfigError, TypeError, AttributeError, KeyError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def compare(path: Path, config: Config) -> tuple[Change, ...]:
+    """Returns the placement changes since the run's last config.
+
+    Raises RunDirectoryError, listing every change that matters, where the experiment is another
+    one.
+    """
+    old = read_config(path)
+    changes = diff(old, config)
+    if digest(old, "experiment") == digest(config, "experiment"):
+        return tuple(changes)
+    listed = [str(change) for change in changes if not _is_placement(old, change.path)]
+    message = (
+        f"{path} belongs to another experiment; its config differs (run -> asked):\n  "
+        + "\n  ".join(listed)
+        + "\nUse another --run directory, or ask for the values above on the left"
+    )
+    raise RunDirectoryError(message)
+
+
+def _is_placement(config: Config, path: str) -> bool:
+    """Whether a path lies in a field that only says where and how the experiment runs."""
+    node: Any = config
+    for key in parse_path(path):
+        if isinstance(node, Config):
+            if key in type(node).PLACEMENT:
+                return True
+            node = getattr(node, str(key), None)
+        elif isinstance(node, dict):
+            node = node.get(key)
+        elif isinstance(node, list | tuple) and isinstance(key, int) and key < len(node):
+            node = node[key]
+        else:
+            return False
+    return False
+
+
+def _check_fresh(path: Path) -> None:
+    """Refuses a directory that holds other files, or a run whose config.json is gone."""
+    names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", PLUGINS))
+    if any(name in (EVENTS, CHECKPOINTS) for name in names) and committed_steps(path / CHECKPOINTS):
+        raise _damaged(path, f"{CONFIG} is missing")
+    foreign = [n for n in names if n not in (EVENTS, CHECKPOINTS, REPORT) and not n.endswith(".partial")]
+    if foreign:
+        message = (
+            f"{path} holds other files ({', '.join(foreign[:5])}) and no {CONFIG}: "
+            "it is not a run. Give an empty or new directory with --run"
+        )
+        raise RunDirectoryError(message)
+
+
+def _check_format(path: Path) -> None:
+    try:
+        record = json.loads((path / PLUGINS).read_text())
+        found = int(record["format"])
+    except (OSError, ValueError, KeyError, TypeError):
+        # It only describes; without it config.json's own schema versions still protect.
+        return
+    if found > FORMAT:
+        wrote = record.get("plugins", {}).get("kanawa-runtime", "a newer version")
+        message = (
+            f"{path} was written by kanawa-runtime {wrote} in layout {found}; this one "
+            f"knows layout {FORMAT}. Upgrade kanawa-runtime"
+        )
+        raise RunDirectoryError(message)
+
+
+def _damaged(path: Path, found: str) -> RunDirectoryError:
+    steps = committed_steps(path / CHECKPOINTS)
+    kept = f"its checkpoints are intact (steps {steps})" if steps else "it has no checkpoint yet"
+    message = (
+        f"{path / CONFIG} can't be read: {found}\n{kept}. To recover, put back the run's {CONFIG} "
+        "from a backup, or delete it and write it anew: "
+        f"kanawa show EXPERIMENT --json > {path / CONFIG}"
+    )
+    return RunDirectoryError(message)
+
+
+def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    message = (
+        f"{path} can't be written: {error.strerror or error}; nothing was started. "
+        "Free space, fix its permissions, or choose another --run directory"
+    )
+    return RunDirectoryError(message)

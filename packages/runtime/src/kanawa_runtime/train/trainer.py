@@ -1,0 +1,161 @@
+"""The training workload: one config with slots for model, data, learner and gradients, and its programs."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from kanawa.arrays.memory import kept_in, on_device
+from kanawa.arrays.prng import step_key
+from kanawa.arrays.shardings import abstract_params, array_sharding, replicated
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.contracts import (
+    BATCH_AXES,
+    Batch,
+    DataSource,
+    Environment,
+    GradientStrategy,
+    LossProgram,
+    ModelLoss,
+    Program,
+    Workload,
+)
+from kanawa.contracts.optimizer_state import parameter_of, state_sharding
+from kanawa.module import Last, next_state, param_specs, state_specs
+
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.train.gradients import WholeBatch
+from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
+from kanawa_runtime.train.step_report import StepReport
+
+
+class TrainState(NamedTuple):
+    """All that a step changes; donated to the step. `opt` is flat: "transform/path" to array."""
+
+    step: jax.Array
+    params: dict[str, Any]
+    state: dict[str, Any]
+    opt: dict[str, jax.Array]
+
+
+class Trainer(Workload):
+    """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`."""
+
+    class Config(Workload.Config):
+        PLACEMENT = ("execution", "gradients", "evaluation", "checkpoints")
+
+        data: DataSource.Config = kn.REQUIRED
+        batch_size: int = kn.REQUIRED
+        steps: int = kn.REQUIRED
+        seed: int = 0
+        learner: Learner.Config = Learner.Config()
+        gradients: GradientStrategy.Config = WholeBatch.Config()
+        evaluation: EvaluationPolicy = EvaluationPolicy()
+        checkpoints: CheckpointPolicy = CheckpointPolicy()
+        sample_prompt: str = ""
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the sizes."""
+            sizes = {"batch_size": self.batch_size, "steps": self.steps}
+            return [f"{k} is {v}, expected at least 1" for k, v in sizes.items() if v < 1]
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.model = cfg.model.build()
+        self.specs = param_specs(self.model)
+        self.state_specs = state_specs(self.model)
+        self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
+        self.gradient_strategy = cfg.gradients.build()
+
+    # --- programs --------------------------------------------------------------------------------------------
+
+    def programs(self, environment: Environment) -> Mapping[str, Program]:
+        """Returns `init`, `train_step` and `eval_step`."""
+        state = self.abstract_state(environment)
+        batch = self.abstract_batch(environment)
+        mesh = environment.mesh
+        shardings = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+        whole = None if mesh is None else replicated(mesh)
+        both = None if mesh is None else (shardings, whole)
+        eval_args = (state.params, state.state, batch)
+        return {
+            "init": Program("init", self.init, (), (), shardings, environment),
+            "train_step": Program("train_step", self.train_step, (state, batch), (0,), both, environment),
+            "eval_step": Program("eval_step", self.eval_step, eval_args, (), whole, environment),
+        }
+
+    def init(self) -> TrainState:
+        """Returns the state before the first update; a pure function of the config."""
+        key = jax.random.key(self.config.seed, impl="threefry2x32")
+        params = kn.initialize(self.model, jax.random.fold_in(key, 0))
+        state = kn.initial_state(self.model, jax.random.fold_in(key, 1))
+        opt = self.rule.init(flatten_paths(params))
+        return TrainState(jnp.zeros((), jnp.int32), params, state, opt)
+
+    def train_step(self, before: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
+        """Returns the state after one update, and the report of the loss before it."""
+        key = step_key(self.config.seed, before.step)
+        trained, loss = self.trained_part(before.params)
+        grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
+        params, opt, metrics = self.rule.update(
+            flatten_paths(grads), on_device(before.opt), flatten_paths(before.params)
+        )
+        after = TrainState(before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt)
+        return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
+
+    def evaluated(self, params: Any, opt: dict[str, jax.Array]) -> Any:
+        """Returns the parameters to evaluate and serve with; an averaging optimizer's differ from those it trains."""
+        if not self.rule.averages:
+            return params
+        return unflatten_paths(self.rule.evaluated(flatten_paths(params), on_device(opt)))
+
+    def eval_step(self, params: Any, state: Any, batch: Batch) -> StepReport:
+        """Returns the report of a batch without training on it."""
+        _, outputs = kn.functional(self.model)(params, state, batch, train=False)
+        return StepReport.of(outputs)
+
+    def trained_part(self, params: Any) -> tuple[Any, LossProgram]:
+        """Returns the parameters that the learner trains, and the loss as a function of those alone.
+
+        Frozen ones are constants of that function: no gradient of theirs is computed, summed or sent anywhere.
+        """
+        flat = flatten_paths(params)
+        if flat.keys() == self.rule.specs.keys():
+            return params, ModelLoss(self.model)
+        fixed = unflatten_paths({path: leaf for path, leaf in flat.items() if path not in self.rule.specs})
+        trained = unflatten_paths({path: flat[path] for path in self.rule.specs})
+        return trained, ModelLoss(self.model, fixed)
+
+    # --- shapes ----------------------------------------------------------------------------------------------
+
+    def abstract_state(self, environment: Environment) -> TrainState:
+        """Returns shapes, dtypes and shardings of the state; optimizer arrays shaped like a parameter follow it."""
+        rules, mesh = environment.plan.param_rules, environment.mesh
+        params = abstract_params(self.specs, rules, mesh)
+        state = abstract_params(self.state_specs, rules, mesh)
+        flat = flatten_paths(params)
+        opt = jax.eval_shape(self.rule.init, flat)
+        whole = None if mesh is None else replicated(mesh)
+        step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        memory = environment.plan.optimizer_memory
+        placed = {n: kept_in(_placed(leaf, flat.get(parameter_of(n)), whole), memory) for n, leaf in opt.items()}
+        return TrainState(step, params, state, placed)
+
+    def abstract_batch(self, environment: Environment) -> Batch:
+        """Returns shapes, dtypes and shardings of one global batch, without opening the data."""
+        shape = (self.config.batch_size, self.config.data.sequence_length)
+        mesh, rules = environment.mesh, environment.plan.activation_rules
+        sharding = None
+        if mesh is not None:
+            sharding = array_sharding(shape, BATCH_AXES.input_ids, rules, mesh, "batch_size")
+        ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+        weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        packed = self.config.data._target.packed
+        return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
+
+
+def _placed(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct | None, whole: Any) -> jax.ShapeDtypeStruct:
+    """Returns an optimizer array's abstract form, sharded as its parameter is; `whole` if it belongs to none."""
+    sharding = whole if param is None else state_sharding(leaf.shape, param, whole)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,4 +1,0 @@
-"""One self-contained page about runs: curves, throughput, kernels, versions, differences."""
-
-from sashimono_runtime.report.page import write_report as write_report
-from sashimono_runtime.report.picture import loss_picture as loss_picture
