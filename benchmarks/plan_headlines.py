@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kanawa_parallel.plan.calibration import PUBLISHED, Published, share_of_peak
+from kanawa_parallel.plan.cost.calibration import PUBLISHED, Published, share_of_peak
 
 #: Kinds of device by the first letters of a target; a share holds for a kind.
 FAMILIES = {"v5p": "tpu-3d", "h100": "hopper", "b200": "blackwell", "trn2": "trainium"}

@@ -21,7 +21,7 @@ from kanawa.contracts import PrecisionConfig
 from kanawa_layers.recipes.llama import llama
 from kanawa_parallel.plan.analyse import analyse, installed
 from kanawa_parallel.plan.compilation import compile_program
-from kanawa_parallel.plan.probe import measured
+from kanawa_parallel.plan.cost.probe import measured
 from kanawa_parallel.remat import FullRemat
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from kanawa.plugins import DeviceSpec
-from kanawa_parallel.plan.hlo import parse_module
+from kanawa_parallel.plan.read.hlo import parse_module
 
 TEXTS = Path(__file__).with_name("texts")
 PLATFORMS = ("tpu", "gpu")

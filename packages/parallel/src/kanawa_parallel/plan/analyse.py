@@ -8,18 +8,18 @@ from typing import Any
 from kanawa.compose.experiment import Composition
 from kanawa.plugins import DeviceSpec
 
-from kanawa_parallel.plan import arguments as held
-from kanawa_parallel.plan.attribution import module_of, module_paths, phase_of
-from kanawa_parallel.plan.bubble import bubble_share
-from kanawa_parallel.plan.calibration import calibration, published
 from kanawa_parallel.plan.compilation import Compilation
-from kanawa_parallel.plan.hlo import HloModule, parse_module
-from kanawa_parallel.plan.kernel_cost import SeenKeys
-from kanawa_parallel.plan.links import Links
-from kanawa_parallel.plan.liveness import Peak, by_owner, peak
-from kanawa_parallel.plan.report import ModuleRow, Report, Traffic
+from kanawa_parallel.plan.cost.bubble import bubble_share
+from kanawa_parallel.plan.cost.calibration import calibration, published
+from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.timing import Seconds, Timing
+from kanawa_parallel.plan.memory import arguments as held
+from kanawa_parallel.plan.memory.liveness import Peak, by_owner, peak
+from kanawa_parallel.plan.read.attribution import module_of, module_paths, phase_of
+from kanawa_parallel.plan.read.hlo import HloModule, parse_module
 from kanawa_parallel.plan.serving import DECODE
-from kanawa_parallel.plan.timing import Seconds, Timing
+from kanawa_parallel.plan.show.report import ModuleRow, Report, Traffic
 
 MFU_FORMULA = (
     "model FLOPs per step / (chips * peak FLOP/s * step seconds); model FLOPs are 3 * forward matmul FLOPs per token "

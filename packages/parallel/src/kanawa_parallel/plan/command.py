@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(plans if len(plans) > 1 else plans[0])
         return 0
-    from kanawa_parallel.plan.load import from_json
-    from kanawa_parallel.plan.render import comparison, render
+    from kanawa_parallel.plan.show.load import from_json
+    from kanawa_parallel.plan.show.render import comparison, render
 
     reports = [from_json(plan) for plan in plans]
     write("\n\n".join(render(report) for report in reports))
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     from kanawa_parallel.plan.analyse import analyse
     from kanawa_parallel.plan.compilation import compile_program
-    from kanawa_parallel.plan.prices import cost_per_million_tokens
+    from kanawa_parallel.plan.cost.prices import cost_per_million_tokens
     from kanawa_parallel.plan.serving import DECODE
-    from kanawa_parallel.plan.suggest import suggestions
+    from kanawa_parallel.plan.show.suggest import suggestions
 
     dump = None if args.dump is None else args.dump / composition.target.selector
     compilation = compile_program(composition, DECODE if args.serve else "train_step", dump)
@@ -96,7 +96,7 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
         cost = cost_per_million_tokens(price, report.chips, report.step_seconds, report.tokens_per_step)
         report = dataclasses.replace(report, cost_per_million_tokens=cost, currency=currency)
     if args.picture:
-        from kanawa_parallel.plan.picture import picture
+        from kanawa_parallel.plan.show.picture import picture
 
         args.picture.write_text(picture(composition, compilation), encoding="utf-8")
     if args.save:
@@ -111,7 +111,7 @@ def _measured(target: Any) -> Any:
     if target.device.platform != "cpu":
         message = f"--probe measures this processor, and {target.selector} isn't it; leave --probe out"
         raise UsageError(message)
-    from kanawa_parallel.plan.probe import measured
+    from kanawa_parallel.plan.cost.probe import measured
 
     return measured(target.device, target.jax_devices)
 
@@ -119,7 +119,7 @@ def _measured(target: Any) -> Any:
 def _prices(args: argparse.Namespace, found: list[Any]) -> tuple[dict[str, float], str] | None:
     if args.prices is None:
         return None
-    from kanawa_parallel.plan.prices import price_of, read_prices
+    from kanawa_parallel.plan.cost.prices import price_of, read_prices
 
     prices, currency = read_prices(args.prices)
     for composition in found:

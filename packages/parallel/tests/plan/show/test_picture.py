@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 import pytest
-from kanawa_parallel.plan.picture import draw
+from kanawa_parallel.plan.show.picture import draw
 
 MESH = {"data": 2, "fsdp": 4}
 KERNEL = ("stack.layer.up.kernel", ("layers", "embed", "mlp"), ((), ("fsdp",), ()))

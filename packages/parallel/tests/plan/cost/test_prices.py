@@ -2,7 +2,7 @@
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_parallel.plan.prices import cost_per_million_tokens, price_of, read_prices
+from kanawa_parallel.plan.cost.prices import cost_per_million_tokens, price_of, read_prices
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from kanawa_parallel.plan.report import ModuleRow, Report, Suggestion, Traffic
+from kanawa_parallel.plan.show.report import ModuleRow, Report, Suggestion, Traffic
 
 
 def from_json(plan: dict[str, Any]) -> Report:

@@ -1,7 +1,7 @@
 """The fullest moment of temporary memory against the compiler's own figure."""
 
 import pytest
-from kanawa_parallel.plan.liveness import by_owner, peak
+from kanawa_parallel.plan.memory.liveness import by_owner, peak
 
 ASSIGNMENT = """\
 BufferAssignment:

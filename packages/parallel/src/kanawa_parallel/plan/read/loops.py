@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from kanawa_parallel.plan.hlo import Computation, HloModule, Instruction
+from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _CONSTANT = re.compile(r"-?\d+")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kanawa_parallel.plan.hlo import Instruction
+from kanawa_parallel.plan.read.hlo import Instruction
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:,\s*device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}")

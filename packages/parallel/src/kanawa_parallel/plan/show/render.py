@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from kanawa_parallel.plan.report import Report
+from kanawa_parallel.plan.show.report import Report
 
 _GIB = 2**30
 _TOP = 12

@@ -8,7 +8,7 @@ import functools
 import re
 from dataclasses import dataclass, field
 
-from kanawa_parallel.plan.shapes import ArrayShape, arrays
+from kanawa_parallel.plan.read.shapes import ArrayShape, arrays
 
 _NAMED = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$|^(ENTRY )?%?([\w.\-]+) \(.*->.*\{$")

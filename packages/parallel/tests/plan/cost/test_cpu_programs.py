@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from kanawa.compose.target import parse_target
-from kanawa_parallel.plan.hlo import parse_module
-from kanawa_parallel.plan.kernel_cost import SeenKeys
-from kanawa_parallel.plan.links import Links
-from kanawa_parallel.plan.timing import Timing
+from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.timing import Timing
+from kanawa_parallel.plan.read.hlo import parse_module
 
 LAYERS, MICROBATCHES, ROWS, WIDTH, HIDDEN = 5, 4, 16, 32, 64
 MATMUL = 2 * ROWS * WIDTH * HIDDEN

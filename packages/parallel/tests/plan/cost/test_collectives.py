@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from kanawa_parallel.plan.collectives import _sent, collective
-from kanawa_parallel.plan.links import Links
+from kanawa_parallel.plan.cost.collectives import _sent, collective
+from kanawa_parallel.plan.cost.links import Links
 
 
 class Chip:

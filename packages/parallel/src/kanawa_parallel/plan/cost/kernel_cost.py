@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from kanawa_parallel.plan.flops import operand_array
-from kanawa_parallel.plan.hlo import Computation, Instruction
+from kanawa_parallel.plan.cost.flops import operand_array
+from kanawa_parallel.plan.read.hlo import Computation, Instruction
 
 #: Matmuls of [queries, width] by [keys, width] that each attention kernel does, by what its name says.
 _ATTENTION = (

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from kanawa_parallel.plan.flops import _pairs, flops
-from kanawa_parallel.plan.hlo import Computation, parse_instruction
-from kanawa_parallel.plan.kernel_cost import SeenKeys, kernel_flops
-from kanawa_parallel.plan.links import Links
-from kanawa_parallel.plan.timing import Timing
+from kanawa_parallel.plan.cost.flops import _pairs, flops
+from kanawa_parallel.plan.cost.kernel_cost import SeenKeys, kernel_flops
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.timing import Timing
+from kanawa_parallel.plan.read.hlo import Computation, parse_instruction
 
 #: The sizes in make_texts.py, on one of four devices.
 LAYERS, ROWS, WIDTH, HIDDEN = 3, 64, 256, 512

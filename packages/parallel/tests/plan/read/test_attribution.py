@@ -1,7 +1,7 @@
 """Name stacks, as JAX writes them through every transform, lead to the module that asked for the work."""
 
 import pytest
-from kanawa_parallel.plan.attribution import module_of, phase_of
+from kanawa_parallel.plan.read.attribution import module_of, phase_of
 
 PATHS = frozenset({"embedding", "stack", "stack.layer", "stack.layer.attention", "stack.layer.attention.key", "loss"})
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 from kanawa.plugins import DeviceSpec
 
-from kanawa_parallel.plan.collectives import Collective, collective, ends
-from kanawa_parallel.plan.flops import flops
-from kanawa_parallel.plan.hlo import Computation, HloModule, Instruction
-from kanawa_parallel.plan.kernel_cost import SeenKeys, kernel_flops
-from kanawa_parallel.plan.links import Links
-from kanawa_parallel.plan.loops import executions, trip_count
-from kanawa_parallel.plan.shapes import device_dtype
-from kanawa_parallel.plan.traffic import bytes_moved
+from kanawa_parallel.plan.cost.collectives import Collective, collective, ends
+from kanawa_parallel.plan.cost.flops import flops
+from kanawa_parallel.plan.cost.kernel_cost import SeenKeys, kernel_flops
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.traffic import bytes_moved
+from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
+from kanawa_parallel.plan.read.loops import executions, trip_count
+from kanawa_parallel.plan.read.shapes import device_dtype
 
 #: FLOPs a matrix unit does a cycle: matrix units of a chip * rows * columns * 2 (Google's pages of each generation).
 _FLOPS_PER_CYCLE = {

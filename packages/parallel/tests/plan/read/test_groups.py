@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from kanawa_parallel.plan.groups import mesh_axes, replica_groups
-from kanawa_parallel.plan.hlo import parse_instruction
+from kanawa_parallel.plan.read.groups import mesh_axes, replica_groups
+from kanawa_parallel.plan.read.hlo import parse_instruction
 
 MESH = {"data": 2, "fsdp": 4}
 FSDP = [[0, 1, 2, 3], [4, 5, 6, 7]]

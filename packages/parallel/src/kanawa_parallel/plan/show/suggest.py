@@ -12,8 +12,8 @@ from kanawa.plugins import host
 from kanawa_parallel.plan.analyse import analyse
 from kanawa_parallel.plan.compilation import compile_program
 from kanawa_parallel.plan.problems import compositions
-from kanawa_parallel.plan.report import Report, Suggestion
 from kanawa_parallel.plan.serving import DECODE
+from kanawa_parallel.plan.show.report import Report, Suggestion
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kanawa_parallel.plan.groups import mesh_axes, replica_groups
-from kanawa_parallel.plan.hlo import Computation, HloModule, Instruction
-from kanawa_parallel.plan.links import Links
-from kanawa_parallel.plan.shapes import arrays
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.read.groups import mesh_axes, replica_groups
+from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
+from kanawa_parallel.plan.read.shapes import arrays
 
 KINDS = (
     "all-gather",
