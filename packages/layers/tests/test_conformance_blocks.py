@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import kanawa as kn
-from kanawa.contracts import Attention, Sequences
+from kanawa.contracts import SequenceMixer, Sequences
 from kanawa.testing.layer import LayerConformance
 from kanawa_layers.basic.batch_norm import BatchNorm
 from kanawa_layers.basic.conv import Conv
@@ -130,10 +130,10 @@ class TestExpertChoice(WithSequences):
         )
 
 
-class Previous(Attention):
+class Previous(SequenceMixer):
     """An attention that compiles at once: each token sees the one before it."""
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         foreign: kn.Foreign = kn.Foreign(tensors={"scale": "scale"})
 
     def setup(self) -> None:

@@ -7,7 +7,7 @@ import kanawa as kn
 import pytest
 from kanawa.config import diff
 from kanawa.config.paths import match_path
-from kanawa.contracts import Attention
+from kanawa.contracts import SequenceMixer
 from kanawa.errors import ConfigError
 from kanawa.plugins import host
 from kanawa.testing.modifier import ModifierConformance
@@ -78,7 +78,7 @@ def recipes():
 
 
 def attention_paths(cfg):
-    return [path for path, node in cfg.walk() if node._target is not None and issubclass(node._target, Attention)]
+    return [path for path, node in cfg.walk() if node._target is not None and issubclass(node._target, SequenceMixer)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -108,7 +108,7 @@ def test_an_attention_without_the_field_is_named():
 
     cfg = llama_tiny()
     latent = LatentAttention.Config(num_heads=2, kv_rank=4, nope_dim=4, rope_dim=2, value_dim=4)
-    kn.replace(cfg, target=Attention, new=latent)
+    kn.replace(cfg, target=SequenceMixer, new=latent)
     with pytest.raises(ConfigError, match=r"no attention under '\*\*' has sinks: found LatentAttention.Config"):
         AttentionSinks.Config().build()(cfg)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
-from kanawa.contracts import Attention, FeedForward, Sequences
+from kanawa.contracts import FeedForward, SequenceMixer, Sequences
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.basic.stochastic_depth import StochasticDepth
@@ -21,10 +21,10 @@ from kanawa_layers.stack.sandwich_norm import SandwichNormBlock
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 
 
-class Previous(Attention):
+class Previous(SequenceMixer):
     """Each token becomes three times the one before it."""
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         pass
 
     def forward(self, x, sequences, cache=None):

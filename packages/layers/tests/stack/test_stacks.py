@@ -6,7 +6,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.arrays.tree import flatten_paths
-from kanawa.contracts import Attention, FeedForward, RematPolicy, Sequences
+from kanawa.contracts import FeedForward, RematPolicy, SequenceMixer, Sequences
 from kanawa.errors import ConfigError
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.dropout import Dropout
@@ -40,10 +40,10 @@ class Counting(FeedForward):
         return jnp.tanh(x) * calls
 
 
-class Previous(Attention):
+class Previous(SequenceMixer):
     """A cheap attention: each token sees the one `distance` before it, scaled."""
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         distance: int = 1
 
     def setup(self):

@@ -23,7 +23,6 @@ from kanawa.contracts.plain import to_plain as to_plain
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program
-from kanawa.contracts.roles import Attention as Attention
 from kanawa.contracts.roles import Block as Block
 from kanawa.contracts.roles import Cache as Cache
 from kanawa.contracts.roles import CacheState as CacheState
@@ -34,6 +33,7 @@ from kanawa.contracts.roles import Model as Model
 from kanawa.contracts.roles import Norm as Norm
 from kanawa.contracts.roles import Positions as Positions
 from kanawa.contracts.roles import RematPolicy as RematPolicy
+from kanawa.contracts.roles import SequenceMixer as SequenceMixer
 from kanawa.contracts.roles import Stack as Stack
 from kanawa.contracts.roles import TokenDispatcher as TokenDispatcher
 from kanawa.contracts.sequences import Sequences as Sequences

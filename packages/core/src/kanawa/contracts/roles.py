@@ -101,8 +101,8 @@ class CacheView(NamedTuple):
     page_table: jax.Array | None = None
 
 
-class Attention(Module):
-    """Mixes tokens of a sequence."""
+class SequenceMixer(Module):
+    """Mixes the tokens of a sequence: attention of any kind, or a recurrence."""
 
     class Config(Module.Config):
         input_dim: int = FROM_PARENT

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, CacheState, CacheView, Norm, Sequences
+from kanawa.contracts import CacheState, CacheView, Norm, SequenceMixer, Sequences
 from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
 
@@ -15,7 +15,7 @@ from kanawa_layers.attention.projections import Heads, add_projections
 from kanawa_layers.basic.linear import Linear
 
 
-class CrossAttention(Attention):
+class CrossAttention(SequenceMixer):
     """Every token sees the whole memory of its row, or of its segment where both sides have segment ids.
 
     The cache keeps the projected memory, of at most `memory_length` tokens (None: as long as the cache). A call with
@@ -23,7 +23,7 @@ class CrossAttention(Attention):
     Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         num_heads: int = kn.REQUIRED
         num_kv_heads: int | None = None
         head_dim: int | None = None

@@ -5,7 +5,7 @@ from typing import Any
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Cache, CacheState, CacheView, Norm, Positions, Sequences
+from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
@@ -18,7 +18,7 @@ from kanawa_layers.basic.linear import Linear
 from kanawa_layers.positions.rotary import Rotary
 
 
-class GroupedQueryAttention(Attention):
+class GroupedQueryAttention(SequenceMixer):
     """Attention of `num_heads` query heads over `num_kv_heads` key and value heads.
 
     Slots: projections (`qkv` set: one fused kernel in place of three), mask, positions, query and key norms (over
@@ -27,7 +27,7 @@ class GroupedQueryAttention(Attention):
     Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         num_heads: int = kn.REQUIRED
         num_kv_heads: int | None = None
         head_dim: int | None = None

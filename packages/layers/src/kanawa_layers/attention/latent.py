@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Cache, CacheState, CacheView, Norm, Positions, Sequences
+from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
@@ -17,7 +17,7 @@ from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.positions.rotary import Rotary
 
 
-class LatentAttention(Attention):
+class LatentAttention(SequenceMixer):
     """Keys and values of all heads are projections of one latent; one further key, shared by all heads, is rotated.
 
     Widths: `kv_rank` of the latent, `query_rank` of the queries' own (None: queries straight from the stream),
@@ -28,7 +28,7 @@ class LatentAttention(Attention):
     Tags for remat: query, latent, key, value, attention_output, attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         num_heads: int = kn.REQUIRED
         kv_rank: int = kn.REQUIRED
         query_rank: int | None = None

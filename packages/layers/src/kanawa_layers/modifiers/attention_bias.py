@@ -3,7 +3,7 @@
 from typing import Any
 
 import kanawa as kn
-from kanawa.contracts import Attention
+from kanawa.contracts import SequenceMixer
 from kanawa.errors import ConfigError
 
 _INPUTS = ("query", "key", "value", "qkv", "query_down", "kv_down")
@@ -29,7 +29,7 @@ class AttentionBias(kn.Modifier):
                     projection.set(bias=bias)
                     reached.append(name)
 
-        kn.replace(cfg, target=Attention, edit=edit, where=self.config.where)
+        kn.replace(cfg, target=SequenceMixer, edit=edit, where=self.config.where)
         if not reached:
             message = f"no attention under {self.config.where!r} has a projection named {', '.join(wanted)} with a bias"
             raise ConfigError(message)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import kanawa as kn
-from kanawa.contracts import Attention
+from kanawa.contracts import SequenceMixer
 from kanawa.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def set_on_attention(cfg: kn.Config, where: str, **values: Any) -> kn.Config:
             node.set(**values)
             reached.append(node)
 
-    kn.replace(cfg, target=Attention, edit=edit, where=where)
+    kn.replace(cfg, target=SequenceMixer, edit=edit, where=where)
     if not reached:
         names = " and ".join(values)
         message = f"no attention under {where!r} has {names}: found {', '.join(sorted(found))}"

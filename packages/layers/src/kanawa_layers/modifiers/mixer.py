@@ -3,7 +3,7 @@
 from typing import Any
 
 import kanawa as kn
-from kanawa.contracts import Attention
+from kanawa.contracts import SequenceMixer
 from kanawa.errors import UsageError
 
 
@@ -22,8 +22,10 @@ class Mixer(kn.Modifier):
         """Returns `cfg` with every attention under `where` replaced."""
         own = self.config
         layer = kn.component("layers", own.kind)
-        if not (isinstance(layer, type) and issubclass(layer, Attention)):
-            message = f"mixer: {own.kind!r} is {layer!r}, which mixes no sequences; name one that implements Attention"
+        if not (isinstance(layer, type) and issubclass(layer, SequenceMixer)):
+            message = (
+                f"mixer: {own.kind!r} is {layer!r}, which mixes no sequences; name one that implements SequenceMixer"
+            )
             raise UsageError(message)
-        kn.replace(cfg, target=Attention, new=layer.Config(**own.options), where=own.where)
+        kn.replace(cfg, target=SequenceMixer, new=layer.Config(**own.options), where=own.where)
         return cfg

@@ -3,7 +3,7 @@
 from typing import Any
 
 import kanawa as kn
-from kanawa.contracts import Attention, ForeignFamily
+from kanawa.contracts import ForeignFamily, SequenceMixer
 
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.embedding import Embedding
@@ -56,7 +56,7 @@ def recurrent_gemma(
     biased = Linear.Config(bias=True)
     recurrent = GriffinRecurrence.Config(num_heads=num_heads, width=recurrent_width, activation=gelu_tanh)
     recurrent.conv.set(width=conv_width)
-    mixers: dict[str, Attention.Config] = {
+    mixers: dict[str, SequenceMixer.Config] = {
         RECURRENT: recurrent,
         LOCAL: GroupedQueryAttention.Config(
             num_heads=num_heads,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, CacheState, Norm, Sequences
+from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
 from kanawa.kernels import linear_recurrence
 
 from kanawa_layers.basic.linear import Linear
@@ -18,7 +18,7 @@ from kanawa_layers.recurrent.head_width import head_width
 _CONVOLVED = ("query", "key", "value")
 
 
-class GatedDeltaNet(Attention):
+class GatedDeltaNet(SequenceMixer):
     """S_t = a_t (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T; out = norm(S_t^T q_t) silu(gate).
 
     beta = sigmoid(write(x)); a = exp(-exp(log_rate) softplus(decay(x) + step_bias)); queries and keys have length 1,
@@ -26,7 +26,7 @@ class GatedDeltaNet(Attention):
     Decays and states are fp32. Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
         num_heads: int = kn.REQUIRED

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Bool, Float
-from kanawa.contracts import Attention, CacheState, Sequences
+from kanawa.contracts import CacheState, SequenceMixer, Sequences
 
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
@@ -14,14 +14,14 @@ from kanawa_layers.recurrent.causal_conv import CausalConv
 from kanawa_layers.recurrent.rg_lru import RGLRU
 
 
-class GriffinRecurrence(Attention):
+class GriffinRecurrence(SequenceMixer):
     """output(activation(gate(x)) * lru(conv(value(x)))), `width` channels wide (None: the model's width).
 
     `num_heads` is the number of diagonal blocks of the unit's gates. Tags for remat: value, attention_output,
     attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         num_heads: int = kn.REQUIRED
         width: int | None = None
         activation: Callable = jax.nn.gelu

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, CacheState, Sequences
+from kanawa.contracts import CacheState, SequenceMixer, Sequences
 
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 
 
-class LSTM(Attention):
+class LSTM(SequenceMixer):
     """i, f, g, o = input(x_t) + h_(t-1) W; c = sigmoid(f) c + sigmoid(i) tanh(g); h = sigmoid(o) tanh(c); output(h).
 
     One token after the other: no other form exists, because h enters the gates. Gates and states are fp32. The forget
@@ -18,7 +18,7 @@ class LSTM(Attention):
     attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         hidden_dim: int | None = None
         forget_bias: float = 1.0
         input: Linear.Config = Linear.Config(bias=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, CacheState, Sequences
+from kanawa.contracts import CacheState, SequenceMixer, Sequences
 from kanawa.kernels import linear_recurrence
 
 from kanawa_layers.basic.linear import Linear
@@ -21,7 +21,7 @@ from kanawa_layers.recurrent.head_width import head_width
 _CONVOLVED = ("value", "key", "query")
 
 
-class Mamba2(Attention):
+class Mamba2(SequenceMixer):
     """S_t = exp(-exp(log_rate) dt_t) S_(t-1) + dt_t key_t value_t^T; out = norm((S_t^T query_t + skip value_t) gate).
 
     `num_heads` heads share `expand * input_dim` channels; `num_groups` groups of them share key and query, of width
@@ -30,7 +30,7 @@ class Mamba2(Attention):
     attention_output, attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
         num_heads: int = kn.REQUIRED

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Attention, CacheState, Positions, Sequences
+from kanawa.contracts import CacheState, Positions, SequenceMixer, Sequences
 from kanawa.kernels import MaskSpec, attention, linear_recurrence
 from kanawa.kernels.segments import Segments
 
@@ -18,7 +18,7 @@ from kanawa_layers.recurrent.head_norm import HeadNorm
 _NOWHERE = 2**30
 
 
-class RAttention(Attention):
+class RAttention(SequenceMixer):
     """norm(window attention) + norm(linear attention), sharing queries, keys and values.
 
     A query attends to `window` keys, its own included, with rotary positions; earlier keys, without positions, reach
@@ -27,7 +27,7 @@ class RAttention(Attention):
     attention_output, attention_projection.
     """
 
-    class Config(Attention.Config):
+    class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
         num_heads: int = kn.REQUIRED

@@ -4,7 +4,7 @@ from typing import Any
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Block, CacheState, FeedForward, Norm, Sequences
+from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
 
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.stack.residual import Residual
@@ -19,8 +19,8 @@ class CrossPreNormBlock(Block):
     """
 
     class Config(Block.Config):
-        attention: Attention.Config = kn.REQUIRED
-        cross_attention: Attention.Config = kn.REQUIRED
+        attention: SequenceMixer.Config = kn.REQUIRED
+        cross_attention: SequenceMixer.Config = kn.REQUIRED
         feed_forward: FeedForward.Config = kn.REQUIRED
         attention_norm: Norm.Config = RMSNorm.Config()
         cross_attention_norm: Norm.Config = RMSNorm.Config()

@@ -2,7 +2,7 @@
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Block, CacheState, Norm, Sequences
+from kanawa.contracts import Block, CacheState, Norm, SequenceMixer, Sequences
 
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.stack.residual import Residual
@@ -12,7 +12,7 @@ class MixerBlock(Block):
     """One residual branch, normalised at its input (Mamba, Gu and Dao 2023, arXiv:2312.00752, figure 3)."""
 
     class Config(Block.Config):
-        mixer: Attention.Config = kn.REQUIRED
+        mixer: SequenceMixer.Config = kn.REQUIRED
         norm: Norm.Config = RMSNorm.Config()
         residual: Residual.Config = Residual.Config()
         foreign: kn.Foreign = kn.Foreign(children={"mixer": "mixer", "norm": "norm", "residual": "residual"})

@@ -2,7 +2,7 @@
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Block, CacheState, FeedForward, Norm, Sequences
+from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
 
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.stack.residual import Residual
@@ -21,7 +21,7 @@ class OutputNormBlock(Block):
     """Norms on the branches' outputs only (OLMo 2, arXiv:2501.00656, section 3.2; Swin v2's res-post-norm)."""
 
     class Config(Block.Config):
-        attention: Attention.Config = kn.REQUIRED
+        attention: SequenceMixer.Config = kn.REQUIRED
         feed_forward: FeedForward.Config = kn.REQUIRED
         attention_norm: Norm.Config = RMSNorm.Config()
         feed_forward_norm: Norm.Config = RMSNorm.Config()

@@ -2,7 +2,7 @@
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Block, CacheState, FeedForward, Norm, Sequences
+from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
 
 from kanawa_layers.basic.layer_norm import LayerNorm
 from kanawa_layers.stack.residual import Residual
@@ -21,7 +21,7 @@ class PostNormBlock(Block):
     """The original transformer's block (Vaswani et al. 2017, arXiv:1706.03762): the stream itself is normalised."""
 
     class Config(Block.Config):
-        attention: Attention.Config = kn.REQUIRED
+        attention: SequenceMixer.Config = kn.REQUIRED
         feed_forward: FeedForward.Config = kn.REQUIRED
         attention_norm: Norm.Config = LayerNorm.Config()
         feed_forward_norm: Norm.Config = LayerNorm.Config()

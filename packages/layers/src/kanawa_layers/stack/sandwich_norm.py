@@ -2,7 +2,7 @@
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Attention, Block, CacheState, FeedForward, Norm, Sequences
+from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
 
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.stack.residual import Residual
@@ -23,7 +23,7 @@ class SandwichNormBlock(Block):
     """A norm before and one after each branch (Gemma 2, arXiv:2408.00118, section 2; CogView, arXiv:2105.13290)."""
 
     class Config(Block.Config):
-        attention: Attention.Config = kn.REQUIRED
+        attention: SequenceMixer.Config = kn.REQUIRED
         feed_forward: FeedForward.Config = kn.REQUIRED
         attention_norm: Norm.Config = RMSNorm.Config()
         attention_output_norm: Norm.Config = RMSNorm.Config()
