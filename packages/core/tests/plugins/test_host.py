@@ -210,7 +210,7 @@ class Observer:
         self.calls = 0
 
     @hookimpl
-    def kanawa_request_ended(self, event):
+    def kanawa_run_ended(self, event):
         self.calls += 1
         if event == "bad":
             raise ValueError(event)
@@ -220,14 +220,14 @@ def test_observer_is_logged_once_and_left_out_after_three_failures(fake_distribu
     bad, good = Observer(), Observer()
     host().register(bad, "bad")
     host().register(good, "good")
-    good.kanawa_request_ended = None
+    good.kanawa_run_ended = None
     for _ in range(5):
-        host().notify("kanawa_request_ended", event="bad")
-    host().notify("kanawa_request_ended", event="fine")
+        host().notify("kanawa_run_ended", run=None, event="bad")
+    host().notify("kanawa_run_ended", run=None, event="fine")
     assert (bad.calls, good.calls) == (3, 3)
     lines = [r.message for r in caplog.records if "local:bad" in r.message]
     assert len(lines) == 2
-    assert "failed in kanawa_request_ended" in lines[0]
+    assert "failed in kanawa_run_ended" in lines[0]
     assert "no longer observes: failed 3 times" in lines[1]
     assert "no longer observes" in state_of("bad").reason
 
@@ -235,20 +235,20 @@ def test_observer_is_logged_once_and_left_out_after_three_failures(fake_distribu
 def test_observers_all_hear_of_what_one_of_them_chokes_on(fake_distribution):
     class Choking:
         @hookimpl
-        def kanawa_request_ended(self, event):
+        def kanawa_run_ended(self, event):
             raise ValueError
 
     quiet = Observer()
     host().register(Choking(), "a-choking")
     host().register(quiet, "b-quiet")
-    host().notify("kanawa_request_ended", event="fine")
+    host().notify("kanawa_run_ended", run=None, event="fine")
     assert quiet.calls == 1
 
 
 def test_local_plugin_that_does_not_fit_is_refused_and_forgotten(fake_distribution):
     class Wrong:
         @hookimpl
-        def kanawa_request_ended(self, happening):
+        def kanawa_run_ended(self, happening):
             """Takes an argument that the spec doesn't have."""
 
     with pytest.raises(PluginError, match="plugin 'wrong' can't be registered: broken"):
@@ -260,8 +260,8 @@ def test_asking_for_a_hook_that_is_not_there_or_with_wrong_arguments():
     empty = PluginHost(discover=list)
     with pytest.raises(PluginError, match="did you mean 'kanawa_doctor'"):
         empty.collect("kanawa_docter")
-    with pytest.raises(PluginError, match=r"kanawa_storage takes \(url\), got \(uri\)"):
-        empty.collect("kanawa_storage", uri="s3://b")
+    with pytest.raises(PluginError, match=r"kanawa_topology takes \(target\), got \(pod\)"):
+        empty.collect("kanawa_topology", pod="v5p-512")
 
 
 def test_plugin_that_asks_the_host_while_loading_is_broken_not_a_deadlock(fake_distribution):

@@ -37,10 +37,8 @@ from kanawa.contracts.roles import SequenceMixer as SequenceMixer
 from kanawa.contracts.roles import Stack as Stack
 from kanawa.contracts.roles import TokenDispatcher as TokenDispatcher
 from kanawa.contracts.sequences import Sequences as Sequences
-from kanawa.contracts.services import Engine as Engine
 from kanawa.contracts.services import Run as Run
 from kanawa.contracts.services import Service as Service
-from kanawa.contracts.services import Storage as Storage
 from kanawa.contracts.stored_model import ForeignConfigError as ForeignConfigError
 from kanawa.contracts.stored_model import ForeignFamily as ForeignFamily
 from kanawa.contracts.stored_model import ModelStore as ModelStore

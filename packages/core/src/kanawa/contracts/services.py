@@ -1,63 +1,58 @@
-"""Parts around a run: storage by URL scheme, services that live beside it, engines that launch it elsewhere."""
+"""What lives beside a run: a logger, a watchdog, a status page. It sees every event and never changes the maths."""
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from kanawa.config import Configurable
-
-
-class Storage(abc.ABC):
-    """Files under one URL scheme. Paths are full URLs; all operations raise OSError subclasses."""
-
-    @abc.abstractmethod
-    def read(self, path: str) -> bytes:
-        """Returns a file's bytes."""
-
-    @abc.abstractmethod
-    def write(self, path: str, data: bytes) -> None:
-        """Replaces a file atomically: readers see the old bytes or the new, never a part."""
-
-    @abc.abstractmethod
-    def listing(self, path: str) -> Iterator[str]:
-        """Yields the names directly under a directory; nothing where it doesn't exist."""
-
-    @abc.abstractmethod
-    def remove(self, path: str) -> None:
-        """Removes a file or a directory with all under it."""
+from kanawa.config import Config, Configurable
 
 
 class Run(Protocol):
-    """What hooks and services see of a run."""
+    """What services and hooks see of a run."""
 
-    directory: str
-    attempt: int
-    config: Any
+    @property
+    def directory(self) -> str:
+        """The run's folder, as an absolute path."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of this opening of the run, from 1."""
+
+    @property
+    def start_step(self) -> int:
+        """Updates that were complete when this attempt began: 0, or the step of the checkpoint it resumed from.
+
+        Records of later steps that an earlier attempt wrote are void: this attempt makes those steps again.
+        """
+
+    @property
+    def config(self) -> Config:
+        """The experiment's frozen config."""
 
 
 class Service(Configurable):
-    """Something that lives as long as a run: a watchdog, a ledger, a status page. It never changes the maths."""
+    """One entry of the trainer's `services` slot; a component of kind "services".
+
+    The trainer builds it in every process, before anything expensive, so `__init__` is the place to raise a UsageError
+    for what is missing (a library, an account). The rest runs in the primary process only, on a thread of the service's
+    own: `start`, then `event` for each event in order, then `stop`. What these raise is logged, never fatal, and after
+    three failures the service is left out. A slow service loses events (counted in a warning) rather than stall a step.
+    """
 
     @abc.abstractmethod
     def start(self, run: Run) -> None:
-        """Called once before the first step."""
+        """Called once, before the first step and the first event."""
 
     def event(self, run: Run, event: Mapping[str, Any]) -> None:
-        """Called with every event the run writes."""
+        """Called with every event of this attempt as `events.jsonl` holds it; kinds that it doesn't know are no error.
+
+        Non-finite numbers are the strings "nan", "inf" and "-inf".
+        """
         del run, event
 
     @abc.abstractmethod
     def stop(self, run: Run) -> None:
-        """Called once after the last step, also when the run failed."""
+        """Called once after the last event, also when the run failed or was interrupted.
 
-
-class Engine(Configurable):
-    """Hands a run to something that starts processes: a local gang, Slurm, Kubernetes. Never a scheduler itself."""
-
-    @abc.abstractmethod
-    def render(self, command: tuple[str, ...], processes: int) -> str:
-        """Returns what would be submitted, as text."""
-
-    @abc.abstractmethod
-    def launch(self, command: tuple[str, ...], processes: int) -> int:
-        """Submits or runs it; returns the exit code of the whole."""
+        The trainer waits for it a limited time, so that a hanging network can't keep accelerators.
+        """

@@ -18,14 +18,12 @@ KINDS: tuple[str, ...] = (
     "optimizers",
     "data",
     "services",
-    "engines",
     "experiments",
     "caches",
     "schedules",
     "tokenizers",
     "gradients",
     "meshes",
-    "loggers",
 )
 PLUGIN_KIND = "plugins"
 _GROUP = re.compile(r"kanawa\.([a-z][a-z0-9_]*)")

@@ -105,11 +105,6 @@ def kanawa_doctor() -> Sequence[Finding]:
 
 
 @hookspec
-def kanawa_storage(url: str) -> Any | None:
-    """Returns a `Storage` for the URL's scheme, or None if the scheme is not this plugin's."""
-
-
-@hookspec
 def kanawa_run_started(run: Any) -> None:
     """Observes that a run begins or resumes, after its state is restored."""
 
@@ -125,18 +120,5 @@ def kanawa_checkpoint_committed(run: Any, event: Any) -> None:
 
 
 @hookspec
-def kanawa_health(run: Any, event: Any) -> None:
-    """Observes a health signal: a stall, a non-finite loss, a straggler, a preemption notice."""
-
-
-@hookspec
 def kanawa_run_ended(run: Any, event: Any) -> None:
     """Observes the end of a run; `event` carries its outcome."""
-
-
-# --- serving --------------------------------------------------------------------------
-
-
-@hookspec
-def kanawa_request_ended(event: Any) -> None:
-    """Observes that a served request ended, with its timings and token counts."""

@@ -118,7 +118,6 @@ def roles() -> dict[str, type[Any]]:
         "gradients": contracts.GradientStrategy,
         "meshes": contracts.MeshBuilder,
         "services": contracts.Service,
-        "engines": contracts.Engine,
     }
 
 

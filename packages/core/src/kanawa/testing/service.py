@@ -1,6 +1,5 @@
 """Conformance of a service: it lives beside a run, leaves nothing behind and never disturbs it."""
 
-import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from kanawa.contracts import Run, Service
 EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "run_started", "attempt": 1, "step": 0, "total_steps": 3},
     {"event": "step", "attempt": 1, "step": 1, "loss": 2.5, "tokens": 64, "seconds": 0.1},
-    {"event": "step", "attempt": 1, "step": 2, "loss": math.nan, "tokens": 64, "seconds": 0.1},
+    {"event": "step", "attempt": 1, "step": 2, "loss": "nan", "tokens": 64, "seconds": 0.1},
     {"event": "eval", "attempt": 1, "step": 2, "loss": 2.4},
     {"event": "checkpoint_committed", "attempt": 1, "step": 2, "path": "checkpoints/2"},
     {"event": "an event of a plugin that nobody knows", "attempt": 1},
@@ -32,7 +31,7 @@ class ServiceConformance:
 
     def run_of(self, folder: Path) -> Run:
         """Returns what the service sees of a run."""
-        return SimpleNamespace(directory=str(folder), attempt=1, config=None)
+        return SimpleNamespace(directory=str(folder), attempt=1, start_step=0, config=self.config())
 
     @pytest.fixture
     def run(self, tmp_path: Path) -> Run:
