@@ -39,7 +39,7 @@ class Calibration:
     source: str = "not calibrated"
 
 
-#: Device family to share. How each was found is in benchmarks/results/; benchmarks/plan_headlines.py finds it anew.
+#: Device family to share. How each was found is in docs/results/; benchmarks/plan_headlines.py finds it anew.
 SHARES: dict[str, Calibration] = {
     "tpu-3d": Calibration(0.521, "llama2-7b on v5p-512: 2.5 s published"),
     "hopper": Calibration(0.672, "llama2-7b on h100-256: 1.4 s published"),
