@@ -21,8 +21,8 @@ CHILD = """
 import time
 begun = time.perf_counter()
 import jax, optax
-from kanawa.compose import compose
-from kanawa.compose.environment import environment
+from kanawa.composition import compose
+from kanawa.composition.environment import environment
 import kanawa_layers.recipes.llama, kanawa_runtime.train.trainer, kanawa_parallel.modifiers
 imported = time.perf_counter()
 found = compose("llama2-70b", "cpu-512", (), ["model.stack.num_layers=LAYERS"])

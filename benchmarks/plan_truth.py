@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from kanawa.compose.experiment import compose
+from kanawa.composition.experiment import compose
 from kanawa.contracts import PrecisionConfig
 from kanawa_layers.recipes.llama import llama
 from kanawa_parallel.plan.analyse import analyse, installed

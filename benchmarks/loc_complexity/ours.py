@@ -8,7 +8,7 @@ from loc_complexity.zoo import zoo
 EVERYWHERE = '''"""Every model of the zoo with every variant of a feature."""
 
 import kanawa as kn
-from kanawa.compose.modifiers import configured
+from kanawa.composition.modifiers import configured
 
 
 def experiments(feature, experiment_of):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kanawa import contracts
 from kanawa.arrays.tree import flatten_paths
-from kanawa.compose.modifiers import configured, parse_modifier
+from kanawa.composition.modifiers import configured, parse_modifier
 from kanawa.config.rewrite import RewriteError
 from kanawa.contracts import Batch, Environment
 from kanawa.plugins import PluginHost, host, set_host

@@ -7,8 +7,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 import jax
 import numpy as np
 from kanawa.arrays.tree import flatten_paths
-from kanawa.compose import compose
-from kanawa.compose.environment import environment
+from kanawa.composition import compose
+from kanawa.composition.environment import environment
 from kanawa.contracts import Batch
 
 

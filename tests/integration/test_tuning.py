@@ -8,7 +8,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.compose.modifiers import apply_modifier
+from kanawa.composition.modifiers import apply_modifier
 from kanawa.contracts import Batch, StoredModel
 from kanawa_layers.convert.huggingface import HuggingFaceStore
 from kanawa_runtime.serve.imported import fitted, imported_experiment

@@ -24,7 +24,7 @@ RANKS = (
     ("module",),
     ("contracts",),
     ("kernels",),
-    ("compose",),
+    ("composition",),
     ("testing",),
     ("cli",),
 )

@@ -1,6 +1,6 @@
 """Options differ by purpose."""
 
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa_backends_gpu import plugin
 
 

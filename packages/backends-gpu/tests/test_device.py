@@ -1,7 +1,7 @@
 """What a GPU selector means, and that the figures hang together."""
 
 import pytest
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa_backends_gpu.device import DEVICES
 from kanawa_backends_gpu.target_config import SILICON, target_config

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa_backends_gpu import plugin, topology
 

@@ -1,7 +1,7 @@
 """What a Trainium selector means, and that the figures hang together."""
 
 import pytest
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 
 # selector: chips, JAX devices, hosts

@@ -1,6 +1,6 @@
 """Trainium can't be compiled for here, and says so."""
 
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa_backends_neuron import plugin
 from kanawa_backends_neuron.topology import NOT_COMPILED
 

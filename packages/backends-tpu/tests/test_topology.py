@@ -1,7 +1,7 @@
 """Without libtpu, a topology is an error that says what to install."""
 
 import pytest
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa_backends_tpu import plugin, topology
 

@@ -2,6 +2,9 @@
 
 import ast
 import inspect
+import pkgutil
+from importlib import import_module
+from types import ModuleType
 
 import kanawa as kn
 import pytest
@@ -29,10 +32,18 @@ def test_unknown_name_is_an_attribute_error():
         kn.Modul  # noqa: B018
 
 
-def test_compose_is_callable_however_its_package_was_imported():
-    import kanawa.compose as package
-    import kanawa.compose.target  # noqa: F401
+def test_no_package_is_also_a_function():
+    """A subpackage is an attribute of its parent: were a call named like it, the last import would win."""
+    names = [package.name for package in pkgutil.walk_packages(kn.__path__, "kanawa.") if package.ispkg]
+    assert "kanawa.kernels.attention" in names
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        package = import_module(name)
+        assert getattr(import_module(parent), child) is package, name
+        assert type(package) is ModuleType, name
 
-    assert package.parse_target is kn.parse_target
+
+def test_compose_is_a_function():
+    assert inspect.isfunction(kn.compose)
     with pytest.raises(kn.KanawaError, match="no installed distribution provides 'nowhere'"):
         kn.compose("nowhere")

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.plan import ExecutionPlan, use_plan
-from kanawa.compose.compiler_options import checked
-from kanawa.compose.target import parse_target
-from kanawa.kernels import CAUSAL, FULL, attention, grouped_matmul, sliding_window
+from kanawa.composition.compiler_options import checked
+from kanawa.composition.target import parse_target
+from kanawa.kernels import CAUSAL, FULL, sliding_window
+from kanawa.kernels.attention import attention
+from kanawa.kernels.grouped_matmul import grouped_matmul
 from kanawa_backends_gpu import plugin
 from kanawa_backends_gpu.topology import missing_wheels
 

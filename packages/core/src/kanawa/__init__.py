@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kanawa.arrays.plan import use_plan as use_plan
     from kanawa.arrays.precision import Precision as Precision
     from kanawa.arrays.spec import ParamSpec as ParamSpec
-    from kanawa.compose import compose as compose
-    from kanawa.compose.target import Target as Target
-    from kanawa.compose.target import parse_target as parse_target
+    from kanawa.composition import compose as compose
+    from kanawa.composition.target import Target as Target
+    from kanawa.composition.target import parse_target as parse_target
     from kanawa.config import FROM_PARENT as FROM_PARENT
     from kanawa.config import REQUIRED as REQUIRED
     from kanawa.config import Config as Config
@@ -81,8 +81,8 @@ _NAMES = {
     "arrays.plan": "ExecutionPlan current_plan use_plan",
     "arrays.precision": "Precision",
     "arrays.spec": "ParamSpec",
-    "compose": "compose",
-    "compose.target": "Target parse_target",
+    "composition": "compose",
+    "composition.target": "Target parse_target",
     "config": (
         "FROM_PARENT REQUIRED Config Configurable Modifier config_for diff digest "
         "from_json origin replace to_json to_text"
@@ -105,10 +105,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         message = f"module 'kanawa' has no attribute {name!r}"
         raise AttributeError(message)
-    module = import_module(f"kanawa.{_HOME[name]}")
-    if _HOME[name] == name:  # `kanawa.compose` is a package that can be called, see there
-        return module
-    value = getattr(module, name)
+    value = getattr(import_module(f"kanawa.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

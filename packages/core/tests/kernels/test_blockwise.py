@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from kanawa.kernels import FULL, MaskSpec, attention, sliding_window
+from kanawa.kernels import FULL, MaskSpec, sliding_window
+from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blocks import key_block_ranges
 from kanawa.kernels.attention.blockwise import BlockwiseAttention
 from kanawa.kernels.attention.examples import BASE

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.errors import KernelError
-from kanawa.kernels import diagonal_recurrence
+from kanawa.kernels.diagonal_recurrence import diagonal_recurrence
 from kanawa.kernels.diagonal_recurrence.associative import AssociativeDiagonalRecurrence
 from kanawa.testing.kernel import KernelConformance
 

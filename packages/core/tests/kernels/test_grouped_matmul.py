@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.errors import KernelError
-from kanawa.kernels import grouped_matmul
+from kanawa.kernels.grouped_matmul import grouped_matmul
 
 
 def oracle(lhs, rhs, sizes):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels import linear_recurrence
+from kanawa.kernels.linear_recurrence import linear_recurrence
 from kanawa.kernels.linear_recurrence.chunked import ChunkedLinearRecurrence
 from kanawa.kernels.linear_recurrence.examples import BASE, example_operands
 from kanawa.kernels.linear_recurrence.triangular import unit_lower_inverse

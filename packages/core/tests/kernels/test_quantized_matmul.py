@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import KernelError
-from kanawa.kernels import quantized_matmul
+from kanawa.kernels.quantized_matmul import quantized_matmul
 from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2, INT4, INT8, NF4, pack, unpack
 from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_lhs, quantize_rhs
 from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 from kanawa.errors import KernelError
-from kanawa.kernels import CAUSAL, FULL, MaskSpec, attention, sliding_window
+from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.examples import EXAMPLES
 from kanawa.kernels.compare import compare_with_reference
 

@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import AxisType
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels import Kernel, Verdict, attention
+from kanawa.kernels import Kernel, Verdict
+from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.problem import ATTENTION
 from kanawa.kernels.platform import current_platform

@@ -11,8 +11,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels import MaskSpec, attention, grouped_matmul, softmax_cross_entropy
+from kanawa.kernels import MaskSpec
+from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.reference import ReferenceAttention
+from kanawa.kernels.grouped_matmul import grouped_matmul
+from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
 RULES = (
     ("batch", ("data",)),

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.errors import KernelError
-from kanawa.kernels import softmax_cross_entropy
 from kanawa.kernels.compare import compare_with_reference, examples_for
+from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 from kanawa.kernels.softmax_cross_entropy.chunked import ChunkedCrossEntropy, chunk_size
 
 N, D, V = 24, 8, 32

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from kanawa.errors import KernelError
-from kanawa.kernels import token_exchange
+from kanawa.kernels.token_exchange import token_exchange
 
 SHARDS, ROWS, WIDTH = 8, 10, 3
 

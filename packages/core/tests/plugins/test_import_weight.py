@@ -37,7 +37,7 @@ def test_imports_nothing_more_than(code, allowed):
     [
         "import kanawa; kanawa.host().components()",
         "from kanawa.plugins.devices import device_specs; device_specs()",
-        "import kanawa.compose.target as t; t.parse_target('cpu-8')",
+        "import kanawa.composition.target as t; t.parse_target('cpu-8')",
         "from kanawa.cli.main import main; main(['list'])",
         "from kanawa.cli.main import main; main(['doctor'])",
     ],

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa.errors import KanawaError
-from kanawa.kernels import grouped_matmul
+from kanawa.kernels.grouped_matmul import grouped_matmul
 from kanawa.plugins import host
 from kanawa_parallel.experts.exchange import through_shards
 

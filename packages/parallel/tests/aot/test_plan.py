@@ -7,8 +7,8 @@ import os
 
 import jax
 import pytest
-from kanawa.compose.experiment import compose
-from kanawa.compose.target import parse_target
+from kanawa.composition.experiment import compose
+from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import host
 from kanawa_parallel.plan.analyse import analyse

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa.arrays.plan import ExecutionPlan, use_plan
-from kanawa.kernels import CAUSAL, MaskSpec, attention, sliding_window
+from kanawa.kernels import CAUSAL, MaskSpec, sliding_window
+from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blockwise import BlockwiseAttention
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.verdict import SUPPORTED

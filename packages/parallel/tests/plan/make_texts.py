@@ -27,7 +27,7 @@ def step(weights, x):
 
 
 def main(platform):
-    from kanawa.compose.target import parse_target
+    from kanawa.composition.target import parse_target
     from kanawa.plugins import host
 
     target = parse_target({"tpu": "v5p-8", "gpu": "h100-4"}[platform])

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa.arrays.constrain import constrain
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.rules import resolve
-from kanawa.kernels import softmax_cross_entropy
+from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 from kanawa_parallel.modifiers import strategies_for
 
 ROWS, LENGTH, WIDTH, VOCAB = 8, 16, 32, 512

@@ -1,7 +1,7 @@
 """`--modify optimizer:name=…` swaps the optimizer of any experiment."""
 
 import pytest
-from kanawa.compose.modifiers import apply_modifier
+from kanawa.composition.modifiers import apply_modifier
 from kanawa.errors import UnknownNameError
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.learner import Learner

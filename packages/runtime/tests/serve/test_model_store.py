@@ -7,7 +7,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.arrays.tree import flatten_paths
-from kanawa.compose.experiment import compose
+from kanawa.composition.experiment import compose
 from kanawa.contracts import StoredModel
 from kanawa.errors import UsageError
 from kanawa.testing.tiny import TinyLM

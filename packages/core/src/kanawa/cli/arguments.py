@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kanawa.compose.experiment import Composition
+    from kanawa.composition.experiment import Composition
 
 
 def experiment_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,6 @@ def json_argument(parser: argparse._ActionsContainer) -> None:
 
 def compose_from(args: argparse.Namespace, on: str | None = None) -> Composition:
     """Returns the composition that `experiment_arguments` ask for, on another target if `on`."""
-    from kanawa.compose.experiment import compose
+    from kanawa.composition.experiment import compose
 
     return compose(args.experiment, target=on or args.on, modifiers=args.modify, overrides=args.set)

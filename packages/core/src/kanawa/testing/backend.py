@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kanawa.compose.mesh_rules import dcn_axes, find_rule
-from kanawa.compose.target import Target, parse_target
+from kanawa.composition.mesh_rules import dcn_axes, find_rule
+from kanawa.composition.target import Target, parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import DeviceSpec, host
 from kanawa.plugins.devices import device_specs
@@ -138,7 +138,7 @@ class BackendConformance(PluginConformance):
     def test_options_are_accepted_or_refused_with_a_reason(self) -> None:
         self.skip_unless("topology")
         self.skip_unless("compiler options")
-        from kanawa.compose.compiler_options import checked, empty_program
+        from kanawa.composition.compiler_options import checked, empty_program
 
         target = parse_target(self.selectors(self.devices()[0])[0])
         found = self._topology(target)

@@ -8,7 +8,8 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.contracts import CacheView, Sequences
 from kanawa.errors import ModuleError
-from kanawa.kernels import MaskSpec, attention
+from kanawa.kernels import MaskSpec
+from kanawa.kernels.attention import attention
 
 #: Parts of a mask that ask for positions themselves, not only for differences within a segment.
 _ABSOLUTE = frozenset({"chunk", "predicates", "prefix", "any_of"})

@@ -3,7 +3,7 @@
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import Batch
-from kanawa.kernels import softmax_cross_entropy
+from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
 from kanawa_layers.models.head import Head
 from kanawa_layers.models.token_loss import TokenLoss

@@ -7,7 +7,7 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.contracts import Weighted
-from kanawa.kernels import grouped_matmul
+from kanawa.kernels.grouped_matmul import grouped_matmul
 
 
 class Experts(Weighted):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
-from kanawa.kernels import linear_recurrence
+from kanawa.kernels.linear_recurrence import linear_recurrence
 
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.rms_norm import RMSNorm

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, SequenceMixer, Sequences
-from kanawa.kernels import linear_recurrence
+from kanawa.kernels.linear_recurrence import linear_recurrence
 
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks

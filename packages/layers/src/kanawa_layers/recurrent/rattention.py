@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.contracts import CacheState, Positions, SequenceMixer, Sequences
-from kanawa.kernels import MaskSpec, attention, linear_recurrence
+from kanawa.kernels import MaskSpec
+from kanawa.kernels.attention import attention
+from kanawa.kernels.linear_recurrence import linear_recurrence
 from kanawa.kernels.segments import Segments
 
 from kanawa_layers.attention.projections import Heads, add_projections

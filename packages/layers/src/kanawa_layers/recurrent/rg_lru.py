@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Bool, Float
-from kanawa.kernels import diagonal_recurrence
+from kanawa.kernels.diagonal_recurrence import diagonal_recurrence
 
 from kanawa_layers.recurrent.decay_init import RingDecay
 from kanawa_layers.recurrent.head_width import head_width

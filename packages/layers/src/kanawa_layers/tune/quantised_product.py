@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from kanawa.kernels import quantized_matmul
+from kanawa.kernels.quantized_matmul import quantized_matmul
 from kanawa.kernels.quantized_matmul.formats import NumberFormat
 from kanawa.kernels.quantized_matmul.quantize import quantize_lhs, quantize_rhs
 

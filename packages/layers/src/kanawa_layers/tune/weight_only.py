@@ -14,7 +14,7 @@ from kanawa.arrays.init import Constant
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
 from kanawa.contracts.weights import Kept
-from kanawa.kernels import quantized_matmul
+from kanawa.kernels.quantized_matmul import quantized_matmul
 from kanawa.kernels.quantized_matmul.formats import INT4, INT8, NF4, NumberFormat
 from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_rhs
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.kernels import token_exchange
+from kanawa.kernels.token_exchange import token_exchange
 from kanawa.module import current_context
 
 #: (rows grouped by expert, rows of each expert) to rows.

@@ -5,7 +5,7 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from kanawa.compose.experiment import Composition
+from kanawa.composition.experiment import Composition
 from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.plan.compilation import Compilation

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from kanawa.compose.environment import environment
-from kanawa.compose.experiment import Composition
+from kanawa.composition.environment import environment
+from kanawa.composition.experiment import Composition
 from kanawa.contracts import Environment, Program
 from kanawa.errors import KanawaError, TargetError, UsageError, did_you_mean
 from kanawa.plugins import host

@@ -5,8 +5,8 @@ What doesn't fit a mesh is found by `divisibility`, which composing asks; here i
 
 from collections.abc import Sequence
 
-from kanawa.compose.experiment import Composition, compose
-from kanawa.compose.target import parse_target
+from kanawa.composition.experiment import Composition, compose
+from kanawa.composition.target import parse_target
 from kanawa.errors import CompositionError, KanawaError
 from kanawa.plugins import host
 

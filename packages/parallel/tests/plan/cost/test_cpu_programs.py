@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Timing

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
-    from kanawa.compose.detect import local_target
+    from kanawa.composition.detect import local_target
 
     from kanawa_runtime.commands.process import join_gang, prepare_process
 

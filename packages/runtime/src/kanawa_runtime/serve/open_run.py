@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from kanawa.compose.environment import environment
-from kanawa.compose.experiment import Composition, compose
+from kanawa.composition.environment import environment
+from kanawa.composition.experiment import Composition, compose
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 

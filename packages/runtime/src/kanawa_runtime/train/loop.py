@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from kanawa.compose.environment import environment
-from kanawa.compose.experiment import Composition
+from kanawa.composition.environment import environment
+from kanawa.composition.experiment import Composition
 from kanawa.contracts import Batch, Environment, Program
 from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import host

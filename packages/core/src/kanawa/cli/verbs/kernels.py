@@ -32,7 +32,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from kanawa.compose.environment import environment
+    from kanawa.composition.environment import environment
     from kanawa.errors import UsageError, did_you_mean
 
     composition = compose_from(args, on=args.on or "cpu")

@@ -91,7 +91,7 @@ def _diff(old: Config, new: Config, as_json: bool) -> None:
 
 def _other(other: str) -> Config:
     """Returns the config in a run's folder or file, or else of the experiment with that name."""
-    from kanawa.compose.experiment import compose
+    from kanawa.composition.experiment import compose
     from kanawa.config import from_json
 
     path = Path(other)

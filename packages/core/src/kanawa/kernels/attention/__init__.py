@@ -1,4 +1,3 @@
-"""Attention: problem, reference, blockwise kernel, gradient and the merging of blocks.
+"""Attention: problem, reference, blockwise kernel, gradient and the merging of blocks."""
 
-The public call is `kanawa.kernels.attention`, defined in `dispatch`.
-"""
+from kanawa.kernels.attention.dispatch import attention as attention

@@ -1,4 +1,3 @@
-"""Diagonal recurrence: h_t = a_t h_(t-1) + x_t for each channel on its own.
+"""Diagonal recurrence: h_t = a_t h_(t-1) + x_t for each channel on its own."""
 
-The public call is `kanawa.kernels.diagonal_recurrence`, defined in `dispatch`.
-"""
+from kanawa.kernels.diagonal_recurrence.dispatch import diagonal_recurrence as diagonal_recurrence

@@ -1,4 +1,3 @@
-"""Grouped matrix product: rows sorted by group, each group with a matrix of its own.
+"""Grouped matrix product: rows sorted by group, each group with a matrix of its own."""
 
-The public call is `kanawa.kernels.grouped_matmul`, defined in `dispatch`.
-"""
+from kanawa.kernels.grouped_matmul.dispatch import grouped_matmul as grouped_matmul

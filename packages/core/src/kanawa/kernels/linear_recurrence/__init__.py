@@ -1,4 +1,3 @@
-"""Linear recurrence with a matrix state: decayed outer products, with or without the delta rule.
+"""Linear recurrence with a matrix state: decayed outer products, with or without the delta rule."""
 
-The public call is `kanawa.kernels.linear_recurrence`, defined in `dispatch`.
-"""
+from kanawa.kernels.linear_recurrence.dispatch import linear_recurrence as linear_recurrence

@@ -1,4 +1,3 @@
-"""Cross entropy of a vocabulary projection, from hidden states, without keeping all logits.
+"""Cross entropy of a vocabulary projection, from hidden states, without keeping all logits."""
 
-The public call is `kanawa.kernels.softmax_cross_entropy`, defined in `dispatch`.
-"""
+from kanawa.kernels.softmax_cross_entropy.dispatch import softmax_cross_entropy as softmax_cross_entropy

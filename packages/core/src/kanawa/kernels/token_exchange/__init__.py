@@ -1,4 +1,3 @@
-"""Token exchange: rows sorted by destination travel between the shards of a mesh axis, and back.
+"""Token exchange: rows sorted by destination travel between the shards of a mesh axis, and back."""
 
-The public call is `kanawa.kernels.token_exchange`, defined in `dispatch`.
-"""
+from kanawa.kernels.token_exchange.dispatch import token_exchange as token_exchange

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 import jax
 from kanawa.arrays.rules import resolve
 from kanawa.arrays.spec import ParamSpec
-from kanawa.compose.experiment import Composition
+from kanawa.composition.experiment import Composition
 from kanawa.contracts import BATCH_AXES
 from kanawa.module import param_specs
 

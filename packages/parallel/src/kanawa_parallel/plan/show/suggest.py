@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kanawa.compose.experiment import Composition
+from kanawa.composition.experiment import Composition
 from kanawa.errors import KanawaError
 from kanawa.plugins import host
 

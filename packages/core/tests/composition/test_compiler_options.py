@@ -5,9 +5,9 @@ import logging
 import jax
 import pytest
 from jax.errors import JaxRuntimeError
-from kanawa.compose import Composition, parse_target
-from kanawa.compose.compiler_options import checked, empty_program, recommended, tried
-from kanawa.compose.environment import environment
+from kanawa.composition import Composition, parse_target
+from kanawa.composition.compiler_options import checked, empty_program, recommended, tried
+from kanawa.composition.environment import environment
 from kanawa.config import Configurable
 from kanawa.contracts import ExecutionConfig, PrecisionConfig
 from kanawa.errors import PluginError

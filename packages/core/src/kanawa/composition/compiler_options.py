@@ -13,7 +13,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from kanawa.compose.target import Target
+from kanawa.composition.target import Target
 from kanawa.errors import PluginError
 from kanawa.plugins import host
 

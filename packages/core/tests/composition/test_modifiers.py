@@ -1,7 +1,7 @@
 """What `--modify` text means."""
 
 import pytest
-from kanawa.compose.modifiers import parse_modifier
+from kanawa.composition.modifiers import parse_modifier
 from kanawa.errors import ConfigError
 
 

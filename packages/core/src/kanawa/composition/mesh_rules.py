@@ -2,8 +2,8 @@
 
 import math
 
-from kanawa.compose.rule_file import VARIABLE, user_rules
-from kanawa.compose.target import Target
+from kanawa.composition.rule_file import VARIABLE, user_rules
+from kanawa.composition.target import Target
 from kanawa.errors import TargetError
 from kanawa.plugins import MeshRule, host
 

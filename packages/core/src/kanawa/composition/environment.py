@@ -7,9 +7,9 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy
-from kanawa.compose.compiler_options import Checked, recommended, tried
-from kanawa.compose.experiment import Composition
-from kanawa.compose.target import Target
+from kanawa.composition.compiler_options import Checked, recommended, tried
+from kanawa.composition.experiment import Composition
+from kanawa.composition.target import Target
 from kanawa.contracts import Environment
 from kanawa.errors import TargetError
 

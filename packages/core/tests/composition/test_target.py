@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from kanawa.compose.target import parse_target
+from kanawa.composition.target import parse_target
 from kanawa.errors import PluginError, TargetError
 from kanawa.plugins import DeviceSpec, PluginHost, hookimpl, set_host
 from kanawa.plugins.devices import device_spec_of_kind

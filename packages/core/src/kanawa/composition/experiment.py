@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from kanawa.compose.mesh_rules import dcn_axes, find_rule
-from kanawa.compose.modifiers import apply_modifier, parse_modifier
-from kanawa.compose.target import Target, parse_target
+from kanawa.composition.mesh_rules import dcn_axes, find_rule
+from kanawa.composition.modifiers import apply_modifier, parse_modifier
+from kanawa.composition.target import Target, parse_target
 from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
 from kanawa.errors import (
     CompositionError,

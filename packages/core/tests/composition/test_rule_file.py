@@ -1,9 +1,9 @@
 """A user's mesh rules win over installed ones; a file that can't be used says where."""
 
 import pytest
-from kanawa.compose.mesh_rules import find_rule
-from kanawa.compose.rule_file import VARIABLE
-from kanawa.compose.target import parse_target
+from kanawa.composition.mesh_rules import find_rule
+from kanawa.composition.rule_file import VARIABLE
+from kanawa.composition.target import parse_target
 from kanawa.errors import ConfigError
 
 RULE = """
