@@ -21,6 +21,7 @@ RANKS = (
     ("config",),
     ("plugins",),
     ("arrays",),
+    ("foreign",),
     ("module",),
     ("contracts",),
     ("kernels",),

@@ -24,7 +24,10 @@ def test_type_checkers_see_what_is_promised():
     tree = ast.parse(inspect.getsource(kn))
     (block,) = [n for n in tree.body if isinstance(n, ast.If)]
     declared = {f"{n.module}.{a.name}" for n in block.body for a in n.names}
-    assert declared == {f"kanawa.{module}.{name}" for name, module in kn._HOME.items()}
+    assert declared == {
+        *(f"kanawa.{module}.{name}" for name, module in kn._HOME.items()),
+        *(f"kanawa.{p}" for p in kn._PACKAGES),
+    }
 
 
 def test_unknown_name_is_an_attribute_error():

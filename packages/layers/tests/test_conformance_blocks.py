@@ -134,7 +134,7 @@ class Previous(SequenceMixer):
     """An attention that compiles at once: each token sees the one before it."""
 
     class Config(SequenceMixer.Config):
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "scale"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "scale"})
 
     def setup(self) -> None:
         self.add_param("scale", (self.config.input_dim,), axes=("embed",))

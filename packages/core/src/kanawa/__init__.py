@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kanawa._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from kanawa import foreign as foreign
     from kanawa.arrays.constrain import constrain as constrain
     from kanawa.arrays.init import fan_in_normal as fan_in_normal
     from kanawa.arrays.init import normal as normal
@@ -39,24 +40,16 @@ if TYPE_CHECKING:
     from kanawa.contracts import Program as Program
     from kanawa.errors import KanawaError as KanawaError
     from kanawa.module import Context as Context
-    from kanawa.module import Flat as Flat
-    from kanawa.module import Foreign as Foreign
-    from kanawa.module import Joined as Joined
     from kanawa.module import Last as Last
-    from kanawa.module import Matrix as Matrix
     from kanawa.module import Max as Max
     from kanawa.module import Mean as Mean
     from kanawa.module import Module as Module
     from kanawa.module import Outputs as Outputs
-    from kanawa.module import Permuted as Permuted
-    from kanawa.module import Sliced as Sliced
     from kanawa.module import Sum as Sum
-    from kanawa.module import Tensor as Tensor
     from kanawa.module import call_name as call_name
     from kanawa.module import cond as cond
     from kanawa.module import current_context as current_context
     from kanawa.module import custom_vjp as custom_vjp
-    from kanawa.module import foreign_table as foreign_table
     from kanawa.module import functional as functional
     from kanawa.module import initial_state as initial_state
     from kanawa.module import initialize as initialize
@@ -90,18 +83,22 @@ _NAMES = {
     "contracts": "Program",
     "errors": "KanawaError",
     "module": (
-        "Context Flat Foreign Joined Last Matrix Max Mean Module Outputs Permuted Sliced Sum Tensor "
-        "call_name cond current_context custom_vjp foreign_table functional initial_state "
+        "Context Last Max Mean Module Outputs Sum "
+        "call_name cond current_context custom_vjp functional initial_state "
         "initialize jit next_state nowrap param_specs remat scan shard_map state_specs vmap while_loop"
     ),
     "plugins": "component host hookimpl",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted([*_HOME, "__version__"])
+# Subpackages that are public as a whole.
+_PACKAGES = ("foreign",)
+__all__ = sorted([*_HOME, *_PACKAGES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use and keeps it."""
+    if name in _PACKAGES:
+        return import_module(f"kanawa.{name}")
     if name not in _HOME:
         message = f"module 'kanawa' has no attribute {name!r}"
         raise AttributeError(message)

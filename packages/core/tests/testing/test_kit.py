@@ -4,8 +4,8 @@ import threading
 
 import jax.numpy as jnp
 import pytest
+from kanawa.arrays.optimizer_state import follows
 from kanawa.contracts import Service
-from kanawa.contracts.optimizer_state import follows
 from kanawa.plugins.states import ComponentState
 from kanawa.testing.plugin import PluginConformance, imported_by, role_problem
 from kanawa.testing.service import EVENTS, ServiceConformance

@@ -55,14 +55,14 @@ def test_a_fused_projection_keeps_the_names_of_separate_ones():
     plain, fused = llama_tiny(), llama_tiny()
     fused.stack.layer.attention.set(qkv=Linear.Config())
     fused.stack.layer.set(feed_forward=FusedGatedFeedForward.Config(hidden_dim=512))
-    tables = [kn.foreign_table(cfg.build()).tensors for cfg in (plain, fused)]
+    tables = [kn.foreign.table_of(cfg.build()).tensors for cfg in (plain, fused)]
     assert {n: t.shape for n, t in tables[0].items()} == {n: t.shape for n, t in tables[1].items()}
 
 
 def test_a_modified_model_still_has_names_for_everything():
     from kanawa_layers.modifiers.mixture import MoE
 
-    names = kn.foreign_table(MoE.Config(num_experts=2).build()(llama_tiny()).build()).tensors
+    names = kn.foreign.table_of(MoE.Config(num_experts=2).build()(llama_tiny()).build()).tensors
     assert "model.layers.3.mlp.experts.1.down_proj.weight" in names
     assert "model.layers.3.mlp.gate.weight" in names
 
@@ -83,5 +83,5 @@ def test_a_modified_model_still_has_names_for_everything():
     ],
 )
 def test_as_many_tensors_as_the_released_index_lists(name, tensors):
-    table = kn.foreign_table(component("models", name)().build())
+    table = kn.foreign.table_of(component("models", name)().build())
     assert len(table.tensors) == tensors

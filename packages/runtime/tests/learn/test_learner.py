@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from kanawa.arrays.optimizer_state import OptimizerStateError, from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts.optimizer_state import OptimizerStateError, from_flat, to_flat
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.errors import ParameterRuleError
 from kanawa_runtime.learn.learner import Learner, UpdateRule

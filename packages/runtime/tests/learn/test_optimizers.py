@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from kanawa.arrays.optimizer_state import to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts.optimizer_state import to_flat
 from kanawa.testing.optimizer import SPECS, OptimizerConformance
 from kanawa_runtime.learn.adafactor import Adafactor
 from kanawa_runtime.learn.adamw import AdamW

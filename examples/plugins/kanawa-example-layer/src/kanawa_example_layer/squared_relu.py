@@ -11,10 +11,10 @@ class SquaredReLU(FeedForward):
 
     class Config(FeedForward.Config):
         # Nemotron's checkpoints have this layer under these names.
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
-                "up": kn.Tensor(name="up_proj.weight", form=kn.Matrix.Config()),
-                "down": kn.Tensor(name="down_proj.weight", form=kn.Matrix.Config()),
+                "up": kn.foreign.Tensor(name="up_proj.weight", form=kn.foreign.Matrix.Config()),
+                "down": kn.foreign.Tensor(name="down_proj.weight", form=kn.foreign.Matrix.Config()),
             }
         )
 

@@ -18,6 +18,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Configurable
 from kanawa.config.paths import match_path
 from kanawa.errors import ContextError, ModuleError, did_you_mean
+from kanawa.foreign.names import Names
 from kanawa.module.context import (
     Context,
     child_context,
@@ -25,7 +26,6 @@ from kanawa.module.context import (
     find_context,
     installed,
 )
-from kanawa.module.foreign import Foreign
 from kanawa.module.metrics import Metric
 from kanawa.module.outputs import Loss
 
@@ -48,7 +48,7 @@ class Module(Configurable):
 
         INTRINSIC = ("foreign",)
 
-        foreign: Foreign = Foreign()
+        foreign: Names = Names()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

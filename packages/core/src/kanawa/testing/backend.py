@@ -112,9 +112,7 @@ class BackendConformance(PluginConformance):
             assert set(rule.devices) <= known, rule.name
 
     def test_compiler_options_depend_on_the_device_alone(self) -> None:
-        assert not any(
-            self.contributed("kanawa_compiler_options", device=parse_target("cpu").device, purpose="train")
-        )
+        assert not any(self.contributed("kanawa_compiler_options", device=parse_target("cpu").device, purpose="train"))
         for device in self.devices():
             for purpose in PURPOSES:
                 first = self._options(device, purpose)

@@ -14,8 +14,8 @@ from kanawa.arrays.rules import Rules
 from kanawa.arrays.shardings import param_shardings
 from kanawa.arrays.tree import flatten_paths
 from kanawa.config import REQUIRED, Config, from_json, to_json
+from kanawa.foreign import table_of
 from kanawa.module import Module, functional, initial_state, initialize, param_specs, scan
-from kanawa.module.foreign_table import foreign_table
 
 
 class LayerConformance:
@@ -155,7 +155,7 @@ class LayerConformance:
         module, params, state = self.build()
         arrays = {"params": flatten_paths(params), "state": flatten_paths(state)}
         filled = {path: np.zeros(array.shape, bool) for path, array in arrays["params"].items()}
-        for name, tensor in foreign_table(module).tensors.items():
+        for name, tensor in table_of(module).tensors.items():
             slices = [np.asarray(arrays[part.item][part.path])[part.where] for part in tensor.parts]
             joined = tensor.join(slices)
             assert joined.shape == tensor.shape, name

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from kanawa.arrays.optimizer_state import follows, from_flat, parameter_of, state_sharding, to_flat
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import from_json, to_json
 from kanawa.contracts import GradientTransformation, Optimizer
-from kanawa.contracts.optimizer_state import follows, from_flat, parameter_of, state_sharding, to_flat
 
 Flat = dict[str, jax.Array]
 

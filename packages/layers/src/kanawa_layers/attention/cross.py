@@ -38,7 +38,7 @@ class CrossAttention(SequenceMixer):
         query_norm: Norm.Config | None = None
         key_norm: Norm.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "query": "q_proj",
                 "key": "k_proj",

@@ -49,7 +49,7 @@ class GroupedQueryAttention(SequenceMixer):
         gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         cache: Cache.Config = DenseCache.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "query": "q_proj",
                 "key": "k_proj",
@@ -64,9 +64,9 @@ class GroupedQueryAttention(SequenceMixer):
             },
             apart={
                 "qkv": (
-                    kn.Sliced(name="q_proj", axis=-2, stop=-2),
-                    kn.Sliced(name="k_proj", axis=-2, start=-2, stop=-1),
-                    kn.Sliced(name="v_proj", axis=-2, start=-1),
+                    kn.foreign.Sliced(name="q_proj", axis=-2, stop=-2),
+                    kn.foreign.Sliced(name="k_proj", axis=-2, start=-2, stop=-1),
+                    kn.foreign.Sliced(name="v_proj", axis=-2, start=-1),
                 )
             },
         )

@@ -49,7 +49,7 @@ class LatentAttention(SequenceMixer):
         positions: Positions.Config = Rotary.Config(interleaved=True)
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         cache: Cache.Config = DenseCache.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "query": "q_proj",
                 "query_down": "q_a_proj",

@@ -17,7 +17,7 @@ class OutputGate(kn.Module):
         num_heads: int = kn.FROM_PARENT
         head_dim: int = kn.FROM_PARENT
         projection: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"projection": "gate_proj"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": "gate_proj"})
 
     @abc.abstractmethod
     def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:

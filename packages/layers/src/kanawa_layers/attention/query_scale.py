@@ -25,7 +25,7 @@ class PerDimScale(QueryScale):
     """softplus(scale) / ln 2 for each dimension of a head; 1 at the start (Lingvo's PerDimScale)."""
 
     class Config(QueryScale.Config):
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "scale"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "scale"})
 
     def setup(self) -> None:
         """Declares `scale`, zeros, never decayed."""

@@ -22,7 +22,7 @@ class LearnedSinks(Sinks):
     """A trained logit a head, as in gpt-oss (arXiv:2508.10925); 0 at the start, never decayed."""
 
     class Config(Sinks.Config):
-        foreign: kn.Foreign = kn.Foreign(tensors={"logits": "sinks"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"logits": "sinks"})
 
     def setup(self) -> None:
         """Declares `logits`, [heads]."""

@@ -18,7 +18,7 @@ class BatchNorm(Norm):
     class Config(Norm.Config):
         eps: float = 1e-5
         decay: float = 0.9
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"scale": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
         )
 

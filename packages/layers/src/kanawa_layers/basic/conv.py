@@ -30,7 +30,7 @@ class Conv(kn.Module):
         depthwise: bool = False
         bias: bool = True
         axes: tuple[str | None, str | None] = ("embed", None)
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight", "bias": "bias"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight", "bias": "bias"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the window and the groups."""

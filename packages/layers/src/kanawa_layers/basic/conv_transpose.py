@@ -25,7 +25,7 @@ class ConvTranspose(kn.Module):
         padding: Literal["same", "valid"] = "same"
         bias: bool = True
         axes: tuple[str | None, str | None] = ("embed", None)
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight", "bias": "bias"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight", "bias": "bias"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the strides."""

@@ -20,7 +20,7 @@ class Embedding(kn.Module):
         init_stddev: float = 0.02
         scale: float = 1.0
         scale_by_sqrt_dim: bool = False
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight"})
 
     def setup(self) -> None:
         """Declares the table, drawn from a normal of `init_stddev`."""

@@ -18,7 +18,7 @@ class GroupNorm(Norm):
     class Config(Norm.Config):
         num_groups: int = 32
         eps: float = 1e-5
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "weight", "bias": "bias"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight", "bias": "bias"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the groups."""

@@ -14,7 +14,7 @@ class LayerNorm(Norm):
     class Config(Norm.Config):
         eps: float = 1e-5
         bias: bool = True
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "weight", "bias": "bias"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight", "bias": "bias"})
 
     def setup(self) -> None:
         """Declares `scale`, ones, and `bias`, zeros; neither decays."""

@@ -23,11 +23,11 @@ class Linear(Weighted):
         bias: bool = False
         init_scale: float = 1.0
         adapter: Adapter.Config | None = None
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={"adapter": ""},
             tensors={
-                "weight": kn.Tensor(name="weight", form=kn.Matrix.Config()),
-                "bias": kn.Tensor(name="bias", form=kn.Flat.Config()),
+                "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config()),
+                "bias": kn.foreign.Tensor(name="bias", form=kn.foreign.Flat.Config()),
             },
         )
 

@@ -19,14 +19,14 @@ class PatchEmbedding(kn.Module):
         num_channels: int = 3
         projection: Linear.Config = Linear.Config(
             bias=True,
-            foreign=kn.Foreign(
+            foreign=kn.foreign.Names(
                 tensors={
-                    "weight": kn.Tensor(name="weight", form=kn.Permuted.Config(order=(3, 0, 1, 2))),
+                    "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(3, 0, 1, 2))),
                     "bias": "bias",
                 }
             ),
         )
-        foreign: kn.Foreign = kn.Foreign(children={"projection": "projection"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": "projection"})
 
     def setup(self) -> None:
         """Declares the projection, [channels, patch, patch, embed]."""

@@ -17,7 +17,7 @@ class RMSNorm(Norm):
     class Config(Norm.Config):
         eps: float = 1e-6
         zero_centered: bool = False
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight"})
 
     def setup(self) -> None:
         """Declares `scale`, which leaves x / rms(x) as it is at first and never decays."""

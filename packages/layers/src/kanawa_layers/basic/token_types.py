@@ -12,7 +12,7 @@ class TokenTypes(kn.Module):
         output_dim: int = kn.FROM_PARENT
         num_types: int = 2
         init_stddev: float = 0.02
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight"})
 
     def setup(self) -> None:
         """Declares the table, [types, embed]; it has too few rows to be split."""

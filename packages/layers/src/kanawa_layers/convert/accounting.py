@@ -5,7 +5,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 
-from kanawa.module import ForeignTable
+from kanawa.foreign import ForeignTable
 
 from kanawa_layers.convert.errors import TensorMismatchError
 from kanawa_layers.convert.safetensors_file import DTYPES, Entry

@@ -6,7 +6,8 @@ from typing import Any
 import kanawa as kn
 import numpy as np
 from kanawa.arrays.tree import flatten_paths
-from kanawa.module import ForeignTable, ForeignTensor, Module
+from kanawa.foreign import ForeignTable, ForeignTensor
+from kanawa.module import Module
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,7 +14,7 @@ import kanawa as kn
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.config import Config
 from kanawa.contracts import ForeignConfigError, ModelStore, StoredModel, is_tuned, plain_config, to_plain
-from kanawa.module import ForeignTable
+from kanawa.foreign import ForeignTable
 
 from kanawa_layers.convert.accounting import account
 from kanawa_layers.convert.arrays import foreign_value, gather
@@ -52,7 +52,7 @@ class HuggingFaceStore(ModelStore):
         """Returns the folder, our config, the table, and the folder's name of each tensor; reads headers only."""
         folder = open_folder(directory)
         cfg = model_config({**folder.config, **({"model_type": self.family} if self.family else {})})
-        table = kn.foreign_table(cfg.build())
+        table = kn.foreign.table_of(cfg.build())
         return folder, cfg, table, account(str(directory), table, folder.tensors)
 
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
@@ -70,7 +70,7 @@ class HuggingFaceStore(ModelStore):
         model = untuned(model)
         noted = model.notes.get("dtypes", {"usual": "F32", "others": {}})
         config = _original_config(model, self.family) or foreign_config(model.config, self.family)
-        table = kn.foreign_table(model.config.build())
+        table = kn.foreign.table_of(model.config.build())
         dtypes = {n: self.dtype or noted["others"].get(n, noted["usual"]) for n in table.tensors}
         if self.dtype or "config" not in model.notes:
             usual = _brief(dtypes)["usual"]

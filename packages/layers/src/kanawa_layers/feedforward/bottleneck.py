@@ -18,7 +18,7 @@ class Bottleneck(kn.Module):
         activation: Callable = jax.nn.gelu
         down: Linear.Config = Linear.Config(bias=True)
         up: Linear.Config = Linear.Config(bias=True, init_scale=1e-4)
-        foreign: kn.Foreign = kn.Foreign(children={"down": "down", "up": "up"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"down": "down", "up": "up"})
 
     def setup(self) -> None:
         """Declares both projections."""

@@ -22,12 +22,12 @@ class FusedGatedFeedForward(FeedForward):
         gating: Gating.Config = Product.Config()
         gate_up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={"down": "down_proj"},
             apart={
                 "gate_up": (
-                    kn.Sliced(name="gate_proj", axis=-2, stop=1),
-                    kn.Sliced(name="up_proj", axis=-2, start=1),
+                    kn.foreign.Sliced(name="gate_proj", axis=-2, stop=1),
+                    kn.foreign.Sliced(name="up_proj", axis=-2, start=1),
                 )
             },
         )

@@ -23,7 +23,9 @@ class GatedFeedForward(FeedForward):
         gate: Linear.Config = Linear.Config()
         up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+        )
 
     def setup(self) -> None:
         """Declares the two projections up to `hidden_dim` and the one down."""

@@ -17,7 +17,7 @@ class PlainFeedForward(FeedForward):
         activation: Callable = jax.nn.gelu
         up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"up": "up_proj", "down": "down_proj"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"up": "up_proj", "down": "down_proj"})
 
     def setup(self) -> None:
         """Declares the projections to `hidden_dim` and back."""

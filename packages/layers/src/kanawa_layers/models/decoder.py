@@ -25,7 +25,7 @@ class DecoderLM(CausalLM):
         head: Head.Config = UntiedHead.Config()
         positions: AbsolutePositions.Config | None = None
         loss: TokenLoss.Config = CrossEntropy.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
             ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
         )

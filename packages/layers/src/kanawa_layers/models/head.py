@@ -50,7 +50,9 @@ class UntiedHead(Head):
     """A projection of its own."""
 
     class Config(Head.Config):
-        foreign: kn.Foreign = kn.Foreign(tensors={"kernel": kn.Tensor(name="weight", form=kn.Matrix.Config())})
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            tensors={"kernel": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config())}
+        )
 
     def setup(self) -> None:
         """Declares the weight, [embed, vocab]."""
@@ -66,7 +68,7 @@ class TiedHead(Head):
     """The embedding table, shared by the model (Press and Wolf 2017, arXiv:1608.05859)."""
 
     class Config(Head.Config):
-        foreign: kn.Foreign = kn.Foreign(repeats={"weight": "embedding.weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(repeats={"weight": "embedding.weight"})
 
     tied = True
 

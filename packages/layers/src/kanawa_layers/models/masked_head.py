@@ -21,7 +21,7 @@ class HeadTransform(kn.Module):
         activation: Callable = gelu_exact
         dense: Linear.Config = Linear.Config(bias=True)
         norm: Norm.Config = LayerNorm.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"dense": "dense", "norm": "LayerNorm"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"dense": "dense", "norm": "LayerNorm"})
 
     def setup(self) -> None:
         """Declares the projection and the norm."""
@@ -41,7 +41,7 @@ class BiasedTiedHead(Head):
     """
 
     class Config(Head.Config):
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"bias": "bias"}, repeats={"decoder.weight": "embedding.weight", "decoder.bias": "head.bias"}
         )
 

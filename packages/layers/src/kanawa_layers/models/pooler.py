@@ -13,7 +13,7 @@ class FirstTokenPooler(kn.Module):
     class Config(kn.Module.Config):
         input_dim: int = kn.FROM_PARENT
         dense: Linear.Config = Linear.Config(bias=True)
-        foreign: kn.Foreign = kn.Foreign(children={"dense": "dense"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"dense": "dense"})
 
     def setup(self) -> None:
         """Declares the projection."""

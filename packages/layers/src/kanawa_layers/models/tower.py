@@ -20,7 +20,9 @@ class Tower(kn.Module):
         dropout: Dropout.Config | None = None
         stack: Stack.Config = kn.REQUIRED
         norm: Norm.Config = RMSNorm.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"stack": "", "norm": "norm", "relative_bias": "relative_bias"})
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"stack": "", "norm": "norm", "relative_bias": "relative_bias"}
+        )
 
         def check(self) -> list[str]:
             """Returns what is missing for the shared bias."""

@@ -14,7 +14,7 @@ class BiasBalancing(kn.Module):
     class Config(kn.Module.Config):
         num_experts: int = kn.FROM_PARENT
         rate: float = 0.001
-        foreign: kn.Foreign = kn.Foreign(tensors={"bias": "e_score_correction_bias"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"bias": "e_score_correction_bias"})
 
     def setup(self) -> None:
         """Declares the bias as state, zeros, fp32."""

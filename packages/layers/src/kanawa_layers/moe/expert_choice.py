@@ -19,7 +19,9 @@ class ExpertChoiceRouter(kn.Module):
         input_dim: int = kn.FROM_PARENT
         num_experts: int = kn.FROM_PARENT
         factor: float = 2.0
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": kn.Tensor(name="weight", form=kn.Matrix.Config())})
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            tensors={"weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config())}
+        )
 
         def check(self) -> list[str]:
             """Returns what is wrong with the factor."""
@@ -56,7 +58,7 @@ class ExpertChoiceMixture(FeedForward):
         num_experts: int = kn.REQUIRED
         router: ExpertChoiceRouter.Config = ExpertChoiceRouter.Config()
         experts: Experts.Config = GatedExperts.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"router": "gate", "experts": "experts"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"router": "gate", "experts": "experts"})
 
     def setup(self) -> None:
         """Declares router and experts."""

@@ -16,11 +16,11 @@ class GatedExperts(Experts):
     class Config(Experts.Config):
         activation: Callable = jax.nn.silu
         gating: Gating.Config = Product.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
-                "gate": kn.Tensor(name="{}.gate_proj.weight", form=kn.Matrix.Config()),
-                "up": kn.Tensor(name="{}.up_proj.weight", form=kn.Matrix.Config()),
-                "down": kn.Tensor(name="{}.down_proj.weight", form=kn.Matrix.Config()),
+                "gate": kn.foreign.Tensor(name="{}.gate_proj.weight", form=kn.foreign.Matrix.Config()),
+                "up": kn.foreign.Tensor(name="{}.up_proj.weight", form=kn.foreign.Matrix.Config()),
+                "down": kn.foreign.Tensor(name="{}.down_proj.weight", form=kn.foreign.Matrix.Config()),
                 "gate_bias": "{}.gate_proj.bias",
                 "up_bias": "{}.up_proj.bias",
                 "down_bias": "{}.down_proj.bias",

@@ -29,7 +29,7 @@ class MixtureOfExperts(FeedForward):
         shared: FeedForward.Config | None = None
         shared_gate: Linear.Config | None = None
         weigh_inputs: bool = False
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "router": "gate",
                 "experts": "experts",

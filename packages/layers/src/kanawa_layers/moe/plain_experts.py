@@ -14,10 +14,10 @@ class PlainExperts(Experts):
 
     class Config(Experts.Config):
         activation: Callable = jax.nn.gelu
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
-                "up": kn.Tensor(name="{}.up_proj.weight", form=kn.Matrix.Config()),
-                "down": kn.Tensor(name="{}.down_proj.weight", form=kn.Matrix.Config()),
+                "up": kn.foreign.Tensor(name="{}.up_proj.weight", form=kn.foreign.Matrix.Config()),
+                "down": kn.foreign.Tensor(name="{}.down_proj.weight", form=kn.foreign.Matrix.Config()),
                 "up_bias": "{}.up_proj.bias",
                 "down_bias": "{}.down_proj.bias",
             }

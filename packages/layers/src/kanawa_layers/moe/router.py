@@ -53,8 +53,8 @@ class TopKRouter(Router):
         jitter: float = 0.0
         balance_loss: float = 0.01
         z_loss: float = 0.001
-        foreign: kn.Foreign = kn.Foreign(
-            tensors={"weight": kn.Tensor(name="weight", form=kn.Matrix.Config()), "bias": "bias"},
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            tensors={"weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config()), "bias": "bias"},
             children={"balancing": ""},
         )
 

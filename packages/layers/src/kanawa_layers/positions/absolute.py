@@ -26,7 +26,7 @@ class LearnedPositions(AbsolutePositions):
         max_length: int = kn.REQUIRED
         offset: int = 0
         init_stddev: float = 0.02
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight"})
 
     def setup(self) -> None:
         """Declares the table, [positions, embed]."""

@@ -19,7 +19,7 @@ class RelativeBias(Positions):
         max_distance: int = 128
         bidirectional: bool = False
         init_stddev: float = 0.02
-        foreign: kn.Foreign = kn.Foreign(tensors={"weight": "relative_attention_bias.weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "relative_attention_bias.weight"})
 
     def setup(self) -> None:
         """Declares `weight`, [buckets, heads], never decayed."""

@@ -20,7 +20,7 @@ from kanawa_layers.stack.post_norm import PostNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
 _LINEAR = Linear.Config(bias=True)
-_ATTENTION = kn.Foreign(
+_ATTENTION = kn.foreign.Names(
     children={
         "query": "self.query",
         "key": "self.key",
@@ -29,8 +29,8 @@ _ATTENTION = kn.Foreign(
         "positions": "",
     }
 )
-_FEED_FORWARD = kn.Foreign(children={"up": "intermediate.dense", "down": "output.dense"})
-_MODEL = kn.Foreign(
+_FEED_FORWARD = kn.foreign.Names(children={"up": "intermediate.dense", "down": "output.dense"})
+_MODEL = kn.foreign.Names(
     children={
         "embedding": "bert.embeddings.word_embeddings",
         "positions": "bert.embeddings.position_embeddings",
@@ -81,7 +81,7 @@ def bert(
         token_types=TokenTypes.Config(num_types=num_types),
         embedding_norm=norm,
         stack=RepeatedStack.Config(
-            num_layers=num_layers, layer=layer, foreign=kn.Foreign(children={"layer": "layer.{}"})
+            num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "layer.{}"})
         ),
         pooler=FirstTokenPooler.Config() if pooler else None,
         transform=HeadTransform.Config(norm=norm) if head else None,

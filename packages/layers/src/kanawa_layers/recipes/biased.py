@@ -18,8 +18,8 @@ def biased_parts(
     num_heads: int,
     hidden_dim: int,
     activation: Callable[..., Any],
-    attention: kn.Foreign,
-    feed_forward: kn.Foreign,
+    attention: kn.foreign.Names,
+    feed_forward: kn.foreign.Names,
     mask: Mask.Config | None = None,
 ) -> dict[str, kn.Config]:
     """Returns a block's `attention` and `feed_forward`; `attention` and `feed_forward` are their tensors' names."""

@@ -19,22 +19,22 @@ from kanawa_layers.stack.repeated import RepeatedStack
 #: GPT-2's projections are stored [in, out].
 _LINEAR = Linear.Config(
     bias=True,
-    foreign=kn.Foreign(
+    foreign=kn.foreign.Names(
         tensors={
-            "weight": kn.Tensor(name="weight", form=kn.Matrix.Config(transposed=False)),
-            "bias": kn.Tensor(name="bias", form=kn.Flat.Config()),
+            "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config(transposed=False)),
+            "bias": kn.foreign.Tensor(name="bias", form=kn.foreign.Flat.Config()),
         }
     ),
 )
-_ATTENTION = kn.Foreign(
+_ATTENTION = kn.foreign.Names(
     children={"output": "c_proj"},
-    joined=(kn.Joined(name="c_attn", parts=("query", "key", "value"), axis=-1),),
+    joined=(kn.foreign.Joined(name="c_attn", parts=("query", "key", "value"), axis=-1),),
 )
-_FEED_FORWARD = kn.Foreign(children={"up": "c_fc", "down": "c_proj"})
-_BLOCK = kn.Foreign(
+_FEED_FORWARD = kn.foreign.Names(children={"up": "c_fc", "down": "c_proj"})
+_BLOCK = kn.foreign.Names(
     children={"attention": "attn", "feed_forward": "mlp", "attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
 )
-_MODEL = kn.Foreign(
+_MODEL = kn.foreign.Names(
     children={
         "embedding": "transformer.wte",
         "positions": "transformer.wpe",
@@ -72,7 +72,9 @@ def gpt2(
         feed_forward_norm=norm,
         foreign=_BLOCK,
     )
-    stack = RepeatedStack.Config(num_layers=num_layers, layer=layer, foreign=kn.Foreign(children={"layer": "h.{}"}))
+    stack = RepeatedStack.Config(
+        num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "h.{}"})
+    )
     return DecoderLM.Config(
         vocab_size=vocab_size,
         input_dim=input_dim,

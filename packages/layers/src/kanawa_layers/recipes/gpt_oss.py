@@ -26,18 +26,18 @@ from kanawa_layers.recipes.patterns import FULL, SLIDING, layer_types, repeated
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 
-_IN_OUT = kn.Matrix.Config(transposed=False)
+_IN_OUT = kn.foreign.Matrix.Config(transposed=False)
 #: All experts in one tensor; gate and up columns, and their biases, alternate.
-_EXPERTS = kn.Foreign(
+_EXPERTS = kn.foreign.Names(
     tensors={
-        "gate": kn.Tensor(form=_IN_OUT),
-        "up": kn.Tensor(form=_IN_OUT),
-        "down": kn.Tensor(name="down_proj", form=_IN_OUT),
+        "gate": kn.foreign.Tensor(form=_IN_OUT),
+        "up": kn.foreign.Tensor(form=_IN_OUT),
+        "down": kn.foreign.Tensor(name="down_proj", form=_IN_OUT),
         "down_bias": "down_proj_bias",
     },
     joined=(
-        kn.Joined(name="gate_up_proj", parts=("gate", "up"), axis=-1, interleaved=True),
-        kn.Joined(name="gate_up_proj_bias", parts=("gate_bias", "up_bias"), axis=-1, interleaved=True),
+        kn.foreign.Joined(name="gate_up_proj", parts=("gate", "up"), axis=-1, interleaved=True),
+        kn.foreign.Joined(name="gate_up_proj_bias", parts=("gate_bias", "up_bias"), axis=-1, interleaved=True),
     ),
 )
 

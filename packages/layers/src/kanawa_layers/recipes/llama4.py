@@ -29,14 +29,14 @@ from kanawa_layers.recipes.patterns import period_of, repeated
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 
-_IN_OUT = kn.Matrix.Config(transposed=False)
-_EXPERTS = kn.Foreign(
+_IN_OUT = kn.foreign.Matrix.Config(transposed=False)
+_EXPERTS = kn.foreign.Names(
     tensors={
-        "gate": kn.Tensor(form=_IN_OUT),
-        "up": kn.Tensor(form=_IN_OUT),
-        "down": kn.Tensor(name="down_proj", form=_IN_OUT),
+        "gate": kn.foreign.Tensor(form=_IN_OUT),
+        "up": kn.foreign.Tensor(form=_IN_OUT),
+        "down": kn.foreign.Tensor(name="down_proj", form=_IN_OUT),
     },
-    joined=(kn.Joined(name="gate_up_proj", parts=("gate", "up"), axis=-1),),
+    joined=(kn.foreign.Joined(name="gate_up_proj", parts=("gate", "up"), axis=-1),),
 )
 #: For each layer of the pattern: whether it has RoPE (and chunks), and whether it is a mixture.
 Kinds = tuple[tuple[bool, bool], ...]

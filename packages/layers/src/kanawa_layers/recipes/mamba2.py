@@ -13,7 +13,7 @@ from kanawa_layers.recurrent.mamba2 import Mamba2
 from kanawa_layers.stack.mixer import MixerBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
-_MODEL = kn.Foreign(
+_MODEL = kn.foreign.Names(
     children={"embedding": "backbone.embeddings", "stack": "backbone", "norm": "backbone.norm_f", "head": "lm_head"}
 )
 

@@ -23,9 +23,9 @@ from kanawa_layers.recipes.hf_config import (
 from kanawa_layers.recipes.mistral import mistral
 
 #: The release keeps the names of Mistral's own code: w1 is the gate, w3 up, w2 down.
-_EXPERTS = kn.Foreign(
+_EXPERTS = kn.foreign.Names(
     tensors={
-        name: kn.Tensor(name=f"{{}}.{foreign}.weight", form=kn.Matrix.Config())
+        name: kn.foreign.Tensor(name=f"{{}}.{foreign}.weight", form=kn.foreign.Matrix.Config())
         for name, foreign in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     }
 )

@@ -22,10 +22,10 @@ from kanawa_layers.stack.pre_norm import PreNormBlock
 
 RECURRENT, LOCAL = "recurrent", "attention"
 
-_MODEL = kn.Foreign(
+_MODEL = kn.foreign.Names(
     children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.final_norm", "head": "lm_head"}
 )
-_BLOCK = kn.Foreign(
+_BLOCK = kn.foreign.Names(
     children={
         "attention": "temporal_block",
         "feed_forward": "mlp_block",

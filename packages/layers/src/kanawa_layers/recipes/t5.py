@@ -25,9 +25,9 @@ from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "output": "o"}
-_ATTENTION = kn.Foreign(children={**_PROJECTIONS, "positions": ""})
-_CROSS = kn.Foreign(children=_PROJECTIONS)
-_ENCODER_BLOCK = kn.Foreign(
+_ATTENTION = kn.foreign.Names(children={**_PROJECTIONS, "positions": ""})
+_CROSS = kn.foreign.Names(children=_PROJECTIONS)
+_ENCODER_BLOCK = kn.foreign.Names(
     children={
         "attention": "layer.0.SelfAttention",
         "attention_norm": "layer.0.layer_norm",
@@ -35,7 +35,7 @@ _ENCODER_BLOCK = kn.Foreign(
         "feed_forward_norm": "layer.1.layer_norm",
     }
 )
-_DECODER_BLOCK = kn.Foreign(
+_DECODER_BLOCK = kn.foreign.Names(
     children={
         "attention": "layer.0.SelfAttention",
         "attention_norm": "layer.0.layer_norm",
@@ -46,10 +46,10 @@ _DECODER_BLOCK = kn.Foreign(
     }
 )
 #: The first layer holds the bias that all share.
-_TOWER = kn.Foreign(
+_TOWER = kn.foreign.Names(
     children={"stack": "", "norm": "final_layer_norm", "relative_bias": "block.0.layer.0.SelfAttention"}
 )
-_MODEL = kn.Foreign(
+_MODEL = kn.foreign.Names(
     children={"embedding": "shared", "encoder": "encoder", "decoder": "decoder", "head": "lm_head"},
     repeats={
         "encoder.embed_tokens.weight": "embedding.weight",
@@ -92,7 +92,7 @@ def t5(
             bidirectional=bidirectional,
             init_stddev=input_dim**-0.5,
         )
-        names = kn.Foreign(children={"layer": "block.{}"})
+        names = kn.foreign.Names(children={"layer": "block.{}"})
         stack = RepeatedStack.Config(num_layers=layers, layer=layer, foreign=names)
         return Tower.Config(num_heads=num_heads, relative_bias=bias, stack=stack, norm=norm, foreign=_TOWER)
 
@@ -124,12 +124,12 @@ def t5(
 
 
 def _plain(hidden_dim: int) -> FeedForward.Config:
-    names = kn.Foreign(children={"up": "wi", "down": "wo"})
+    names = kn.foreign.Names(children={"up": "wi", "down": "wo"})
     return PlainFeedForward.Config(hidden_dim=hidden_dim, activation=jax.nn.relu, foreign=names)
 
 
 def _gated(hidden_dim: int) -> FeedForward.Config:
-    names = kn.Foreign(children={"gate": "wi_0", "up": "wi_1", "down": "wo"})
+    names = kn.foreign.Names(children={"gate": "wi_0", "up": "wi_1", "down": "wo"})
     return GatedFeedForward.Config(hidden_dim=hidden_dim, activation=gelu_tanh, foreign=names)
 
 

@@ -18,7 +18,7 @@ from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
 _LINEAR = Linear.Config(bias=True)
-_ATTENTION = kn.Foreign(
+_ATTENTION = kn.foreign.Names(
     children={
         "query": "attention.query",
         "key": "attention.key",
@@ -27,7 +27,7 @@ _ATTENTION = kn.Foreign(
         "positions": "",
     }
 )
-_BLOCK = kn.Foreign(
+_BLOCK = kn.foreign.Names(
     children={
         "attention": "attention",
         "attention_norm": "layernorm_before",
@@ -35,10 +35,10 @@ _BLOCK = kn.Foreign(
         "feed_forward_norm": "layernorm_after",
     }
 )
-_POSITIONS = kn.Foreign(
-    tensors={"weight": kn.Tensor(name="position_embeddings", form=kn.Permuted.Config(order=(-1, 0, 1)))}
+_POSITIONS = kn.foreign.Names(
+    tensors={"weight": kn.foreign.Tensor(name="position_embeddings", form=kn.foreign.Permuted.Config(order=(-1, 0, 1)))}
 )
-_MODEL = kn.Foreign(
+_MODEL = kn.foreign.Names(
     children={
         "patches": "vit.embeddings.patch_embeddings",
         "positions": "vit.embeddings",
@@ -47,7 +47,9 @@ _MODEL = kn.Foreign(
         "head": "classifier",
     },
     tensors={
-        "class_token": kn.Tensor(name="vit.embeddings.cls_token", form=kn.Permuted.Config(order=(-1, -1, 0))),
+        "class_token": kn.foreign.Tensor(
+            name="vit.embeddings.cls_token", form=kn.foreign.Permuted.Config(order=(-1, -1, 0))
+        ),
     },
 )
 
@@ -73,7 +75,7 @@ def vit(
             hidden_dim=hidden_dim or 4 * input_dim,
             activation=gelu_exact,
             attention=_ATTENTION,
-            feed_forward=kn.Foreign(children={"up": "intermediate.dense", "down": "output.dense"}),
+            feed_forward=kn.foreign.Names(children={"up": "intermediate.dense", "down": "output.dense"}),
             mask=Bidirectional.Config(),
         ),
         attention_norm=norm,
@@ -86,7 +88,7 @@ def vit(
         patches=PatchEmbedding.Config(patch_size=patch_size, num_channels=num_channels),
         positions=LearnedPositions.Config(max_length=(image_size // patch_size) ** 2 + 1, foreign=_POSITIONS),
         stack=RepeatedStack.Config(
-            num_layers=num_layers, layer=layer, foreign=kn.Foreign(children={"layer": "layer.{}"})
+            num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "layer.{}"})
         ),
         norm=norm,
         foreign=_MODEL,

@@ -21,8 +21,11 @@ class CausalConv(kn.Module):
         width: int = 4
         bias: bool = True
         init_scale: float = 1 / 3
-        foreign: kn.Foreign = kn.Foreign(
-            tensors={"weight": kn.Tensor(name="weight", form=kn.Permuted.Config(order=(1, -1, 0))), "bias": "bias"}
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            tensors={
+                "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(1, -1, 0))),
+                "bias": "bias",
+            }
         )
 
         def check(self) -> list[str]:

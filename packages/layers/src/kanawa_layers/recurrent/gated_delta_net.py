@@ -45,7 +45,7 @@ class GatedDeltaNet(SequenceMixer):
         value_conv: CausalConv.Config = CausalConv.Config(bias=False)
         norm: Norm.Config = RMSNorm.Config()
         output: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"log_rate": "A_log", "step_bias": "dt_bias"},
             children={
                 "query": "q_proj",

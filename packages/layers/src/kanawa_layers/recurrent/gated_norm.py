@@ -14,7 +14,7 @@ class GatedNorm(kn.Module):
         input_dim: int = kn.FROM_PARENT
         eps: float = 1e-5
         groups: int = kn.FROM_PARENT
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "weight"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight"})
 
     def setup(self) -> None:
         """Declares `scale`, ones, never decayed."""

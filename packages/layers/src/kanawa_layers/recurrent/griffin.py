@@ -30,7 +30,7 @@ class GriffinRecurrence(SequenceMixer):
         conv: CausalConv.Config = CausalConv.Config(init_scale=0.01)
         lru: RGLRU.Config = RGLRU.Config()
         output: Linear.Config = Linear.Config(bias=True)
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "output_gate": "linear_y",
                 "value": "linear_x",

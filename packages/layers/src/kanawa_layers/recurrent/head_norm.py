@@ -13,7 +13,7 @@ class HeadNorm(kn.Module):
         num_heads: int = kn.FROM_PARENT
         head_dim: int = kn.FROM_PARENT
         eps: float = 1e-6
-        foreign: kn.Foreign = kn.Foreign(tensors={"scale": "scale"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "scale"})
 
     def setup(self) -> None:
         """Declares `scale`, [heads, head_dim], ones, never decayed."""

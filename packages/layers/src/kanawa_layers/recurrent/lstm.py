@@ -23,8 +23,8 @@ class LSTM(SequenceMixer):
         forget_bias: float = 1.0
         input: Linear.Config = Linear.Config(bias=True)
         output: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(
-            tensors={"recurrent": kn.Tensor(name="weight_hh_l0", form=kn.Matrix.Config())},
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            tensors={"recurrent": kn.foreign.Tensor(name="weight_hh_l0", form=kn.foreign.Matrix.Config())},
             children={"input": "input", "output": "output"},
         )
 

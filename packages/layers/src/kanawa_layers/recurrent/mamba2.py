@@ -49,12 +49,12 @@ class Mamba2(SequenceMixer):
         query_conv: CausalConv.Config = CausalConv.Config()
         norm: GatedNorm.Config = GatedNorm.Config()
         output: Linear.Config = Linear.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"log_rate": "A_log", "skip": "D", "step_bias": "dt_bias"},
             children={"norm": "norm", "output": "out_proj"},
             joined=(
-                kn.Joined(name="in_proj", parts=("output_gate", "value", "key", "query", "step")),
-                kn.Joined(name="conv1d", parts=("value_conv", "key_conv", "query_conv")),
+                kn.foreign.Joined(name="in_proj", parts=("output_gate", "value", "key", "query", "step")),
+                kn.foreign.Joined(name="conv1d", parts=("value_conv", "key_conv", "query_conv")),
             ),
         )
 

@@ -44,7 +44,7 @@ class RAttention(SequenceMixer):
         positions: Positions.Config = Rotary.Config()
         window_norm: HeadNorm.Config = HeadNorm.Config()
         linear_norm: HeadNorm.Config = HeadNorm.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "query": "q_proj",
                 "key": "k_proj",

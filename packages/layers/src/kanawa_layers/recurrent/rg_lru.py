@@ -23,7 +23,7 @@ class RGLRU(kn.Module):
         input_dim: int = kn.FROM_PARENT
         num_blocks: int = kn.FROM_PARENT
         c: float = 8.0
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
                 "rate": "recurrent_param",
                 "input_gate": "input_gate_weight",

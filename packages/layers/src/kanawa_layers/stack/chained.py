@@ -16,7 +16,7 @@ class ChainedStack(Stack):
     class Config(Stack.Config):
         num_layers: int | None = None
         stacks: tuple[Stack.Config, ...] = kn.REQUIRED
-        foreign: kn.Foreign = kn.Foreign(children={"stacks": ""})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"stacks": ""})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the stacks or their sum."""

@@ -28,7 +28,7 @@ class CrossPreNormBlock(Block):
         attention_residual: Residual.Config = Residual.Config()
         cross_attention_residual: Residual.Config = Residual.Config()
         feed_forward_residual: Residual.Config = Residual.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "attention": "self_attn",
                 "cross_attention": "encoder_attn",

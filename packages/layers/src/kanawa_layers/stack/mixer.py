@@ -15,7 +15,9 @@ class MixerBlock(Block):
         mixer: SequenceMixer.Config = kn.REQUIRED
         norm: Norm.Config = RMSNorm.Config()
         residual: Residual.Config = Residual.Config()
-        foreign: kn.Foreign = kn.Foreign(children={"mixer": "mixer", "norm": "norm", "residual": "residual"})
+        foreign: kn.foreign.Names = kn.foreign.Names(
+            children={"mixer": "mixer", "norm": "norm", "residual": "residual"}
+        )
 
     def setup(self) -> None:
         """Declares the branch with its norm."""

@@ -23,7 +23,7 @@ class PatternStack(Stack):
         pattern: tuple[Block.Config, ...] = kn.REQUIRED
         scan: bool = True
         remat: RematPolicy.Config | None = None
-        foreign: kn.Foreign = kn.Foreign(children={"pattern": "layers.{}"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"pattern": "layers.{}"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the pattern's length."""

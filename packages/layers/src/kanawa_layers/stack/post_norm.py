@@ -27,7 +27,7 @@ class PostNormBlock(Block):
         feed_forward_norm: Norm.Config = LayerNorm.Config()
         attention_residual: Residual.Config = Residual.Config()
         feed_forward_residual: Residual.Config = Residual.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "attention": "attention",
                 "feed_forward": "",

@@ -24,7 +24,7 @@ class RepeatedStack(Stack):
         layer: Block.Config = kn.REQUIRED
         scan: bool = True
         remat: RematPolicy.Config | None = None
-        foreign: kn.Foreign = kn.Foreign(children={"layer": "layers.{}"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the layer count."""

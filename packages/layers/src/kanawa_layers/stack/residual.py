@@ -25,7 +25,7 @@ class Residual(kn.Module):
         adapter: Bottleneck.Config | None = None
         dropout: Dropout.Config | None = None
         stochastic_depth: StochasticDepth.Config | None = None
-        foreign: kn.Foreign = kn.Foreign(tensors={"gamma": "gamma"}, children={"adapter": "adapter"})
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"gamma": "gamma"}, children={"adapter": "adapter"})
 
     def setup(self) -> None:
         """Declares the parts that are there."""

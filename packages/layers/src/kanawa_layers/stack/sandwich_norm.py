@@ -31,7 +31,7 @@ class SandwichNormBlock(Block):
         feed_forward_output_norm: Norm.Config = RMSNorm.Config()
         attention_residual: Residual.Config = Residual.Config()
         feed_forward_residual: Residual.Config = Residual.Config()
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "attention": "self_attn",
                 "feed_forward": "mlp",

@@ -23,7 +23,7 @@ class Distilled(CausalLM):
         teacher: CausalLM.Config = kn.REQUIRED
         coefficient: float = 1.0
         temperature: float = 1.0
-        foreign: kn.Foreign = kn.Foreign(children={"student": "student", "teacher": "teacher"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"student": "student", "teacher": "teacher"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the vocabularies and the temperature."""

@@ -26,7 +26,7 @@ class DoRA(Adapter):
     class Config(Adapter.Config):
         rank: int = 8
         alpha: float = 16.0
-        foreign: kn.Foreign = FOREIGN
+        foreign: kn.foreign.Names = FOREIGN
 
         def check(self) -> list[str]:
             """Returns what is wrong with the rank."""

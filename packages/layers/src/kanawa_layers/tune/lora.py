@@ -12,11 +12,11 @@ from kanawa.contracts.weights import contract
 from kanawa_layers.basic.dropout import Dropout
 
 #: What the peft library calls the factors, beside the projection's own tensors.
-FOREIGN = kn.Foreign(
+FOREIGN = kn.foreign.Names(
     tensors={
-        "lora_a": kn.Tensor(name="lora_A.weight", form=kn.Matrix.Config()),
-        "lora_b": kn.Tensor(name="lora_B.weight", form=kn.Matrix.Config()),
-        "magnitude": kn.Tensor(name="lora_magnitude_vector.weight", form=kn.Flat.Config()),
+        "lora_a": kn.foreign.Tensor(name="lora_A.weight", form=kn.foreign.Matrix.Config()),
+        "lora_b": kn.foreign.Tensor(name="lora_B.weight", form=kn.foreign.Matrix.Config()),
+        "magnitude": kn.foreign.Tensor(name="lora_magnitude_vector.weight", form=kn.foreign.Flat.Config()),
     }
 )
 
@@ -28,7 +28,7 @@ class LoRA(Adapter):
         rank: int = 8
         alpha: float = 16.0
         dropout: Dropout.Config | None = None
-        foreign: kn.Foreign = FOREIGN
+        foreign: kn.foreign.Names = FOREIGN
 
         def check(self) -> list[str]:
             """Returns what is wrong with the rank."""

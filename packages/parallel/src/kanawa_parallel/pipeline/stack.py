@@ -37,7 +37,7 @@ class PipelinedStack(Stack):
         microbatches: int = 1
         rounds: int = 1
         remat: RematPolicy.Config | None = None
-        foreign: kn.Foreign = kn.Foreign(children={"layer": "layers.{}"})
+        foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
 
         def check(self) -> list[str]:
             """Returns what is wrong with the counts."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from kanawa.arrays.optimizer_state import from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import Configurable
 from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
 from kanawa.contracts.optimizer import Schedule
-from kanawa.contracts.optimizer_state import from_flat, to_flat
 from kanawa.module import Last, Metric
 
 from kanawa_runtime.learn.adamw import AdamW

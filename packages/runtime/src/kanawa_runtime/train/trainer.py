@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from kanawa.arrays.memory import kept_in, on_device
+from kanawa.arrays.optimizer_state import parameter_of, state_sharding
 from kanawa.arrays.prng import step_key
 from kanawa.arrays.shardings import abstract_params, array_sharding, replicated
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
@@ -21,7 +22,6 @@ from kanawa.contracts import (
     Program,
     Workload,
 )
-from kanawa.contracts.optimizer_state import parameter_of, state_sharding
 from kanawa.module import Last, next_state, param_specs, state_specs
 
 from kanawa_runtime.learn.learner import Learner

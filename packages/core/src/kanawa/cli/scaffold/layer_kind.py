@@ -15,10 +15,10 @@ class $class_name(FeedForward):
 
     class Config(FeedForward.Config):
         # What a checkpoint of others calls the parameters; [out, in] there, [in, out] here.
-        foreign: kn.Foreign = kn.Foreign(
+        foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
-                "up": kn.Tensor(name="up_proj.weight", form=kn.Matrix.Config()),
-                "down": kn.Tensor(name="down_proj.weight", form=kn.Matrix.Config()),
+                "up": kn.foreign.Tensor(name="up_proj.weight", form=kn.foreign.Matrix.Config()),
+                "down": kn.foreign.Tensor(name="down_proj.weight", form=kn.foreign.Matrix.Config()),
             }
         )
 

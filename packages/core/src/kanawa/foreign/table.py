@@ -10,8 +10,9 @@ import numpy as np
 
 from kanawa.arrays.spec import ParamSpec
 from kanawa.errors import ModuleError, did_you_mean
-from kanawa.module.foreign import Foreign, Form, Joined, Sliced, Tensor
-from kanawa.module.module import Module
+from kanawa.foreign.forms import Form
+from kanawa.foreign.named import NamedModule
+from kanawa.foreign.names import Joined, Names, Sliced, Tensor
 
 _LISTED = re.compile(r"(\w+)\[(\d+)\]")
 
@@ -104,7 +105,7 @@ class ForeignTable:
     optional_prefix: str
 
 
-def foreign_table(model: Module) -> ForeignTable:
+def table_of(model: NamedModule) -> ForeignTable:
     """Returns the table of a model; raises ForeignNameError naming the module that doesn't say what it is called."""
     walker = _Walker()
     tensors: dict[str, ForeignTensor] = {}
@@ -131,10 +132,10 @@ class _Walker:
         self.ignored: list[str] = []
 
     def walk(
-        self, module: Module, prefix: str, path: str, index: tuple[int, ...], first_layer: int
+        self, module: NamedModule, prefix: str, path: str, index: tuple[int, ...], first_layer: int
     ) -> list[ForeignTensor]:
         """Returns the tensors of a module and all below it. `first_layer` is added to the layer numbers in names."""
-        foreign: Foreign = module.config.foreign
+        foreign: Names = module.config.foreign
         self.ignored += [_joined_name(prefix, pattern) for pattern in foreign.ignored]
         for name, shared in foreign.repeats.items():
             owner, _, parameter = shared.partition(".")
@@ -162,8 +163,8 @@ class _Walker:
 
     def _own(
         self,
-        module: Module,
-        foreign: Foreign,
+        module: NamedModule,
+        foreign: Names,
         prefix: str,
         where: tuple[str, str, str],
         what: tuple[tuple[int, ...], ParamSpec],
@@ -189,11 +190,11 @@ class _Walker:
         ]
 
     def _child(
-        self, module: Module, name: str, child: Module, at: tuple[str, str, tuple[int, ...], int]
+        self, module: NamedModule, name: str, child: NamedModule, at: tuple[str, str, tuple[int, ...], int]
     ) -> list[ForeignTensor]:
         """Returns the tensors of a child, once for each layer where it is stacked."""
         prefix, path, index, first_layer = at
-        foreign: Foreign = module.config.foreign
+        foreign: Names = module.config.foreign
         listed = _LISTED.fullmatch(name)
         base, position = (listed[1], int(listed[2])) if listed else (name, 0)
         relative = foreign.children.get(name, foreign.children.get(base))
@@ -212,7 +213,9 @@ class _Walker:
         return found
 
 
-def _join(module: Module, group: Joined, prefix: str, parts: Mapping[str, list[ForeignTensor]]) -> list[ForeignTensor]:
+def _join(
+    module: NamedModule, group: Joined, prefix: str, parts: Mapping[str, list[ForeignTensor]]
+) -> list[ForeignTensor]:
     if not parts:
         return []
     relative = [{t.name: t for t in tensors} for tensors in parts.values()]
@@ -246,15 +249,15 @@ def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]
     return found
 
 
-def _own_arrays(module: Module) -> list[tuple[str, str, ParamSpec]]:
+def _own_arrays(module: NamedModule) -> list[tuple[str, str, ParamSpec]]:
     return [(n, "params", s) for n, s in module.param_specs.items()] + [
         (n, "state", s) for n, s in module.state_specs.items()
     ]
 
 
-def _has_arrays(module: Module) -> bool:
+def _has_arrays(module: NamedModule) -> bool:
     """Whether a parameter, state with a foreign name, or a repeat of another tensor is in the module or below."""
-    foreign: Foreign = module.config.foreign
+    foreign: Names = module.config.foreign
     named_state = any(name in foreign.tensors for name in module.state_specs)
     own = bool(module.param_specs) or named_state or bool(foreign.repeats)
     return own or any(map(_has_arrays, module.children.values()))
@@ -275,7 +278,7 @@ def _without_first_axis(spec: ParamSpec) -> ParamSpec:
     )
 
 
-def _path_of(module: Module) -> str:
+def _path_of(module: NamedModule) -> str:
     """Returns a module's path from the root, which itself has none."""
     names: list[str] = []
     node: Any = module
@@ -289,11 +292,11 @@ def _joined_name(*segments: str) -> str:
     return ".".join(segment for segment in segments if segment)
 
 
-def _undeclared(module: Module, name: str, kind: str, known: Iterable[str]) -> str:
+def _undeclared(module: NamedModule, name: str, kind: str, known: Iterable[str]) -> str:
     cls = type(module)
     slot = "tensors" if kind == "parameter" else "children"
     return (
         f"{module.path} ({cls.__module__}:{cls.__qualname__}) doesn't say what checkpoints of others call its {kind} "
-        f"{name!r}{did_you_mean(name, known)}. Declare it in the layer's Config: foreign: Foreign = "
-        f'Foreign({slot}={{"{name}": "…"}}), or set it in the recipe; see docs/convert.md'
+        f"{name!r}{did_you_mean(name, known)}. Declare it in the layer's Config: foreign: kn.foreign.Names = "
+        f'kn.foreign.Names({slot}={{"{name}": "…"}}), or set it in the recipe; see docs/convert.md'
     )

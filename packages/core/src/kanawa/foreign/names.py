@@ -1,0 +1,63 @@
+"""What other people's checkpoints call a module's parts, as data: relative names and invertible forms.
+
+Every module's config has the slot `foreign`. Its class default speaks the names that Llama has in Hugging Face
+checkpoints, or what is usual where Llama has no such part; a recipe whose checkpoints differ sets the slot.
+"""
+
+from kanawa.config import Config
+from kanawa.foreign.forms import Form
+
+
+class Tensor(Config):
+    """A foreign tensor that holds one parameter.
+
+    `{}` in the name stands for the index along the parameter's first axis: "{}.w1.weight" of a parameter
+    [experts, …] is one tensor an expert. `form` None keeps the array as it is.
+    """
+
+    name: str = ""
+    form: Form.Config | None = None
+
+
+class Joined(Config):
+    """A foreign tensor that several parts share, one after another along `axis` or, `interleaved`, in turn.
+
+    A part is a parameter of the module, in the form its entry in `tensors` gives, or a child, all of whose tensors
+    join with the other children's of the same relative name. `name` is the tensor's, or the children's common name.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    axis: int = 0
+    interleaved: bool = False
+
+
+class Sliced(Config):
+    """The foreign part that holds `start` to `stop` along one of our axes, counted from the last: -2 is before it."""
+
+    name: str
+    axis: int
+    start: int | None = None
+    stop: int | None = None
+
+
+class Names(Config):
+    """Relative names of a module's parts.
+
+    `children` names children; "" adds no segment, `{}` stands for the layer's index in a stack or a list. `tensors`
+    names parameters and state arrays; a bare string is the name of an unchanged array. `joined` lists shared
+    tensors; `apart` maps a child to the foreign parts its arrays are cut into.
+    `repeats` names tensors that may be there again, with the shared module and parameter they must equal:
+    {"weight": "embedding.weight"}. `ignored` are patterns of tensors that say nothing (masks, frequency tables).
+    `optional_prefix` is one that some files leave out.
+    """
+
+    INTRINSIC = ("children", "tensors", "joined", "apart", "repeats", "ignored", "optional_prefix")
+
+    children: dict[str, str] = {}
+    tensors: dict[str, str | Tensor] = {}
+    joined: tuple[Joined, ...] = ()
+    apart: dict[str, tuple[Sliced, ...]] = {}
+    repeats: dict[str, str] = {}
+    ignored: tuple[str, ...] = ()
+    optional_prefix: str = ""
