@@ -22,7 +22,7 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_parallel.plan.analyse import analyse, installed
 from kanawa_parallel.plan.compilation import compile_program
 from kanawa_parallel.plan.cost.probe import measured
-from kanawa_parallel.remat import FullRemat
+from kanawa_parallel.remat.policies import FullRemat
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant

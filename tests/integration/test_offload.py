@@ -37,7 +37,7 @@ def two_updates(*modifiers):
 
 def test_offloaded_runs_equal_plain_ones():
     plain = two_updates()
-    moved = two_updates("offload_optimizer", "remat:policy=offload_qkv_and_output")
+    moved = two_updates("offload-optimizer", "remat:policy=offload-qkv-and-output")
     kinds = {name: x.sharding.memory_kind for name, x in moved.opt.items() if x.ndim}
     assert set(kinds.values()) == {"pinned_host"}
     assert len(kinds) > 10

@@ -3,7 +3,7 @@
 import pytest
 from kanawa.testing.backend import mesh_row
 
-SAVE = "save_qkv_and_output"
+SAVE = "save-qkv-and-output"
 TABLE = {
     ("h100", 7e9): ({}, {}, ""),
     ("h100-8", 1e8): ({"fsdp": -1}, {}, ""),

@@ -6,8 +6,8 @@ from kanawa.testing.backend import mesh_row
 TABLE = {
     ("trn1-32", 1e9): ({"fsdp": -1, "tensor": 2}, {}, ""),
     ("trn2", 1e8): ({"fsdp": -1, "tensor": 4}, {}, ""),
-    ("trn2-64", 7e9): ({"fsdp": -1, "tensor": 4}, {}, "save_qkv_and_output"),
-    ("trn2-1024", 70e9): ({"fsdp": -1, "tensor": 4}, {}, "save_qkv_and_output"),
+    ("trn2-64", 7e9): ({"fsdp": -1, "tensor": 4}, {}, "save-qkv-and-output"),
+    ("trn2-1024", 70e9): ({"fsdp": -1, "tensor": 4}, {}, "save-qkv-and-output"),
 }
 
 

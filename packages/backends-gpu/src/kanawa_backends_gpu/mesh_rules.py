@@ -14,7 +14,7 @@ LARGE = 15_000_000_000
 #: Above this it is spread over all GPUs there are.
 HUGE = 200_000_000_000
 
-_SAVE_PROJECTIONS = (("remat", {"policy": "save_qkv_and_output"}),)
+_SAVE_PROJECTIONS = (("remat", {"policy": "save-qkv-and-output"}),)
 
 
 def _large(name: str, devices: tuple[str, ...], fsdp: int) -> MeshRule:

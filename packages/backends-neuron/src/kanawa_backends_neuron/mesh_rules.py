@@ -8,7 +8,7 @@ from kanawa.plugins import MeshRule
 
 #: From here on activations don't fit whole beside the optimizer state of one device's shard.
 MEDIUM = 3_000_000_000
-_SAVE_PROJECTIONS = (("remat", {"policy": "save_qkv_and_output"}),)
+_SAVE_PROJECTIONS = (("remat", {"policy": "save-qkv-and-output"}),)
 
 
 def _rules(device: str, tensor: int) -> tuple[MeshRule, MeshRule]:

@@ -19,11 +19,11 @@ _ACROSS_SLICES = {"data": -1}
 _TURN = ("rope-by-matmul", {})
 # The compiler would fuse norms and activations into every matmul that reads them, and do them once a tile.
 _FIT = (_TURN, ("materialize", {}))
-_SAVE_ATTENTION = (*_FIT, ("remat", {"policy": "save_qkv_and_output"}))
-_SAVE_ATTENTION_AND_GATE = (*_FIT, ("remat", {"policy": "save_attention_and_gate"}))
-_SAVE_PROJECTIONS = (*_FIT, ("remat", {"policy": "save_projections"}))
-_OFFLOAD_DOTS = (*_FIT, ("remat", {"policy": "offload_dots"}))
-_OFFLOAD_ATTENTION = (*_FIT, ("remat", {"policy": "offload_qkv_and_output"}))
+_SAVE_ATTENTION = (*_FIT, ("remat", {"policy": "save-qkv-and-output"}))
+_SAVE_ATTENTION_AND_GATE = (*_FIT, ("remat", {"policy": "save-attention-and-gate"}))
+_SAVE_PROJECTIONS = (*_FIT, ("remat", {"policy": "save-projections"}))
+_OFFLOAD_DOTS = (*_FIT, ("remat", {"policy": "offload-dots"}))
+_OFFLOAD_ATTENTION = (*_FIT, ("remat", {"policy": "offload-qkv-and-output"}))
 _ONE_ROW_OF_FOUR = (("accumulate", {"microbatches": 4}),)
 
 RULES = (
@@ -147,7 +147,7 @@ RULES = (
         slices="multi",
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(*_FIT, ("remat", {"policy": "offload_qkv_and_input"})),
+        modifiers=(*_FIT, ("remat", {"policy": "offload-qkv-and-input"})),
     ),
     MeshRule(
         name="tpu.v7x.large",
@@ -156,6 +156,6 @@ RULES = (
         min_parameters=LARGE + 1,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(*_FIT, ("remat", {"policy": "save_qkv_offload_input"})),
+        modifiers=(*_FIT, ("remat", {"policy": "save-qkv-offload-input"})),
     ),
 )

@@ -4,7 +4,7 @@ import kanawa as kn
 
 
 class OffloadOptimizer(kn.Modifier):
-    """`offload_optimizer`: keeps optimizer state in pinned host memory; each step fetches it and sends it back.
+    """`offload-optimizer`: keeps optimizer state in pinned host memory; each step fetches it and sends it back.
 
     On a platform without that memory kind, placing or compiling fails and names it.
     """

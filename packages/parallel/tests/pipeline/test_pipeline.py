@@ -17,7 +17,7 @@ from kanawa.testing.tiny import TinyLM
 from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from kanawa_parallel.pipeline.stack import PipelinedStack
-from kanawa_parallel.remat import FullRemat
+from kanawa_parallel.remat.policies import FullRemat
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.pipeline import Pipeline
 from stacked_model import StackedLM, SumBlock

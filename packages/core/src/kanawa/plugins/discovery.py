@@ -24,6 +24,8 @@ KINDS: tuple[str, ...] = (
     "tokenizers",
     "gradients",
     "meshes",
+    "masks",
+    "remat",
 )
 PLUGIN_KIND = "plugins"
 _GROUP = re.compile(r"kanawa\.([a-z][a-z0-9_]*)")

@@ -79,8 +79,8 @@ def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
         if full:
             yield [sharded, *full]
     missing = report.memory_per_device_bytes - report.memory_limit_bytes
-    if "offload_optimizer" in installed and (full or report.memory.get("optimizer", 0) >= missing):
-        yield [*full, "offload_optimizer"]
+    if "offload-optimizer" in installed and (full or report.memory.get("optimizer", 0) >= missing):
+        yield [*full, "offload-optimizer"]
 
 
 def _splits(composition: Composition, report: Report) -> list[int]:

@@ -1,10 +1,19 @@
-"""Rematerialisation policies: which tagged activations the backward pass keeps."""
+"""Rematerialisation policies: which tagged activations the backward pass keeps. `named` gives some of them names."""
 
 from typing import Any
 
 import jax
 import kanawa as kn
-from kanawa.contracts import RematPolicy, Stack
+from kanawa.contracts import RematPolicy
+
+
+class KeepAll(RematPolicy):
+    """Keeps every activation: nothing is recomputed."""
+
+    @kn.nowrap
+    def policy(self) -> Any:
+        """Returns False."""
+        return False
 
 
 class FullRemat(RematPolicy):
@@ -72,49 +81,3 @@ class OffloadDots(RematPolicy):
     def policy(self) -> Any:
         """Returns JAX's policy of that meaning."""
         return jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-
-
-#: What a layer of attention and gated feed-forward computes by matmuls, queries and keys after they were turned, and
-#: what a fused attention needs for its gradient: with these kept, only elementwise work is done again.
-PROJECTIONS = (
-    *("query", "key", "value", "attention_out", "attention_residuals", "attention_projection"),
-    *("feed_forward_gate", "feed_forward_up"),
-)
-#: Names of policies for the `remat` modifier.
-POLICIES: dict[str, RematPolicy.Config | None] = {
-    "none": None,
-    "full": FullRemat.Config(),
-    "dots": SaveDots.Config(),
-    "save_qkv_and_output": SaveNames.Config(),
-    "save_projections": SaveNames.Config(save=PROJECTIONS),
-    "save_attention_and_gate": SaveNames.Config(save=tuple(n for n in PROJECTIONS if n != "feed_forward_up")),
-    "save_qkv_offload_input": OffloadNames.Config(save=("query", "key", "value"), offload=("layer_input",)),
-    "offload_input": OffloadNames.Config(offload=("layer_input",)),
-    "offload_qkv_and_output": OffloadNames.Config(),
-    "offload_qkv_and_input": OffloadNames.Config(offload=("query", "key", "value", "layer_input")),
-    "offload_dots": OffloadDots.Config(),
-}
-
-
-class Remat(kn.Modifier):
-    """`remat`: gives every stack a policy by name, such as full, dots or save_qkv_and_output."""
-
-    class Config(kn.Modifier.Config):
-        policy: str = "full"
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the policy's name."""
-            if self.policy in POLICIES:
-                return []
-            return [f"policy is {self.policy!r}, expected one of {', '.join(POLICIES)}"]
-
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with the policy in every stack that has a `remat` slot."""
-        new = POLICIES[self.config.policy]
-
-        def put(node: kn.Config) -> None:
-            if "remat" in node.fields():
-                node.set(remat=new)
-
-        kn.replace(cfg, target=Stack, edit=put)
-        return cfg

@@ -1,0 +1,44 @@
+"""`remat`: one policy for every stack, by its name in the catalog."""
+
+import kanawa as kn
+from kanawa.contracts import RematPolicy, Stack
+from kanawa.errors import UsageError
+
+#: The catalog's kind: entry points of the group `kanawa.remat` name policies, or functions that return a policy's
+#: config.
+KIND = "remat"
+
+
+def named_policy(name: str) -> RematPolicy.Config:
+    """Returns the config of the policy catalogued as `name`.
+
+    Raises UnknownNameError with near names where nothing is called so, UsageError where it is no policy.
+    """
+    component = kn.component(KIND, name)
+    is_policy = isinstance(component, type) and issubclass(component, RematPolicy)
+    made = component.Config() if is_policy else component()
+    if not isinstance(made, RematPolicy.Config):
+        message = (
+            f"remat: {name!r} is {component!r}, which gives {type(made).__qualname__}; expected a RematPolicy, or a "
+            "function without arguments that returns the config of one"
+        )
+        raise UsageError(message)
+    return made
+
+
+class Remat(kn.Modifier):
+    """`remat`: gives every stack a policy by name, such as full, dots or save-qkv-and-output (`kanawa list remat`)."""
+
+    class Config(kn.Modifier.Config):
+        policy: str = "full"
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with the policy in every stack that has a `remat` slot."""
+        new = named_policy(self.config.policy)
+
+        def put(node: kn.Config) -> None:
+            if "remat" in node.fields():
+                node.set(remat=new)
+
+        kn.replace(cfg, target=Stack, edit=put)
+        return cfg
