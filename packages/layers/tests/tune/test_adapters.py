@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.arrays.tree import flatten_paths, map_paths
-from kanawa.contracts import from_plain, plain_config
+from kanawa.composition.plain import from_plain, plain_config
 from kanawa.errors import KanawaError
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.contracts import Batch, plain
+from kanawa.composition import plain
+from kanawa.contracts import Batch
 from kanawa_layers.recipes.llama import llama
 
 TOKENS = jnp.array([[(7 * t + 3 * r) % 61 for t in range(13)] for r in range(4)], jnp.int32)

@@ -44,6 +44,10 @@ class ExecutionPlan:
     optimizer_memory: str = "device"
     materialize: bool = False
 
+    def way(self, operation: str) -> Any:
+        """Returns the first of `distributed` that runs the operation ("attention", "experts"), or None."""
+        return next((way for way in self.distributed if way.operation == operation), None)
+
 
 _plan = jax.make_user_context(default_value=None)
 _default = ExecutionPlan()

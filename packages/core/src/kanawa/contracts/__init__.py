@@ -8,7 +8,6 @@ from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.distributed import Distributed as Distributed
-from kanawa.contracts.distributed import distributed as distributed
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram
 from kanawa.contracts.gradients import ModelLoss as ModelLoss
@@ -16,10 +15,6 @@ from kanawa.contracts.optimizer import GradientTransformation as GradientTransfo
 from kanawa.contracts.optimizer import Optimizer as Optimizer
 from kanawa.contracts.optimizer import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
-from kanawa.contracts.plain import from_plain as from_plain
-from kanawa.contracts.plain import is_tuned as is_tuned
-from kanawa.contracts.plain import plain_config as plain_config
-from kanawa.contracts.plain import to_plain as to_plain
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program

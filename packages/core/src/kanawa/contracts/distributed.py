@@ -1,9 +1,7 @@
 """What a strategy brings for an operation that tables of axes alone can't split, found through the execution plan."""
 
 import abc
-from typing import Any, ClassVar
-
-from kanawa.arrays.plan import current_plan
+from typing import ClassVar
 
 
 class Distributed(abc.ABC):
@@ -16,9 +14,3 @@ class Distributed(abc.ABC):
     operation: ClassVar[str]
     #: What the kernel manifest calls it, such as "ring".
     name: ClassVar[str]
-
-
-def distributed(operation: str) -> Any:
-    """Returns the plan's first implementation for `operation`, or None."""
-    found = current_plan().distributed
-    return next((one for one in found if one.operation == operation), None)

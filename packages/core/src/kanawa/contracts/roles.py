@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jaxtyping import Array, Float, Int, Num
 
+from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, REQUIRED
 from kanawa.contracts.batch import Batch
-from kanawa.contracts.distributed import distributed
 from kanawa.contracts.sequences import Sequences
 from kanawa.module import Module, nowrap
 
@@ -164,7 +164,7 @@ class TokenDispatcher(Module):
         `experts(rows, group_sizes)` sees rows grouped by expert. Where the plan spreads experts or tokens over shards,
         all of it happens on each shard's tokens, and `experts` sees the rows and the weights of that shard's experts.
         """
-        spread = distributed("experts")
+        spread = current_plan().way("experts")
         if spread is not None:
             return spread.through(self, experts, x, expert_ids, weights)
         return self.on_one_shard(experts, x, expert_ids, weights)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from kanawa.arrays.axes import LogicalAxes
+from kanawa.arrays.contract import contract
 from kanawa.arrays.init import Initializer, fan_in_normal
 from kanawa.arrays.materialize import materialized, materialized_gradient
 from kanawa.arrays.plan import current_plan
@@ -137,9 +138,3 @@ class Weighted(Module):
             suffix: self.param(name + suffix, jnp.dtype(spec.dtype) if suffix else None)
             for suffix, spec in kept.items()
         }
-
-
-def contract(x: Float[Array, "..."], weight: Float[Array, "..."], num_contracted: int) -> Float[Array, "..."]:
-    """Returns x contracted over its last `num_contracted` dimensions with the weight's first."""
-    dims = (tuple(range(x.ndim - num_contracted, x.ndim)), tuple(range(num_contracted)))
-    return jax.lax.dot_general(x, weight, (dims, ((), ())))

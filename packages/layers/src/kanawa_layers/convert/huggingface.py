@@ -12,8 +12,9 @@ from typing import Any
 
 import kanawa as kn
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.composition.plain import is_tuned, plain_config, to_plain
 from kanawa.config import Config
-from kanawa.contracts import ForeignConfigError, ModelStore, StoredModel, is_tuned, plain_config, to_plain
+from kanawa.contracts import ForeignConfigError, ModelStore, StoredModel
 from kanawa.foreign import ForeignTable
 
 from kanawa_layers.convert.accounting import account

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.arrays.broadcast import along_last
+from kanawa.arrays.contract import contract
 from kanawa.contracts import Adapter
-from kanawa.contracts.weights import contract
 
 from kanawa_layers.tune.lora import FOREIGN, declare_low_rank, low_rank_change, low_rank_flops
 

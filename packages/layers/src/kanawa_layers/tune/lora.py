@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
+from kanawa.arrays.contract import contract
 from kanawa.contracts import Adapter
-from kanawa.contracts.weights import contract
 
 from kanawa_layers.basic.dropout import Dropout
 

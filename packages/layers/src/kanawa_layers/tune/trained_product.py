@@ -5,7 +5,7 @@ import functools
 
 import jax
 from jaxtyping import Array, Float
-from kanawa.contracts.weights import contract
+from kanawa.arrays.contract import contract
 from kanawa.kernels.quantized_matmul.formats import NumberFormat
 
 from kanawa_layers.tune.quantised_product import contract_rows, outputs_first, quantised_product

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.composition.plain import from_plain, is_tuned
 from kanawa.config import Config
-from kanawa.contracts import StoredModel, from_plain, is_tuned
+from kanawa.contracts import StoredModel
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 from kanawa.plugins import component, host

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import jax
 
-from kanawa.contracts.distributed import Distributed, distributed
+from kanawa.arrays.plan import current_plan
+from kanawa.contracts.distributed import Distributed
 from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operands
@@ -51,7 +52,7 @@ def attend_over_shards(problem: AttentionProblem, operands: Operands) -> jax.Arr
     """Returns the output by the plan's way to split sequences, or None where there is none or it doesn't apply."""
     from kanawa.module.context import record_kernel
 
-    way = distributed("attention")
+    way = current_plan().way("attention")
     if not isinstance(way, AttentionOverShards):
         return None
     split = split_operands(ATTENTION, _AXES, operands)

@@ -72,8 +72,9 @@ def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
 
 def is_tuned(module: Module) -> bool:
     """Returns whether some weight of the module has another form or an adapter."""
-    found = (node.form is not None or any(map(node.adapter_of, node.weight_specs)) for _, node, _ in _weighted(module))
-    return any(found)
+    return any(
+        node.form is not None or any(map(node.adapter_of, node.weight_specs)) for _, node, _ in _weighted(module)
+    )
 
 
 def _weighted(module: Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, Weighted, int]]:
