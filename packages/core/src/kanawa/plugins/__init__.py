@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kanawa.plugins.catalog import compare_plugin_sets as compare_plugin_sets
-    from kanawa.plugins.catalog import component as component
     from kanawa.plugins.catalog import plugin_set_digest as plugin_set_digest
     from kanawa.plugins.manager import PluginHost as PluginHost
-    from kanawa.plugins.markers import hookimpl as hookimpl
-    from kanawa.plugins.markers import hookspec as hookspec
-    from kanawa.plugins.process import host as host
-    from kanawa.plugins.process import set_host as set_host
+    from kanawa.plugins.manager import component as component
+    from kanawa.plugins.manager import host as host
+    from kanawa.plugins.manager import set_host as set_host
     from kanawa.plugins.records import Command as Command
     from kanawa.plugins.records import Component as Component
     from kanawa.plugins.records import DeviceSpec as DeviceSpec
     from kanawa.plugins.records import Finding as Finding
     from kanawa.plugins.records import MeshRule as MeshRule
+    from kanawa.plugins.specs import hookimpl as hookimpl
+    from kanawa.plugins.specs import hookspec as hookspec
     from kanawa.plugins.states import ComponentState as ComponentState
     from kanawa.plugins.states import PluginState as PluginState
 
 _HOME = {
     "compare_plugin_sets": "catalog",
-    "component": "catalog",
+    "component": "manager",
     "plugin_set_digest": "catalog",
     "PluginHost": "manager",
-    "host": "process",
-    "set_host": "process",
-    "hookimpl": "markers",
-    "hookspec": "markers",
+    "host": "manager",
+    "set_host": "manager",
+    "hookimpl": "specs",
+    "hookspec": "specs",
     "Command": "records",
     "Component": "records",
     "DeviceSpec": "records",

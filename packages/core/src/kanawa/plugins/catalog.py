@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from kanawa.errors import PluginError, UnknownNameError, did_you_mean
 from kanawa.plugins.discovery import normalise
-from kanawa.plugins.failure import Failure
-from kanawa.plugins.loading import load_value
-from kanawa.plugins.states import ComponentState, State
+from kanawa.plugins.states import ComponentState, Failure, State
 
 FIRST_PARTY: tuple[str, ...] = (
     "kanawa-layers",
@@ -102,11 +101,20 @@ class Catalog:
         return "\n".join([*lines, *installation_hint(self._installed)])
 
 
-def component(kind: str, name: str) -> Any:
-    """Returns the catalogued object, importing it now; see `Catalog.load` for names and errors."""
-    from kanawa.plugins.process import host
+def load_value(value: str) -> Any:
+    """Returns the object at "module:attribute.path", or the module if there is no attribute.
 
-    return host().load(kind, name)
+    Raises ImportError, also for a missing attribute, and whatever importing the module raises.
+    """
+    module_name, _, attributes = value.partition(":")
+    found: Any = import_module(module_name.strip())
+    for attribute in filter(None, attributes.strip().split(".")):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError as error:
+            message = f"{value}: {error}"
+            raise ImportError(message) from error
+    return found
 
 
 def installation_hint(installed: Mapping[str, str]) -> list[str]:

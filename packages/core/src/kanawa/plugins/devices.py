@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 
 from kanawa.errors import PluginError
-from kanawa.plugins.process import host
+from kanawa.plugins.manager import host
 from kanawa.plugins.records import DeviceSpec
 
 # Not measured: what a common server core does at least. A plan for `cpu` is a rough one.

@@ -1,4 +1,7 @@
-"""The plugin host: calls hooks one at a time and keeps a bad plugin from harming others."""
+"""The plugin host: calls hooks one at a time and keeps a bad plugin from harming others.
+
+The process has one, `host()`: the one piece of module-level mutable state in core.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kanawa.errors import KanawaError, PluginError
 from kanawa.plugins.catalog import Catalog, plugin_set_digest
-from kanawa.plugins.claims import SKIP_VARIABLE, mark_conflicts, parse_skip
 from kanawa.plugins.discovery import Provider, discover
-from kanawa.plugins.failure import Failure
-from kanawa.plugins.states import ComponentState, PluginState, State
+from kanawa.plugins.states import SKIP_VARIABLE, ComponentState, Failure, PluginState, State, mark_conflicts, parse_skip
 
 if TYPE_CHECKING:
     from pluggy import PluginManager
@@ -107,7 +108,7 @@ class PluginHost:
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Calls an observing hook. A failure is logged once; after three, a plugin is left out."""
-        from kanawa.plugins.registration import implementations
+        from kanawa.plugins.startup import implementations
 
         running = self._start()
         for key, call in implementations(running.manager, hook, arguments):
@@ -184,8 +185,7 @@ class PluginHost:
         hook: str,
         arguments: dict[str, Any],
     ) -> list[tuple[str, Any]]:
-        from kanawa.plugins.registration import check_contribution, implementations
-        from kanawa.plugins.startup import broken
+        from kanawa.plugins.startup import broken, check_contribution, implementations
 
         results = []
         for key, call in implementations(manager, hook, arguments):
@@ -234,3 +234,26 @@ def _observer_failed(running: _Running, key: str, hook: str, error: Exception) -
         reason = f"no longer observes: failed {count} times, last in {hook}: {error}"
         _log.warning("plugin %s %s", key, reason)
         running.plugins[key] = replace(running.plugins[key], reason=reason)
+
+
+_current: PluginHost | None = None
+
+
+def host() -> PluginHost:
+    """Returns the process's plugin host. Nothing is discovered until it is asked something."""
+    global _current
+    if _current is None:
+        _current = PluginHost()
+    return _current
+
+
+def set_host(new: PluginHost | None) -> PluginHost | None:
+    """Replaces the process's host (None: a fresh one on next use) and returns the old one."""
+    global _current
+    old, _current = _current, new
+    return old
+
+
+def component(kind: str, name: str) -> Any:
+    """Returns the catalogued object, importing it now; see `Catalog.load` for names and errors."""
+    return host().load(kind, name)

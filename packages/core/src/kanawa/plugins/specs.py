@@ -15,11 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kanawa.plugins.markers import hookspec
+import pluggy
+
 from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, MeshRule
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+PROJECT = "kanawa"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
 
 # What each hook without arguments contributes; the host checks it.
 CONTRIBUTIONS: dict[str, type] = {

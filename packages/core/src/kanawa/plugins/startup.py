@@ -1,20 +1,22 @@
-"""From metadata to a working set of plugins: imports them, registers them, gives each its state."""
+"""From metadata to working plugins: imports them, registers those that fit the hook specs, gives each its state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from pluggy import PluginManager
+from pluggy import HookImpl, PluginManager, PluginValidationError
 
-from kanawa.plugins import claims
+from kanawa.errors import PluginError, did_you_mean
+from kanawa.plugins import specs
+from kanawa.plugins.catalog import load_value
 from kanawa.plugins.discovery import Provider
-from kanawa.plugins.failure import Failure
-from kanawa.plugins.loading import load_value
-from kanawa.plugins.registration import assemble
-from kanawa.plugins.states import ComponentState, PluginState, State
+from kanawa.plugins.specs import PROJECT
+from kanawa.plugins.states import ComponentState, Failure, PluginState, State, component_states, plugin_states
 
 LOCAL = "local"
+PREFIX = f"{PROJECT}_"
 
 
 def start_plugins(
@@ -27,7 +29,7 @@ def start_plugins(
         local: plugin objects of the user's own, by name.
         skip: what KANAWA_SKIP_PLUGINS names.
     """
-    states = _by_key(claims.plugin_states(providers, skip))
+    states = _by_key(plugin_states(providers, skip))
     objects: dict[str, object] = {}
     for name, plugin in local.items():
         state = PluginState(name=name, value="", distribution=LOCAL, version="")
@@ -56,7 +58,7 @@ def list_components(
     """Returns the components in metadata; a broken plugin breaks its distribution's."""
     failed = {state.distribution: state for state in plugins if state.state is State.BROKEN}
     listed = []
-    for state in claims.component_states(providers, skip):
+    for state in component_states(providers, skip):
         plugin = failed.get(state.distribution)
         if plugin is not None and state.state is State.AVAILABLE:
             reason = f"its plugin {plugin.name} is broken: {plugin.reason}"
@@ -75,3 +77,99 @@ def _by_key(states: list[PluginState]) -> dict[str, PluginState]:
     """Maps full names to states, adding the value where a distribution claims one name twice."""
     keys = [state.key for state in states]
     return {state.key if keys.count(state.key) == 1 else f"{state.key}={state.value}": state for state in states}
+
+
+def assemble(plugins: Mapping[str, object]) -> tuple[PluginManager, dict[str, Failure]]:
+    """Registers plugins (full name to object, in calling order); returns manager and failures.
+
+    After each failure everything is put together anew without the culprit, so that nothing
+    half-registered stays and no plugin suffers for another's hook specs.
+    """
+    failures: dict[str, Failure] = {}
+    while True:
+        manager = PluginManager(PROJECT)
+        manager.add_hookspecs(specs)
+        wanted = {key: plugin for key, plugin in plugins.items() if key not in failures}
+        failed = _register(manager, wanted) or _add_specs(manager, wanted)
+        failed = failed or _misfits(manager, wanted)
+        if not failed:
+            return manager, failures
+        failures |= failed
+
+
+def implementations(
+    manager: PluginManager, hook: str, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yields (plugin's full name, call without arguments) for a hook, in calling order.
+
+    Raises PluginError if there is no such hook or it takes other arguments.
+    """
+    caller = getattr(manager.hook, hook, None)
+    if caller is None or caller.spec is None:
+        message = f"no hook is called {hook!r}{did_you_mean(hook, _spec_names(manager))}"
+        raise PluginError(message)
+    if set(caller.spec.argnames) != set(arguments):
+        message = f"{hook} takes ({', '.join(caller.spec.argnames)}), got ({', '.join(arguments)})"
+        raise PluginError(message)
+    for implementation in reversed(caller.get_hookimpls()):
+        yield implementation.plugin_name, _bound(implementation, arguments)
+
+
+def _bound(implementation: HookImpl, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    values = [arguments[name] for name in implementation.argnames]
+    return lambda: implementation.function(*values)
+
+
+def _register(manager: PluginManager, plugins: Mapping[str, object]) -> dict[str, Failure]:
+    failed = {}
+    for key, plugin in reversed(list(plugins.items())):  # pluggy calls the last registered first
+        try:
+            manager.register(plugin, key)
+        except Exception as error:
+            failed[key] = Failure.of(error)
+    return failed
+
+
+def _add_specs(manager: PluginManager, plugins: Mapping[str, object]) -> dict[str, Failure]:
+    for key, call in implementations(manager, "kanawa_hookspecs", {}):
+        known = _spec_names(manager)
+        try:
+            manager.add_hookspecs(call())
+        except PluginValidationError as error:  # some plugin's implementation doesn't fit the spec
+            culprit = next((k for k, p in plugins.items() if p is error.plugin), key)
+            return {culprit: Failure.of(error)}
+        except Exception as error:
+            return {key: Failure.of(error)}
+        unprefixed = [n for n in _spec_names(manager) - known if not n.startswith(PREFIX)]
+        if unprefixed:
+            return {key: Failure(f"hook specs must be named {PREFIX}…: {', '.join(unprefixed)}")}
+    return {}
+
+
+def _misfits(manager: PluginManager, plugins: Mapping[str, object]) -> dict[str, Failure]:
+    """Finds implementations of unknown hooks, which pluggy would never call, and wrappers."""
+    failed = {}
+    for key, plugin in plugins.items():
+        for caller in manager.get_hookcallers(plugin) or ():
+            own = [i for i in caller.get_hookimpls() if i.plugin is plugin]
+            if not caller.has_spec() and not all(i.optionalhook for i in own):
+                near = did_you_mean(caller.name, _spec_names(manager))
+                failed[key] = Failure(f"implements unknown hook {caller.name}{near}")
+            elif any(i.wrapper or i.hookwrapper for i in own):
+                failed[key] = Failure(f"wraps {caller.name}; hook wrappers are not supported")
+    return failed
+
+
+def _spec_names(manager: PluginManager) -> set[str]:
+    callers = {n: c for n, c in vars(manager.hook).items() if not n.startswith("__")}
+    return {name for name, caller in callers.items() if caller.has_spec()}
+
+
+def check_contribution(hook: str, result: object) -> None:
+    """Raises TypeError if a hook that lists records gave anything else."""
+    record = specs.CONTRIBUTIONS.get(hook)
+    if record is None or result is None:
+        return
+    if not isinstance(result, (list, tuple)) or not all(isinstance(r, record) for r in result):
+        message = f"must return a list of {record.__name__}, got {result!r:.200}"
+        raise TypeError(message)

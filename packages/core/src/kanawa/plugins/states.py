@@ -1,9 +1,18 @@
-"""What the host knows about each plugin and component: its origin, and if it can be used."""
+"""What is known of each plugin and component: whether it can be used, and what metadata alone says of that."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import traceback
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
+
+from kanawa.plugins.discovery import PLUGIN_KIND, Entry, Provider, normalise
+from kanawa.plugins.records import valid_value
+
+SKIP_VARIABLE = "KANAWA_SKIP_PLUGINS"
 
 
 class State(StrEnum):
@@ -72,3 +81,100 @@ class ComponentState:
     def label(self) -> str:
         """What a message calls this."""
         return f"{self.kind} component"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a plugin is broken: one line, and the traceback if there is one."""
+
+    reason: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Returns the failure that a caught exception stands for."""
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        text = "".join(traceback.format_exception(error))
+        return cls(f"{type(error).__name__}: {first_line}", text)
+
+
+_AnyState = TypeVar("_AnyState", PluginState, ComponentState)
+
+
+def plugin_states(providers: Iterable[Provider], skip: Collection[str]) -> list[PluginState]:
+    """Returns the state of every plugin module before any is imported."""
+    states = []
+    for provider in providers:
+        for entry in provider.entries:
+            if entry.kind == PLUGIN_KIND:
+                state, reason = _first_state(provider, entry, skip)
+                states.append(
+                    PluginState(
+                        name=entry.name,
+                        value=entry.value,
+                        distribution=provider.name,
+                        version=provider.version,
+                        state=state,
+                        reason=reason,
+                    )
+                )
+    return mark_conflicts(states)
+
+
+def component_states(providers: Iterable[Provider], skip: Collection[str]) -> list[ComponentState]:
+    """Returns the state of every component that metadata lists; conflicts are not marked yet."""
+    states = []
+    for provider in providers:
+        for entry in provider.entries:
+            if entry.kind != PLUGIN_KIND:
+                state, reason = _first_state(provider, entry, skip)
+                if state is State.AVAILABLE and not valid_value(entry.value):
+                    state, reason = State.BROKEN, f"value {entry.value!r} is not module:object"
+                states.append(
+                    ComponentState(
+                        name=entry.name,
+                        kind=entry.kind,
+                        value=entry.value,
+                        distribution=provider.name,
+                        version=provider.version,
+                        state=state,
+                        reason=reason,
+                    )
+                )
+    return states
+
+
+def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
+    """Gives every claimant of a name that is claimed more than once the state `conflict`."""
+    claims: defaultdict[tuple[str, str], list[_AnyState]] = defaultdict(list)
+    for state in states:
+        if state.state is not State.SKIPPED:
+            claims[_claim(state)].append(state)
+    marked = []
+    for state in states:
+        others = [other for other in claims[_claim(state)] if other is not state]
+        if others and state.state.usable:
+            names = sorted({f"{other.key} ({other.value})" for other in others})
+            state = replace(state, state=State.CONFLICT, reason=f"also {', '.join(names)}")
+        marked.append(state)
+    return marked
+
+
+def _claim(state: PluginState | ComponentState) -> tuple[str, str]:
+    return (state.kind if isinstance(state, ComponentState) else PLUGIN_KIND, state.name)
+
+
+def _first_state(provider: Provider, entry: Entry, skip: Collection[str]) -> tuple[State, str]:
+    """Returns the state that metadata alone decides, with its reason."""
+    for name in (provider.name, f"{provider.name}:{entry.name}"):
+        if name in skip:
+            return State.SKIPPED, f"{SKIP_VARIABLE} names {name}"
+    if provider.unmet:
+        return State.INCOMPATIBLE, "; ".join(provider.unmet)
+    return State.AVAILABLE, ""
+
+
+def parse_skip(text: str) -> frozenset[str]:
+    """Reads KANAWA_SKIP_PLUGINS: `distribution` or `distribution:name`, separated by commas."""
+    parts = (part.strip().partition(":") for part in text.split(",") if part.strip())
+    return frozenset(normalise(dist) + colon + name for dist, colon, name in parts)
