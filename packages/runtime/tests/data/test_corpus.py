@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kanawa_runtime.data.corpus import EXCLUDED_FOLDERS, EmbeddedCorpus
+from kanawa_runtime.data.corpus import EXCLUDED_FOLDERS, Document, EmbeddedCorpus, cut_document
 from kanawa_runtime.data.errors import CorpusError
 
 
@@ -49,13 +49,42 @@ def test_small_corpora_have_both_splits(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="has no documents: check the path"):
+    with pytest.raises(CorpusError, match="has no text: every file is missing or empty"):
         EmbeddedCorpus.Config(root=str(tmp_path)).build().documents("train")
     (tmp_path / "only.py").write_text("pass")
     with pytest.raises(CorpusError, match=r"1 document\(s\) and none in the validation split"):
-        EmbeddedCorpus.Config(root=str(tmp_path)).build().documents("validation")
+        EmbeddedCorpus.Config(root=str(tmp_path), validation_one_in=0).build().documents("validation")
     with pytest.raises(CorpusError, match="leaves no training text"):
         EmbeddedCorpus.Config(root=str(tmp_path), validation_one_in=1).build().documents("train")
+
+
+@pytest.mark.parametrize(
+    ("text", "held_out"),
+    [
+        ("one line\n" * 40, "one line\n" * 2),
+        ("word " * 100, "word " * 5),
+        ("ü" * 100, "ü" * 5),
+        ("ab", "b"),
+    ],
+)
+def test_an_only_document_gives_its_end(text: str, held_out: str) -> None:
+    train, validation = cut_document(Document("only.txt", text.encode()), 20)
+    assert (train.data + validation.data).decode() == text
+    assert validation.data.decode() == held_out
+
+
+def test_an_only_document_may_be_too_short() -> None:
+    with pytest.raises(CorpusError, match=r"only\.txt is the only text and too short \(1 bytes\)"):
+        cut_document(Document("only.txt", b"a"), 20)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba", "cd", "xyz"])
+def test_what_is_most_of_a_small_corpus_is_trained_on(tmp_path: Path, names: str) -> None:
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("x = 1\n" * (1000 if name == names[0] else 10))
+    corpus = EmbeddedCorpus.Config(root=str(tmp_path)).build()
+    assert f"{names[0]}.py" in {document.name for document in corpus.documents("train")}
+    assert corpus.documents("validation")
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -19,15 +19,21 @@ class StoredModel:
     """A model as found on disk, or as it is to be written.
 
     `params` and `state` map paths ("stack.layer.norm.scale") to host arrays, layers stacked. `files` are carried
-    along unread: file name to where it lies (tokenizer, chat template). `notes` is JSON that the origin wants back
-    when the model returns to it, such as its own config and the dtypes of its tensors.
+    along unread: file name to where it lies, or to its content where no such file lies anywhere (tokenizer, chat
+    template; names as Hugging Face folders have them). `notes` is JSON that the origin wants back when the model
+    returns to it, such as its own config and the dtypes of its tensors.
     """
 
     config: Config
     params: Mapping[str, Any]
     state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, Path | bytes] = dataclasses.field(default_factory=dict)
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def write_files(self, folder: Path) -> None:
+        """Writes the carried files into a folder."""
+        for name, source in self.files.items():
+            (folder / name).write_bytes(source if isinstance(source, bytes) else source.read_bytes())
 
 
 class ModelStore(abc.ABC):
@@ -36,6 +42,13 @@ class ModelStore(abc.ABC):
     @abc.abstractmethod
     def holds(self, directory: Path) -> bool:
         """Returns whether the directory looks like this store's; reads no more than a small file."""
+
+    @abc.abstractmethod
+    def outline(self, directory: Path, step: int | None = None) -> StoredModel:
+        """Returns the model without its arrays: config, carried files and notes; reads no tensor.
+
+        What a command needs that only derives an experiment, or looks for a tokenizer. Raises as `load` does.
+        """
 
     @abc.abstractmethod
     def load(self, directory: Path, step: int | None = None) -> StoredModel:

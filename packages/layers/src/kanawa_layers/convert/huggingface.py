@@ -56,15 +56,23 @@ class HuggingFaceStore(ModelStore):
         table = kn.foreign.table_of(cfg.build())
         return folder, cfg, table, account(str(directory), table, folder.tensors)
 
+    def outline(self, directory: Path, step: int | None = None) -> StoredModel:
+        """Returns the model without its arrays, from headers alone; raises as `load` does."""
+        return self._opened(directory, step)[0]
+
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
         """Returns the model; raises ConvertError, SafetensorsError, ForeignConfigError."""
+        model, folder, table, names = self._opened(directory, step)
+        params, state = gather(model.config.build(), table, lambda name: folder.tensors[names[name]].read())
+        return dataclasses.replace(model, params=params, state=state)
+
+    def _opened(self, directory: Path, step: int | None) -> tuple[StoredModel, Folder, ForeignTable, dict[str, str]]:
         if step is not None:
             message = f"{directory} is a Hugging Face folder, which has no steps; leave --step out"
             raise ConvertError(message)
         folder, cfg, table, names = self.inspect(directory)
-        params, state = gather(cfg.build(), table, lambda name: folder.tensors[names[name]].read())
         notes = {"config": dict(folder.config), "dtypes": _brief({n: folder.tensors[names[n]].dtype for n in names})}
-        return StoredModel(cfg, params, state, folder.files, notes)
+        return StoredModel(cfg, {}, {}, folder.files, notes), folder, table, names
 
     def plan(self, model: StoredModel) -> tuple[dict[str, Any], ForeignTable, dict[str, str]]:
         """Returns config.json, the table and each tensor's dtype of a model to be written."""
@@ -89,8 +97,7 @@ class HuggingFaceStore(ModelStore):
         partial.mkdir(parents=True)
         try:
             self._write_tensors(partial, model, table, dtypes)
-            for name, source in model.files.items():
-                shutil.copyfile(source, partial / name)
+            model.write_files(partial)
             (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
             os.replace(partial, directory)
         finally:

@@ -43,36 +43,35 @@ class Corpus(Configurable):
     def _documents(self) -> tuple[Document, ...]:
         documents = tuple(self.read())
         if not documents:
-            message = f"{self.describe()} has no documents: check the path and the patterns in its config"
+            message = f"{self.describe()} has no text: every file is missing or empty; check the patterns in its config"
             raise CorpusError(message)
         return documents
 
     @functools.cached_property
-    def _held_out(self) -> frozenset[str]:
+    def _splits(self) -> dict[Split, list[Document]]:
         one_in = self.config.validation_one_in
-        names = [document.name for document in self._documents]
         if one_in < 0 or one_in == 1:
             message = f"validation_one_in={one_in} leaves no training text: give 0 (none held out) or 2 and more"
             raise CorpusError(message)
-        if one_in == 0 or len(names) < 2:
-            return frozenset()
-        held_out = frozenset(name for name in names if _name_hash(name) % one_in == 0)
-        if 0 < len(held_out) < len(names):
-            return held_out
-        # A small corpus may miss both sides of the hash; one document then stands for the share.
-        return frozenset({min(names, key=_name_hash)})
+        documents = list(self._documents)
+        if one_in == 0:
+            return {"train": documents, "validation": []}
+        if len(documents) == 1:
+            train, held_out = cut_document(documents[0], one_in)
+            return {"train": [train], "validation": [held_out]}
+        names = _held_out(documents, one_in)
+        return {
+            "train": [d for d in documents if d.name not in names],
+            "validation": [d for d in documents if d.name in names],
+        }
 
     def documents(self, split: Split) -> list[Document]:
         """Returns the documents of `split` in order; raises CorpusError if there are none."""
-        held_out = self._held_out
-        chosen = [d for d in self._documents if (d.name in held_out) == (split == "validation")]
+        chosen = self._splits[split]
         if not chosen:
             message = (
-                f"{self.describe()} has {len(self._documents)} document(s) and none in the "
-                f"{split} split "
-                f"(validation_one_in={self.config.validation_one_in}): give more files, or make "
-                "each line a "
-                "document"
+                f"{self.describe()} has {len(self._documents)} document(s) and none in the {split} split "
+                f"(validation_one_in={self.config.validation_one_in}): set validation_one_in to 2 or more"
             )
             raise CorpusError(message)
         return chosen
@@ -124,6 +123,40 @@ def read_bytes(path: Path) -> bytes:
     except OSError as error:
         message = f"can't read {path}: {error.strerror or error}; remove it from the corpus or make it readable"
         raise CorpusError(message) from error
+
+
+def cut_document(document: Document, one_in: int) -> tuple[Document, Document]:
+    """Returns the beginning of an only document and its end, about one `one_in`-th, for a held-out part.
+
+    The cut is at the end of a line near that place, else of a word, else of a character. Raises CorpusError for a
+    text too short to cut.
+    """
+    data = document.data
+    wanted = len(data) - max(1, len(data) // one_in)
+    for separator in (b"\n", b" "):
+        # Not further than as much again: a file of one long line must not lose half of itself.
+        near = [data.rfind(separator, 2 * wanted - len(data), wanted) + 1, data.find(separator, wanted) + 1]
+        at = next((place for place in near if 0 < place < len(data)), 0)
+        if at and data[:at].strip() and data[at:].strip():
+            return Document(document.name, data[:at]), Document(document.name, data[at:])
+    # Bytes 10xxxxxx continue a character in UTF-8.
+    at = next((i for i in range(wanted, 0, -1) if data[i] & 0xC0 != 0x80), 0)
+    if not at or not data[:at].strip() or not data[at:].strip():
+        message = f"{document.name} is the only text and too short ({len(data)} bytes) to hold a part of it out"
+        raise CorpusError(message)
+    return Document(document.name, data[:at]), Document(document.name, data[at:])
+
+
+def _held_out(documents: list[Document], one_in: int) -> frozenset[str]:
+    """Returns the names held out: those whose hash says so, with at least one document on either side."""
+    names = [document.name for document in documents]
+    held_out = frozenset(name for name in names if _name_hash(name) % one_in == 0)
+    if 0 < len(held_out) < len(names):
+        return held_out
+    # A small corpus may miss both sides of the hash; one document then stands for the share, none that is most of it.
+    total = sum(len(document.data) for document in documents)
+    small = [document.name for document in documents if 2 * len(document.data) <= total]
+    return frozenset({min(small, key=_name_hash)})
 
 
 def _name_hash(name: str) -> int:

@@ -3,6 +3,7 @@
 What the origin wants back when the model returns to it lies in the run's `origin` folder: notes and carried files.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -37,16 +38,20 @@ class RunStore(ModelStore):
             return False
         return isinstance(found, dict) and "$type" in found
 
+    def outline(self, directory: Path, step: int | None = None) -> StoredModel:
+        """Returns the run's model, what it carries and its origin's notes, without arrays."""
+        origin = directory / ORIGIN
+        notes = json.loads((origin / NOTES).read_bytes()) if (origin / NOTES).exists() else {}
+        files = {path.name: path for path in sorted(origin.glob("*")) if path.name != NOTES}
+        return StoredModel(read_config(directory).model, {}, {}, files, notes)
+
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
         """Returns the model of a run's newest or given step, as host arrays."""
         from kanawa_runtime.serve.open_run import open_run
 
         run = open_run(directory, step=step)
         params, state = jax.device_get((flatten_paths(run.params), flatten_paths(run.state)))
-        origin = directory / ORIGIN
-        notes = json.loads((origin / NOTES).read_bytes()) if (origin / NOTES).exists() else {}
-        files = {path.name: path for path in sorted(origin.glob("*")) if path.name != NOTES}
-        return StoredModel(read_config(directory).model, params, state, files, notes)
+        return dataclasses.replace(self.outline(directory), params=params, state=state)
 
     def save(self, directory: Path, model: StoredModel) -> None:
         """Writes the run with checkpoint 0; raises UsageError where the directory is in use."""
@@ -63,8 +68,7 @@ class RunStore(ModelStore):
             shutil.rmtree(partial, ignore_errors=True)
 
     def _write(self, folder: Path, model: StoredModel) -> None:
-        for name, source in model.files.items():
-            shutil.copyfile(source, folder / ORIGIN / name)
+        model.write_files(folder / ORIGIN)
         write_durable(folder / ORIGIN / NOTES, json.dumps(dict(model.notes), indent=1).encode())
         checkpoints = Checkpointer(folder / CHECKPOINTS)
         meta = environment_record() | {"imported": True}
