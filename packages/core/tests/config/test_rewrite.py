@@ -115,6 +115,45 @@ def test_a_value_changed_inside_a_field_carries_over() -> None:
     assert model.head.norm.eps == 0.5
 
 
+def test_new_may_be_made_from_the_old_node() -> None:
+    model = Model()
+    model.layers[1].ff.hidden = 24
+    seen: list[Any] = []
+
+    def wider(old: Any) -> Config:
+        seen.append(old)
+        return MoE.Config(experts=old.hidden // 8, dense=old)
+
+    paths = replace(model, target=FeedForward, new=wider, where="layers[*].ff")
+    made: Any = [block.ff for block in model.layers]
+    assert paths == [f"layers[{i}].ff" for i in range(3)]
+    assert [ff.experts for ff in made] == [2, 3, 2]
+    assert [ff.hidden for ff in made] == [16, 24, 16], "fields left alone still carry over"
+    seen[0].hidden = 99
+    assert made[0].dense.hidden == 16, "the function got a copy"
+
+
+def test_a_function_that_fails_changes_nothing() -> None:
+    model = Model()
+    model.layers[2].ff.hidden = 0
+
+    def inverse(old: Any) -> Config:
+        return MoE.Config(experts=16 // old.hidden)
+
+    with pytest.raises(ZeroDivisionError):
+        replace(model, target=FeedForward, new=inverse, where="layers[*].ff")
+    assert {type(block.ff) for block in model.layers} == {Dense.Config}
+
+
+def test_new_must_give_a_config() -> None:
+    with pytest.raises(RewriteError, match=r"got a config class; write new=Dense.Config\(\)"):
+        replace(Model(), target=FeedForward, new=Dense.Config, where="head")
+    with pytest.raises(
+        RewriteError, match=r"new\('head'\) returned None, expected the config .* Dense.Config; .* edit="
+    ):
+        replace(Model(), target=FeedForward, new=lambda old: None, where="head")
+
+
 def test_carried_type_mismatch_is_reported() -> None:
     with pytest.raises(RewriteError) as caught:
         replace(Model(), target=FeedForward, new=Odd.Config(), where="head")

@@ -64,7 +64,7 @@ def replace(
     cfg: Config,
     *,
     target: Any,
-    new: Config | None = None,
+    new: Config | Callable[[Any], Config] | None = None,
     edit: Callable[[Any], Config | None] | None = None,
     where: str = "**",
     allow_none: bool = False,
@@ -73,8 +73,9 @@ def replace(
 
     `target` is a Configurable (a role too), a Config class, a callable used with `config_for`, or a
     tuple of these. With `new`, the outermost matches are swapped: a field set in `new` wins, one it
-    leaves alone takes the value that was set on the old node. With `edit`, the function gets each
-    node, innermost first; a config it returns takes the node's place, which is how to wrap one.
+    leaves alone takes the value that was set on the old node. `new` may be a function that gets a
+    copy of the old node and returns the new one. With `edit`, the function gets each node,
+    innermost first; a config it returns takes the node's place, which is how to wrap one.
     Raises RewriteError for no match (unless allowed), a carried value of the wrong type, and a
     replacement inside, around or instead of one by another modifier.
     """
@@ -104,7 +105,7 @@ def _is_target(node: Config, targets: tuple[Any, ...]) -> bool:
     return False
 
 
-def _swap_all(cfg: Config, paths: list[str], new: Config) -> list[str]:
+def _swap_all(cfg: Config, paths: list[str], new: Config | Callable[[Any], Config]) -> list[str]:
     outermost: list[str] = []
     for path in paths:
         if not any(_is_within(path, outer) for outer in outermost):
@@ -115,14 +116,32 @@ def _swap_all(cfg: Config, paths: list[str], new: Config) -> list[str]:
             message = "can't swap the root of a config in place; use the new config itself"
             raise RewriteError(message)
         _check_overlap(cfg, path, actor)
+    # All before any: a function that fails on the third node leaves the first two as they were.
+    fresh = {path: _made(new, cfg.get(path), path) for path in outermost}
     for path in outermost:
-        _swap(cfg, path, new, actor)
+        _swap(cfg, path, fresh[path], actor)
     return outermost
 
 
-def _swap(cfg: Config, path: str, new: Config, actor: _Actor) -> None:
+def _made(new: Config | Callable[[Any], Config], old: Config, path: str) -> Config:
+    """Returns a fresh node for the place of `old`."""
+    if isinstance(new, Config):
+        return new.clone()
+    if isinstance(new, type) and issubclass(new, Config):
+        message = f"replace(new={new.__qualname__}) got a config class; write new={new.__qualname__}()"
+        raise RewriteError(message)
+    made = new(old.clone())
+    if not isinstance(made, Config):
+        message = (
+            f"new({path!r}) returned {made!r}, expected the config that takes the place of "
+            f"{type(old).__qualname__}; to change some nodes only, narrow target= or where=, or use edit="
+        )
+        raise RewriteError(message)
+    return made.clone()
+
+
+def _swap(cfg: Config, path: str, fresh: Config, actor: _Actor) -> None:
     old = cfg.get(path)
-    fresh = new.clone()
     _carry_over(old, fresh, path)
     ledger = _LEDGER.get()
     if ledger is not None:

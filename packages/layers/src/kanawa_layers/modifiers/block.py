@@ -22,16 +22,14 @@ class BlockKind(kn.Modifier):
         if not (isinstance(layer, type) and issubclass(layer, Block)):
             message = f"block: {own.kind!r} is {layer!r}, which is no block; name one, such as parallel-block"
             raise UsageError(message)
-        new, before = layer.Config(), cfg.clone()
-        new.set(foreign=new.foreign)
-        for path in kn.replace(cfg, target=Block, new=new, where=own.where):
-            _give_norms(cfg.get(path), before.get(path))
+        kn.replace(cfg, target=Block, new=lambda old: _like(old, layer.Config()), where=own.where)
         return cfg
 
 
-def _give_norms(block: kn.Config, old: kn.Config) -> None:
-    """Fills the norms that the old block didn't have with the kind it did."""
+def _like(old: kn.Config, block: kn.Config) -> kn.Config:
+    """Returns `block` with the norms that the old block didn't have in the kind it did."""
     norms = [value for name in old.fields() if isinstance(value := getattr(old, name), Norm.Config)]
     for name in block.fields():
         if norms and name not in old.fields() and isinstance(getattr(block, name), Norm.Config):
             block.set(**{name: norms[0]})
+    return block

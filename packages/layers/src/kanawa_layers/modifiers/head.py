@@ -15,7 +15,6 @@ class TieEmbeddings(kn.Modifier):
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with every head replaced."""
         new = TiedHead.Config() if self.config.tied else UntiedHead.Config()
-        new.set(foreign=new.foreign)
         kn.replace(cfg, target=Head, new=new)
         return cfg
 

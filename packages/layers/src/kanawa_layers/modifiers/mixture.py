@@ -36,19 +36,19 @@ class MoE(kn.Modifier):
             balance_loss=own.balance_loss,
             z_loss=own.z_loss,
         )
-        new = MixtureOfExperts.Config(num_experts=own.num_experts, router=router)
-        # The old feed-forward's foreign names would carry over, and say nothing about a mixture's tensors.
-        new.set(foreign=new.foreign)
-        before = cfg.clone()
-        for path in kn.replace(cfg, target=FeedForward, new=new, where=own.where):
-            old, mixture = before.get(path), cfg.get(path)
+
+        def mixture_like(old: kn.Config) -> kn.Config:
+            new = MixtureOfExperts.Config(num_experts=own.num_experts, router=router)
             if isinstance(old, MixtureOfExperts.Config):
-                continue
-            mixture.set(experts=_experts_like(old))
+                return new
+            new.set(experts=_experts_like(old))
             if own.hidden_dim is not None:
-                mixture.set(hidden_dim=own.hidden_dim)
+                new.set(hidden_dim=own.hidden_dim)
             if own.shared_hidden_dim is not None:
-                mixture.set(shared=old.clone().set(hidden_dim=own.shared_hidden_dim))
+                new.set(shared=old.set(hidden_dim=own.shared_hidden_dim))
+            return new
+
+        kn.replace(cfg, target=FeedForward, new=mixture_like, where=own.where)
         return cfg
 
 

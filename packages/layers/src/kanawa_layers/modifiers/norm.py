@@ -22,7 +22,5 @@ class NormKind(kn.Modifier):
         if not (isinstance(layer, type) and issubclass(layer, Norm)):
             message = f"norm: {own.kind!r} is {layer!r}, which is no norm; name one, such as layer-norm or rms-norm"
             raise UsageError(message)
-        new = layer.Config()
-        new.set(foreign=new.foreign)
-        kn.replace(cfg, target=Norm, new=new, where=own.where)
+        kn.replace(cfg, target=Norm, new=layer.Config(), where=own.where)
         return cfg
