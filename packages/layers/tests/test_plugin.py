@@ -5,4 +5,3 @@ from kanawa.testing.plugin import PluginConformance
 
 class TestPlugin(PluginConformance):
     distribution = "kanawa-layers"
-    own_kinds = ("model_stores", "hf_families")

@@ -5,4 +5,3 @@ from kanawa.testing.plugin import PluginConformance
 
 class TestPlugin(PluginConformance):
     distribution = "kanawa-runtime"
-    own_kinds = ("corpora", "model_stores")

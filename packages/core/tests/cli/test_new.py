@@ -9,7 +9,7 @@ from kanawa.cli.scaffold.kinds import NAMES
 from kanawa.cli.scaffold.names import plugin_names
 from kanawa.cli.scaffold.package import package_files
 from kanawa.errors import UsageError
-from kanawa.plugins.discovery import KINDS
+from kanawa.plugins.kinds import CORE_KINDS
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -18,7 +18,7 @@ def test_entry_points_name_what_was_written(kind):
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert "kanawa>=0.1,<0.4" in project["dependencies"]
     for group, points in project["entry-points"].items():
-        assert group.removeprefix("kanawa.") in KINDS
+        assert group.removeprefix("kanawa.") in {kind.name for kind in CORE_KINDS}
         for name, value in points.items():
             module, _, attribute = value.partition(":")
             tree = ast.parse(files[f"src/{module.replace('.', '/')}.py"])

@@ -1,6 +1,13 @@
 """Hook implementations of kanawa-layers; imports only kanawa.plugins and the standard library."""
 
-from kanawa.plugins import Command, hookimpl
+from kanawa.plugins import Command, Kind, hookimpl
+
+
+@hookimpl
+def kanawa_kinds() -> list[Kind]:
+    """Returns the kind under which Hugging Face's model types are looked up."""
+    family = "kanawa.contracts:ForeignFamily"
+    return [Kind("hf_families", "Hugging Face model types, read and written", instance_of=family)]
 
 
 @hookimpl

@@ -1,6 +1,12 @@
 """Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
 
-from kanawa.plugins import Command, hookimpl
+from kanawa.plugins import Command, Kind, hookimpl
+
+
+@hookimpl
+def kanawa_kinds() -> list[Kind]:
+    """Returns the kind under which text data finds its documents."""
+    return [Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus")]
 
 
 @hookimpl

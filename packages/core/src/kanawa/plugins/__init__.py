@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kanawa.plugins.records import Component as Component
     from kanawa.plugins.records import DeviceSpec as DeviceSpec
     from kanawa.plugins.records import Finding as Finding
+    from kanawa.plugins.records import Kind as Kind
     from kanawa.plugins.records import MeshRule as MeshRule
     from kanawa.plugins.specs import hookimpl as hookimpl
     from kanawa.plugins.specs import hookspec as hookspec
@@ -37,6 +38,7 @@ _HOME = {
     "Component": "records",
     "DeviceSpec": "records",
     "Finding": "records",
+    "Kind": "records",
     "MeshRule": "records",
     "ComponentState": "states",
     "PluginState": "states",

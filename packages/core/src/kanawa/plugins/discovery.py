@@ -11,24 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-KINDS: tuple[str, ...] = (
-    "layers",
-    "models",
-    "kernels",
-    "strategies",
-    "modifiers",
-    "optimizers",
-    "data",
-    "services",
-    "experiments",
-    "caches",
-    "schedules",
-    "tokenizers",
-    "gradients",
-    "meshes",
-    "masks",
-    "remat",
-)
 PLUGIN_KIND = "plugins"
 _GROUP = re.compile(r"kanawa\.([a-z][a-z0-9_]*)")
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from kanawa.errors import KanawaError, PluginError
 from kanawa.plugins.catalog import Catalog, plugin_set_digest
 from kanawa.plugins.discovery import Provider, discover
+from kanawa.plugins.kinds import merged
+from kanawa.plugins.records import Kind
 from kanawa.plugins.states import SKIP_VARIABLE, ComponentState, Failure, PluginState, State, mark_conflicts, parse_skip
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ class PluginHost:
     def components(self, kind: str | None = None) -> list[ComponentState]:
         """Returns all components, or one kind's, with their states."""
         return self._start().catalog.states(kind)
+
+    def kinds(self) -> dict[str, Kind]:
+        """Returns core's kinds of component and those that plugins declare, by name; raises PluginError on a clash."""
+        return merged(self.collect("kanawa_kinds"))
 
     def load(self, kind: str, name: str) -> Any:
         """Returns a catalogued object, importing it now; see `Catalog.load`."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import argparse
 
-Platform = Literal["cpu", "gpu", "tpu", "neuron"]
-PLATFORMS: tuple[str, ...] = ("cpu", "gpu", "tpu", "neuron")
 LEVELS: tuple[str, ...] = ("ok", "warning", "error")
 
 
@@ -29,6 +27,7 @@ class DeviceSpec:
 
     Attributes:
         name: what a target selector starts with, such as "v5p".
+        platform: the word in kernel names and mesh rules, such as "gpu"; any backend may bring its own.
         device_kinds: the `device_kind` strings with which JAX reports this chip.
         counted: what the number in a selector counts, "chips" or "cores" (TensorCores).
         topologies: chips to topology, such as {256: "4x8x8"}; empty when any count is possible.
@@ -36,7 +35,7 @@ class DeviceSpec:
     """
 
     name: str
-    platform: Platform
+    platform: str
     family: str = ""
     device_kinds: tuple[str, ...] = ()
     peak_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -54,7 +53,7 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         """Refuses figures that can't be; raises ValueError."""
-        _require(self.platform in PLATFORMS, f"{self.name}: platform {self.platform!r}")
+        _require(_is_platform(self.platform), f"{self.name}: platform {self.platform!r} is no short word such as 'tpu'")
         _require(self.counted in ("chips", "cores"), f"{self.name}: counted {self.counted!r}")
         for count in ("chips_per_host", "jax_devices_per_chip", "cores_per_chip", "domain_chips"):
             _require(getattr(self, count) >= 1, f"{self.name}: {count} must be at least 1")
@@ -81,7 +80,7 @@ class MeshRule:
     """
 
     name: str
-    platform: Platform
+    platform: str
     devices: tuple[str, ...] = ()
     min_chips: int = 1
     max_chips: int | None = None
@@ -95,6 +94,7 @@ class MeshRule:
 
     def __post_init__(self) -> None:
         """Refuses a mesh with two free axes or a size of zero; raises ValueError."""
+        _require(_is_platform(self.platform), f"{self.name}: platform {self.platform!r} is no short word such as 'tpu'")
         for sizes in (list(self.mesh.values()), list(self.dcn.values())):
             _require(sizes.count(-1) <= 1, f"{self.name}: only one mesh axis may be -1")
             for size in sizes:
@@ -133,6 +133,30 @@ class Component:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of component, which is the entry-point group `kanawa.NAME`, declared by whoever looks its components up.
+
+    Attributes:
+        name: small letters, digits and underscores.
+        help: one line, for `kanawa list`.
+        subclass_of: "module:object" of the class that its components derive from; empty for none.
+        instance_of: "module:object" of the class that its components are instances of; empty for none.
+    """
+
+    name: str
+    help: str
+    subclass_of: str = ""
+    instance_of: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses a name that can't be a group's, and a role that can't be imported; raises ValueError."""
+        good = re.fullmatch(r"[a-z][a-z0-9_]*", self.name) is not None
+        _require(good, f"kind {self.name!r}: expected small letters, digits and underscores")
+        for role in filter(None, (self.subclass_of, self.instance_of)):
+            _require(valid_value(role), f"kind {self.name}: role {role!r} is not module:object")
+
+
+@dataclass(frozen=True)
 class Finding:
     """What a doctor check found: level ok, warning or error; `fix` says what to do about it."""
 
@@ -144,6 +168,10 @@ class Finding:
     def __post_init__(self) -> None:
         """Refuses an unknown level; raises ValueError."""
         _require(self.level in LEVELS, f"level {self.level!r} is not one of {LEVELS}")
+
+
+def _is_platform(text: str) -> bool:
+    return re.fullmatch(r"[a-z][a-z0-9_]*", text) is not None
 
 
 def valid_value(value: str) -> bool:

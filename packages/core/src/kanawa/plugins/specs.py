@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, MeshRule
+from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, Kind, MeshRule
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,6 +28,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 # What each hook without arguments contributes; the host checks it.
 CONTRIBUTIONS: dict[str, type] = {
+    "kanawa_kinds": Kind,
     "kanawa_components": Component,
     "kanawa_commands": Command,
     "kanawa_device_specs": DeviceSpec,
@@ -43,6 +44,14 @@ def kanawa_hookspecs() -> ModuleType | type:
     """Returns a module or class with hook specs of the plugin's own, named `kanawa_…`.
 
     Called once, while plugins are registered. The specs may be implemented by any plugin.
+    """
+
+
+@hookspec
+def kanawa_kinds() -> Sequence[Kind]:
+    """Returns the kinds of component that this plugin's own code looks up, beside core's.
+
+    Called when someone asks for them. Without it `kanawa list` and the conformance kit take a group for a misspelt one.
     """
 
 

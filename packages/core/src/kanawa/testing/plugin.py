@@ -9,8 +9,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from kanawa.errors import did_you_mean
-from kanawa.plugins import component, host
-from kanawa.plugins.discovery import KINDS, PLUGIN_KIND, normalise
+from kanawa.plugins import Kind, component, host
+from kanawa.plugins.catalog import load_value
+from kanawa.plugins.discovery import PLUGIN_KIND, normalise
 from kanawa.plugins.states import ComponentState, PluginState
 
 PREFIX = "kanawa."
@@ -25,8 +26,6 @@ class PluginConformance:
     """
 
     distribution: ClassVar[str] = ""
-    #: Entry-point groups of the author's own, without "kanawa."; a misspelt group would never be looked at.
-    own_kinds: ClassVar[tuple[str, ...]] = ()
     unsupported: ClassVar[dict[str, str]] = {}
 
     # --- what the kit needs ----------------------------------------------------------------------------------
@@ -65,10 +64,10 @@ class PluginConformance:
 
     def test_every_group_is_one_that_somebody_reads(self) -> None:
         groups = {point.group.removeprefix(PREFIX) for point in self.entry_points()}
-        known = {*KINDS, PLUGIN_KIND, *self.own_kinds}
+        known = {*host().kinds(), PLUGIN_KIND}
         unknown = [f"{PREFIX}{g}{did_you_mean(g, known)}" for g in sorted(groups - known)]
         assert groups, f"{self.distribution} has no entry point in a kanawa group: nothing finds it"
-        assert not unknown, f"unknown groups (list your own in own_kinds): {unknown}"
+        assert not unknown, f"groups that nobody reads (declare your own with kanawa_kinds): {unknown}"
 
     def test_the_host_accepts_it(self) -> None:
         states: list[PluginState | ComponentState] = [*self.plugin_states(), *self.component_states()]
@@ -91,39 +90,29 @@ class PluginConformance:
 
 def role_problem(state: ComponentState) -> str:
     """Returns what keeps a component from being what its kind promises; empty if nothing does."""
-    found = component(state.kind, state.key)
-    role = roles().get(state.kind)
-    if role is None:
-        ours = state.kind in KINDS
-        return f"{state.kind} {state.name} is {found!r}, which can't be called" if ours and not callable(found) else ""
-    if isinstance(found, type) and issubclass(found, role):
-        return ""
-    return f"{state.kind} {state.name} is {found!r}, expected a subclass of {role.__name__}"
+    kind = host().kinds().get(state.kind, Kind(state.kind, ""))
+    component_itself = component(state.kind, state.key)
+    said = f"{state.kind} {state.name} is {component_itself!r}"
+    if kind.subclass_of:
+        role = load_value(kind.subclass_of)
+        if not (isinstance(component_itself, type) and issubclass(component_itself, role)):
+            return f"{said}, expected a subclass of {role.__name__}"
+    if kind.instance_of:
+        role = load_value(kind.instance_of)
+        if not isinstance(component_itself, role):
+            return f"{said}, which is no {role.__name__}"
+    return ""
 
 
-def roles() -> dict[str, type[Any]]:
-    """Returns the class that a kind's components derive from; our other kinds hold callables, an author's anything."""
-    from kanawa import contracts
-    from kanawa.config import Configurable, Modifier
-    from kanawa.kernels.operation import Kernel
+def imported_by(value: str, then: str = "") -> list[str]:
+    """Returns the heavy modules that a fresh process has loaded after importing a plugin and running `then`.
 
-    return {
-        "layers": Configurable,
-        "kernels": Kernel,
-        "modifiers": Modifier,
-        "strategies": contracts.Strategy,
-        "optimizers": contracts.Optimizer,
-        "schedules": contracts.ScheduleFactory,
-        "data": contracts.DataSource,
-        "gradients": contracts.GradientStrategy,
-        "meshes": contracts.MeshBuilder,
-        "services": contracts.Service,
-    }
-
-
-def imported_by(module: str, then: str = "") -> list[str]:
-    """Returns the heavy modules that a fresh process has loaded after importing `module` and running `then`."""
-    program = f"import sys, {module} as plugin\n{then}\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    `value` is the entry point's, "module" or "module:object"; `then` calls it `plugin`.
+    """
+    program = (
+        "import sys; from kanawa.plugins.catalog import load_value; "
+        f"plugin = load_value({value!r})\n{then}\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

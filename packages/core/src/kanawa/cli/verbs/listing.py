@@ -8,7 +8,6 @@ from kanawa.cli.arguments import json_argument
 from kanawa.cli.output import write, write_json, write_table
 from kanawa.errors import UnknownNameError, did_you_mean
 from kanawa.plugins import Command, host
-from kanawa.plugins.discovery import KINDS
 
 
 def command() -> Command:
@@ -23,13 +22,13 @@ def command() -> Command:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", metavar="KIND", nargs="?", help=f"one of {', '.join(KINDS)}")
+    parser.add_argument("kind", metavar="KIND", nargs="?", help="such as layers, models, modifiers, kernels")
     json_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     found = host().components(args.kind)
-    kinds = {*KINDS, *(state.kind for state in host().components())}
+    kinds = {*host().kinds(), *(state.kind for state in host().components())}
     if args.kind is not None and args.kind not in kinds:
         message = f"there is no kind {args.kind!r}{did_you_mean(args.kind, kinds)}"
         raise UnknownNameError(message)

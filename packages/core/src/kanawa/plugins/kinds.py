@@ -1,0 +1,48 @@
+"""The kinds of component that core's own contracts ask for; a plugin adds its own with `kanawa_kinds`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kanawa.errors import PluginError
+from kanawa.plugins.records import Kind
+
+_CALLABLE = "collections.abc:Callable"
+CORE_KINDS = (
+    Kind("layers", "modules of a model", subclass_of="kanawa.config:Configurable"),
+    Kind("models", "functions that return a model's config", instance_of=_CALLABLE),
+    Kind("kernels", "implementations of operations", subclass_of="kanawa.kernels:Kernel"),
+    Kind("strategies", "ways to use a mesh axis", subclass_of="kanawa.contracts:Strategy"),
+    Kind("modifiers", "rewrites of a config", subclass_of="kanawa.config:Modifier"),
+    Kind("optimizers", "update rules", subclass_of="kanawa.contracts:Optimizer"),
+    Kind("schedules", "learning rates over steps", subclass_of="kanawa.contracts:ScheduleFactory"),
+    Kind("gradients", "ways to get gradients of a loss", subclass_of="kanawa.contracts:GradientStrategy"),
+    Kind("meshes", "arrangements of devices", subclass_of="kanawa.contracts:MeshBuilder"),
+    Kind("remat", "what the backward pass computes again", subclass_of="kanawa.contracts:RematPolicy"),
+    Kind("masks", "predicates that an attention mask may name", instance_of=_CALLABLE),
+    Kind("caches", "keys and values kept while decoding", subclass_of="kanawa.contracts:Cache"),
+    Kind("data", "sources of training rows", subclass_of="kanawa.contracts:DataSource"),
+    Kind("tokenizers", "text to token ids and back", instance_of=_CALLABLE),
+    Kind("services", "observers of a run", subclass_of="kanawa.contracts:Service"),
+    Kind("experiments", "functions that return a workload's config", instance_of=_CALLABLE),
+    Kind("model_stores", "ways to keep models in a folder", subclass_of="kanawa.contracts:ModelStore"),
+)
+
+
+def merged(contributed: Iterable[tuple[str, Iterable[Kind]]]) -> dict[str, Kind]:
+    """Returns core's kinds and those that plugins declare (plugin's name, its kinds), by name.
+
+    Raises PluginError where two declare one name differently.
+    """
+    kinds = {kind.name: kind for kind in CORE_KINDS}
+    declared_by = dict.fromkeys(kinds, "kanawa")
+    for plugin, offered in contributed:
+        for kind in offered:
+            if kinds.setdefault(kind.name, kind) != kind:
+                message = (
+                    f"{declared_by[kind.name]} and {plugin} declare kind {kind.name!r} differently: "
+                    f"{kinds[kind.name]} and {kind}; uninstall one, or let one rename its group"
+                )
+                raise PluginError(message)
+            declared_by.setdefault(kind.name, plugin)
+    return kinds
