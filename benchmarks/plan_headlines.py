@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kanawa_parallel.plan.cost.calibration import PUBLISHED, Published, share_of_peak
+from kanawa.plugins import PublishedStep
+from kanawa_parallel.plan.cost.calibration import published_steps, share_of_peak
 
 #: Kinds of device by the first letters of a target; a share holds for a kind.
 FAMILIES = {"v5p": "tpu-3d", "h100": "hopper", "b200": "blackwell", "trn2": "trainium"}
@@ -22,7 +23,7 @@ FAMILIES = {"v5p": "tpu-3d", "h100": "hopper", "b200": "blackwell", "trn2": "tra
 MAXTEXT_CYCLES = {"llama2-7b": 4.387e9, "llama2-70b": 2.062e10}
 
 
-def planned(work: Published, folder: Path | None) -> dict[str, Any] | None:
+def planned(work: PublishedStep, folder: Path | None) -> dict[str, Any] | None:
     """Returns the plan of a workload, made here or read; None with a word on why not."""
     if folder is not None:
         path = folder / f"{work.experiment}.{work.target}.json"
@@ -36,7 +37,7 @@ def planned(work: Published, folder: Path | None) -> dict[str, Any] | None:
     return {**json.loads(done.stdout), "wall_seconds": time.perf_counter() - begin}
 
 
-def row(work: Published, plan: dict[str, Any], shares: dict[str, float]) -> dict[str, Any]:
+def row(work: PublishedStep, plan: dict[str, Any], shares: dict[str, float]) -> dict[str, Any]:
     """Returns what is worth keeping of a plan, with the error of its family's share."""
     family = FAMILIES[work.target.partition("-")[0]]
     estimate, unestimated = plan["estimated_seconds"], plan["unestimated_seconds"]
@@ -79,7 +80,7 @@ def main() -> int:
     args = parser.parse_args()
     shares: dict[str, float] = {}
     rows = []
-    for work in PUBLISHED:
+    for work in published_steps():
         if args.only and f"{work.experiment}:{work.target}" not in args.only:
             continue
         plan = planned(work, args.folder)

@@ -41,3 +41,17 @@ def test_sides_rise(device):
     for topology in device.topologies.values():
         sides = [int(side) for side in topology.split("x")]
         assert sides == sorted(sides) or topology == "2x2x1"
+
+
+@pytest.mark.parametrize(("name", "gigahertz"), [("v4", 1.05), ("v5e", 1.5), ("v5p", 1.75), ("v6e", 1.75)])
+def test_peak_and_matrix_units_give_the_known_clock(name, gigahertz):
+    """The clocks are Google's; the planner turns the compiler's cycles into seconds by them."""
+    device = next(device for device in DEVICES if device.name == name)
+    assert device.clock_hz == pytest.approx(gigahertz * 1e9, rel=0.01)
+
+
+def test_the_torus_has_as_many_dimensions_as_topologies_use():
+    for device in DEVICES:
+        largest = max(device.topologies)
+        used = sum(int(side) > 1 for side in device.topologies[largest].split("x"))
+        assert device.torus_dimensions == used, device.name

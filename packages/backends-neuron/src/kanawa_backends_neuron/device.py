@@ -28,6 +28,7 @@ TRN1 = DeviceSpec(
     chips_per_host=16,
     jax_devices_per_chip=2,
     domain_chips=16,
+    link_name="NeuronLink",
     source=_DOCS + "trainium.html, trn1-arch.html",
 )
 
@@ -51,6 +52,7 @@ TRN2 = DeviceSpec(
     chips_per_host=16,
     jax_devices_per_chip=4,
     domain_chips=16,
+    link_name="NeuronLink",
     source=_DOCS + "trainium2.html, trn2-arch.html",
 )
 

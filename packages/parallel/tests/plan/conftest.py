@@ -28,7 +28,6 @@ def torus():
     return DeviceSpec(
         name="torus",
         platform="tpu",
-        family="tpu-3d",
         peak_flops={"bfloat16": 4e14},
         memory_bytes=96 * 2**30,
         memory_bandwidth=2.8e12,
@@ -36,6 +35,9 @@ def torus():
         network_bandwidth=6e9,
         chips_per_host=4,
         domain_chips=4096,
+        torus_dimensions=3,
+        link_name="ICI",
+        network_name="DCN",
         source="made for tests",
     )
 
@@ -53,5 +55,6 @@ def island():
         network_bandwidth=5e10,
         chips_per_host=8,
         domain_chips=8,
+        link_name="NVLink",
         source="made for tests",
     )

@@ -1,6 +1,6 @@
 """Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
 
-from kanawa.plugins import Command, Kind, hookimpl
+from kanawa.plugins import Command, Kind, PublishedStep, hookimpl
 
 
 @hookimpl
@@ -15,3 +15,11 @@ def kanawa_commands() -> list[Command]:
     from kanawa_runtime.commands import evaluate, generate, report, train
 
     return [train.command(), evaluate.command(), generate.command(), report.command()]
+
+
+@hookimpl
+def kanawa_published_steps() -> list[PublishedStep]:
+    """Returns what others published of the experiments here."""
+    from kanawa_runtime.experiments.published import PUBLISHED
+
+    return list(PUBLISHED)

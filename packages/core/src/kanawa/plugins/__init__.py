@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kanawa.plugins.records import Finding as Finding
     from kanawa.plugins.records import Kind as Kind
     from kanawa.plugins.records import MeshRule as MeshRule
+    from kanawa.plugins.records import PublishedStep as PublishedStep
     from kanawa.plugins.specs import hookimpl as hookimpl
     from kanawa.plugins.specs import hookspec as hookspec
     from kanawa.plugins.states import ComponentState as ComponentState
@@ -40,6 +41,7 @@ _HOME = {
     "Finding": "records",
     "Kind": "records",
     "MeshRule": "records",
+    "PublishedStep": "records",
     "ComponentState": "states",
     "PluginState": "states",
 }

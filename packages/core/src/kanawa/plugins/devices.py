@@ -57,6 +57,8 @@ def cpu_spec(devices: int = 1) -> DeviceSpec:
         network_bandwidth=1e9,
         chips_per_host=devices,
         domain_chips=devices,
+        link_name="memory",
+        exact_float32=True,
         source="this machine: memory from sysconf, the other figures not measured",
     )
 

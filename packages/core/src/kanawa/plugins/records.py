@@ -32,6 +32,13 @@ class DeviceSpec:
         counted: what the number in a selector counts, "chips" or "cores" (TensorCores).
         topologies: chips to topology, such as {256: "4x8x8"}; empty when any count is possible.
         domain_chips: the most chips in one fast domain (a slice, an NVLink island).
+        torus_dimensions: of a fast domain whose links form a torus, how many; 0 where any pair is equally near.
+        link_name: what the links inside a domain are called; `network_name` those between domains.
+        link_latency_seconds: until the first byte of a collective arrives, whatever its size.
+        clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
+        share_of_peak: of `peak_flops`, what work reaches of whose time no compiler makes an estimate: found from one
+            published step; `share_of_peak_source` says which.
+        exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
     """
 
     name: str
@@ -49,6 +56,14 @@ class DeviceSpec:
     cores_per_chip: int = 1
     topologies: Mapping[int, str] = field(default_factory=dict, hash=False)
     domain_chips: int = 1
+    torus_dimensions: int = 0
+    link_name: str = "link"
+    network_name: str = "network"
+    link_latency_seconds: float = 5e-6
+    clock_hz: float | None = None
+    share_of_peak: float = 1.0
+    share_of_peak_source: str = "not calibrated"
+    exact_float32: bool = False
     source: str
 
     def __post_init__(self) -> None:
@@ -57,12 +72,33 @@ class DeviceSpec:
         _require(self.counted in ("chips", "cores"), f"{self.name}: counted {self.counted!r}")
         for count in ("chips_per_host", "jax_devices_per_chip", "cores_per_chip", "domain_chips"):
             _require(getattr(self, count) >= 1, f"{self.name}: {count} must be at least 1")
+        _require(0 <= self.torus_dimensions <= 3, f"{self.name}: torus_dimensions must be 0 to 3")
+        _require(0 < self.share_of_peak <= 1, f"{self.name}: share_of_peak must be above 0 and at most 1")
+        _require(self.clock_hz is None or self.clock_hz > 0, f"{self.name}: clock_hz must be positive, or None")
         _require(bool(self.source), f"{self.name}: source must cite where the figures come from")
 
     @property
     def cores_per_unit(self) -> int:
         """How many of what a selector's number counts make one chip."""
         return self.cores_per_chip if self.counted == "cores" else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedStep:
+    """How long others' training step of a workload took on a target: `seconds` for one batch; `source` cites it.
+
+    It holds for the experiment as it stands; a plan with modifiers or overrides isn't compared with it.
+    """
+
+    experiment: str
+    target: str
+    seconds: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuses a time that can't be, or one of nowhere; raises ValueError."""
+        _require(self.seconds > 0, f"{self.experiment} on {self.target}: seconds must be positive")
+        _require(bool(self.source), f"{self.experiment} on {self.target}: source must cite where it is published")
 
 
 @dataclass(frozen=True, kw_only=True)

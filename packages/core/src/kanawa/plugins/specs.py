@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, Kind, MeshRule
+from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, Kind, MeshRule, PublishedStep
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -33,6 +33,7 @@ CONTRIBUTIONS: dict[str, type] = {
     "kanawa_commands": Command,
     "kanawa_device_specs": DeviceSpec,
     "kanawa_mesh_rules": MeshRule,
+    "kanawa_published_steps": PublishedStep,
     "kanawa_doctor": Finding,
 }
 
@@ -79,6 +80,11 @@ def kanawa_device_specs() -> Sequence[DeviceSpec]:
 @hookspec
 def kanawa_mesh_rules() -> Sequence[MeshRule]:
     """Returns mesh rules. The highest `priority` that matches wins; a user's rule wins over all."""
+
+
+@hookspec
+def kanawa_published_steps() -> Sequence[PublishedStep]:
+    """Returns step times that others published of experiments this plugin knows; plans are held against them."""
 
 
 @hookspec

@@ -75,6 +75,7 @@ class BackendConformance(PluginConformance):
             assert device.link_bandwidth > device.network_bandwidth, device.name
             # Reading all of its memory takes a chip tens of milliseconds: catches a wrong power of ten.
             assert 10 < device.memory_bandwidth / device.memory_bytes < 100, device.name
+            assert device.clock_hz is None or 5e8 < device.clock_hz < 5e9, f"{device.name}: {device.clock_hz} Hz"
             assert device.device_kinds, f"{device.name}: JAX's device_kind can't be matched"
 
     def test_topologies_match_their_sizes(self) -> None:

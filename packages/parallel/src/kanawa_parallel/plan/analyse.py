@@ -10,7 +10,7 @@ from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.plan.compilation import Compilation
 from kanawa_parallel.plan.cost.bubble import bubble_share
-from kanawa_parallel.plan.cost.calibration import calibration, published
+from kanawa_parallel.plan.cost.calibration import published
 from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Seconds, Timing
@@ -34,9 +34,8 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     device = device or target.device
     work = Workload.of(composition, compilation)
     timing = _timing(compilation, device, target.jax_devices)
-    known_share = calibration(device.family)
     at_peak = timing.step() if timing else Seconds()
-    seconds = timing.reaching(known_share.efficiency).step() if timing else at_peak
+    seconds = timing.reaching(device.share_of_peak).step() if timing else at_peak
     arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
     temporaries = peak(compilation.assignment, compilation.live_ranges)
     memory = _memory(compilation, arguments, temporaries)
@@ -67,8 +66,8 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         estimated_cycles=cycles or None,
         estimated_seconds=at_peak.total,
         unestimated_seconds=at_peak.unestimated,
-        calibration=known_share.efficiency,
-        calibration_source=known_share.source,
+        calibration=device.share_of_peak,
+        calibration_source=device.share_of_peak_source,
         step_seconds_by=_parts(seconds, bubble_share(composition.config, work.mesh)),
         published_seconds=known.seconds if known else None,
         mesh=work.mesh,

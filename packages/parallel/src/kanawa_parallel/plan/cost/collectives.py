@@ -21,8 +21,6 @@ KINDS = (
 )
 #: The TPU compiler's reduce-scatter: an all-reduce of which each device keeps its slice, in one fusion.
 _SCATTERS = re.compile(r"all-reduce-scatter")
-#: Seconds until the first byte of a collective arrives, whatever its size.
-_LATENCY_SECONDS = 5e-6
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def collective(
         return None
     sent = _sent(kind, _operand_bytes(scope, inner), members)
     link = links.between(groups, one_dimension='"emitter":"1D' in inner.attributes)
-    seconds = sent / link.bandwidth + _LATENCY_SECONDS
+    seconds = sent / link.bandwidth + links.device.link_latency_seconds
     axes = mesh_axes(groups, mesh)
     name = instruction.op_name or inner.op_name
     channel = inner.attribute("channel_id") or ""

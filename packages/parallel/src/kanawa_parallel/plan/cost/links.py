@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from kanawa.plugins import DeviceSpec
 
-_FAST = {"tpu": "ICI", "gpu": "NVLink", "neuron": "NeuronLink", "cpu": "memory"}
-
 
 @dataclass(frozen=True)
 class Link:
@@ -32,7 +30,7 @@ class Links:
         per_domain = device.domain_chips * device.jax_devices_per_chip
         if devices is None:
             return cls(device, np.arange(count) // per_domain)
-        if device.platform == "tpu":
+        if device.torus_dimensions:
             domains = np.array([getattr(d, "slice_index", 0) or 0 for d in devices])
             places = np.array([getattr(d, "coords", (0, 0, 0)) for d in devices])
             return cls(device, domains, places)
@@ -49,18 +47,17 @@ class Links:
         group = group[group < len(self.domains)]
         shared = self.device.jax_devices_per_chip
         inside = self.device.link_bandwidth / shared * self._share(group, one_dimension)
-        found = np.unique(self.domains[group])
-        if len(found) <= 1:
-            return Link(_FAST[self.device.platform], inside)
-        members = max(1, len(group) // len(found))
+        reached = np.unique(self.domains[group])
+        if len(reached) <= 1:
+            return Link(self.device.link_name, inside)
+        members = max(1, len(group) // len(reached))
         outside = self.device.network_bandwidth / shared * members
-        name = "DCN" if self.device.platform == "tpu" else "network"
-        return Link(name, min(outside, inside) if members > 1 else outside)
+        return Link(self.device.network_name, min(outside, inside) if members > 1 else outside)
 
     def _share(self, group: np.ndarray, one_dimension: bool) -> float:
-        if self.places is None or self.device.platform != "tpu" or not group.size:
+        total = self.device.torus_dimensions
+        if self.places is None or not total or not group.size:
             return 1.0
-        total = 3 if self.device.family.endswith("3d") else 2
         places = self.places[group]
         spanned = int((places != places[:1]).any(axis=0).sum())
         return min(1 if one_dimension else max(spanned, 1), total) / total

@@ -19,16 +19,6 @@ from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
 from kanawa_parallel.plan.read.loops import executions, trip_count
 from kanawa_parallel.plan.read.shapes import device_dtype
 
-#: FLOPs a matrix unit does a cycle: matrix units of a chip * rows * columns * 2 (Google's pages of each generation).
-_FLOPS_PER_CYCLE = {
-    "v4": 8 * 128 * 128 * 2,
-    "v5e": 4 * 128 * 128 * 2,
-    "v5p": 8 * 128 * 128 * 2,
-    "v6e": 4 * 256 * 256 * 2,
-    "v7x": 8 * 256 * 256 * 2,
-    "tpu7x": 8 * 256 * 256 * 2,
-}
-
 
 @dataclasses.dataclass
 class Seconds:
@@ -237,14 +227,14 @@ class Timing:
         at_peak = own / (self._peak(instruction) * self.efficiency)
         at_bandwidth = moved / (self.device.memory_bandwidth / self.device.jax_devices_per_chip)
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
-        if self._has_estimate(instruction):
-            return (instruction.estimated_cycles or 0) / clock(self.device), bound
+        if self.device.clock_hz and instruction.estimated_cycles is not None:
+            return instruction.estimated_cycles / self.device.clock_hz, bound
         if self._collective(computation, instruction) is not None:
             return 0.0, "memory"
         return max(at_peak, at_bandwidth), bound
 
     def _has_estimate(self, instruction: Instruction) -> bool:
-        return instruction.estimated_cycles is not None and self.device.name in _FLOPS_PER_CYCLE
+        return instruction.estimated_cycles is not None and self.device.clock_hz is not None
 
     def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run with all that a fusion holds."""
@@ -264,7 +254,7 @@ class Timing:
         dtypes = {device_dtype(a.dtype) for a in instruction.arrays}
         peaks = self.device.peak_flops
         half = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
-        only_single = dtypes == {"float32"} and self.device.platform == "cpu"
+        only_single = dtypes == {"float32"} and self.device.exact_float32
         peak = peaks.get("float32", half) if only_single else half
         return peak / self.device.jax_devices_per_chip
 
@@ -274,8 +264,3 @@ def _wait(spent: Seconds, item: Collective, until: float) -> None:
     delay = max(0.0, until - spent.total)
     if delay:
         spent.exposed["+".join(item.axes) or "none", item.link] += delay
-
-
-def clock(device: DeviceSpec) -> float:
-    """Returns cycles a second: peak FLOP/s by what the matrix units do a cycle; 1.75 GHz for v5p."""
-    return device.peak_flops["bfloat16"] / _FLOPS_PER_CYCLE[device.name]

@@ -1,0 +1,41 @@
+"""Records refuse what can't be, when a plugin makes them and not when a plan reads them."""
+
+import dataclasses
+
+import pytest
+from kanawa.plugins import DeviceSpec, PublishedStep
+
+CHIP = DeviceSpec(
+    name="chip",
+    platform="gpu",
+    memory_bytes=2**30,
+    memory_bandwidth=1e12,
+    link_bandwidth=1e11,
+    network_bandwidth=1e10,
+    chips_per_host=1,
+    source="made for tests",
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("platform", "abacus", "chip: platform 'abacus'"),
+        ("counted", "beads", "chip: counted 'beads'"),
+        ("chips_per_host", 0, "chip: chips_per_host must be at least 1"),
+        ("torus_dimensions", 4, "chip: torus_dimensions must be 0 to 3"),
+        ("share_of_peak", 1.5, "chip: share_of_peak must be above 0 and at most 1"),
+        ("clock_hz", 0.0, "chip: clock_hz must be positive, or None"),
+        ("source", "", "chip: source must cite where the figures come from"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_named(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CHIP, **{field: value})
+
+
+def test_a_published_step_needs_a_time_and_a_source():
+    with pytest.raises(ValueError, match="big on v5p-512: seconds must be positive"):
+        PublishedStep(experiment="big", target="v5p-512", seconds=0.0, source="a paper")
+    with pytest.raises(ValueError, match="source must cite"):
+        PublishedStep(experiment="big", target="v5p-512", seconds=1.0, source="")

@@ -1,0 +1,148 @@
+"""A schedule's time: the compiler's cycles where there are some, rooflines, loops, and collectives that hide."""
+
+import dataclasses
+
+import pytest
+from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.timing import Timing
+from kanawa_parallel.plan.read.hlo import parse_module
+
+GATHER = """HloModule step
+ENTRY main {
+  p = bf16[1024,1024] parameter(0)
+  w = bf16[1024,256] parameter(1)
+  start = (bf16[1024,256], bf16[1024,1024]) all-gather-start(w), replica_groups={{0,1,2,3}}, dimensions={1}
+  busy = bf16[1024,1024] dot(p, p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  done = bf16[1024,1024] all-gather-done(start)
+  ROOT out = bf16[1024,1024] dot(busy, done), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+BLOCKING = GATHER.replace("all-gather-start(w)", "all-gather(w)").replace("all-gather-done(start)", "copy(start)")
+SENT = 3 * 1024 * 256 * 2
+
+
+def timing(text, device, mesh=None, **kwargs):
+    mesh = mesh or {"fsdp": 4}
+    return Timing(parse_module(text), device, mesh, Links.of(device, None, 4), SeenKeys(), **kwargs)
+
+
+def program(*lines):
+    return "HloModule step\n\nENTRY main {\n" + "\n".join(f"  {line}" for line in lines) + "\n}\n"
+
+
+def test_a_dot_takes_its_flops_at_peak_or_its_bytes_at_the_memory_bandwidth(island):
+    wide = program(
+        "a = bf16[4096,4096] parameter(0)",
+        "ROOT d = bf16[4096,4096] dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    )
+    assert timing(wide, island).step().compute == pytest.approx(2 * 4096**3 / island.peak_flops["bfloat16"])
+    thin = program(
+        "a = bf16[1,4096] parameter(0)",
+        "b = bf16[4096,4096] parameter(1)",
+        "ROOT d = bf16[1,4096] dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    )
+    seconds = timing(thin, island).step()
+    assert seconds.compute == 0
+    assert seconds.memory == pytest.approx((4096**2 + 2 * 4096) * 2 / island.memory_bandwidth)
+
+
+def test_a_share_of_peak_slows_only_what_the_compiler_does_not_estimate(island):
+    wide = program(
+        "a = bf16[4096,4096] parameter(0)",
+        "ROOT d = bf16[4096,4096] dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    )
+    full = timing(wide, island)
+    assert full.reaching(0.5).step().total == pytest.approx(2 * full.step().total)
+    assert full.step().unestimated == full.step().total
+    clocked = dataclasses.replace(island, clock_hz=1e9)
+    known = wide.replace(
+        "rhs_contracting_dims={0}", 'rhs_contracting_dims={0}, backend_config={"estimated_cycles":"5000"}'
+    )
+    assert timing(known, clocked).step().total == pytest.approx(5e-6)
+    assert timing(known, clocked).reaching(0.5).step().total == pytest.approx(5e-6)
+    assert timing(known, clocked).step().unestimated == 0
+
+
+def test_a_device_without_a_clock_takes_no_notice_of_cycles(island):
+    text = program(
+        "a = f32[1000,1000] parameter(0)",
+        'ROOT n = f32[1000,1000] negate(a), backend_config={"estimated_cycles":"123456789"}',
+    )
+    assert timing(text, island).step().total == pytest.approx(8e6 / island.memory_bandwidth)
+
+
+def test_float32_matmuls_run_narrower_unless_the_device_says_otherwise(island):
+    text = program(
+        "a = f32[2048,2048] parameter(0)",
+        "ROOT d = f32[2048,2048] dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    )
+    slow = dataclasses.replace(island, peak_flops={"bfloat16": 1e15, "float32": 1e13})
+    exact = dataclasses.replace(slow, exact_float32=True)
+    assert timing(text, slow).step().compute == pytest.approx(2 * 2048**3 / 1e15)
+    assert timing(text, exact).step().compute == pytest.approx(2 * 2048**3 / 1e13)
+
+
+def test_what_runs_between_start_and_done_hides_a_collective(island):
+    quick = dataclasses.replace(island, link_latency_seconds=0.0)
+    link = SENT / island.link_bandwidth
+    dot = 2 * 1024**3 / island.peak_flops["bfloat16"]
+    hidden, blocking = timing(GATHER, quick).step(), timing(BLOCKING, quick).step()
+    assert blocking.exposed == {("fsdp", "NVLink"): pytest.approx(link)}
+    assert sum(hidden.exposed.values()) == pytest.approx(link - dot)
+
+
+def test_latency_is_the_devices(island):
+    slow = dataclasses.replace(island, link_latency_seconds=1e-3)
+    ((runs, one),) = timing(BLOCKING, slow).communication()
+    assert (runs, one.bytes) == (1, SENT)
+    assert one.seconds == pytest.approx(SENT / island.link_bandwidth + 1e-3)
+
+
+def test_a_loops_body_counts_as_often_as_it_runs(island):
+    text = """HloModule step
+body (s: (s32[], f32[1000,1000])) -> (s32[], f32[1000,1000]) {
+  s = (s32[], f32[1000,1000]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  x = f32[1000,1000] get-tuple-element(s), index=1
+  y = f32[1000,1000] negate(x)
+  ROOT t = (s32[], f32[1000,1000]) tuple(i, y)
+}
+cond (s: (s32[], f32[1000,1000])) -> pred[] {
+  s = (s32[], f32[1000,1000]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(7)
+  ROOT c = pred[] compare(i, n), direction=LT
+}
+ENTRY main (p: f32[1000,1000]) -> f32[1000,1000] {
+  p = f32[1000,1000] parameter(0)
+  z = s32[] constant(0)
+  t = (s32[], f32[1000,1000]) tuple(z, p)
+  w = (s32[], f32[1000,1000]) while(t), condition=cond, body=body
+  ROOT r = f32[1000,1000] get-tuple-element(w), index=1
+}
+"""
+    step = timing(text, island)
+    assert step.step().memory == pytest.approx(7 * 8e6 / island.memory_bandwidth, rel=1e-4)
+    (row,) = [item for item in step.work() if item.name == "y"]
+    assert (row.runs, row.bytes) == (7, 7 * 8e6)
+
+
+def test_a_conditional_takes_as_long_as_its_longest_branch(island):
+    text = """HloModule step
+long (a: f32[1000,1000]) -> f32[1000,1000] {
+  a = f32[1000,1000] parameter(0)
+  b = f32[1000,1000] negate(a)
+  ROOT c = f32[1000,1000] negate(b)
+}
+short (a: f32[1000,1000]) -> f32[1000,1000] {
+  a = f32[1000,1000] parameter(0)
+  ROOT b = f32[1000,1000] negate(a)
+}
+ENTRY main (p: f32[1000,1000], q: pred[]) -> f32[1000,1000] {
+  p = f32[1000,1000] parameter(0)
+  q = pred[] parameter(1)
+  ROOT r = f32[1000,1000] conditional(q, p, p), true_computation=long, false_computation=short
+}
+"""
+    assert timing(text, island).step().memory == pytest.approx(2 * 8e6 / island.memory_bandwidth)
