@@ -9,7 +9,10 @@ from kanawa_layers.stack.residual import Residual
 
 
 class MixerBlock(Block):
-    """One residual branch, normalised at its input (Mamba, Gu and Dao 2023, arXiv:2312.00752, figure 3)."""
+    """One residual branch, normalised at its input (Mamba, Gu and Dao 2023, arXiv:2312.00752, figure 3).
+
+    Emits `mixer_output` and `residual_stream`.
+    """
 
     class Config(Block.Config):
         mixer: SequenceMixer.Config = kn.REQUIRED
@@ -29,7 +32,10 @@ class MixerBlock(Block):
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the residual stream after the branch, and the mixer's cache."""
         mixed, cache = self.mixer(self.norm(x), sequences, cache)
-        return self.residual(x, mixed), cache
+        self.emit("mixer_output", mixed)
+        x = self.residual(x, mixed)
+        self.emit("residual_stream", x)
+        return x, cache
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:

@@ -2,63 +2,33 @@
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
+from kanawa.contracts import Norm
 
 from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.stack.residual import Residual
-
-_CHILDREN = (
-    "attention",
-    "feed_forward",
-    "attention_norm",
-    "attention_output_norm",
-    "feed_forward_norm",
-    "feed_forward_output_norm",
-    "attention_residual",
-    "feed_forward_residual",
-)
+from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualBlock
 
 
-class SandwichNormBlock(Block):
+class SandwichNormBlock(ResidualBlock):
     """A norm before and one after each branch (Gemma 2, arXiv:2408.00118, section 2; CogView, arXiv:2105.13290)."""
 
-    class Config(Block.Config):
-        attention: SequenceMixer.Config = kn.REQUIRED
-        feed_forward: FeedForward.Config = kn.REQUIRED
+    class Config(ResidualBlock.Config):
         attention_norm: Norm.Config = RMSNorm.Config()
         attention_output_norm: Norm.Config = RMSNorm.Config()
         feed_forward_norm: Norm.Config = RMSNorm.Config()
         feed_forward_output_norm: Norm.Config = RMSNorm.Config()
-        attention_residual: Residual.Config = Residual.Config()
-        feed_forward_residual: Residual.Config = Residual.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={
-                "attention": "self_attn",
-                "feed_forward": "mlp",
+                **BRANCH_NAMES,
                 "attention_norm": "input_layernorm",
                 "attention_output_norm": "post_attention_layernorm",
                 "feed_forward_norm": "pre_feedforward_layernorm",
                 "feed_forward_output_norm": "post_feedforward_layernorm",
-                "attention_residual": "attention_residual",
-                "feed_forward_residual": "feed_forward_residual",
+                **RESIDUAL_NAMES,
             }
         )
 
-    def setup(self) -> None:
-        """Declares both branches with their norms."""
-        for name in _CHILDREN:
-            self.add_child(name, getattr(self.config, name), input_dim=self.config.input_dim)
+    def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        return self._part(branch, "norm")(x)
 
-    def forward(
-        self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
-    ) -> tuple[Float[Array, "B T E"], CacheState | None]:
-        """Returns the residual stream after both branches, and the attention's cache."""
-        mixed, cache = self.attention(self.attention_norm(x), sequences, cache)
-        x = self.attention_residual(x, self.attention_output_norm(mixed))
-        transformed = self.feed_forward(self.feed_forward_norm(x), sequences)
-        return self.feed_forward_residual(x, self.feed_forward_output_norm(transformed)), cache
-
-    @kn.nowrap
-    def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
-        """Returns the layout of the attention's cache."""
-        return self.attention.cache_spec(rows, length, dtype)
+    def _join(self, branch: str, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        return self._part(branch, "residual")(x, self._part(branch, "output_norm")(y))
