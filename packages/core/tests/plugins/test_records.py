@@ -20,7 +20,7 @@ CHIP = DeviceSpec(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("platform", "abacus", "chip: platform 'abacus'"),
+        ("platform", "an abacus", "chip: platform 'an abacus' is no short word"),
         ("counted", "beads", "chip: counted 'beads'"),
         ("chips_per_host", 0, "chip: chips_per_host must be at least 1"),
         ("torus_dimensions", 4, "chip: torus_dimensions must be 0 to 3"),
