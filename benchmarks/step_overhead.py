@@ -21,7 +21,7 @@ import plain_llama as plain
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Batch, Environment
 from kanawa_layers.recipes.llama import llama
-from kanawa_runtime.data.loader import Loader
+from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
@@ -168,7 +168,7 @@ def host(pairs: int) -> dict[str, Any]:
     compiled = programs["train_step"].lower().compile()
     abstract = programs["train_step"].abstract_args[1]
     source, rows = trainer.config.data.build(), local_rows(abstract)
-    local = Loader.Config().build(source=source, global_batch=4).batch(0)
+    local = GrainLoader.Config().build(source=source, global_batch=4).batch(0)
     state = programs["init"].lower().compile()()
     call, rest = [], []
     for _ in range(max(200, pairs)):

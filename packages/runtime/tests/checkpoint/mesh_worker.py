@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from kanawa_runtime.checkpoint import Checkpointer
+from kanawa_runtime.checkpoint import OrbaxCheckpointer
 
 HOST = {
     "params": {"w": np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)},
@@ -34,7 +34,7 @@ def _abstract() -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding(a.ndim)), HOST)
 
 
-def _check(checkpointer: Checkpointer, step: int) -> Any:
+def _check(checkpointer: OrbaxCheckpointer, step: int) -> Any:
     restored = checkpointer.restore(_abstract())
     assert restored is not None
     assert restored.step == step
@@ -54,7 +54,7 @@ def main(directory: Path, address: str, index: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, 2, index)
     assert jax.device_count() == 4
-    checkpointer = Checkpointer(directory, keep_last_n=2, timeout_seconds=60)
+    checkpointer = OrbaxCheckpointer.Config(timeout_seconds=60).build(directory=directory, keep_last_n=2)
     for step in (1, 2, 3):
         checkpointer.save(step, **_placed(), data={"row": step})
     checkpointer.close()

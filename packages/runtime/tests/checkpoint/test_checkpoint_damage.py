@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kanawa_runtime.checkpoint import CheckpointDamagedError, Checkpointer, CheckpointError
+from kanawa.contracts import CheckpointError
+from kanawa_runtime.checkpoint import CheckpointDamagedError, OrbaxCheckpointer
 
 from .checkpoint_trees import abstract, assert_bitwise, make_trees
 
@@ -30,7 +31,7 @@ def collected() -> Iterator[None]:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a directory with the committed steps 1 and 2."""
     directory = tmp_path_factory.mktemp("sound")
-    checkpointer = Checkpointer(directory)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=directory)
     for step in (1, 2):
         checkpointer.save(step, **make_trees(step), data={"row": step}, meta={"digest": "abc"})
     checkpointer.close()
@@ -44,7 +45,11 @@ def _files(folder: Path) -> list[Path]:
 def _outcome(directory: Path, step: int | None = None) -> str:
     """Returns "exact", "fallback" or "error"; fails on anything silently wrong."""
     try:
-        restored = Checkpointer(directory, read_only=True).restore(abstract(make_trees()), step=step)
+        restored = (
+            OrbaxCheckpointer.Config()
+            .build(directory=directory, read_only=True)
+            .restore(abstract(make_trees()), step=step)
+        )
     except CheckpointError:
         return "error"
     assert restored is not None
@@ -83,7 +88,7 @@ def test_flips_in_array_bytes_are_named_by_path(sound: Path, tmp_path: Path) -> 
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
     with pytest.raises(CheckpointDamagedError, match=r"params") as caught:
-        Checkpointer(copy, read_only=True).restore(abstract(make_trees()), step=2)
+        OrbaxCheckpointer.Config().build(directory=copy, read_only=True).restore(abstract(make_trees()), step=2)
     assert any(reason.startswith("params") for reason in caught.value.reasons)
 
 
@@ -112,7 +117,9 @@ def test_a_fallback_is_explained_and_the_damaged_step_can_be_saved_again(sound: 
     manifest = copy / "2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"digest": "', b'"digest": "0', 1))
     events: list[tuple[str, Any]] = []
-    checkpointer = Checkpointer(copy, on_event=lambda kind, fields: events.append((kind, dict(fields))))
+    checkpointer = OrbaxCheckpointer.Config().build(
+        directory=copy, on_event=lambda kind, fields: events.append((kind, dict(fields)))
+    )
     restored = checkpointer.restore(abstract(make_trees()))
     assert restored is not None
     assert restored.step == 1
@@ -137,7 +144,7 @@ def test_when_nothing_is_sound_every_reason_is_given(sound: Path, tmp_path: Path
     for step in ("1", "2"):
         (copy / step / "manifest.json").unlink()
     with pytest.raises(CheckpointDamagedError, match=r"none of the checkpoints") as caught:
-        Checkpointer(copy).restore(abstract(make_trees()))
+        OrbaxCheckpointer.Config().build(directory=copy).restore(abstract(make_trees()))
     assert len(caught.value.reasons) == 2
     assert (copy / "1").is_dir()
 

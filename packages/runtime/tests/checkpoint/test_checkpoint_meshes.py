@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from kanawa_runtime.checkpoint import Checkpointer
+from kanawa_runtime.checkpoint import OrbaxCheckpointer
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 HOST = {
@@ -36,7 +36,7 @@ def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path)
         _shardings({"fsdp": 1}),
         _shardings({"fsdp": 2, "tp": 4}, "tp", "fsdp"),
     ]
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     arrays = jax.device_put(HOST, layouts[0])
     for step, layout in enumerate(layouts):
         checkpointer.save(step, **arrays)
@@ -68,7 +68,7 @@ def test_two_processes_save_and_fall_back_together_and_one_reads(tmp_path: Path)
         assert worker.returncode == 0, output[-4000:]
     layout = _shardings({"fsdp": 8}, "fsdp")
     asked = {"params": {"w": jax.ShapeDtypeStruct((16, 8), np.float32, sharding=layout)}}
-    restored = Checkpointer(tmp_path, read_only=True).restore(asked)
+    restored = OrbaxCheckpointer.Config().build(directory=tmp_path, read_only=True).restore(asked)
     assert restored is not None
     assert (restored.step, restored.data) == (2, {"row": 2})
     assert np.asarray(restored.items["params"]["w"]).tobytes() == HOST["params"]["w"].tobytes()

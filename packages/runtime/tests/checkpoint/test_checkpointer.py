@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from kanawa.contracts import CheckpointError, CheckpointSaveError
 from kanawa_runtime.checkpoint import (
-    Checkpointer,
-    CheckpointError,
     CheckpointNotFoundError,
-    CheckpointSaveError,
     CheckpointStructureError,
+    OrbaxCheckpointer,
     array_store,
 )
 from kanawa_runtime.checkpoint.manifest import COMMIT
@@ -20,16 +19,16 @@ from kanawa_runtime.checkpoint.manifest import COMMIT
 from .checkpoint_trees import abstract, assert_bitwise, make_trees
 
 
-def _save(checkpointer: Checkpointer, step: int, **more: Any) -> None:
+def _save(checkpointer: OrbaxCheckpointer, step: int, **more: Any) -> None:
     checkpointer.save(step, **make_trees(step), data={"row": step}, meta={"plugins": {}}, **more)
 
 
 def test_a_restore_gives_back_every_bit(tmp_path: Path, trees: dict[str, Any]) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     assert checkpointer.restore(abstract(trees)) is None
     assert checkpointer.save(7, **trees, data={"row": 2**60}, meta={"digest": "ab"})
     checkpointer.close()
-    restored = Checkpointer(tmp_path, read_only=True).restore(abstract(trees))
+    restored = OrbaxCheckpointer.Config().build(directory=tmp_path, read_only=True).restore(abstract(trees))
     assert restored is not None
     assert (restored.step, restored.data, restored.meta) == (7, {"row": 2**60}, {"digest": "ab"})
     assert_bitwise(restored.items, trees)
@@ -39,7 +38,7 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
     original = {"w": jnp.arange(1 << 20, dtype=jnp.float32)}
     expected = {"w": jnp.arange(1 << 20, dtype=jnp.float32)}
     overwrite = jax.jit(lambda w: w * 0 - 1, donate_argnums=0)
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     checkpointer.save(1, params=original, opt={})
     for _ in range(3):
         original["w"] = overwrite(original["w"])
@@ -51,7 +50,9 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 
 def test_a_commit_is_reported_with_its_blocking_time(tmp_path: Path) -> None:
     events: list[tuple[str, Any]] = []
-    checkpointer = Checkpointer(tmp_path, on_event=lambda kind, fields: events.append((kind, dict(fields))))
+    checkpointer = OrbaxCheckpointer.Config().build(
+        directory=tmp_path, on_event=lambda kind, fields: events.append((kind, dict(fields)))
+    )
     _save(checkpointer, 3)
     checkpointer.wait()
     [(kind, fields)] = events
@@ -63,7 +64,7 @@ def test_a_commit_is_reported_with_its_blocking_time(tmp_path: Path) -> None:
 
 
 def test_old_steps_go_by_both_rules(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path, keep_last_n=2, keep_every_n_steps=4)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path, keep_last_n=2, keep_every_n_steps=4)
     for step in range(1, 8):
         _save(checkpointer, step)
     checkpointer.close()
@@ -74,7 +75,7 @@ def test_old_steps_go_by_both_rules(tmp_path: Path) -> None:
 def test_saving_the_restored_step_again_does_nothing_but_an_older_timeline_is_replaced(
     tmp_path: Path,
 ) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     for step in (1, 2, 3):
         _save(checkpointer, step)
     assert checkpointer.save(3, **make_trees(3)) is False
@@ -88,22 +89,22 @@ def test_saving_the_restored_step_again_does_nothing_but_an_older_timeline_is_re
 
 
 def test_unfinished_steps_do_not_count_and_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     _save(checkpointer, 1)
     _save(checkpointer, 2)
     checkpointer.close()
     (tmp_path / "2" / COMMIT).unlink()
     (tmp_path / "9.orbax-checkpoint-tmp-3").mkdir()
     (tmp_path / "notes").mkdir()
-    reader = Checkpointer(tmp_path, read_only=True)
+    reader = OrbaxCheckpointer.Config().build(directory=tmp_path, read_only=True)
     assert reader.latest() == 1
     assert (tmp_path / "2").exists()
-    Checkpointer(tmp_path)
+    OrbaxCheckpointer.Config().build(directory=tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "notes"]
 
 
 def test_every_structural_difference_is_listed_in_one_error(tmp_path: Path, trees: dict[str, Any]) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     checkpointer.save(1, **trees)
     asked = abstract(trees)
     del asked["params"]["embed"]
@@ -123,7 +124,7 @@ def test_every_structural_difference_is_listed_in_one_error(tmp_path: Path, tree
 
 
 def test_one_item_can_be_restored_alone(tmp_path: Path, trees: dict[str, Any]) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     checkpointer.save(1, **trees)
     restored = checkpointer.restore(abstract({"params": trees["params"]}))
     assert restored is not None
@@ -131,7 +132,7 @@ def test_one_item_can_be_restored_alone(tmp_path: Path, trees: dict[str, Any]) -
 
 
 def test_unsavable_leaves_and_values_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     with pytest.raises(CheckpointStructureError, match=r"params: w is a float"):
         checkpointer.save(1, params={"w": 1.0}, opt={})
     with pytest.raises(CheckpointStructureError, match=r"params: k is a"):
@@ -142,7 +143,7 @@ def test_unsavable_leaves_and_values_are_refused_before_anything_is_written(tmp_
 
 
 def test_an_explicit_step_must_exist(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     _save(checkpointer, 1)
     checkpointer.wait()
     with pytest.raises(CheckpointNotFoundError, match=r"no committed checkpoint 5; it has \[1\]"):
@@ -151,7 +152,9 @@ def test_an_explicit_step_must_exist(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_one_checkpoint_and_no_older_one(tmp_path: Path) -> None:
     events: list[str] = []
-    checkpointer = Checkpointer(tmp_path, on_event=lambda kind, fields: events.append(kind))
+    checkpointer = OrbaxCheckpointer.Config().build(
+        directory=tmp_path, on_event=lambda kind, fields: events.append(kind)
+    )
     _save(checkpointer, 1)
     checkpointer.wait()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -182,7 +185,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
         written(self)
         raise OSError(28, "No space left on device")
 
-    checkpointer = Checkpointer(tmp_path)
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
     _save(checkpointer, 1)
     checkpointer.wait()
     with monkeypatch.context() as patch:
@@ -197,4 +200,4 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
 
 def test_a_reader_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="for reading only"):
-        _save(Checkpointer(tmp_path, read_only=True), 1)
+        _save(OrbaxCheckpointer.Config().build(directory=tmp_path, read_only=True), 1)

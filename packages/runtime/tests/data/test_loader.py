@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kanawa.contracts.batch import Batch
 from kanawa.contracts.data import DataSource
 from kanawa_runtime.data.errors import LoaderError, RowError
-from kanawa_runtime.data.loader import Loader, host_rows
+from kanawa_runtime.data.loader import GrainLoader, host_rows
 from kanawa_runtime.data.random_tokens import RandomTokens
 
 
@@ -18,8 +18,8 @@ def source(num_rows: int | None = None) -> RandomTokens:
     return RandomTokens.Config(sequence_length=6, vocab_size=1000, num_rows=num_rows).build()
 
 
-def load(data: DataSource, global_batch: int, threads: int = 2, **arguments: object) -> Loader:
-    return Loader.Config(num_threads=threads).build(source=data, global_batch=global_batch, **arguments)
+def load(data: DataSource, global_batch: int, threads: int = 2, **arguments: object) -> GrainLoader:
+    return GrainLoader.Config(num_threads=threads).build(source=data, global_batch=global_batch, **arguments)
 
 
 def first_inputs(batches: Iterable[Batch]) -> list[list[int]]:

@@ -6,11 +6,16 @@ from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
 from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
+from kanawa.contracts.checkpointer import Checkpointer as Checkpointer
+from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
+from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError
+from kanawa.contracts.checkpointer import Restored as Restored
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.distributed import Distributed as Distributed
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram
 from kanawa.contracts.gradients import ModelLoss as ModelLoss
+from kanawa.contracts.loader import Loader as Loader
 from kanawa.contracts.optimizer import GradientTransformation as GradientTransformation
 from kanawa.contracts.optimizer import Optimizer as Optimizer
 from kanawa.contracts.optimizer import ParameterRule as ParameterRule
@@ -40,6 +45,7 @@ from kanawa.contracts.stored_model import ModelStore as ModelStore
 from kanawa.contracts.stored_model import StoredModel as StoredModel
 from kanawa.contracts.strategy import MeshBuilder as MeshBuilder
 from kanawa.contracts.strategy import Strategy as Strategy
+from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
 from kanawa.contracts.weights import Adapter as Adapter
 from kanawa.contracts.weights import Weighted as Weighted
 from kanawa.contracts.weights import WeightForm as WeightForm

@@ -1,17 +1,22 @@
 """What a source of training rows promises: row r is a pure function of (config, seed, r)."""
 
 import abc
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from kanawa.config import Configurable
+from kanawa.contracts.tokenizer import Tokenizer
+
+Split = Literal["train", "validation"]
 
 
 class DataSource(Configurable):
     """A global sequence of rows, addressed by index, the same for any number of hosts and any restart.
 
     The data state of a run is therefore one number: how many rows were consumed. Hosts take slices of the index.
+    Building a source opens nothing: a plan describes its batches on a machine that doesn't have the data.
     """
 
     class Config(Configurable.Config):
@@ -46,4 +51,18 @@ class DataSource(Configurable):
     def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float | None:
         """Returns how many bytes of text the weighted targets cover; None where that means nothing."""
         del target_ids, loss_weights
+        return None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What turned text into the rows' ids; None where they never were text."""
+        return None
+
+    def held_out(self) -> "DataSource | None":
+        """Returns the rows kept out of training, once through in a fixed order; None where none are kept out."""
+        return None
+
+    def documents(self, split: Split) -> Iterable[bytes] | None:
+        """Returns the text behind a split's rows, document by document; None where the rows aren't made of text."""
+        del split
         return None

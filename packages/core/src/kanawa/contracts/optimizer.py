@@ -37,6 +37,14 @@ class Optimizer(Configurable):
         del opt
         return params
 
+    def num_updates(self, opt: Mapping[str, Any]) -> Any | None:
+        """Returns the count of completed updates in the flat state: where the schedule is read next.
+
+        It lags behind the step where updates were skipped. None, unless overridden: then no learning rate is reported.
+        """
+        del opt
+        return None
+
 
 class ScheduleFactory(Configurable):
     """Builds a learning-rate schedule for a run of `total_steps` updates."""

@@ -24,6 +24,8 @@ CORE_KINDS = (
     Kind("data", "sources of training rows", subclass_of="kanawa.contracts:DataSource"),
     Kind("tokenizers", "text to token ids and back", instance_of=_CALLABLE),
     Kind("services", "observers of a run", subclass_of="kanawa.contracts:Service"),
+    Kind("checkpointers", "ways to save and restore a run", subclass_of="kanawa.contracts:Checkpointer"),
+    Kind("loaders", "rows to batches, read ahead", subclass_of="kanawa.contracts:Loader"),
     Kind("experiments", "functions that return a workload's config", instance_of=_CALLABLE),
     Kind("model_stores", "ways to keep models in a folder", subclass_of="kanawa.contracts:ModelStore"),
 )

@@ -1,7 +1,8 @@
 """Orbax behind a narrow door: flat dictionaries of arrays, and JSON, to a directory and back.
 
 Orbax writes what processes hold, in parallel and in the background, and re-shards on reading. It
-has no checksum on array data and no opinion on which step is sound; both live next door.
+has no checksum on array data and no opinion on which step is sound; both live next door. It takes
+seconds to import, so that happens at the first save or restore: a plan or `show` needs none of it.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath  # type: ignore[import-untyped]
-from orbax import checkpoint as orbax
 
 from kanawa_runtime.checkpoint.errors import CheckpointStructureError
 
@@ -20,6 +19,9 @@ class ArrayStore:
     """Writes step directories asynchronously. All processes of a run make the same calls."""
 
     def __init__(self, items: tuple[str, ...], texts: tuple[str, ...], timeout_seconds: int) -> None:
+        from orbax import checkpoint as orbax
+
+        self._orbax = orbax
         handlers: dict[str, Any] = {item: orbax.PyTreeCheckpointHandler() for item in items}
         handlers |= {text: orbax.JsonCheckpointHandler() for text in texts}
         self._checkpointer = orbax.AsyncCheckpointer(
@@ -29,15 +31,14 @@ class ArrayStore:
 
     def start(self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]], texts: Mapping[str, Any]) -> None:
         """Copies the arrays off the devices and returns; writing goes on in the background."""
-        items: dict[str, Any] = {item: orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves}
-        items |= {name: orbax.args.JsonSave(value) for name, value in texts.items()}
-        self._checkpointer.save(folder, args=orbax.args.Composite(**items))
+        items: dict[str, Any] = {
+            item: self._orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves
+        }
+        items |= {name: self._orbax.args.JsonSave(value) for name, value in texts.items()}
+        self._checkpointer.save(folder, args=self._orbax.args.Composite(**items))
 
     def wait(self) -> None:
-        """Returns once the directory has its final name.
-
-        Raises what went wrong in the background.
-        """
+        """Returns once the directory has its final name; raises what went wrong in the background."""
         self._checkpointer.wait_until_finished()
 
     def close(self) -> None:
@@ -46,27 +47,30 @@ class ArrayStore:
 
 
 def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Returns the arrays of one item in the shardings of the abstract `leaves`.
-
-    Raises whatever orbax raises.
-    """
+    """Returns the arrays of one item in the shardings of the abstract `leaves`; raises whatever orbax raises."""
     stored = {path: _placed(path, leaf) for path, leaf in leaves.items() if 0 not in leaf.shape}
-    found: dict[str, jax.Array] = {}
+    arrays: dict[str, jax.Array] = {}
     if stored:
+        from etils import epath  # type: ignore[import-untyped]
+        from orbax import checkpoint as orbax
+
         handler = orbax.PyTreeCheckpointHandler()
         arguments = orbax.checkpoint_utils.construct_restore_args(stored)
-        found = handler.restore(
+        arrays = handler.restore(
             epath.Path(folder) / item,
             args=orbax.args.PyTreeRestore(item=stored, restore_args=arguments),
         )
     for path, leaf in leaves.items():
         if 0 in leaf.shape:
-            found[path] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-    return found
+            arrays[path] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+    return arrays
 
 
 def read_text(folder: Path, name: str) -> Any:
     """Returns one JSON item; raises whatever orbax raises."""
+    from etils import epath
+    from orbax import checkpoint as orbax
+
     return orbax.JsonCheckpointHandler().restore(epath.Path(folder) / name, args=orbax.args.JsonRestore())
 
 

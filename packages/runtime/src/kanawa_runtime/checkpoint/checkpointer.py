@@ -1,24 +1,22 @@
-"""Asynchronous checkpoints that are either restored bit for bit or reported as damaged.
-
-Never silently wrong.
-"""
+"""Asynchronous checkpoints that are restored bit for bit or reported as damaged, never silently wrong."""
 
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from kanawa.contracts import Checkpointer, CheckpointError, CheckpointSaveError, Restored
+from kanawa.contracts.checkpointer import CheckpointCallback
 
 from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.array_store import ArrayStore
 from kanawa_runtime.checkpoint.digest import digest_text, start_digest
 from kanawa_runtime.checkpoint.durable import sync_tree
-from kanawa_runtime.checkpoint.errors import CheckpointError, CheckpointSaveError
 from kanawa_runtime.checkpoint.manifest import (
     ArrayEntry,
     Manifest,
@@ -27,17 +25,13 @@ from kanawa_runtime.checkpoint.manifest import (
     text_digest,
     write_commit,
 )
-from kanawa_runtime.checkpoint.restore import Restored, restore_newest, restore_step
+from kanawa_runtime.checkpoint.restore import restore_newest, restore_step
 from kanawa_runtime.checkpoint.structure import check_savable, flatten
 
 logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "state", "opt")
 TEXTS = ("data", "meta")
-
-#: Receives ("checkpoint_committed" | "checkpoint_failed" | "checkpoint_damaged", fields), on any
-#: thread.
-EventCallback = Callable[[str, Mapping[str, Any]], None]
 
 
 @dataclasses.dataclass
@@ -53,29 +47,36 @@ class _Pending:
     blocking_seconds: float = 0.0
 
 
-class Checkpointer:
-    """Saves and restores `params`, `state`, `opt` (arrays) and `data`, `meta` (JSON) by step.
+class OrbaxCheckpointer(Checkpointer):
+    """Writes with orbax in the background, and adds what it lacks: digests of the arrays, a commit file, repair.
 
-    All processes of a run make the same calls in the same order; process 0 writes the shared
-    files. A failed save raises CheckpointSaveError at the next `save` or at `wait`, and leaves
-    older steps as they were.
+    Process 0 writes the shared files. A failed save raises CheckpointSaveError at the next `save` or at `wait`, and
+    leaves older steps as they were.
     """
+
+    class Config(Checkpointer.Config):
+        PLACEMENT = ("timeout_seconds",)
+
+        timeout_seconds: int = 600
 
     def __init__(
         self,
-        directory: Path | str,
+        cfg: Any,
         *,
+        directory: Path | str,
         keep_last_n: int = 3,
         keep_every_n_steps: int | None = None,
-        on_event: EventCallback | None = None,
+        on_event: CheckpointCallback | None = None,
         read_only: bool = False,
-        timeout_seconds: int = 600,
     ) -> None:
-        self.directory = Path(directory).resolve()
-        self._keep = (keep_last_n, keep_every_n_steps)
-        self._on_event = on_event or (lambda kind, fields: None)
-        self._read_only = read_only
-        self._timeout_seconds = timeout_seconds
+        super().__init__(
+            cfg,
+            directory=directory,
+            keep_last_n=keep_last_n,
+            keep_every_n_steps=keep_every_n_steps,
+            on_event=on_event,
+            read_only=read_only,
+        )
         self._store: ArrayStore | None = None
         self._thread: threading.Thread | None = None
         self._failure: CheckpointSaveError | None = None
@@ -91,10 +92,6 @@ class Checkpointer:
         """Returns the committed steps, oldest first."""
         return layout.committed_steps(self.directory)
 
-    def latest(self) -> int | None:
-        """Returns the newest committed step, None where there is none."""
-        return max(self.steps(), default=None)
-
     def save(
         self,
         step: int,
@@ -105,12 +102,7 @@ class Checkpointer:
         data: Any = None,
         meta: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Starts saving `step`, the count of completed updates; then the arrays may be donated.
-
-        Returns False, and does nothing, if this is the step last restored or saved. Raises
-        CheckpointSaveError for an earlier save that failed (call again to save this one),
-        CheckpointStructureError for unsavable leaves.
-        """
+        """Starts saving `step`; see the contract. Raises CheckpointStructureError for leaves that can't be saved."""
         started = time.perf_counter()
         self.wait()
         if step == self._current_step:
@@ -133,12 +125,10 @@ class Checkpointer:
         return True
 
     def restore(self, abstract: Mapping[str, Any], *, step: int | None = None) -> Restored | None:
-        """Returns the asked items, `{"params": tree}` of ShapeDtypeStructs with shardings.
+        """Returns the asked items; see the contract.
 
-        Without `step`: the newest sound one, falling back past damaged ones with a
-        "checkpoint_damaged" event each; None where nothing was ever committed. With `step`:
-        that one or an error. Raises CheckpointStructureError where leaves are missing,
-        unexpected or differ, CheckpointDamagedError where nothing sound is left.
+        Raises CheckpointStructureError where leaves are missing, unexpected or differ, CheckpointDamagedError where
+        nothing sound is left, CheckpointNotFoundError for a `step` that isn't there.
         """
         self.wait()
         restored: Restored | None
@@ -147,17 +137,14 @@ class Checkpointer:
         else:
             steps = agreement.agreed_steps(self.steps())
             restored, damaged = restore_newest(self.directory, steps, abstract)
-            for found, reasons in damaged.items():
-                self._report_damaged(found, reasons, restored.step if restored else None)
+            for newer, reasons in damaged.items():
+                self._report_damaged(newer, reasons, restored.step if restored else None)
         if restored is not None:
             self._current_step = restored.step
         return restored
 
     def wait(self) -> None:
-        """Returns when no save is under way.
-
-        Raises CheckpointSaveError once if the last one failed.
-        """
+        """Returns when no save is under way; raises CheckpointSaveError once if the last one failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -175,11 +162,11 @@ class Checkpointer:
                 self._store = None
 
     def _writer(self) -> ArrayStore:
-        if self._read_only:
+        if self.read_only:
             message = f"the checkpoints in {self.directory} were opened for reading only"
             raise CheckpointError(message)
         if self._store is None:
-            self._store = ArrayStore(ITEMS, TEXTS, self._timeout_seconds)
+            self._store = ArrayStore(ITEMS, TEXTS, self.config.timeout_seconds)
         return self._store
 
     def _snapshot(
@@ -213,7 +200,7 @@ class Checkpointer:
                 agreement.publish(key, "")
             else:
                 num_bytes = 0
-                outcome = agreement.await_outcome(key, self._timeout_seconds)
+                outcome = agreement.await_outcome(key, self.config.timeout_seconds)
                 if outcome:
                     raise OSError(outcome)  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - whatever failed in the background is raised at the next call
@@ -221,7 +208,7 @@ class Checkpointer:
                 agreement.publish(key, brief(error))
             self._failure = self._failed(pending, error)
             return
-        self._on_event(
+        self.on_event(
             "checkpoint_committed",
             {
                 "step": pending.step,
@@ -248,7 +235,7 @@ class Checkpointer:
         num_bytes = sync_tree(pending.folder)
         write_commit(pending.folder, Manifest(pending.step, entries, pending.texts))
         layout.remove_unfinished(self.directory)
-        for step in layout.steps_to_delete(self.steps(), *self._keep):
+        for step in layout.steps_to_delete(self.steps(), self.keep_last_n, self.keep_every_n_steps):
             layout.delete_step(self.directory, step)
         return num_bytes
 
@@ -265,7 +252,7 @@ class Checkpointer:
             "Free space or fix permissions; the next save starts afresh"
         )
         logger.error("%s", message)
-        self._on_event(
+        self.on_event(
             "checkpoint_failed",
             {"step": pending.step, "path": str(pending.folder), "error": brief(error)},
         )
@@ -276,14 +263,11 @@ class Checkpointer:
     def _report_damaged(self, step: int, reasons: tuple[str, ...], used: int | None) -> None:
         """Explains a fallback and moves the damaged step out of the way of the next save."""
         logger.warning("checkpoint %d is damaged, using %s instead: %s", step, used, "; ".join(reasons))
-        self._on_event("checkpoint_damaged", {"step": step, "reasons": list(reasons), "used": used})
-        if used is not None and not self._read_only and agreement.is_primary():
+        self.on_event("checkpoint_damaged", {"step": step, "reasons": list(reasons), "used": used})
+        if used is not None and not self.read_only and agreement.is_primary():
             layout.set_aside_damaged(self.directory, step)
 
 
 def _stored(trees: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, dict[str, jax.Array]]:
-    """Returns the trees without empty arrays.
-
-    Which orbax refuses and the manifest alone describes.
-    """
+    """Returns the trees without empty arrays, which orbax refuses and the manifest alone describes."""
     return {item: {path: leaf for path, leaf in leaves.items() if leaf.size} for item, leaves in trees.items()}

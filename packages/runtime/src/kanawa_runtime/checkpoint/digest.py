@@ -22,8 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 ALGORITHM = "position-mix32x2"
 
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)
-#: Odd multipliers that fold a multi-dimensional position into 32 bits; arrays may exceed 2^32
-#: words.
+#: Odd multipliers that fold a multi-dimensional position into 32 bits; arrays may exceed 2^32 words.
 _FOLDS = ((0x01000193, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F))
 
 
@@ -46,10 +45,7 @@ def _positions(shape: tuple[int, ...], lane: int) -> jax.Array:
 
 
 def _words(array: jax.Array) -> jax.Array:
-    """Returns the array's bits as uint32: one word an element.
-
-    Or two in a last dimension for 8-byte elements.
-    """
+    """Returns the array's bits as uint32: one word an element, or two in a last dimension for 8-byte elements."""
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint32)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -76,10 +72,7 @@ def _compiled(result: Sharding | None) -> Any:
 
 
 def start_digest(array: jax.Array) -> jax.Array:
-    """Returns the digest, uint32[2], without waiting for it.
-
-    Every process that holds a part must call.
-    """
+    """Returns the digest, uint32[2], without waiting for it; every process that holds a part must call."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         return _compiled(None)(array)

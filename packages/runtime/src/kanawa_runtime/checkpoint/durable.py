@@ -5,10 +5,7 @@ from pathlib import Path
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Replaces `path` atomically and durably: after a crash it holds the old bytes or the new.
-
-    Raises OSError.
-    """
+    """Replaces `path` atomically and durably: after a crash it holds the old bytes or the new. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with beside.open("wb") as file:
@@ -23,10 +20,7 @@ def write_durable(path: Path, data: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes a directory's entries durable.
-
-    File systems that refuse fsync on directories need none.
-    """
+    """Makes a directory's entries durable; file systems that refuse fsync on directories need none."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,10 +31,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_tree(root: Path) -> int:
-    """Makes every file and directory under `root` durable; returns the bytes of all files.
-
-    Raises OSError.
-    """
+    """Makes every file and directory under `root` durable; returns the bytes of all files. Raises OSError."""
     total = 0
     for folder, _, names in os.walk(root, topdown=False):
         for name in names:

@@ -1,14 +1,7 @@
 """What can go wrong with a checkpoint, one class per kind."""
 
-from kanawa.errors import KanawaError, UsageError
-
-
-class CheckpointError(KanawaError):
-    """Base of all checkpoint errors."""
-
-
-class CheckpointSaveError(CheckpointError):
-    """A checkpoint could not be written; older ones are untouched."""
+from kanawa.contracts import CheckpointError
+from kanawa.errors import UsageError
 
 
 class CheckpointDamagedError(CheckpointError):

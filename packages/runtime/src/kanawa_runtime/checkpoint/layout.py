@@ -12,10 +12,7 @@ _DAMAGED = ".damaged"
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Returns the steps that were finished, oldest first.
-
-    Unfinished and foreign names are ignored.
-    """
+    """Returns the steps that were finished, oldest first; unfinished and foreign names are ignored."""
     if not directory.is_dir():
         return []
     return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and is_committed(p))
@@ -31,10 +28,7 @@ def steps_to_delete(steps: list[int], keep_last_n: int, keep_every_n_steps: int 
 
 
 def delete_step(directory: Path, step: int) -> None:
-    """Removes a step, its commit file first.
-
-    So that a crash half-way leaves nothing that counts.
-    """
+    """Removes a step, its commit file first, so that a crash half-way leaves nothing that counts."""
     folder = directory / str(step)
     (folder / COMMIT).unlink(missing_ok=True)
     sync_directory(folder)
@@ -53,10 +47,7 @@ def remove_unfinished(directory: Path) -> list[str]:
 
 
 def set_aside_damaged(directory: Path, step: int) -> Path:
-    """Renames a damaged step so that it no longer counts and can be examined.
-
-    Keeps only the latest such.
-    """
+    """Renames a damaged step so that it no longer counts and can be examined; keeps only the latest such."""
     for old in directory.glob(f"*{_DAMAGED}"):
         shutil.rmtree(old, ignore_errors=True)
     target = directory / f"{step}{_DAMAGED}"

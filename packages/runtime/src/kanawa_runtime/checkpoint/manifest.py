@@ -78,10 +78,7 @@ def is_committed(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Returns a committed step's manifest.
-
-    Raises CheckpointDamagedError where it or the commit file is not sound.
-    """
+    """Returns a committed step's manifest; raises CheckpointDamagedError where it or the commit file is not sound."""
     try:
         commit = json.loads((directory / COMMIT).read_bytes())
         expected, step = commit["manifest_sha256"], commit["step"]
@@ -93,9 +90,9 @@ def read_manifest(directory: Path) -> Manifest:
     except OSError as error:
         message = f"{directory / MANIFEST} can't be read: {brief(error)}"
         raise CheckpointDamagedError(message) from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected:
-        message = f"{directory / MANIFEST} has SHA-256 {found}, but it was committed with {expected}"
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != expected:
+        message = f"{directory / MANIFEST} has SHA-256 {actual}, but it was committed with {expected}"
         raise CheckpointDamagedError(message)
     if str(step) != directory.name:
         message = f"{directory} holds step {step}: the directory was renamed"

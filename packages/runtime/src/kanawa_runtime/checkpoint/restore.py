@@ -1,7 +1,4 @@
-"""Reading a step back: structure first, then the arrays.
-
-Then the proof that they are the saved ones.
-"""
+"""Reading a step back: structure first, then the arrays, then the proof that they are the saved ones."""
 
 import dataclasses
 import logging
@@ -10,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+from kanawa.contracts import Restored
 
 from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.array_store import read_arrays, read_text
@@ -29,20 +27,6 @@ from kanawa_runtime.checkpoint.manifest import (
 from kanawa_runtime.checkpoint.structure import check_structure, flatten, rebuild
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """One checkpoint: the asked items as trees of arrays, the data state and the meta record.
-
-    `damaged` maps newer steps that were passed over to what was wrong with them.
-    """
-
-    step: int
-    items: Mapping[str, Any]
-    data: Any
-    meta: Mapping[str, Any]
-    damaged: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 def restore_step(directory: Path, step: int, asked: Mapping[str, Any]) -> Restored:
@@ -80,12 +64,12 @@ def restore_newest(
             continue
         return dataclasses.replace(restored, damaged=dict(damaged)), damaged
     if damaged:
-        found = "\n  ".join(f"{step}: {reason}" for step, reasons in damaged.items() for reason in reasons)
+        listed = "\n  ".join(f"{step}: {reason}" for step, reasons in damaged.items() for reason in reasons)
         message = (
-            f"none of the checkpoints in {directory} can be restored:\n  {found}\n"
+            f"none of the checkpoints in {directory} can be restored:\n  {listed}\n"
             "Copy the run from a backup, or start a new run directory"
         )
-        raise CheckpointDamagedError(message, tuple(found.splitlines()))
+        raise CheckpointDamagedError(message, tuple(listed.splitlines()))
     return None, {}
 
 
@@ -136,9 +120,9 @@ def _verify(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, 
     reasons = []
     for item, leaves in digests.items():
         for path, digest in leaves.items():
-            saved, found = manifest.arrays[item][path].digest, digest_text(digest)
-            if saved != found:
-                reasons.append(f"{item}: {path} is not what was saved: digest {found}, saved {saved}")
+            saved, read = manifest.arrays[item][path].digest, digest_text(digest)
+            if saved != read:
+                reasons.append(f"{item}: {path} is not what was saved: digest {read}, saved {saved}")
     if reasons:
         _raise_damaged(folder, reasons)
 

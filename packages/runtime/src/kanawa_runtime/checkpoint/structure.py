@@ -11,10 +11,7 @@ from kanawa_runtime.checkpoint.manifest import ArrayEntry
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Returns {"a.b": leaf} for any pytree.
-
-    Dictionary keys and attribute names are joined by dots.
-    """
+    """Returns {"a.b": leaf} for any pytree: dictionary keys and attribute names, joined by dots."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {".".join(_key(key) for key in path): leaf for path, leaf in leaves}
 
@@ -49,10 +46,7 @@ def check_structure(
     asked: Mapping[str, Mapping[str, Any]],
     saved: Mapping[str, Mapping[str, ArrayEntry]],
 ) -> None:
-    """Raises one CheckpointStructureError with every missing.
-
-    Unexpected or differing leaf of the asked items.
-    """
+    """Raises one CheckpointStructureError with every missing, unexpected or differing leaf of the asked items."""
     problems: list[str] = []
     for item, leaves in asked.items():
         if item not in saved:

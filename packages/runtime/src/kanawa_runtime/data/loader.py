@@ -3,13 +3,11 @@
 The state of the data is one number: the first row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
-from kanawa.config import Configurable
-from kanawa.contracts.batch import Batch
-from kanawa.contracts.data import DataSource
+from kanawa.contracts import Batch, DataSource, Loader
 
 from kanawa_runtime.data.errors import LoaderError, RowError
 
@@ -40,17 +38,10 @@ def host_rows(global_batch: int, host_index: int, host_count: int) -> range:
     return range(host_index * share, (host_index + 1) * share)
 
 
-class Loader(Configurable):
-    """Iterates over one host's share of each batch.
+class GrainLoader(Loader):
+    """Reads rows in threads, some batches ahead."""
 
-    Step s holds rows `start_row + s * global_batch + p` for p in `local_rows`.
-
-    A source that ends is padded to whole batches with rows of weight 0, so evaluation sees each row
-    once and every host takes the same number of steps. To resume, start a new loader at the number
-    of rows consumed.
-    """
-
-    class Config(Configurable.Config):
+    class Config(Loader.Config):
         PLACEMENT = ("num_threads", "prefetch_batches")
 
         num_threads: int = 2
@@ -58,19 +49,16 @@ class Loader(Configurable):
 
     def __init__(
         self,
-        cfg: "Loader.Config",
+        cfg: "GrainLoader.Config",
         *,
         source: DataSource,
         global_batch: int,
         local_rows: Sequence[int] | None = None,
         start_row: int = 0,
     ) -> None:
-        """Takes the host's places in the global batch; None is all of them (one host)."""
-        super().__init__(cfg)
-        self.source = source
-        self.global_batch = global_batch
-        self.local_rows = tuple(host_rows(global_batch, 0, 1) if local_rows is None else local_rows)
-        self.start_row = start_row
+        """Takes what every loader does; raises RowError for places outside the batch, and where nothing would read."""
+        places = host_rows(global_batch, 0, 1) if local_rows is None else local_rows
+        super().__init__(cfg, source=source, global_batch=global_batch, local_rows=places, start_row=start_row)
         outside = [place for place in self.local_rows if not 0 <= place < global_batch]
         if outside or not self.local_rows:
             message = f"local_rows={self.local_rows} must be some of the {global_batch} rows of a batch"
@@ -115,7 +103,8 @@ class Loader(Configurable):
                 raise LoaderError(message)
         return row
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
+        """Yields batches; closing the generator ends grain's threads."""
         # Grain takes a second to import: programs that compile without data shouldn't pay for it.
         import grain
 
@@ -126,6 +115,7 @@ class Loader(Configurable):
         try:
             yield from iterator
         finally:
+            # Not every iterator of the oldest grain we allow can be closed; those end with the garbage collector.
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
@@ -134,7 +124,7 @@ class Loader(Configurable):
 class _Steps:
     """Batches by step, as grain reads them."""
 
-    def __init__(self, loader: Loader, num_steps: int) -> None:
+    def __init__(self, loader: GrainLoader, num_steps: int) -> None:
         self._loader, self._num_steps = loader, num_steps
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 
 import numpy as np
 from kanawa.config import to_json
@@ -109,6 +110,16 @@ class TextSource(DataSource):
             row["loss_weights"][here] = 1.0
             filled = here.stop
         return row
+
+    def held_out(self) -> "TextSource | None":
+        """Returns the validation split, once through in order; None where the corpus holds nothing out."""
+        if self.config.corpus.validation_one_in == 0:
+            return None
+        return self.config.clone().set(split="validation", epochs=1, shuffle=False).build()
+
+    def documents(self, split: Split) -> Iterator[bytes]:
+        """Yields the bytes of each document of a split."""
+        return (document.data for document in self.corpus.documents(split))
 
     def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float:
         """Returns the bytes of text that weighted targets stand for; end tokens stand for none."""

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, matrix_layout
-from kanawa_runtime.learn.transforms import Flat, decay_by_spec, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import Flat, decay_by_spec
 
 
-class Adafactor(Optimizer):
+class Adafactor(ScheduledOptimizer):
     """No first moment. Each layer's and each expert's matrix is factored by itself if both fans reach `min_factored`.
 
     A ParamSpec with `factored` False keeps a whole second moment. Updates of RMS over `clip_rms` are scaled down
@@ -22,7 +22,7 @@ class Adafactor(Optimizer):
     without it the learning rate is Adam's.
     """
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         decay_exponent: float = 0.8
         eps: float = 1e-30
         min_factored: int = 128
@@ -40,7 +40,7 @@ class Adafactor(Optimizer):
         return optax.named_chain(
             ("adafactor", self._factored(specs)),
             ("decay", decay_by_spec(specs, self.config.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
         )
 
     def _layouts(self, specs: Mapping[str, ParamSpec]) -> dict[str, MatrixLayout]:

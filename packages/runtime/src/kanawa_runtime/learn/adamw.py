@@ -5,20 +5,20 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.transforms import decay_by_spec, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import decay_by_spec
 
 
-class AdamW(Optimizer):
+class AdamW(ScheduledOptimizer):
     """Both moments in the parameter's dtype, or the first in `first_moment_dtype`.
 
     A parameter decays by `weight_decay` times its ParamSpec's, and both are multiplied by the
     learning rate.
     """
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         b1: float = 0.9
         b2: float = 0.95
         eps: float = 1e-8
@@ -35,5 +35,5 @@ class AdamW(Optimizer):
         return optax.named_chain(
             ("adam", optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps, mu_dtype=dtype)),
             ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
         )

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.transforms import decay_by_spec, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import decay_by_spec
 
 
-class AdEMAMix(Optimizer):
+class AdEMAMix(ScheduledOptimizer):
     """`alpha` weighs the slow average of rate `b3`; both grow over `warmup_steps` updates (section 3.1), 0: at once."""
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         b1: float = 0.9
         b2: float = 0.999
         b3: float = 0.9999
@@ -35,7 +35,7 @@ class AdEMAMix(Optimizer):
         return optax.named_chain(
             ("ademamix", optax.contrib.scale_by_ademamix(cfg.b1, cfg.b2, b3, alpha, cfg.eps)),
             ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
         )
 
     def slow_weight(self, count: Array) -> Array:

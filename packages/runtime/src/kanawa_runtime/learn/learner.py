@@ -88,8 +88,9 @@ class UpdateRule:
         trained, grads = self._trained(params), self._trained(gradients)
         norm = global_norm(grads)
         metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
-        if "rate/count" in opt:
-            metrics["learning_rate"] = Last(self._schedule(opt["rate/count"]))
+        count = self._optimizer.num_updates(opt)
+        if count is not None:
+            metrics["learning_rate"] = Last(self._schedule(count))
         state = from_flat(jax.eval_shape(self._transform.init, trained), opt)
         updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
         after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.transforms import decay_by_spec, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import decay_by_spec
 
 
-class Lion(Optimizer):
+class Lion(ScheduledOptimizer):
     """One moment, half of Adam's state. Wants a learning rate 3 to 10 times lower and a decay as much higher."""
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         b1: float = 0.9
         b2: float = 0.99
         weight_decay: float = 0.3
@@ -27,5 +27,5 @@ class Lion(Optimizer):
         return optax.named_chain(
             ("lion", optax.scale_by_lion(cfg.b1, cfg.b2, mu_dtype=dtype)),
             ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
         )

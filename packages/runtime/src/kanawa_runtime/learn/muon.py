@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, hidden_matrices
 from kanawa_runtime.learn.newton_schulz import orthogonalised
-from kanawa_runtime.learn.transforms import Flat, decay_by_spec, only_paths, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import Flat, decay_by_spec, only_paths
 
 
-class Muon(Optimizer):
+class Muon(ScheduledOptimizer):
     """Each layer's and each expert's matrix is orthogonalised by itself, from fan-in to fan-out axes of its ParamSpec.
 
     Embeddings, heads, norms and biases get Adam with `b1`, `b2`, `eps`. Updates of matrices are scaled by
@@ -22,7 +22,7 @@ class Muon(Optimizer):
     (Moonlight, arXiv:2502.16982, section 2.2); `rms` None scales by sqrt(max(1, fan_out / fan_in)), as Jordan does.
     """
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         momentum: float = 0.95
         nesterov: bool = True
         newton_schulz_steps: int = 5
@@ -45,7 +45,7 @@ class Muon(Optimizer):
             ("muon", only_paths(layouts, self._of_matrices(layouts))),
             ("adam", only_paths(rest, optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps))),
             ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
         )
 
     def _of_matrices(self, layouts: Mapping[str, MatrixLayout]) -> optax.GradientTransformation:

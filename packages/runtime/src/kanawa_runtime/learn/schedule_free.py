@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.transforms import Flat, decay_by_spec, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import Flat, decay_by_spec
 
 
-class ScheduleFreeAdamW(Optimizer):
+class ScheduleFreeAdamW(ScheduledOptimizer):
     """Wants a constant rate after a warm-up. The parameters are the point y where gradients are taken; evaluation
     uses the average x that `evaluated` gives.
 
     `b1` places y between the fast iterate z and x, instead of a first moment; iterates count by rate ** `power`.
     """
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         b1: float = 0.9
         b2: float = 0.95
         eps: float = 1e-8
@@ -36,7 +36,7 @@ class ScheduleFreeAdamW(Optimizer):
         return optax.named_chain(
             ("rms", optax.scale_by_rms(cfg.b2, cfg.eps, eps_in_sqrt=False, bias_correction=True)),
             ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
             ("average", _averaging(cfg.b1, cfg.power, learning_rate)),
         )
 

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts import Optimizer
 from kanawa.contracts.optimizer import Schedule
 
-from kanawa_runtime.learn.transforms import decay_by_spec, rate_by_spec
+from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
+from kanawa_runtime.learn.transforms import decay_by_spec
 
 
-class SGD(Optimizer):
+class SGD(ScheduledOptimizer):
     """Follows the gradient, or its running sum where `momentum` is not 0.
 
     The baseline others are tested against.
     """
 
-    class Config(Optimizer.Config):
+    class Config(ScheduledOptimizer.Config):
         momentum: float = 0.0
         nesterov: bool = False
         weight_decay: float = 0.0
@@ -28,5 +28,5 @@ class SGD(Optimizer):
         return optax.named_chain(
             ("momentum", momentum),
             ("decay", decay_by_spec(specs, cfg.weight_decay)),
-            ("rate", rate_by_spec(specs, learning_rate)),
+            rate_link(specs, learning_rate),
         )

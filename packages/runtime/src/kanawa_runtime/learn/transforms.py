@@ -63,7 +63,7 @@ def only_paths(paths: Collection[str], inner: optax.GradientTransformation) -> o
         return {path: leaf for path, leaf in flat.items() if path in paths}
 
     def update(updates: Flat, state: Any, params: Flat | None = None) -> tuple[Flat, Any]:
-        found, state = inner.update(chosen(updates), state, None if params is None else chosen(params))
-        return {**updates, **found}, state
+        changed, state = inner.update(chosen(updates), state, None if params is None else chosen(params))
+        return {**updates, **changed}, state
 
     return optax.GradientTransformation(lambda params: inner.init(chosen(params)), update)

@@ -18,7 +18,6 @@ from kanawa.config import to_json
 from kanawa.contracts import ModelStore, StoredModel
 from kanawa.errors import UsageError
 
-from kanawa_runtime.checkpoint import Checkpointer
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.serve.imported import imported_experiment
 from kanawa_runtime.train.environment_record import environment_record
@@ -70,13 +69,13 @@ class RunStore(ModelStore):
     def _write(self, folder: Path, model: StoredModel) -> None:
         model.write_files(folder / ORIGIN)
         write_durable(folder / ORIGIN / NOTES, json.dumps(dict(model.notes), indent=1).encode())
-        checkpoints = Checkpointer(folder / CHECKPOINTS)
+        experiment = imported_experiment(model.config)
+        checkpoints = experiment.checkpointer.build(directory=folder / CHECKPOINTS)
         meta = environment_record() | {"imported": True}
         try:
             checkpoints.save(0, params=_tree(model.params), opt={}, state=_tree(model.state), data=None, meta=meta)
         finally:
             checkpoints.close()
-        experiment = imported_experiment(model.config)
         write_durable(folder / PLUGINS, json.dumps(environment_record() | {"format": FORMAT}, indent=1).encode())
         write_durable(folder / CONFIG, json.dumps(to_json(experiment), indent=1).encode())
 

@@ -9,7 +9,6 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 
-from kanawa_runtime.checkpoint import Checkpointer
 from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
 from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
 from kanawa_runtime.train.loop import TOKENIZER
@@ -59,7 +58,7 @@ def open_run(
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
         return OpenedRun(directory, composition, trainer, found, params, state, 0)
     with found.active():
-        checkpoints = Checkpointer(directory / "checkpoints", read_only=True)
+        checkpoints = composition.config.checkpointer.build(directory=directory / CHECKPOINTS, read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
         if trainer.rule.averages:
             wanted["opt"] = abstract.opt

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from kanawa.contracts import DataSource, Program
 
-from kanawa_runtime.data.loader import Loader
 from kanawa_runtime.data.trigram import ByteTrigram
 from kanawa_runtime.train.placement import global_batch, local_rows
 
@@ -17,7 +16,7 @@ class Evaluator:
     def __init__(self, cfg: Any, program: Program) -> None:
         self.cfg = cfg
         self.program = program
-        self.source = held_out(cfg)
+        self.source: DataSource | None = cfg.data.build().held_out()
         self._compiled: Any = None
 
     def evaluate(self, params: Any, state: Any, limit: int | None = None) -> dict[str, float] | None:
@@ -31,7 +30,7 @@ class Evaluator:
             self._compiled = self.program.lower().compile()
         abstract = self.program.abstract_args[2]
         rows = local_rows(abstract)
-        loader = Loader.Config().build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
+        loader = self.cfg.loader.build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
         total, num_bytes, report = None, 0.0, None
         for index, local in enumerate(loader):
             if limit is not None and index >= limit:
@@ -43,29 +42,19 @@ class Evaluator:
         if report is None or total is None:
             return None
         nats, tokens = report.main_loss(total)
-        found = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
+        record = {"loss": nats / max(tokens, 1.0), "tokens": tokens}
         num_bytes = summed_over_hosts(num_bytes)
         if num_bytes:
-            found["nats_per_byte"] = nats / num_bytes
-        return found
+            record["nats_per_byte"] = nats / num_bytes
+        return record
 
 
-def held_out(cfg: Any) -> DataSource | None:
-    """Returns the source of the held-out split in a fixed order, once through; None where data has no splits."""
-    fields = cfg.data.fields()
-    if "split" not in fields:
-        return None
-    own = cfg.data.clone().set(split="validation", epochs=1, shuffle=False)
-    return own.build()
-
-
-def trigram_nats_per_byte(cfg: Any) -> float | None:
+def trigram_nats_per_byte(source: DataSource) -> float | None:
     """Returns the held-out score of a byte-trigram table of the training text; None where the data is no text."""
-    corpus = getattr(cfg.data.build(), "corpus", None)
-    if corpus is None:
+    read, held_out = source.documents("train"), source.documents("validation")
+    if read is None or held_out is None:
         return None
-    table = ByteTrigram(document.data for document in corpus.documents("train"))
-    return table.nats_per_byte([document.data for document in corpus.documents("validation")])
+    return ByteTrigram(read).nats_per_byte(list(held_out))
 
 
 def summed_over_hosts(value: float) -> float:

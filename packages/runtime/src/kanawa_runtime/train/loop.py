@@ -14,12 +14,10 @@ import jax
 import numpy as np
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
-from kanawa.contracts import Batch, Environment, Program
+from kanawa.contracts import Batch, CheckpointSaveError, Environment, Program, Restored
 from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import host
 
-from kanawa_runtime.checkpoint import Checkpointer, CheckpointSaveError, Restored
-from kanawa_runtime.data.loader import Loader
 from kanawa_runtime.train.evaluate import Evaluator, trigram_nats_per_byte
 from kanawa_runtime.train.events import EventLog
 from kanawa_runtime.train.placement import check_vocabulary, global_batch, local_rows
@@ -76,8 +74,8 @@ class Loop:
         """Runs to `total` steps, to SIGTERM, or to an error; returns the exit code."""
         with self.run, self.environment.active():
             self.events: EventLog = self.run.events()
-            self.checkpoints = Checkpointer(
-                self.run.checkpoints,
+            self.checkpoints = self.config.checkpointer.build(
+                directory=self.run.checkpoints,
                 keep_last_n=self.config.checkpoints.keep_last,
                 keep_every_n_steps=self.config.checkpoints.keep_every_steps,
                 on_event=self._checkpoint_event,
@@ -101,7 +99,7 @@ class Loop:
     def _prepare(self) -> None:
         started = time.perf_counter()
         self.step = 0
-        self.source = self.config.data.build()
+        self.source = self.trainer.source
         problem = check_vocabulary(self.source, self.config.model.vocab_size)
         if problem:
             raise UsageError(problem)
@@ -137,7 +135,7 @@ class Loop:
 
     def _keep_tokenizer(self) -> None:
         """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""
-        tokenizer = getattr(self.source, "tokenizer", None)
+        tokenizer = self.source.tokenizer
         path = self.run.path / TOKENIZER
         if tokenizer is not None and self.run.is_primary and not path.exists():
             tokenizer.save(path)
@@ -169,7 +167,7 @@ class Loop:
             logger.info("the run has %d steps already; ask for more with --steps", self.step)
             return "done"
         rows = local_rows(self.abstract_batch)
-        loader = Loader.Config().build(
+        loader = self.config.loader.build(
             source=self.source,
             global_batch=self.config.batch_size,
             local_rows=rows,
@@ -255,7 +253,7 @@ class Loop:
         if found is None:
             return
         if final and policy.trigram_baseline and self.run.is_primary:
-            baseline = trigram_nats_per_byte(self.config)
+            baseline = trigram_nats_per_byte(self.source)
             if baseline is not None:
                 found["trigram_nats_per_byte"] = baseline
                 logger.info("a byte-trigram table scores %.4f nats/byte on the same files", baseline)

@@ -14,16 +14,21 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import (
     BATCH_AXES,
     Batch,
+    Checkpointer,
     DataSource,
     Environment,
     GradientStrategy,
+    Loader,
     LossProgram,
     ModelLoss,
     Program,
+    Service,
     Workload,
 )
 from kanawa.module import Last, next_state, param_specs, state_specs
 
+from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.train.gradients import WholeBatch
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
@@ -43,7 +48,7 @@ class Trainer(Workload):
     """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`."""
 
     class Config(Workload.Config):
-        PLACEMENT = ("execution", "gradients", "evaluation", "checkpoints")
+        PLACEMENT = ("execution", "gradients", "evaluation", "checkpoints", "checkpointer", "loader", "services")
 
         data: DataSource.Config = kn.REQUIRED
         batch_size: int = kn.REQUIRED
@@ -53,6 +58,9 @@ class Trainer(Workload):
         gradients: GradientStrategy.Config = WholeBatch.Config()
         evaluation: EvaluationPolicy = EvaluationPolicy()
         checkpoints: CheckpointPolicy = CheckpointPolicy()
+        checkpointer: Checkpointer.Config = OrbaxCheckpointer.Config()
+        loader: Loader.Config = GrainLoader.Config()
+        services: tuple[Service.Config, ...] = ()
         sample_prompt: str = ""
 
         def check(self) -> list[str]:
@@ -67,6 +75,7 @@ class Trainer(Workload):
         self.state_specs = state_specs(self.model)
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
         self.gradient_strategy = cfg.gradients.build()
+        self.source: DataSource = cfg.data.build()
 
     # --- programs --------------------------------------------------------------------------------------------
 
@@ -151,7 +160,7 @@ class Trainer(Workload):
             sharding = array_sharding(shape, BATCH_AXES.input_ids, rules, mesh, "batch_size")
         ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
         weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-        packed = self.config.data._target.packed
+        packed = self.source.packed
         return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
 
 

@@ -1,0 +1,110 @@
+"""Saves and restores a run's state by step; the trainer's `checkpointer` slot."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kanawa.config import Configurable
+from kanawa.errors import KanawaError
+
+#: Receives ("checkpoint_committed" | "checkpoint_failed" | "checkpoint_damaged", fields) on any thread. Fields of the
+#: first: `step`, `path`, and what else is known, such as `bytes` and `seconds`.
+CheckpointCallback = Callable[[str, Mapping[str, Any]], None]
+
+
+class CheckpointError(KanawaError):
+    """Base of all checkpoint errors."""
+
+
+class CheckpointSaveError(CheckpointError):
+    """A checkpoint could not be written; older ones are untouched."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """One checkpoint: the asked items as trees of arrays, the data state and the meta record.
+
+    `damaged` maps newer steps that were passed over to what was wrong with them.
+    """
+
+    step: int
+    items: Mapping[str, Any]
+    data: Any
+    meta: Mapping[str, Any]
+    damaged: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+class Checkpointer(Configurable):
+    """Keeps `params`, `state`, `opt` (arrays) and `data`, `meta` (JSON) by step; a component of kind "checkpointers".
+
+    A step's number is the count of completed updates. All processes of a run make the same calls in the same order.
+    When to save and what to keep is the run's policy (`checkpoints` in the trainer's config) and arrives at building;
+    how is the component's own config.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        *,
+        directory: Path | str,
+        keep_last_n: int = 3,
+        keep_every_n_steps: int | None = None,
+        on_event: CheckpointCallback | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Takes where the steps lie; `read_only` promises that nothing there changes, locks and clean-up included.
+
+        The newest `keep_last_n` steps are kept, and every `keep_every_n_steps` for good.
+        """
+        super().__init__(cfg)
+        self.directory = Path(directory).resolve()
+        self.keep_last_n = keep_last_n
+        self.keep_every_n_steps = keep_every_n_steps
+        self.on_event: CheckpointCallback = on_event or (lambda kind, fields: None)
+        self.read_only = read_only
+
+    @abc.abstractmethod
+    def steps(self) -> list[int]:
+        """Returns the committed steps, oldest first. A save that didn't finish never counts."""
+
+    def latest(self) -> int | None:
+        """Returns the newest committed step, None where there is none."""
+        return max(self.steps(), default=None)
+
+    def location(self, step: int) -> str:
+        """Returns where a step lies, as a person would look for it."""
+        return str(self.directory / str(step))
+
+    @abc.abstractmethod
+    def save(
+        self,
+        step: int,
+        *,
+        params: Any,
+        opt: Mapping[str, Any],
+        state: Any = None,
+        data: Any = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Starts saving; once it returns, the arrays may be donated. False if this step is saved already.
+
+        Raises CheckpointSaveError for an earlier save that failed; called again, it saves this one.
+        """
+
+    @abc.abstractmethod
+    def restore(self, abstract: Mapping[str, Any], *, step: int | None = None) -> Restored | None:
+        """Returns the asked items, `{"params": tree}` of ShapeDtypeStructs with shardings, bit for bit as saved.
+
+        Without `step`: the newest sound one, each damaged one passed over reported as an event; None where nothing was
+        ever committed. With `step`: that one or an error. Raises CheckpointError subclasses.
+        """
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Returns when no save is under way; raises CheckpointSaveError once if the last one failed."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Waits, then releases threads; raises as `wait` does."""
