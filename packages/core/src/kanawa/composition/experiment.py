@@ -26,9 +26,15 @@ class Composition:
     config: Config
     target: Target | None = None
     rule: MeshRule | None = None
+    #: The config's model, built when the config was checked; None where it has none.
+    model: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def workload(self) -> Any:
-        """Builds the workload that the config describes."""
+        """Builds what the config describes, around the model that is built already."""
+        from kanawa.contracts import Workload
+
+        if self.model is not None and isinstance(self.config, Workload.Config):
+            return self.config.build(model=self.model)
         return self.config.build()
 
 
@@ -44,9 +50,9 @@ def compose(
     """
     name, cfg = _base(experiment)
     found = parse_target(target) if isinstance(target, str) else target
-    rule = None
+    rule, counted = None, None
     if found is not None:
-        cfg, rule = _for_target(cfg, found)
+        cfg, rule, counted = _for_target(cfg, found)
     with rewriting():
         for text in modifiers:
             modifier, values = parse_modifier(text)
@@ -56,10 +62,10 @@ def compose(
     with origin("command line", "--set"):
         for text in overrides:
             apply_override(cfg, text)
-    problems = _problems(cfg, found)
+    problems, model = _checked(cfg, found, counted)
     if problems:
         raise CompositionError([f"{name}: {problem}" for problem in problems])
-    return Composition(name, cfg, found, rule)
+    return Composition(name, cfg, found, rule, model)
 
 
 def catalogued(name: str) -> object:
@@ -87,37 +93,41 @@ def _base(experiment: str | Config) -> tuple[str, Config]:
     return experiment, cfg
 
 
-def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None]:
+def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, Any]:
+    """Returns the config for the target, the rule that made it so, and the model whose parameters the rule counted."""
     if "execution" not in cfg.fields():
-        return cfg, None
+        return cfg, None, None
     if cfg.execution.mesh is not None:
-        return cfg, None
-    rule = find_rule(target, count_parameters(cfg))
+        return cfg, None, None
+    model = cfg.model.build()
+    rule = find_rule(target, count_parameters(model))
     if rule is None:
-        return cfg, None
+        return cfg, None, model
     if target.jax_devices > 1:
         axes = {"axes": dict(rule.mesh), "dcn_axes": dcn_axes(rule, target)}
         cfg = apply_modifier(cfg, "mesh", axes, "mesh rule")
     with rewriting():
         for name, values in rule.modifiers:
             cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
-    return cfg, rule
+    return cfg, rule, model
 
 
-def count_parameters(cfg: Config) -> int:
-    """Returns the number of parameters of `cfg.model`, from its declarations alone."""
+def count_parameters(model: Any) -> int:
+    """Returns the number of parameters of a built model, from its declarations alone."""
     import jax
 
     from kanawa.arrays.spec import ParamSpec
     from kanawa.module import param_specs
 
-    specs = param_specs(cfg.model.build())
+    specs = param_specs(model)
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return sum(spec.size for spec in leaves)
 
 
-def _problems(cfg: Config, target: Target | None) -> list[str]:
+def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str], Any]:
+    """Returns all that is wrong with the config, and its model: `built` if modifiers left it as it was, else built."""
     problems: list[str] = []
+    model = None
     try:
         cfg.freeze()
     except ConfigError as error:
@@ -125,9 +135,11 @@ def _problems(cfg: Config, target: Target | None) -> list[str]:
     else:
         try:
             if "model" in cfg.fields():
-                cfg.model.build()
+                # A large model takes a second to declare: it is built again only where a modifier changed it.
+                unchanged = built is not None and built.config == cfg.model
+                model = built if unchanged else cfg.model.build()
         except KanawaError as error:
             problems.append(str(error))
     for _, found in host().collect("kanawa_config_checks", config=cfg, target=target):
         problems += found
-    return problems
+    return problems, model

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Mapping
+from typing import Any
 
 from kanawa.arrays.memory import MEMORIES
 from kanawa.arrays.precision import Precision
@@ -54,6 +55,11 @@ class Workload(Configurable):
         model: Model.Config = REQUIRED
         precision: PrecisionConfig = PrecisionConfig()
         execution: ExecutionConfig = ExecutionConfig()
+
+    def __init__(self, cfg: Any, *, model: Model | None = None) -> None:
+        """Builds `cfg.model`, unless it is handed over because a composition built and checked it already."""
+        super().__init__(cfg)
+        self.model: Model = cfg.model.build() if model is None else model
 
     @abc.abstractmethod
     def programs(self, environment: Environment) -> Mapping[str, Program]:

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
+from kanawa.composition.prepare import prepare
 from kanawa.contracts import Environment, Program
-from kanawa.errors import KanawaError, TargetError, UsageError, did_you_mean
+from kanawa.errors import KanawaError, TargetError
 from kanawa.plugins import host
 
 from kanawa_parallel.plan.serving import DECODE, decode_program
@@ -178,11 +179,7 @@ def _program(composition: Composition, env: Environment, name: str) -> Program:
     """Returns the workload's program of that name, or the decoding step of its model; raises UsageError."""
     if name == DECODE:
         return decode_program(composition.config, env)
-    programs = composition.workload().programs(env)
-    if name not in programs:
-        message = f"no program {name!r}{did_you_mean(name, programs)}"
-        raise UsageError(message)
-    return programs[name]
+    return prepare(composition, where=env).program(name)
 
 
 @contextlib.contextmanager

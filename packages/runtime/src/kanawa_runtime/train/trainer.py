@@ -20,6 +20,7 @@ from kanawa.contracts import (
     GradientStrategy,
     Loader,
     LossProgram,
+    Model,
     ModelLoss,
     Program,
     Service,
@@ -68,9 +69,8 @@ class Trainer(Workload):
             sizes = {"batch_size": self.batch_size, "steps": self.steps}
             return [f"{k} is {v}, expected at least 1" for k, v in sizes.items() if v < 1]
 
-    def __init__(self, cfg: Config) -> None:
-        super().__init__(cfg)
-        self.model = cfg.model.build()
+    def __init__(self, cfg: Config, *, model: Model | None = None) -> None:
+        super().__init__(cfg, model=model)
         self.specs = param_specs(self.model)
         self.state_specs = state_specs(self.model)
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)

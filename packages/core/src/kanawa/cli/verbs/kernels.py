@@ -32,15 +32,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from kanawa.composition.environment import environment
-    from kanawa.errors import UsageError, did_you_mean
+    from kanawa.composition.prepare import prepare
 
     composition = compose_from(args, on=args.on or "cpu")
-    programs = composition.workload().programs(environment(composition, "abstract"))
-    if args.program not in programs:
-        message = f"no program {args.program!r}{did_you_mean(args.program, programs)}"
-        raise UsageError(message)
-    choices = programs[args.program].kernels()
+    choices = prepare(composition, "abstract").program(args.program).kernels()
     if args.json:
         write_json([choice.as_json() for choice in choices])
         return 0
