@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
+import tiny_lm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugins" / "kanawa-example-layer"
@@ -26,7 +27,8 @@ class Installation:
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         """Runs the command line in the folder; the caller looks at the exit code."""
         # Test modules ask XLA for eight devices of their own process; a user's has one.
-        environment = {**os.environ, "PYTHONPATH": str(self.plugins), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        path = os.pathsep.join([str(self.plugins), tiny_lm.FOLDER])
+        environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         command = [str(pathlib.Path(sys.executable).with_name("kanawa")), *arguments]
         return subprocess.run(
             command,

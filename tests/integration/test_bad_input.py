@@ -72,19 +72,19 @@ def test_an_empty_corpus(installation):
 
 
 def test_damaged_config_leaves_checkpoints_alone(installation):
-    assert installation.run("train", "tiny", "--run", "run", "--steps", "5").returncode == 0
+    assert installation.run("train", "tiny-lm", "--run", "run", "--steps", "5").returncode == 0
     path = installation.folder / "run" / "config.json"
     path.write_text(path.read_text()[:100])
-    done = installation.run("train", "tiny", "--run", "run", "--steps", "9")
+    done = installation.run("train", "tiny-lm", "--run", "run", "--steps", "9")
     assert done.returncode == 2
     assert "its checkpoints are intact (steps [5])" in done.stderr
 
 
 def test_a_run_of_a_newer_version(installation):
-    assert installation.run("train", "tiny", "--run", "run", "--steps", "5").returncode == 0
+    assert installation.run("train", "tiny-lm", "--run", "run", "--steps", "5").returncode == 0
     path = installation.folder / "run" / "plugins.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "format": 99}))
-    done = installation.run("train", "tiny", "--run", "run", "--steps", "9")
+    done = installation.run("train", "tiny-lm", "--run", "run", "--steps", "9")
     assert done.returncode == 2
     assert "Upgrade kanawa-runtime" in done.stderr

@@ -11,18 +11,19 @@ import time
 
 import numpy as np
 import pytest
+import tiny_lm
 
 STEPS = 40
 
 
 def command(run, *options):
     kanawa = str(pathlib.Path(sys.executable).with_name("kanawa"))
-    return [kanawa, "train", "tiny", "--run", str(run), "--steps", str(STEPS), *options]
+    return [kanawa, "train", "tiny-lm", "--run", str(run), "--steps", str(STEPS), *options]
 
 
 def environment(devices):
     flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": tiny_lm.FOLDER}
 
 
 def start(run, devices, *options):

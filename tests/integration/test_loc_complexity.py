@@ -17,11 +17,11 @@ from kanawa.composition.modifiers import configured, parse_modifier
 from kanawa.config.rewrite import RewriteError
 from kanawa.contracts import Batch, Environment
 from kanawa.plugins import PluginHost, host, set_host
-from kanawa.testing.tiny import CountingTokens
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
 from kanawa_runtime.train.trainer import Trainer
+from tiny_lm import CountingTokens
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -42,7 +42,7 @@ def test_a_plan_as_json_with_a_picture(installation):
 @pytest.mark.nightly
 def test_targets_are_compared_by_time_and_cost(installation):
     (installation.folder / "prices.toml").write_text("cpu = 0.1\n")
-    done = installation.run("plan", "tiny", "--on", "cpu,cpu-8", "--compare", "--prices", "prices.toml")
+    done = installation.run("plan", "tiny-lm", "--on", "cpu,cpu-8", "--compare", "--prices", "prices.toml")
     assert done.returncode == 0, done.stderr
     assert "by time" in done.stdout
     assert "by cost: cpu " in done.stdout
@@ -50,13 +50,13 @@ def test_targets_are_compared_by_time_and_cost(installation):
 
 @pytest.mark.nightly
 def test_a_saved_program_warms_a_run(installation, monkeypatch):
-    done = installation.run("plan", "tiny", "--on", "cpu-8", "--save", "saved")
+    done = installation.run("plan", "tiny-lm", "--on", "cpu-8", "--save", "saved")
     assert done.returncode == 0, done.stderr
     kept = {p.name for p in (installation.folder / "saved").glob("jit_train_step-*-cache")}
     assert kept
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(installation.folder / "saved"))
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
-    done = installation.run("train", "tiny", "--on", "cpu-8", "--run", "run", "--steps", "1")
+    done = installation.run("train", "tiny-lm", "--on", "cpu-8", "--run", "run", "--steps", "1")
     assert done.returncode == 0, done.stderr
     assert {p.name for p in (installation.folder / "saved").glob("jit_train_step-*-cache")} == kept
 
@@ -64,16 +64,16 @@ def test_a_saved_program_warms_a_run(installation, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["plan", "tiny"], ["plan needs a target: --on"]),
+        (["plan", "tiny-lm"], ["plan needs a target: --on"]),
         (["plan", "tinny", "--on", "cpu-8"], ["did you mean 'tiny'"]),
         (
-            ["plan", "tiny", "--on", "v9-8,v5p-7,cpu-8", "--set", "model.input_dim=12", "--set", "batch_size=9"],
+            ["plan", "tiny-lm", "--on", "v9-8,v5p-7,cpu-8", "--set", "model.input_dim=12", "--set", "batch_size=9"],
             ["unknown device 'v9'", "v5p-7", "--on cpu-8", "model.input_dim", "batch_size"],
         ),
-        (["plan", "tiny", "--on", "cpu-8", "--modify", 'mesh:axes={"fsdp":16}'], ["execution.mesh.axes", "8"]),
-        (["plan", "tiny", "--on", "cpu-8", "--modify", 'mesh:axes={"fdsp":-1}'], ["'fdsp'", "did you mean 'fsdp'"]),
-        (["plan", "tiny", "--on", "cpu", "--prices", "none.toml"], ["none.toml", "expected device names to prices"]),
-        (["plan", "tiny", "--on", "h100-8,v5p-8"], ["kanawa-backends-gpu[compile]", "kanawa-backends-tpu[tpu]"]),
+        (["plan", "tiny-lm", "--on", "cpu-8", "--modify", 'mesh:axes={"fsdp":16}'], ["execution.mesh.axes", "8"]),
+        (["plan", "tiny-lm", "--on", "cpu-8", "--modify", 'mesh:axes={"fdsp":-1}'], ["'fdsp'", "did you mean 'fsdp'"]),
+        (["plan", "tiny-lm", "--on", "cpu", "--prices", "none.toml"], ["none.toml", "expected device names to prices"]),
+        (["plan", "tiny-lm", "--on", "h100-8,v5p-8"], ["kanawa-backends-gpu[compile]", "kanawa-backends-tpu[tpu]"]),
     ],
     ids=lambda value: " ".join(value)[5:60] if isinstance(value, list) else None,
 )
@@ -95,7 +95,7 @@ def test_what_cannot_fit_says_so_and_its_first_suggestion_does_fit(installation)
     """A batch whose activations are some ten times what an eighth of this machine's memory holds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     rows = 2 ** round(math.log2(memory / 1500))
-    plan = installation.json("plan", "tiny", "--on", "cpu-8", "--set", f"batch_size={rows}")
+    plan = installation.json("plan", "tiny-lm", "--on", "cpu-8", "--set", f"batch_size={rows}")
     assert not plan["fits"]
     assert plan["memory_per_device_bytes"] > plan["memory_limit_bytes"]
     first = plan["suggestions"][0]

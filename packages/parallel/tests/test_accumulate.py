@@ -8,8 +8,8 @@ import pytest
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Batch
 from kanawa.errors import ConfigError
-from kanawa.testing.tiny import TinyLM
 from kanawa_parallel.accumulate import Accumulate
+from tiny_lm import TinyLM
 
 MODEL = TinyLM.Config().build()
 PARAMS = kn.initialize(MODEL, jax.random.key(0))

@@ -3,13 +3,13 @@
 import kanawa as kn
 import pytest
 from kanawa.contracts import ExecutionConfig, FeedForward
-from kanawa.testing.tiny import TinyLM
 from kanawa_parallel.divisibility import mesh_problems
 from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.ring import RingAttention
 from kanawa_parallel.strategies.tensor import TensorParallel
+from tiny_lm import TinyLM
 
 
 class Rows(kn.Config):

@@ -13,7 +13,6 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Batch, ModelLoss, Sequences
 from kanawa.errors import ConfigError, ShardingError
 from kanawa.module import param_specs
-from kanawa.testing.tiny import TinyLM
 from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from kanawa_parallel.pipeline.stack import PipelinedStack
@@ -21,6 +20,7 @@ from kanawa_parallel.remat.policies import FullRemat
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.pipeline import Pipeline
 from stacked_model import StackedLM, SumBlock
+from tiny_lm import TinyLM
 
 ROWS, LENGTH = 8, 6
 STRATEGIES = (Pipeline.Config().build(), FSDP.Config().build())

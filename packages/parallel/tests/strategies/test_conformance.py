@@ -2,17 +2,23 @@
 
 from typing import ClassVar
 
-from kanawa.contracts import MeshBuilder, Strategy
-from kanawa.testing.strategy import StrategyConformance
+from kanawa.contracts import CausalLM, MeshBuilder, Strategy
+from kanawa.testing.strategy import StrategyConformance as Kit
 from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.strategies.data import DataParallel
 from kanawa_parallel.strategies.expert import ExpertParallel
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.ring import RingAttention
 from kanawa_parallel.strategies.tensor import TensorParallel
+from tiny_lm import TinyLM
 
 
-class TestDataParallel(StrategyConformance):
+class OnTinyLM(Kit):
+    def model(self) -> CausalLM:
+        return TinyLM.Config(input_dim=16, vocab_size=64).build()
+
+
+class TestDataParallel(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (DataParallel.Config().build(),)
 
@@ -20,7 +26,7 @@ class TestDataParallel(StrategyConformance):
         return StandardMesh.Config(axes={"data": -1}).build()
 
 
-class TestFSDP(StrategyConformance):
+class TestFSDP(OnTinyLM):
     sharded: ClassVar[tuple[str, ...]] = ("table", "layer.feed_forward.up", "layer.feed_forward.down")
 
     def strategies(self) -> tuple[Strategy, ...]:
@@ -30,7 +36,7 @@ class TestFSDP(StrategyConformance):
         return StandardMesh.Config(axes={"fsdp": 8}).build()
 
 
-class TestHybrid(StrategyConformance):
+class TestHybrid(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (FSDP.Config().build(),)
 
@@ -38,7 +44,7 @@ class TestHybrid(StrategyConformance):
         return StandardMesh.Config(axes={"data": 2, "fsdp": 4}).build()
 
 
-class TestTensor(StrategyConformance):
+class TestTensor(OnTinyLM):
     """Heads, width and vocabulary over tensor; the rest of each parameter over fsdp."""
 
     sharded: ClassVar[tuple[str, ...]] = ("table", "layer.feed_forward.up", "layer.feed_forward.down")
@@ -50,7 +56,7 @@ class TestTensor(StrategyConformance):
         return StandardMesh.Config(axes={"fsdp": 4, "tensor": 2}).build()
 
 
-class TestContext(StrategyConformance):
+class TestContext(OnTinyLM):
     """A model without attention: the compiler splits its sequences by the rules alone."""
 
     def strategies(self) -> tuple[Strategy, ...]:

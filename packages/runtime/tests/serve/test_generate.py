@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import UsageError
-from kanawa.testing.tiny import TinyLM
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.healing import first_tokens, heal
 from kanawa_runtime.serve.sampling import Sampling, SamplingConfig, sample
+from tiny_lm import TinyLM
 
 MODEL = TinyLM.Config().build()
 PARAMS = kn.initialize(MODEL, jax.random.key(3))

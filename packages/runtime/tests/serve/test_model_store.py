@@ -10,12 +10,11 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
 from kanawa.contracts import StoredModel
 from kanawa.errors import UsageError
-from kanawa.testing.tiny import TinyLM
-from kanawa_runtime.experiments.tiny import tiny
 from kanawa_runtime.serve.imported import place, stored_model
 from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.train.loop import Loop
+from tiny_lm import TinyLM, tiny
 
 
 @pytest.fixture(scope="module")

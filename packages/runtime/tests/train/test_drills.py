@@ -9,16 +9,17 @@ import sys
 import time
 
 import pytest
+import tiny_lm
 from kanawa_runtime.train.events import read_events, step_records
 
 STEPS = 300
-COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny"]
+COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm"]
 OPTIONS = ["--steps", str(STEPS), "--set", "checkpoints.every_steps=40"]
 
 
 def environment():
     clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return {**clean, "JAX_PLATFORMS": "cpu"}
+    return {**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER}
 
 
 def start(run, *options):
@@ -142,7 +143,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path):
         "from kanawa.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", limited, "train", "tiny", "--run", str(run), "--steps", "60"],
+        [sys.executable, "-c", limited, "train", "tiny-lm", "--run", str(run), "--steps", "60"],
         env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode != 0

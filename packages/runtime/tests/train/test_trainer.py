@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.contracts import Batch, Environment
-from kanawa.testing.tiny import CountingTokens, TinyLM
 from kanawa_runtime.learn.adafactor import Adafactor
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
 from kanawa_runtime.learn.schedules import Constant
 from kanawa_runtime.train.trainer import Trainer
+from tiny_lm import CountingTokens, TinyLM
 
 
 def config(**changes):

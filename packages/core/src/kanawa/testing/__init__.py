@@ -1,4 +1,4 @@
-"""The conformance kit: one base class a contract, and a tiny model made of core code alone.
+"""The conformance kit: one base class a contract.
 
 Import from the files themselves; importing this package costs nothing.
 """

@@ -12,7 +12,7 @@ from typing import Any
 from kanawa.errors import CompositionError, KanawaError, UsageError
 from kanawa.plugins import Command
 
-_EXAMPLE = """kanawa plan tiny --on cpu-8
+_EXAMPLE = """kanawa plan quickstart --on cpu-8
 kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
 kanawa plan llama2-7b --on v5p-512,h100-256 --compare --prices prices.toml
 kanawa plan quickstart --on cpu-8 --picture mesh.svg --json"""

@@ -58,14 +58,26 @@ class Use$class_name(kn.Modifier):
 _TESTS = '''"""The plugin passes the kit that Kanawa's own packages pass."""
 
 import jax
-from kanawa.contracts import Sequences
+import kanawa as kn
+from kanawa.contracts import FeedForward, Sequences
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa.testing.plugin import PluginConformance
-from kanawa.testing.tiny import TinyLM
 
 from $package.layer import $class_name
 from $package.modifier import Use$class_name
+
+
+class Unchanged(FeedForward):
+    def forward(self, x, sequences):
+        return x
+
+
+class Model(kn.Module):
+    """Has a feed-forward, which is all that the modifier looks for."""
+
+    class Config(kn.Module.Config):
+        feed_forward: FeedForward.Config = Unchanged.Config(hidden_dim=16)
 
 
 class TestPlugin(PluginConformance):
@@ -81,13 +93,13 @@ class Test$class_name(LayerConformance):
 
 
 class TestUse$class_name(ModifierConformance):
-    touches = ("layer.feed_forward", "layer.feed_forward.**")
+    touches = ("feed_forward", "feed_forward.**")
 
     def modifier(self):
         return Use$class_name.Config().build()
 
     def config(self):
-        return TinyLM.Config()
+        return Model.Config()
 '''
 
 KIND = Kind(

@@ -27,11 +27,24 @@ class $class_name(kn.Modifier):
 
 _TESTS = '''"""The plugin passes the kit that Kanawa's own packages pass."""
 
+import kanawa as kn
+from kanawa.contracts import FeedForward
 from kanawa.testing.modifier import ModifierConformance
 from kanawa.testing.plugin import PluginConformance
-from kanawa.testing.tiny import TinyLM
 
 from $package.modifier import $class_name
+
+
+class Unchanged(FeedForward):
+    def forward(self, x, sequences):
+        return x
+
+
+class Model(kn.Module):
+    """Has a feed-forward, which is all that the modifier looks for."""
+
+    class Config(kn.Module.Config):
+        feed_forward: FeedForward.Config = Unchanged.Config(hidden_dim=16)
 
 
 class TestPlugin(PluginConformance):
@@ -39,16 +52,16 @@ class TestPlugin(PluginConformance):
 
 
 class Test$class_name(ModifierConformance):
-    touches = ("layer.feed_forward.hidden_dim",)
+    touches = ("feed_forward.hidden_dim",)
 
     def modifier(self):
         return $class_name.Config(factor=3).build()
 
     def config(self):
-        return TinyLM.Config()
+        return Model.Config()
 
     def test_sizes_are_multiplied(self):
-        assert self.modifier()(self.config()).layer.feed_forward.hidden_dim == 48
+        assert self.modifier()(self.config()).feed_forward.hidden_dim == 48
 '''
 
 KIND = Kind(

@@ -1,22 +1,27 @@
-"""A language model and a data source of core code alone, so that runtime and parallel can be tested on their own.
+"""A language model and a data source of core code alone, so that each package can be tested without the others.
+
+pytest.ini puts this folder on the path, and the metadata beside this file makes it a plugin: the experiment "tiny-lm".
+Processes that a test starts find it with `PYTHONPATH=FOLDER`.
 
 The model has every feature the contracts speak of and nothing else: stacked layers, state-free caches (a running
 sum), remat tags, metrics and a loss. It learns, but that is not its purpose.
 """
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-
 from kanawa.arrays.constrain import constrain
 from kanawa.arrays.init import normal, zeros
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import FROM_PARENT
+from kanawa.config import FROM_PARENT, Config
 from kanawa.contracts import Batch, CausalLM, DataSource, FeedForward, Sequences
 from kanawa.module import Mean, Module, nowrap, scan, unstack
+
+FOLDER = str(Path(__file__).parent)
 
 
 class TinyFeedForward(FeedForward):
@@ -171,6 +176,18 @@ class CountingTokens(DataSource):
         }
 
 
-def tiny_model(vocab_size: int = 64) -> TinyLM.Config:
-    """Returns the tiny model's config, as a `models` component would."""
-    return TinyLM.Config(vocab_size=vocab_size)
+def tiny() -> Config:
+    """Returns the experiment: 100 steps of 8 rows of 16 tokens, saved every 20."""
+    from kanawa_runtime.learn.learner import Learner
+    from kanawa_runtime.learn.schedules import Constant
+    from kanawa_runtime.train.policies import CheckpointPolicy
+    from kanawa_runtime.train.trainer import Trainer
+
+    return Trainer.Config(
+        model=TinyLM.Config(),
+        data=CountingTokens.Config(),
+        batch_size=8,
+        steps=100,
+        learner=Learner.Config(schedule=Constant.Config(peak=3e-2)),
+        checkpoints=CheckpointPolicy(every_steps=20),
+    )
