@@ -7,7 +7,7 @@ import pytest
 from kanawa.composition.prepare import prepare
 from kanawa.contracts import Program, Workload
 from kanawa.errors import UsageError
-from kanawa.testing.tiny import TinyLM
+from tiny_lm import TinyLM
 
 
 class Counted(TinyLM):

@@ -212,3 +212,26 @@ def test_a_new_host_is_asked_anew(install):
     install(a={})
     with pytest.raises(KernelError, match="no installed kernel"):
         attention(x, x, x)
+
+
+def test_a_strangers_platform_is_read_from_its_device(monkeypatch):
+    """jax 0.10.0's abstract devices have a kind and no platform."""
+    from types import SimpleNamespace
+
+    from kanawa.kernels import platform
+    from kanawa.plugins import DeviceSpec
+
+    abacus = DeviceSpec(
+        name="abacus",
+        platform="beads",
+        memory_bytes=1,
+        memory_bandwidth=1.0,
+        link_bandwidth=1.0,
+        network_bandwidth=1.0,
+        chips_per_host=1,
+        source="a shop",
+    )
+    mesh = SimpleNamespace(abstract_device=SimpleNamespace(device_kind="Abacus 3"))
+    monkeypatch.setattr(platform.jax.sharding, "get_abstract_mesh", lambda: mesh)
+    monkeypatch.setattr(platform, "device_spec_of_kind", {"Abacus 3": abacus}.get)
+    assert platform.current_platform() == ("beads", "Abacus 3")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kanawa.errors import KernelError, PluginError, did_you_mean
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operation
-from kanawa.kernels.platform import current_platform, device_spec
+from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import refuse
+from kanawa.plugins.devices import device_spec_of_kind
 
 if TYPE_CHECKING:
     from kanawa.arrays.plan import KernelPolicy
@@ -61,7 +62,7 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
         problem=problem,
         split_error=split_error,
         platform=platform,
-        device=device_spec(everyone, kind),
+        device=None if kind is None else device_spec_of_kind(kind),
         policy=current_plan().kernels,
         installed=installed,
     )
