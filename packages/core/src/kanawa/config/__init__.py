@@ -30,6 +30,8 @@ from kanawa.config.record import UnknownFieldError as UnknownFieldError
 from kanawa.config.rewrite import RewriteError as RewriteError
 from kanawa.config.rewrite import replace as replace
 from kanawa.config.rewrite import rewriting as rewriting
+from kanawa.config.roles import AbstractRoleError as AbstractRoleError
+from kanawa.config.roles import set_role_fillers as set_role_fillers
 from kanawa.config.schema import Field as Field
 from kanawa.config.schema import SchemaError as SchemaError
 from kanawa.config.sentinels import ABSENT as ABSENT

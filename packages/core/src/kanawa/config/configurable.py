@@ -1,16 +1,20 @@
 """Configurable: a class whose constructor takes its nested Config."""
 
-from typing import Any
+import abc
+from typing import Any, ClassVar, Self
 
 from kanawa.config.record import Config as Record
+from kanawa.config.roles import refuse_role
 from kanawa.config.schema import SchemaError
 from kanawa.errors import ConfigError
 
 
-class Configurable:
+class Configurable(abc.ABC):  # noqa: B024 (what is abstract, subclasses say)
     """A class with a nested `Config`; one that adds no fields gets its parent's, as its own class.
 
-    The config that built an object is `self.config`, frozen.
+    The config that built an object is `self.config`, frozen. A class with abstract methods is a role: building it is
+    an error that names what fills it. A role whose methods all have defaults says so: `class Positions(Module,
+    abstract=True)`. Its subclasses are implementations unless they say so too.
     """
 
     class Config(Record):
@@ -18,6 +22,13 @@ class Configurable:
 
     # The declared type is the base record: each class narrows it.
     config: Any
+
+    _abstract: ClassVar[bool] = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raises AbstractRoleError for a role."""
+        refuse_role(cls)
+        return super().__new__(cls)
 
     def __init__(self, cfg: Record, **runtime: Any) -> None:
         if runtime:
@@ -34,8 +45,9 @@ class Configurable:
             raise ConfigError(message)
         self.config = cfg if cfg.is_frozen else cfg.clone().freeze()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._abstract = abstract
         own: Any = vars(cls).get("Config")
         parents = _parent_configs(cls)
         if own is None or (isinstance(own, type) and "_target" in vars(own)):

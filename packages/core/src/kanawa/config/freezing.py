@@ -4,6 +4,7 @@ from typing import Any
 
 from kanawa.config.admit import FieldTypeError
 from kanawa.config.paths import join_path
+from kanawa.config.roles import is_role, role_problem
 from kanawa.config.sentinels import REQUIRED, SentinelError
 from kanawa.config.traverse import walk_keys
 from kanawa.config.values import ATOMS, Node
@@ -30,12 +31,15 @@ def freeze_tree(root: Any) -> None:
 
 
 def _problems(node: Any, path: str) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     prefix = f"{path}." if path else ""
+    target = node._target
+    if target is not None and is_role(target):
+        problems.append(f"{path}: {role_problem(target)}" if path else role_problem(target))
     for name, field in node.fields().items():
         value = vars(node)[name]
         if value is REQUIRED:
-            found.append(f"{prefix}{name} is REQUIRED and not set ({field.label})")
+            problems.append(f"{prefix}{name} is REQUIRED and not set ({field.label})")
         elif type(value) in ATOMS or isinstance(value, Node):
             continue
         else:
@@ -43,8 +47,8 @@ def _problems(node: Any, path: str) -> list[str]:
             try:
                 field.admit(value, where=prefix + name, copy=False)
             except FieldTypeError as error:
-                found.append(str(error))
-    return found + _own_check(node, path)
+                problems.append(str(error))
+    return problems + _own_check(node, path)
 
 
 def _own_check(node: Any, path: str) -> list[str]:

@@ -10,7 +10,7 @@ from kanawa.config.record import Config
 from kanawa.config.rewrite import acting
 
 
-class Modifier(Configurable, abc.ABC):
+class Modifier(Configurable):
     """Rewrites a config: changes it in place or returns another one.
 
     While it runs, replacements are made in its name, so that two modifiers that replace the same

@@ -7,6 +7,7 @@ from kanawa.config import traverse
 from kanawa.config.freezing import freeze_tree
 from kanawa.config.origin import Origin, caller, current_stage
 from kanawa.config.paths import join_path
+from kanawa.config.roles import refuse_role
 from kanawa.config.schema import (
     Field,
     Schema,
@@ -151,18 +152,15 @@ class Config(Node):
         _slot(self, "_frozen", True)
 
     def build(self, **runtime: Any) -> Any:
-        """Returns the configured object, made from a frozen copy and the runtime arguments."""
+        """Returns the configured object, made from a frozen copy and the runtime arguments.
+
+        Raises AbstractRoleError for a role, and what `freeze` raises.
+        """
         target = self._target
         if target is None:
             message = f"{type(self).__qualname__} is a plain record: there is nothing to build"
             raise ConfigError(message)
-        missing = sorted(getattr(target, "__abstractmethods__", ()))
-        if missing:
-            message = (
-                f"{target.__qualname__} is a role, not an implementation (abstract: "
-                f"{', '.join(missing)}); use the Config of a class that implements it"
-            )
-            raise ConfigError(message)
+        refuse_role(target)
         return target(self if self._frozen else self.clone().freeze(), **runtime)
 
     # Provenance

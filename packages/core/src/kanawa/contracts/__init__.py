@@ -1,5 +1,6 @@
 """The abstract modules and records in which packages meet; import them from their own file or from here."""
 
+from kanawa.config import set_role_fillers
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
 from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
@@ -52,3 +53,7 @@ from kanawa.contracts.weights import WeightForm as WeightForm
 from kanawa.contracts.workload import ExecutionConfig as ExecutionConfig
 from kanawa.contracts.workload import PrecisionConfig as PrecisionConfig
 from kanawa.contracts.workload import Workload as Workload
+from kanawa.plugins.fillers import fillers
+
+# Whoever builds a role has imported it from here; config, which raises the error, can't import the catalog.
+set_role_fillers(fillers)

@@ -32,7 +32,7 @@ class Norm(Module):
         """Returns an array of `x`'s shape and dtype; statistics are taken in fp32."""
 
 
-class Positions(Module):
+class Positions(Module, abstract=True):
     """Tells a model where tokens are. An implementation overrides the parts it acts on; the rest do nothing."""
 
     class Config(Module.Config):

@@ -77,7 +77,7 @@ class Adapter(Module):
         """Returns the one dense weight that does the same; `params` are the adapter's own, unstacked."""
 
 
-class Weighted(Module):
+class Weighted(Module, abstract=True):
     """A module whose weights may be kept in another form. `setup` must call `super().setup()` first."""
 
     class Config(Module.Config):

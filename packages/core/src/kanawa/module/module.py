@@ -40,7 +40,7 @@ def nowrap(method: F) -> F:
     return method
 
 
-class Module(Configurable):
+class Module(Configurable, abstract=True):
     """A node of the model tree. Subclasses implement `setup` and public methods, usually `forward`."""
 
     class Config(Configurable.Config):

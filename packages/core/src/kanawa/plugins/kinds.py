@@ -7,27 +7,37 @@ from collections.abc import Iterable
 from kanawa.errors import PluginError
 from kanawa.plugins.records import Kind
 
+_LAYERS, _PARALLEL, _RUNTIME = "kanawa-layers", "kanawa-parallel", "kanawa-runtime"
 _CALLABLE = "collections.abc:Callable"
 CORE_KINDS = (
-    Kind("layers", "modules of a model", subclass_of="kanawa.config:Configurable"),
-    Kind("models", "functions that return a model's config", instance_of=_CALLABLE),
+    Kind("layers", "modules of a model", subclass_of="kanawa.config:Configurable", home=_LAYERS),
+    Kind("models", "functions that return a model's config", instance_of=_CALLABLE, home=_LAYERS),
     Kind("kernels", "implementations of operations", subclass_of="kanawa.kernels:Kernel"),
-    Kind("strategies", "ways to use a mesh axis", subclass_of="kanawa.contracts:Strategy"),
-    Kind("modifiers", "rewrites of a config", subclass_of="kanawa.config:Modifier"),
-    Kind("optimizers", "update rules", subclass_of="kanawa.contracts:Optimizer"),
-    Kind("schedules", "learning rates over steps", subclass_of="kanawa.contracts:ScheduleFactory"),
-    Kind("gradients", "ways to get gradients of a loss", subclass_of="kanawa.contracts:GradientStrategy"),
-    Kind("meshes", "arrangements of devices", subclass_of="kanawa.contracts:MeshBuilder"),
-    Kind("remat", "what the backward pass keeps: policies, or functions that return one", instance_of=_CALLABLE),
+    Kind("strategies", "ways to use a mesh axis", subclass_of="kanawa.contracts:Strategy", home=_PARALLEL),
+    Kind("modifiers", "rewrites of a config", subclass_of="kanawa.config:Modifier", home=_LAYERS),
+    Kind("optimizers", "update rules", subclass_of="kanawa.contracts:Optimizer", home=_RUNTIME),
+    Kind("schedules", "learning rates over steps", subclass_of="kanawa.contracts:ScheduleFactory", home=_RUNTIME),
+    Kind(
+        "gradients", "ways to get gradients of a loss", subclass_of="kanawa.contracts:GradientStrategy", home=_RUNTIME
+    ),
+    Kind("meshes", "arrangements of devices", subclass_of="kanawa.contracts:MeshBuilder", home=_PARALLEL),
+    Kind(
+        "remat",
+        "what the backward pass keeps: policies, or functions that return one",
+        instance_of=_CALLABLE,
+        makes="kanawa.contracts:RematPolicy",
+        home=_PARALLEL,
+    ),
     Kind("masks", "predicates that an attention mask may name", instance_of=_CALLABLE),
-    Kind("caches", "keys and values kept while decoding", subclass_of="kanawa.contracts:Cache"),
-    Kind("data", "sources of training rows", subclass_of="kanawa.contracts:DataSource"),
-    Kind("tokenizers", "text to token ids and back", instance_of=_CALLABLE),
-    Kind("services", "observers of a run", subclass_of="kanawa.contracts:Service"),
-    Kind("checkpointers", "ways to save and restore a run", subclass_of="kanawa.contracts:Checkpointer"),
-    Kind("loaders", "rows to batches, read ahead", subclass_of="kanawa.contracts:Loader"),
-    Kind("experiments", "functions that return a workload's config", instance_of=_CALLABLE),
-    Kind("model_stores", "ways to keep models in a folder", subclass_of="kanawa.contracts:ModelStore"),
+    Kind("caches", "keys and values kept while decoding", subclass_of="kanawa.contracts:Cache", home=_LAYERS),
+    Kind("workloads", "programs over a model", subclass_of="kanawa.contracts:Workload", home=_RUNTIME),
+    Kind("data", "sources of training rows", subclass_of="kanawa.contracts:DataSource", home=_RUNTIME),
+    Kind("tokenizers", "text to token ids and back", instance_of=_CALLABLE, home=_RUNTIME),
+    Kind("services", "observers of a run", subclass_of="kanawa.contracts:Service", home=_RUNTIME),
+    Kind("checkpointers", "ways to save and restore a run", subclass_of="kanawa.contracts:Checkpointer", home=_RUNTIME),
+    Kind("loaders", "rows to batches, read ahead", subclass_of="kanawa.contracts:Loader", home=_RUNTIME),
+    Kind("experiments", "functions that return a workload's config", instance_of=_CALLABLE, home=_RUNTIME),
+    Kind("model_stores", "ways to keep models in a folder", subclass_of="kanawa.contracts:ModelStore", home=_RUNTIME),
 )
 
 

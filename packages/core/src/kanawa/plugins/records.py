@@ -177,18 +177,22 @@ class Kind:
         help: one line, for `kanawa list`.
         subclass_of: "module:object" of the class that its components derive from; empty for none.
         instance_of: "module:object" of the class that its components are instances of; empty for none.
+        makes: "module:object" of the class whose config its components return where they are functions; empty for none.
+        home: the distribution that brings the first of them, to be named where none is installed; empty for none.
     """
 
     name: str
     help: str
     subclass_of: str = ""
     instance_of: str = ""
+    makes: str = ""
+    home: str = ""
 
     def __post_init__(self) -> None:
         """Refuses a name that can't be a group's, and a role that can't be imported; raises ValueError."""
         good = re.fullmatch(r"[a-z][a-z0-9_]*", self.name) is not None
         _require(good, f"kind {self.name!r}: expected small letters, digits and underscores")
-        for role in filter(None, (self.subclass_of, self.instance_of)):
+        for role in filter(None, (self.subclass_of, self.instance_of, self.makes)):
             _require(valid_value(role), f"kind {self.name}: role {role!r} is not module:object")
 
 
