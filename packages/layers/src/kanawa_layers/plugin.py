@@ -5,9 +5,13 @@ from kanawa.plugins import Command, Kind, hookimpl
 
 @hookimpl
 def kanawa_kinds() -> list[Kind]:
-    """Returns the kind under which Hugging Face's model types are looked up."""
-    family = "kanawa.contracts:ForeignFamily"
-    return [Kind("hf_families", "Hugging Face model types, read and written", instance_of=family)]
+    """Returns the kinds of activations, and of what Hugging Face's configs name."""
+    family, function = "kanawa.contracts:ForeignFamily", "collections.abc:Callable"
+    return [
+        Kind("activations", "functions between the projections of a feed-forward", instance_of=function),
+        Kind("hf_families", "Hugging Face model types, read and written", instance_of=family),
+        Kind("hf_activations", "activations by the names of Hugging Face configs", instance_of=function),
+    ]
 
 
 @hookimpl

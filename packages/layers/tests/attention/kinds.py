@@ -54,6 +54,7 @@ ATTENTIONS = {
     "relative": grouped(positions=RelativeBias.Config(num_buckets=8, max_distance=10), window=4),
     "sigmoid": grouped(dot_product=SigmoidDotProduct.Config(length=8)),
     "latent": latent(),
+    "latent-window": latent(window=3, gate=ElementwiseGate.Config(), sinks=LearnedSinks.Config()),
     "latent-low-rank": latent(query_rank=9, query_down=Linear.Config(bias=True)),
 }
 

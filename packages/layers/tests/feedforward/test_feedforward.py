@@ -8,7 +8,7 @@ import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import ConfigError
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.feedforward.activations import gelu_exact, gelu_tanh, linear, quick_gelu, squared_relu
+from kanawa_layers.feedforward.activations import gelu_exact, gelu_tanh, identity, quick_gelu, squared_relu
 from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.gating import ClampedProduct, Product
@@ -60,7 +60,7 @@ def test_fused_equals_separate_projections():
 
 
 def test_a_pair_of_activations():
-    cfg = GatedFeedForward.Config(activation=linear, gating=Product.Config(up_activation=jnp.tanh))
+    cfg = GatedFeedForward.Config(activation=identity, gating=Product.Config(up_activation=jnp.tanh))
     params = drawn(cfg)
     p, x = arrays(params), np.asarray(X, np.float64)
     hidden = x @ p["gate"]["weight"] * np.tanh(x @ p["up"]["weight"])

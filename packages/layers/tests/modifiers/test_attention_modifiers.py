@@ -11,12 +11,13 @@ from kanawa.contracts import SequenceMixer
 from kanawa.errors import ConfigError
 from kanawa.plugins import host
 from kanawa.testing.modifier import ModifierConformance
+from kanawa_layers.attention.latent import LatentAttention
 from kanawa_layers.attention.masks import Chunked
 from kanawa_layers.attention.ring_cache import RingCache
 from kanawa_layers.modifiers.attention_bias import AttentionBias
 from kanawa_layers.modifiers.attention_gate import AttentionGate
 from kanawa_layers.modifiers.attention_heads import KeyValueHeads
-from kanawa_layers.modifiers.cache import CacheKind
+from kanawa_layers.modifiers.by_name import CacheKind
 from kanawa_layers.modifiers.fused_qkv import FusedQKV
 from kanawa_layers.modifiers.mask import AttentionMask
 from kanawa_layers.modifiers.positions import AlibiPositions, RelativePositions, WithoutPositions
@@ -27,6 +28,7 @@ from kanawa_layers.modifiers.soft_cap import SoftCap
 from kanawa_layers.modifiers.window import SlidingWindow
 from kanawa_layers.recipes.llama import llama_tiny
 
+LATENT = {"num_heads": 2, "kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "value_dim": 4}
 FACTORS = tuple(float(i) for i in range(1, 17))
 #: A modifier, and the slots of attention it may touch.
 CASES = {
@@ -91,7 +93,7 @@ def test_every_recipe_is_reached_and_nothing_but_attention_is_touched(case):
             after = modifier.build()(before.clone())
         except ConfigError as refusal:
             # A recipe without such a slot: latent attention has no keys to norm, GPT-2 no rotary embedding.
-            assert re.search("found|no (Rotary|Positions|Cache) under", str(refusal)), name
+            assert re.search("has no|no (Rotary|Positions|Cache) under", str(refusal)), name
             continue
         reached += 1
         allowed = [f"{path}.{slot}{rest}" for path in layers for slot in slots for rest in ("", ".**")]
@@ -104,13 +106,11 @@ def test_every_recipe_is_reached_and_nothing_but_attention_is_touched(case):
 
 
 def test_an_attention_without_the_field_is_named():
-    from kanawa_layers.attention.latent import LatentAttention
-
     cfg = llama_tiny()
-    latent = LatentAttention.Config(num_heads=2, kv_rank=4, nope_dim=4, rope_dim=2, value_dim=4)
-    kn.replace(cfg, target=SequenceMixer, new=latent)
-    with pytest.raises(ConfigError, match=r"no attention under '\*\*' has sinks: found LatentAttention.Config"):
-        AttentionSinks.Config().build()(cfg)
+    kn.replace(cfg, target=SequenceMixer, new=LatentAttention.Config(**LATENT))
+    wanted = r"nothing under '\*\*' takes num_kv_heads: LatentAttention.Config has no num_kv_heads"
+    with pytest.raises(ConfigError, match=wanted):
+        KeyValueHeads.Config().build()(cfg)
 
 
 def test_modified_models_can_be_built():

@@ -18,11 +18,11 @@ from kanawa_layers.models.cross_entropy import CrossEntropy
 from kanawa_layers.models.head import Head
 from kanawa_layers.modifiers.activation import Activation
 from kanawa_layers.modifiers.block import BlockKind
+from kanawa_layers.modifiers.by_name import NormKind
 from kanawa_layers.modifiers.expert_balance import ExpertCapacity, LossFreeBalancing
 from kanawa_layers.modifiers.feed_forward import FeedForwardBias, FusedGateUp
 from kanawa_layers.modifiers.head import LogitCap, TieEmbeddings
 from kanawa_layers.modifiers.mixture import MoE
-from kanawa_layers.modifiers.norm import NormKind
 from kanawa_layers.modifiers.residual import BottleneckAdapters, DropBranches, ResidualDropout
 from kanawa_layers.modifiers.token_loss import LabelSmoothing, ZLoss
 from kanawa_layers.modifiers.vocabulary import VocabularySize
@@ -37,7 +37,7 @@ from kanawa_layers.stack.residual import Residual
 CASES = {
     "moe": (MoE.Config(num_experts=4, shared_hidden_dim=32), FeedForward, ("",)),
     "norm": (NormKind.Config(kind="layer-norm"), Norm, ("",)),
-    "activation": (Activation.Config(name="squared_relu"), (FeedForward, Experts), ("activation",)),
+    "activation": (Activation.Config(name="squared-relu"), (FeedForward, Experts), ("activation",)),
     "block": (BlockKind.Config(kind="sandwich-norm-block"), Block, ("",)),
     "vocab": (VocabularySize.Config(size=1000, multiple=128), kn.Module, ("vocab_size",)),
     "tie-embeddings": (TieEmbeddings.Config(tied=False), Head, ("",)),
@@ -130,7 +130,7 @@ def test_every_recipe_is_reached_and_nothing_else_is_touched(case):
 
 def test_experts_are_of_the_kind_they_replace():
     cfg = gpt2_small()
-    Activation.Config(name="gelu_exact").build()(cfg)
+    Activation.Config(name="gelu-exact").build()(cfg)
     mixture = MoE.Config(num_experts=4, hidden_dim=64).build()(cfg).stack.layer.feed_forward
     assert isinstance(mixture.experts, PlainExperts.Config)
     assert mixture.experts.activation is gelu_exact
@@ -171,9 +171,17 @@ def test_all_together_build_and_shapes_follow():
     [
         (MoE.Config(), lambda: CrossEntropy.Config(), r"no FeedForward under '\*\*'.*: the config has CrossEntropy"),
         (MoE.Config(where="**.nowhere"), llama_tiny, "there are some at stack.layer.feed_forward"),
-        (NormKind.Config(kind="linear"), llama_tiny, "norm: 'linear' is .*Linear.*, which is no norm"),
-        (BlockKind.Config(kind="rms-norm"), llama_tiny, "block: 'rms-norm' is .*RMSNorm.*, which is no block"),
-        (Activation.Config(name="silo"), llama_tiny, "unknown name 'silo'; did you mean 'silu'"),
+        (
+            NormKind.Config(kind="linear"),
+            llama_tiny,
+            "norm: 'linear' .*fills no Norm slot.*: .*layer-norm.*rms-norm",
+        ),
+        (
+            BlockKind.Config(kind="rms-norm"),
+            llama_tiny,
+            "block: 'rms-norm' .*fills no Block slot.*: .*parallel-block",
+        ),
+        (Activation.Config(name="silo"), llama_tiny, "provides 'silo' of kind 'activations'; did you mean 'silu'"),
         (ExpertCapacity.Config(), llama_tiny, "no TokenDispatcher under"),
         (
             VocabularySize.Config(size=8),

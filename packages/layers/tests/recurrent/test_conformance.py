@@ -9,7 +9,7 @@ from kanawa.contracts import Sequences
 from kanawa.errors import ModuleError, UsageError
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
-from kanawa_layers.modifiers.mixer import Mixer
+from kanawa_layers.modifiers.by_name import Mixer
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.recurrent.gated_delta_net import GatedDeltaNet
 from kanawa_layers.recurrent.griffin import GriffinRecurrence

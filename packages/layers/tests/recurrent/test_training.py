@@ -6,7 +6,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.contracts import Batch
-from kanawa_layers.modifiers.mixer import Mixer
+from kanawa_layers.modifiers.by_name import Mixer
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.recipes.mamba2 import mamba2_tiny
 

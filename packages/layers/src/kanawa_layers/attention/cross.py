@@ -11,7 +11,9 @@ from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
 
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct
+from kanawa_layers.attention.output_gate import OutputGate
 from kanawa_layers.attention.projections import Heads, add_projections
+from kanawa_layers.attention.sinks import Sinks
 from kanawa_layers.basic.linear import Linear
 
 
@@ -37,6 +39,8 @@ class CrossAttention(SequenceMixer):
         output: Linear.Config = Linear.Config()
         query_norm: Norm.Config | None = None
         key_norm: Norm.Config | None = None
+        sinks: Sinks.Config | None = None
+        gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={
@@ -46,6 +50,8 @@ class CrossAttention(SequenceMixer):
                 "output": "o_proj",
                 "query_norm": "q_norm",
                 "key_norm": "k_norm",
+                "sinks": "",
+                "gate": "",
             }
         )
 
@@ -57,6 +63,8 @@ class CrossAttention(SequenceMixer):
         add_projections(self, cfg, self.heads, memory_dim=cfg.memory_dim)
         self.add_child("query_norm", cfg.query_norm, input_dim=head_dim)
         self.add_child("key_norm", cfg.key_norm, input_dim=head_dim)
+        self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
+        self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=head_dim)
         scale = 1.0 / math.sqrt(head_dim) if cfg.scale is None else cfg.scale
         self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
 
@@ -78,8 +86,10 @@ class CrossAttention(SequenceMixer):
             raise ModuleError(message)
         positions = sequences.token_positions(x.shape[1])
         keys = CacheView(None, k, v)
-        out = self.dot_product(q, keys, MaskSpec(), sequences, positions, kv_segment_ids=segment_ids)
+        sinks = None if self.sinks is None else self.sinks()
+        out = self.dot_product(q, keys, MaskSpec(), sequences, positions, sinks=sinks, kv_segment_ids=segment_ids)
         out = self.tag("attention_output", out)
+        out = out if self.gate is None else self.gate(out, x)
         y = self.tag("attention_projection", self.output(out))
         return kn.constrain(y, ("batch", "length", "embed")), cache
 

@@ -9,7 +9,7 @@ from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, Sequ
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
-from kanawa_layers.attention.masks import Causal, Mask, Window, reach
+from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
 from kanawa_layers.attention.output_gate import OutputGate
 from kanawa_layers.attention.projections import Heads, add_fused_projections, add_projections, normed, project
 from kanawa_layers.attention.query_scale import QueryScale
@@ -73,11 +73,9 @@ class GroupedQueryAttention(SequenceMixer):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the head counts and the window."""
-            kv_heads, problems = self.num_kv_heads or self.num_heads, []
+            kv_heads, problems = self.num_kv_heads or self.num_heads, window_problems(self.mask, self.window)
             if self.num_heads % kv_heads != 0:
                 problems.append(f"num_heads ({self.num_heads}) is not a multiple of num_kv_heads ({kv_heads})")
-            if self.window is not None and not self.mask.build().spec().causal:
-                problems.append(f"window {self.window} narrows a causal mask; use mask=Window.Config(left=…, right=…)")
             return problems
 
     def setup(self) -> None:
@@ -90,9 +88,7 @@ class GroupedQueryAttention(SequenceMixer):
             cfg.head_dim or cfg.input_dim // cfg.num_heads,
         )
         self.heads, self.head_dim = heads, heads.head_dim
-        self.mask = cfg.mask.build().spec()
-        if cfg.window is not None:
-            self.mask = self.mask & Window.Config(left=cfg.window - 1).build().spec()
+        self.mask = narrowed(cfg.mask, cfg.window)
         if cfg.qkv is None:
             self.add_child("qkv", None)
             add_projections(self, cfg, heads)

@@ -11,7 +11,9 @@ from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, Sequ
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
 from kanawa_layers.attention.latent_projections import add_latent_projections
-from kanawa_layers.attention.masks import Causal, Mask, reach
+from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
+from kanawa_layers.attention.output_gate import OutputGate
+from kanawa_layers.attention.sinks import Sinks
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.positions.rotary import Rotary
@@ -36,6 +38,7 @@ class LatentAttention(SequenceMixer):
         rope_dim: int = kn.REQUIRED
         value_dim: int = kn.REQUIRED
         mask: Mask.Config = Causal.Config()
+        window: int | None = None
         scale: float | None = None
         logit_cap: float | None = None
         query: Linear.Config = Linear.Config()
@@ -47,6 +50,8 @@ class LatentAttention(SequenceMixer):
         kv_up: Linear.Config = Linear.Config()
         output: Linear.Config = Linear.Config()
         positions: Positions.Config = Rotary.Config(interleaved=True)
+        sinks: Sinks.Config | None = None
+        gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         cache: Cache.Config = DenseCache.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
@@ -60,19 +65,24 @@ class LatentAttention(SequenceMixer):
                 "kv_up": "kv_b_proj",
                 "output": "o_proj",
                 "positions": "",
+                "sinks": "",
+                "gate": "",
             }
         )
 
         def check(self) -> list[str]:
-            """Returns what is wrong with the projections."""
-            return ["kv_up has a bias, which can't be absorbed into queries"] if self.kv_up.bias else []
+            """Returns what is wrong with the window and the projections."""
+            biased = ["kv_up has a bias, which can't be absorbed into queries"] if self.kv_up.bias else []
+            return window_problems(self.mask, self.window) + biased
 
     def setup(self) -> None:
         """Declares the projections down to the latents and up to the heads, norms, positions and cache."""
         cfg = self.config
-        self.mask = cfg.mask.build().spec()
+        self.mask = narrowed(cfg.mask, cfg.window)
         add_latent_projections(self, cfg)
         self.add_child("positions", cfg.positions, head_dim=cfg.rope_dim, num_heads=cfg.num_heads)
+        self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
+        self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=cfg.value_dim)
         scale = 1.0 / math.sqrt(cfg.nope_dim + cfg.rope_dim) if cfg.scale is None else cfg.scale
         self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
         self.add_child(
@@ -102,6 +112,7 @@ class LatentAttention(SequenceMixer):
             keys = self.cache.extend(cache, kept, None, sequences)
             state, out = keys.state, self._absorbed(q_nope, q_rope, keys, sequences)
         out = self.tag("attention_output", out)
+        out = out if self.gate is None else self.gate(out, x)
         y = self.tag("attention_projection", self.output(out))
         return kn.constrain(y, ("batch", "length", "embed")), state
 
@@ -126,7 +137,7 @@ class LatentAttention(SequenceMixer):
         keys = CacheView(None, k, self.tag("value", v))
         positions = sequences.token_positions(q.shape[1])
         bias = self.positions.bias(positions, positions, self.config.num_heads)
-        return self.dot_product(q, keys, self.mask, sequences, positions, bias=bias)
+        return self.dot_product(q, keys, self.mask, sequences, positions, bias=bias, sinks=self._sinks())
 
     def _absorbed(
         self, q_nope: Float[Array, "B T H N"], q_rope: Float[Array, "B T H R"], keys: CacheView, sequences: Sequences
@@ -139,8 +150,11 @@ class LatentAttention(SequenceMixer):
         positions = sequences.token_positions(q.shape[1])
         bias = self.positions.bias(positions, key_positions(keys), cfg.num_heads)
         # Values are the keys, rotated part included: cheaper to drop that part after than to copy the cache without.
-        mixed = self.dot_product(q, keys, self.mask, sequences, positions, bias=bias)[..., : cfg.kv_rank]
-        return jnp.einsum("bthl,lhv->bthv", mixed, to_value)
+        mixed = self.dot_product(q, keys, self.mask, sequences, positions, bias=bias, sinks=self._sinks())
+        return jnp.einsum("bthl,lhv->bthv", mixed[..., : cfg.kv_rank], to_value)
+
+    def _sinks(self) -> Float[Array, " H"] | None:
+        return None if self.sinks is None else self.sinks()
 
     def _up_weight(self, dtype: jnp.dtype) -> Float[Array, "L H N_plus_V"]:
         """Returns the weight of `kv_up`; an adapter beside it is multiplied out, as what it does to the identity."""

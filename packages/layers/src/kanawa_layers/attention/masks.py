@@ -110,6 +110,19 @@ class AnyOf(Mask):
         return first
 
 
+def narrowed(mask: Mask.Config, window: int | None) -> MaskSpec:
+    """Returns the mask's spec, of which only the last `window` keys are left, the query's own included."""
+    spec = mask.build().spec()
+    return spec if window is None else spec & Window.Config(left=window - 1).build().spec()
+
+
+def window_problems(mask: Mask.Config, window: int | None) -> list[str]:
+    """Returns what is wrong with a window over this mask."""
+    if window is None or mask.build().spec().causal:
+        return []
+    return [f"window {window} narrows a causal mask; use mask=Window.Config(left=…, right=…)"]
+
+
 def reach(mask: MaskSpec) -> int | None:
     """Returns how many positions back a query sees at most, its own included; None without a bound."""
     if mask.prefix or not mask.causal:

@@ -1,4 +1,7 @@
-"""Activations that jax.nn doesn't have under a name of their own; `jax.nn.gelu` itself is the tanh approximation."""
+"""Activations that jax.nn doesn't have under a name of their own; `jax.nn.gelu` itself is the tanh approximation.
+
+The catalog's kind `activations` names these, jax.nn's, and any stranger's.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,6 @@ def squared_relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.square(jax.nn.relu(x))
 
 
-def linear(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def identity(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns x: no activation, as in a bilinear unit."""
     return x

@@ -1,40 +1,39 @@
 """`activation`: every feed-forward and every expert gets another activation."""
 
 from collections.abc import Callable
+from typing import Any
 
-import jax
 import kanawa as kn
 from kanawa.contracts import FeedForward
-from kanawa.errors import UnknownNameError, did_you_mean
+from kanawa.errors import UsageError
 
-from kanawa_layers.feedforward import activations
-from kanawa_layers.modifiers.node_fields import set_fields
+from kanawa_layers.modifiers.fields import set_fields
 from kanawa_layers.moe.experts import Experts
 
-#: What the modifier takes by name; a config takes any function.
-ACTIVATIONS: dict[str, Callable] = {
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-    "sigmoid": jax.nn.sigmoid,
-    "gelu_tanh": activations.gelu_tanh,
-    "gelu_exact": activations.gelu_exact,
-    "quick_gelu": activations.quick_gelu,
-    "squared_relu": activations.squared_relu,
-    "linear": activations.linear,
-}
+#: The catalog's kind: entry points of the group `kanawa.activations` name functions of one array.
+KIND = "activations"
 
 
 class Activation(kn.Modifier):
-    """Sets the activation `name`; of a gated feed-forward it acts on the gate. Raises UnknownNameError for others."""
+    """`activation`: sets the one catalogued as `name`, such as squared-relu; of a gated feed-forward, on the gate.
+
+    The config then holds the function itself, so that its text doesn't depend on what is installed.
+    """
 
     class Config(kn.Modifier.Config):
         name: str = kn.REQUIRED
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with the activation set."""
-        name = self.config.name
-        if name not in ACTIVATIONS:
-            message = f"activation: unknown name {name!r}{did_you_mean(name, ACTIVATIONS)}"
-            raise UnknownNameError(message)
-        return set_fields(cfg, (FeedForward, Experts), self.config.where, activation=ACTIVATIONS[name])
+        """Returns `cfg` with the activation set; raises UnknownNameError for a name nobody provides."""
+        function = named_activation(self.config.name)
+        return set_fields(cfg, (FeedForward, Experts), self.config.where, activation=function)
+
+
+def named_activation(name: str) -> Callable[..., Any]:
+    """Returns the catalogued function; raises UnknownNameError with near names, UsageError where it is a class."""
+    function = kn.component(KIND, name)
+    if isinstance(function, type):
+        message = f"activation: {name!r} is the class {function!r}; expected a function from one array to another"
+        raise UsageError(message)
+    return function

@@ -1,9 +1,10 @@
 """`attention-gate`: what attention returns passes a sigmoid gate."""
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 
 from kanawa_layers.attention.output_gate import ElementwiseGate, OutputGate
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class AttentionGate(kn.Modifier):
@@ -15,4 +16,4 @@ class AttentionGate(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with gates."""
-        return set_on_attention(cfg, self.config.where, gate=self.config.gate)
+        return set_fields(cfg, SequenceMixer, self.config.where, gate=self.config.gate)

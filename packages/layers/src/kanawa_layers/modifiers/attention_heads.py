@@ -1,8 +1,9 @@
 """`kv-heads`: how many key and value heads all query heads share."""
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class KeyValueHeads(kn.Modifier):
@@ -14,4 +15,4 @@ class KeyValueHeads(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the count set; whether it divides the query heads is checked when the layer is built."""
-        return set_on_attention(cfg, self.config.where, num_kv_heads=self.config.count)
+        return set_fields(cfg, SequenceMixer, self.config.where, num_kv_heads=self.config.count)

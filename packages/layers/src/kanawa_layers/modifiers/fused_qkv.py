@@ -1,18 +1,29 @@
 """`fused-qkv`: one kernel makes queries, keys and values."""
 
-import kanawa as kn
+from typing import Any
 
-from kanawa_layers.basic.linear import Linear
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+import kanawa as kn
+from kanawa.contracts import SequenceMixer
+
+from kanawa_layers.modifiers.fields import edit_with
 
 
 class FusedQKV(kn.Modifier):
-    """Gives every attention that can have one a fused `qkv` projection; its weight is laid out by key heads."""
+    """`fused-qkv`: one projection makes queries, keys and values; its weight is laid out by key heads.
+
+    It takes over what the query's projection is: bias, form of weights and adapter. `bias` overrides the first.
+    """
 
     class Config(kn.Modifier.Config):
-        bias: bool = False
+        bias: bool | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with fused projections."""
-        return set_on_attention(cfg, self.config.where, qkv=Linear.Config(bias=self.config.bias))
+        """Returns `cfg` with fused projections; raises ConfigError where no attention can have one."""
+        bias = self.config.bias
+
+        def fuse(node: Any) -> None:
+            fused = node.query.clone()
+            node.set(qkv=fused if bias is None else fused.set(bias=bias))
+
+        return edit_with(cfg, SequenceMixer, self.config.where, ("qkv",), fuse)

@@ -3,7 +3,7 @@
 import kanawa as kn
 
 from kanawa_layers.models.head import Head, TiedHead, UntiedHead
-from kanawa_layers.modifiers.node_fields import set_fields
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class TieEmbeddings(kn.Modifier):

@@ -1,9 +1,10 @@
 """`attention-mask`: who may attend to whom."""
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 
 from kanawa_layers.attention.masks import Causal, Mask
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class AttentionMask(kn.Modifier):
@@ -15,4 +16,4 @@ class AttentionMask(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the mask set."""
-        return set_on_attention(cfg, self.config.where, mask=self.config.mask)
+        return set_fields(cfg, SequenceMixer, self.config.where, mask=self.config.mask)

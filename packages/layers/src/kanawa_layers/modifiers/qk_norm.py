@@ -1,10 +1,10 @@
 """`qk-norm`: queries and keys are normalised before they meet (Dehghani et al. 2023, arXiv:2302.05442)."""
 
 import kanawa as kn
-from kanawa.contracts import Norm
+from kanawa.contracts import Norm, SequenceMixer
 
 from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class QKNorm(kn.Modifier):
@@ -19,4 +19,4 @@ class QKNorm(kn.Modifier):
         """Returns `cfg` with both norms."""
         own = self.config
         values = {"query_norm": own.norm, "key_norm": own.norm, "norm_all_heads": own.all_heads}
-        return set_on_attention(cfg, own.where, **values)
+        return set_fields(cfg, SequenceMixer, own.where, **values)

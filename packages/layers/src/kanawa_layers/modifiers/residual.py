@@ -6,7 +6,7 @@ from kanawa.contracts import ParameterRule
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.stochastic_depth import StochasticDepth
 from kanawa_layers.feedforward.bottleneck import Bottleneck
-from kanawa_layers.modifiers.node_fields import set_fields
+from kanawa_layers.modifiers.fields import set_fields
 from kanawa_layers.stack.residual import Residual
 
 

@@ -1,9 +1,10 @@
 """`sinks`: each head's softmax has a learned logit without a value."""
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 
 from kanawa_layers.attention.sinks import LearnedSinks
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class AttentionSinks(kn.Modifier):
@@ -14,4 +15,4 @@ class AttentionSinks(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with sinks."""
-        return set_on_attention(cfg, self.config.where, sinks=LearnedSinks.Config())
+        return set_fields(cfg, SequenceMixer, self.config.where, sinks=LearnedSinks.Config())

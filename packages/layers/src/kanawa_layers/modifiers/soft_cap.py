@@ -1,8 +1,9 @@
 """`soft-cap`: attention scores are bounded by a tanh."""
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class SoftCap(kn.Modifier):
@@ -14,4 +15,4 @@ class SoftCap(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the cap set."""
-        return set_on_attention(cfg, self.config.where, logit_cap=self.config.cap)
+        return set_fields(cfg, SequenceMixer, self.config.where, logit_cap=self.config.cap)

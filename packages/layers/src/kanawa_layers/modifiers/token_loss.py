@@ -3,7 +3,7 @@
 import kanawa as kn
 
 from kanawa_layers.models.cross_entropy import CrossEntropy
-from kanawa_layers.modifiers.node_fields import set_fields
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class ZLoss(kn.Modifier):

@@ -1,8 +1,9 @@
 """`window`: every attention sees a sliding window."""
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 
-from kanawa_layers.modifiers.attention_fields import set_on_attention
+from kanawa_layers.modifiers.fields import set_fields
 
 
 class SlidingWindow(kn.Modifier):
@@ -14,4 +15,4 @@ class SlidingWindow(kn.Modifier):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the window set."""
-        return set_on_attention(cfg, self.config.where, window=self.config.size)
+        return set_fields(cfg, SequenceMixer, self.config.where, window=self.config.size)

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from kanawa.contracts import ForeignConfigError
 from kanawa.errors import did_you_mean
+from kanawa.plugins import component, host
 
-from kanawa_layers.feedforward.activations import gelu_exact, gelu_tanh, quick_gelu, squared_relu
 from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearScaling, Llama3Scaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling
@@ -15,29 +14,23 @@ from kanawa_layers.positions.yarn import YarnScaling
 #: A config.json.
 Foreign = Mapping[str, Any]
 
-ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "silu": jax.nn.silu,
-    "swish": jax.nn.silu,
-    "gelu": gelu_exact,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "quick_gelu": quick_gelu,
-    "relu": jax.nn.relu,
-    "relu2": squared_relu,
-}
+#: The catalog's kind: entry points of the group `kanawa.hf_activations` say what Hugging Face calls a function.
+ACTIVATIONS = "hf_activations"
 
 
 def activation(name: str) -> Callable[..., Any]:
-    """Returns the function of a name in ACT2FN; raises ForeignConfigError for one we don't have."""
-    if name not in ACTIVATIONS:
-        message = f"unknown activation {name!r}{did_you_mean(name, ACTIVATIONS)}"
+    """Returns the function of a name in ACT2FN; raises ForeignConfigError for one that nobody provides."""
+    names = [state.name for state in host().components(ACTIVATIONS) if state.state.usable]
+    if name not in names:
+        message = f"unknown activation {name!r}{did_you_mean(name, names)}"
         raise ForeignConfigError(message)
-    return ACTIVATIONS[name]
+    return component(ACTIVATIONS, name)
 
 
 def activation_name(function: Callable[..., Any], prefer: str = "silu") -> str:
     """Returns the name of a function, `prefer` where it has several; raises ForeignConfigError where it has none."""
-    names = [name for name, known in ACTIVATIONS.items() if known is function]
+    states = [state for state in host().components(ACTIVATIONS) if state.state.usable]
+    names = [state.name for state in states if component(ACTIVATIONS, state.key) is function]
     if not names:
         message = f"the activation {getattr(function, '__name__', function)} has no Hugging Face name"
         raise ForeignConfigError(message)

@@ -1,0 +1,97 @@
+"""Modifiers that replace what fills a role by a component of the catalog: `norm`, `mixer`, `dot-product`, `cache`."""
+
+from typing import Any, ClassVar
+
+import kanawa as kn
+from kanawa.contracts import Cache, Norm, SequenceMixer
+from kanawa.errors import PluginError, UsageError, did_you_mean
+from kanawa.plugins import host
+
+from kanawa_layers.attention.dot_product import DotProduct
+from kanawa_layers.attention.quantised_cache import QuantisedCache
+
+
+def component_config(modifier: str, name: str, role: type[kn.Configurable], kind: str = "layers") -> kn.Config:
+    """Returns the config of the component `name` of a catalog kind, which fills `role`.
+
+    Raises UnknownNameError where nothing is called so, UsageError naming those that fill the role where it doesn't.
+    """
+    component = kn.component(kind, name)
+    if isinstance(component, type) and issubclass(component, role):
+        return component.Config()
+    names = [state.name for state in host().components(kind) if state.state.usable and _fills(kind, state.key, role)]
+    message = (
+        f"{modifier}: {name!r} is {component!r}, which fills no {role.__name__} slot{did_you_mean(name, names)}; "
+        f"those that do: {', '.join(names) or 'none installed'}"
+    )
+    raise UsageError(message)
+
+
+def _fills(kind: str, name: str, role: type) -> bool:
+    try:
+        component = kn.component(kind, name)
+    except PluginError:
+        return False  # A stranger's component that doesn't load can't help, and isn't what went wrong here.
+    return isinstance(component, type) and issubclass(component, role)
+
+
+class RoleByName(kn.Modifier):
+    """Replaces every `role` under `where` by the component `kind`; fields of the same name carry over."""
+
+    class Config(kn.Modifier.Config):
+        kind: str = kn.REQUIRED
+        where: str = "**"
+
+    #: What is replaced, by components of which catalog kind, and the modifier's own name for messages.
+    role: ClassVar[type[kn.Configurable]]
+    catalog: ClassVar[str] = "layers"
+    name: ClassVar[str]
+
+    def new(self) -> kn.Config:
+        """Returns the config that takes the place of others."""
+        return component_config(self.name, self.config.kind, self.role, self.catalog)
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every such node replaced."""
+        kn.replace(cfg, target=self.role, new=self.new(), where=self.config.where)
+        return cfg
+
+
+class NormKind(RoleByName):
+    """`norm`: every norm becomes another kind, such as layer-norm; eps, where it was set, carries over."""
+
+    role, name = Norm, "norm"
+
+
+class DotProductKind(RoleByName):
+    """`dot-product`: how scores weigh values, such as sigmoid-dot-product."""
+
+    role, name = DotProduct, "dot-product"
+
+
+class Mixer(RoleByName):
+    """`mixer`: every attention becomes another mixer of sequences, such as gated-delta-net, with `options` set."""
+
+    role, name = SequenceMixer, "mixer"
+
+    class Config(RoleByName.Config):
+        options: dict[str, Any] = {}
+
+    def new(self) -> kn.Config:
+        """Returns the mixer's config."""
+        return super().new().set(**self.config.options)
+
+
+class CacheKind(RoleByName):
+    """`cache`: how keys and values of past tokens are kept; `int8` keeps their numbers as codes and scales."""
+
+    role, name, catalog = Cache, "cache", "caches"
+
+    class Config(RoleByName.Config):
+        kind: str = "dense"
+        int8: bool = False
+
+    def new(self) -> kn.Config:
+        """Returns the cache's config."""
+        kept = super().new()
+        return QuantisedCache.Config(codes=kept, scales=kept) if self.config.int8 else kept
