@@ -2,8 +2,8 @@
 
 import kanawa as kn
 import pytest
-from kanawa.contracts import ExecutionConfig, FeedForward
-from kanawa_parallel.divisibility import mesh_problems
+from kanawa.contracts import BatchShape, FeedForward, GradientStrategy, Model, Stack, Workload
+from kanawa_parallel import divisibility
 from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_parallel.strategies.fsdp import FSDP
@@ -16,17 +16,27 @@ class Rows(kn.Config):
     sequence_length: int = 16
 
 
-class Job(kn.Config):
-    """What a trainer's config has of a batch and a mesh."""
+class Job(Workload):
+    """What a trainer has of a batch and a mesh."""
 
-    model: TinyLM.Config = TinyLM.Config(input_dim=12, vocab_size=64)
-    data: Rows = Rows()
-    batch_size: int = 8
-    execution: ExecutionConfig = ExecutionConfig()
+    class Config(Workload.Config):
+        model: Model.Config = TinyLM.Config(input_dim=12, vocab_size=64)
+        data: Rows = Rows()
+        batch_size: int = 8
+
+        def batch_shape(self):
+            return BatchShape(self.batch_size, self.data.sequence_length)
+
+    def programs(self, environment):
+        return {}
+
+
+def mesh_problems(cfg, devices):
+    return divisibility.mesh_problems(cfg, cfg.model.build(), devices)
 
 
 def job(axes, strategies=None, **changes):
-    cfg = Job()
+    cfg = Job.Config()
     chosen = strategies_for(axes) if strategies is None else strategies
     cfg.execution.set(mesh=StandardMesh.Config(axes=axes), strategies=chosen)
     for path, value in changes.items():
@@ -97,21 +107,132 @@ def test_fewer_experts_than_expert_shards():
     ]
 
 
-class Piped(FourExperts):
-    """Takes batches in parts."""
+class Slots(FeedForward):
+    """A stranger's layer: an axis, a field and a size derived from it that no table of ours knows."""
 
-    class Config(FourExperts.Config):
-        microbatches: int = 4
+    class Config(FeedForward.Config):
+        hidden_dim: int = 6
+        num_memories: int = 5
+        width_of_a_memory: int = 3
+
+    def setup(self):
+        cfg = self.config
+        wide = cfg.num_memories * cfg.width_of_a_memory
+        self.add_param("memories", (wide, cfg.input_dim), axes=("heads", "embed"))
+        self.add_param("up", (cfg.input_dim, cfg.hidden_dim), axes=("embed", "mlp"))
+
+    def forward(self, x, sequences):
+        return x
+
+
+def test_a_strangers_field_is_found_by_what_it_changes():
+    cfg = job({"tensor": 4, "fsdp": 2})
+    cfg.model.layer.set(feed_forward=Slots.Config())
+    problems = mesh_problems(cfg, 8)
+    assert (
+        "model.layer.feed_forward.num_memories: heads is 15, which tensor=4 doesn't divide; "
+        "execution.mesh.axes.tensor may be 1, 3, 5, 15, or make it a multiple of 4"
+    ) in problems
+    assert any(problem.startswith("model.layer.feed_forward.hidden_dim: mlp is 6") for problem in problems)
+
+
+class Fixed(FeedForward):
+    """A size that no field sets."""
+
+    def setup(self):
+        self.add_param("up", (self.config.input_dim, 10), axes=("embed", "mlp"))
+
+    def forward(self, x, sequences):
+        return x
+
+
+def test_a_size_that_no_field_sets_is_named_by_its_parameter():
+    cfg = job({"tensor": 4, "fsdp": 2})
+    cfg.model.layer.set(feed_forward=Fixed.Config(hidden_dim=4))
+    assert [problem.split(",")[0] for problem in mesh_problems(cfg, 8)] == ["model.layer.feed_forward.up: mlp is 10"]
+
+
+class Piped(Stack):
+    """Takes the rows it is given in parts."""
+
+    class Config(Stack.Config):
+        parts: int = 4
+
+    @kn.nowrap
+    def cuts(self):
+        return {"parts": self.config.parts}
+
+    def forward(self, x, sequences, caches=None):
+        return x, caches
+
+    @kn.nowrap
+    def cache_spec(self, rows, length, dtype):
+        return {}
+
+    @kn.nowrap
+    def unstacked(self, params):
+        return params
+
+
+class HoldsStack(Fixed):
+    """A layer with a stack inside."""
+
+    class Config(Fixed.Config):
+        tower: Stack.Config = Piped.Config(num_layers=1)
+
+    def setup(self):
+        self.add_child("tower", self.config.tower, input_dim=self.config.input_dim)
+
+
+class InTurn(GradientStrategy):
+    """Cuts the batch, and runs the layers itself if asked to."""
+
+    class Config(GradientStrategy.Config):
+        slices: int = 2
+
+    def cuts(self):
+        return {"slices": self.config.slices}
+
+    def gradients(self, loss, params, state, batch, key):
+        return {}, None
+
+
+class Alone(InTurn):
+    """Takes the stack's place."""
+
+    replaces_stack = True
+
+
+class Taught(Job):
+    """A job with a gradient strategy."""
+
+    class Config(Job.Config):
+        gradients: GradientStrategy.Config = InTurn.Config()
 
 
 def test_rows_of_a_pipelines_microbatch():
     cfg = job({"fsdp": 4, "tensor": 2})
-    cfg.model.layer.set(feed_forward=Piped.Config())
+    cfg.model.layer.set(feed_forward=HoldsStack.Config(hidden_dim=4))
     assert mesh_problems(cfg, 8) == [
-        "batch_size (8) / model.layer.feed_forward.microbatches (4): batch is 2, which fsdp=4 doesn't divide; "
+        "batch_size (8) / model.layer.feed_forward.tower.parts (4): batch is 2, which fsdp=4 doesn't divide; "
         "execution.mesh.axes.fsdp may be 1, 2, or make it a multiple of 4"
     ]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "path"),
+    [
+        (InTurn, "batch_size (16) / gradients.slices (2) / model.layer.feed_forward.tower.parts (4): batch is 2"),
+        (Alone, "batch_size (16) / gradients.slices (2): batch is 8"),
+    ],
+)
+def test_a_strategy_that_runs_the_layers_itself_cuts_in_the_stacks_place(strategy, path):
+    cfg = Taught.Config(batch_size=16, gradients=strategy.Config())
+    cfg.model.layer.set(feed_forward=HoldsStack.Config(hidden_dim=4))
+    cfg.execution.set(mesh=StandardMesh.Config(axes={"fsdp": 16}), strategies=strategies_for({"fsdp": 16}))
+    cfg.model.set(input_dim=16)
+    assert [problem.split(",")[0] for problem in mesh_problems(cfg, 16)] == [path]
+
+
 def test_no_mesh_no_problem():
-    assert mesh_problems(Job(), 8) == []
+    assert mesh_problems(Job.Config(), 8) == []

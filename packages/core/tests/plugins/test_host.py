@@ -23,7 +23,7 @@ def state_of(name):
 
 
 def answers():
-    ours = host().collect("kanawa_config_checks", config=None, target=None)
+    ours = host().collect("kanawa_config_checks", config=None, target=None, model=None)
     return [answer for key, found in ours if key.startswith("fake-") for answer in found]
 
 

@@ -22,6 +22,10 @@ class Accumulate(GradientStrategy):
 
         microbatches: int = kn.REQUIRED
 
+    def cuts(self) -> dict[str, int]:
+        """Returns the number of slices."""
+        return {"microbatches": self.config.microbatches}
+
     def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients of the whole batch's loss and merged outputs; state updates come from the last slice."""
         count = self.config.microbatches

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from kanawa.errors import KanawaError
 from kanawa.plugins import Command, MeshRule, hookimpl
 
 
@@ -21,13 +20,14 @@ def kanawa_commands() -> list[Command]:
 
 
 @hookimpl
-def kanawa_config_checks(config: Any, target: Any) -> list[str]:
+def kanawa_config_checks(config: Any, target: Any, model: Any) -> list[str]:
     """Returns what of a workload doesn't fit its mesh on the target: axes, sizes, strategies."""
-    if target is None or not {"execution", "model"} <= set(config.fields()):
+    if target is None or model is None:
         return []
+    from kanawa.contracts import Workload
+
     from kanawa_parallel.divisibility import mesh_problems
 
-    try:
-        return mesh_problems(config, target.jax_devices, target.slices)
-    except KanawaError:
-        return []  # Unset fields or a model that can't be built: composition reports those itself.
+    if not isinstance(config, Workload.Config):
+        return []
+    return mesh_problems(config, model, target.jax_devices, target.slices)

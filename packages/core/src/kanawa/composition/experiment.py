@@ -140,6 +140,6 @@ def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str],
                 model = built if unchanged else cfg.model.build()
         except KanawaError as error:
             problems.append(str(error))
-    for _, found in host().collect("kanawa_config_checks", config=cfg, target=target):
+    for _, found in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
         problems += found
     return problems, model

@@ -50,6 +50,7 @@ from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
 from kanawa.contracts.weights import Adapter as Adapter
 from kanawa.contracts.weights import Weighted as Weighted
 from kanawa.contracts.weights import WeightForm as WeightForm
+from kanawa.contracts.workload import BatchShape as BatchShape
 from kanawa.contracts.workload import ExecutionConfig as ExecutionConfig
 from kanawa.contracts.workload import PrecisionConfig as PrecisionConfig
 from kanawa.contracts.workload import Workload as Workload

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -39,6 +39,18 @@ class ModelLoss:
 
 class GradientStrategy(Configurable):
     """Maps a loss program and its arguments to gradients: at once, by microbatches, or through a pipeline."""
+
+    #: Whether it runs the layers of the model's stack itself, so that cuts and idle time are its own, not the stack's.
+    replaces_stack: ClassVar[bool] = False
+
+    def cuts(self) -> Mapping[str, int]:
+        """Returns {own config field: parts} by which a batch's rows are cut before a model sees them; empty: none."""
+        return {}
+
+    def idle_share(self, stages: int) -> float:
+        """Returns the part of a step in which one of `stages` pipeline stages has nothing to do."""
+        del stages
+        return 0.0
 
     @abc.abstractmethod
     def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:

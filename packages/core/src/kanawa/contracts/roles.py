@@ -4,7 +4,7 @@ Axis legend: B batch, T length, E embed, H heads, K kv_heads, D head_dim, S kv_l
 """
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -225,6 +225,17 @@ class Stack(Module):
     @abc.abstractmethod
     def unstacked(self, params: Any) -> Any:
         """Returns this module's parameters with one tree a layer, for decoding loops."""
+
+    @nowrap
+    def cuts(self) -> Mapping[str, int]:
+        """Returns {own config field: parts} by which the stack cuts the rows it is given; empty: none."""
+        return {}
+
+    @nowrap
+    def idle_share(self, stages: int) -> float:
+        """Returns the part of its time in which one of `stages` pipeline stages has nothing to do."""
+        del stages
+        return 0.0
 
 
 class RematPolicy(Module):

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kanawa.arrays.memory import MEMORIES
 from kanawa.arrays.precision import Precision
@@ -46,6 +46,15 @@ class ExecutionConfig(Config):
         return [f"optimizer_memory is {self.optimizer_memory!r}, expected one of {', '.join(MEMORIES)}"]
 
 
+class BatchShape(NamedTuple):
+    """Rows of a training batch and positions of a row, and the config paths of the fields that set them."""
+
+    rows: int
+    length: int
+    rows_path: str = "batch_size"
+    length_path: str = "data.sequence_length"
+
+
 class Workload(Configurable):
     """Programs over one model, described without opening data or touching a device."""
 
@@ -55,6 +64,10 @@ class Workload(Configurable):
         model: Model.Config = REQUIRED
         precision: PrecisionConfig = PrecisionConfig()
         execution: ExecutionConfig = ExecutionConfig()
+
+        def batch_shape(self) -> BatchShape | None:
+            """Returns the shape of a training batch; None where batches aren't rows of positions."""
+            return None
 
     def __init__(self, cfg: Any, *, model: Model | None = None) -> None:
         """Builds `cfg.model`, unless it is handed over because a composition built and checked it already."""

@@ -109,10 +109,11 @@ def kanawa_topology(target: Any) -> list[Any] | None:
 
 
 @hookspec
-def kanawa_config_checks(config: Any, target: Any) -> Sequence[str]:
+def kanawa_config_checks(config: Any, target: Any, model: Any) -> Sequence[str]:
     """Returns what is wrong with the composed, frozen config, one sentence each; empty if nothing.
 
-    `target` is the `Target` it is composed for, or None. Must not change the config.
+    `target` is the `Target` it is composed for, or None. `model` is what `config.model` builds, or None where there is
+    none or it can't be built, which is reported already. Must not change the config.
     """
 
 

@@ -18,6 +18,7 @@ from kanawa.errors import ConfigError
 from kanawa.module import Loss, Outputs
 
 from kanawa_parallel.pipeline.rows import pick, split_rows, stage_axes
+from kanawa_parallel.pipeline.schedule import one_forward_one_backward
 from kanawa_parallel.pipeline.stack import PipelinedStack, by_stage, check_schedule, collect, on_stages
 
 _LAYER = "layer"
@@ -30,6 +31,16 @@ class OneForwardOneBackward(GradientStrategy):
         PLACEMENT = ("microbatches",)
 
         microbatches: int = kn.REQUIRED
+
+    replaces_stack = True
+
+    def cuts(self) -> dict[str, int]:
+        """Returns the number of microbatches."""
+        return {"microbatches": self.config.microbatches}
+
+    def idle_share(self, stages: int) -> float:
+        """Returns (S - 1) / (M + S - 1): warming up and draining take S - 1 ticks each, of half a tick's work."""
+        return one_forward_one_backward(stages, self.config.microbatches).idle_fraction
 
     def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients of the whole batch's loss, and its outputs; state is what the last microbatch left.

@@ -18,6 +18,7 @@ from kanawa.module import Outputs
 from kanawa.module.context import current_context, run_detached
 
 from kanawa_parallel.pipeline.rows import join_rows, pick, split_rows, stage_axes
+from kanawa_parallel.pipeline.schedule import gpipe
 
 _LAYER = "layer"
 
@@ -109,9 +110,7 @@ class PipelinedStack(Stack):
 
         def one_stage(p: Any, s: Any, y: Any, mine: Any, stage: Any, local: Any) -> tuple[Any, Outputs]:
             chunk = jnp.clip(local // count, 0, rounds - 1)
-            held = [
-                jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, chunk, keepdims=False), t) for t in (p, s)
-            ]
+            held = [_chosen(tree, chunk) for tree in (p, s)]
             key = None if context.key is None else context.key.fold("microbatch", local % count)
             first = (chunk * stages + stage) * per_round
             return run_detached(context, self.stage, {_LAYER: held[0]}, {_LAYER: held[1]}, key, (y, mine, first))
@@ -165,6 +164,16 @@ class PipelinedStack(Stack):
         return moving[0], jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), kept)
 
     @kn.nowrap
+    def cuts(self) -> dict[str, int]:
+        """Returns the number of microbatches."""
+        return {"microbatches": self.config.microbatches}
+
+    @kn.nowrap
+    def idle_share(self, stages: int) -> float:
+        """Returns (S - 1) / (R M + S - 1): while the pipeline fills and drains, stages wait."""
+        return gpipe(stages, self.config.microbatches, self.config.rounds).idle_fraction
+
+    @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:
         """Returns one layer's layout, stacked over layers as the parameters are."""
         spec = self.layer.cache_spec(rows, length, dtype)
@@ -179,6 +188,7 @@ class PipelinedStack(Stack):
 
 
 def _chosen(tree: Any, chunk: jax.Array) -> Any:
+    """Returns the runs of layers of one round."""
     return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, chunk, keepdims=False), tree)
 
 

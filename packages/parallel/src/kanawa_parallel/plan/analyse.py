@@ -8,8 +8,8 @@ from typing import Any
 from kanawa.composition.experiment import Composition
 from kanawa.plugins import DeviceSpec
 
+from kanawa_parallel.passes import idle_share
 from kanawa_parallel.plan.compilation import Compilation
-from kanawa_parallel.plan.cost.bubble import bubble_share
 from kanawa_parallel.plan.cost.calibration import published
 from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
 from kanawa_parallel.plan.cost.links import Links
@@ -32,7 +32,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     """Returns the report; `device` replaces the target's figures, such as with measured ones."""
     target = composition.target
     device = device or target.device
-    work = Workload.of(composition, compilation)
+    asked = Asked.of(composition, compilation)
     timing = _timing(compilation, device, target.jax_devices)
     at_peak = timing.step() if timing else Seconds()
     seconds = timing.reaching(device.share_of_peak).step() if timing else at_peak
@@ -60,30 +60,30 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         temporaries_error=temporaries.error,
         flops_per_device=flops,
         flops_per_step=flops * target.jax_devices,
-        model_flops_per_step=work.flops,
+        model_flops_per_step=asked.flops,
         bytes_per_device=sum(item.bytes for item in items),
-        tokens_per_step=work.tokens,
+        tokens_per_step=asked.tokens,
         estimated_cycles=cycles or None,
         estimated_seconds=at_peak.total,
         unestimated_seconds=at_peak.unestimated,
         calibration=device.share_of_peak,
         calibration_source=device.share_of_peak_source,
-        step_seconds_by=_parts(seconds, bubble_share(composition.config, work.mesh)),
+        step_seconds_by=_parts(seconds, _bubble(compilation)),
         published_seconds=known.seconds if known else None,
-        mesh=work.mesh,
+        mesh=asked.mesh,
         kernels=[choice.as_json() for choice in compilation.kernels],
         traffic=_traffic(timing, seconds),
-        modules=_modules(work.paths, arguments, temporaries, timing.module if timing else None, items),
+        modules=_modules(asked.paths, arguments, temporaries, timing.module if timing else None, items),
         phases=_phases(items),
         compile_seconds=compilation.seconds,
-        peak_flops=device.peak_flops.get(work.dtype) or max(device.peak_flops.values()),
+        peak_flops=device.peak_flops.get(asked.dtype) or max(device.peak_flops.values()),
         mfu_formula=MFU_FORMULA,
         versions=installed(),
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload:
+class Asked:
     """What the model itself asks for: tokens, FLOPs by its own count, its modules, the mesh and the matmuls' dtype."""
 
     tokens: int
@@ -93,9 +93,9 @@ class Workload:
     dtype: str
 
     @classmethod
-    def of(cls, composition: Composition, compilation: Compilation) -> "Workload":
+    def of(cls, composition: Composition, compilation: Compilation) -> "Asked":
         """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
-        model = composition.config.model.build()
+        model = compilation.prepared.workload.model
         rows, length, context, passes = _shape(composition, compilation)
         mesh = compilation.environment.mesh
         tokens = rows * length
@@ -118,9 +118,9 @@ def installed() -> dict[str, str]:
 def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int, float, int]:
     """Returns (rows, tokens a row, keys a query sees on average, passes in units of a forward one)."""
     program = compilation.program
-    if program.name == DECODE:
-        cfg = composition.config
-        return cfg.batch_size, 1, float(cfg.data.sequence_length), 1
+    shape = composition.config.batch_shape()
+    if program.name == DECODE and shape is not None:
+        return shape.rows, 1, float(shape.length), 1
     rows, length = program.abstract_args[-1].input_ids.shape
     return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
@@ -165,6 +165,15 @@ def _parts(seconds: Seconds, bubble: float) -> dict[str, float]:
         "exposed_communication": sum(seconds.exposed.values()),
         "pipeline_bubble": sum(busy.values()) * bubble,
     }
+
+
+def _bubble(compilation: Compilation) -> float:
+    """Returns the idle share of a training step's pipeline; decoding's stages take turns, which is all its loop."""
+    if compilation.program.name == DECODE:
+        return 0.0
+    mesh = compilation.environment.mesh
+    stages = 1 if mesh is None else dict(mesh.shape).get("stage", 1)
+    return idle_share(compilation.prepared.composition.config, compilation.prepared.workload.model, stages)
 
 
 def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
-from kanawa.composition.prepare import prepare
+from kanawa.composition.prepare import Prepared, prepare
 from kanawa.contracts import Environment, Program
 from kanawa.errors import KanawaError, TargetError
 from kanawa.plugins import host
@@ -57,7 +57,7 @@ class Compilation:
     """A compiled program: its texts, memory, kernels, devices in mesh order, and how long compiling took."""
 
     program: Program
-    environment: Environment
+    prepared: Prepared
     kernels: tuple[Any, ...]
     memory: Memory
     text: str
@@ -68,6 +68,11 @@ class Compilation:
     compiled: bool
     executable: Any = None
     note: str = ""
+
+    @property
+    def environment(self) -> Environment:
+        """Where the program was compiled for."""
+        return self.prepared.environment
 
 
 def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, ...] | None, str]:
@@ -96,9 +101,11 @@ def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, .
 def compile_program(composition: Composition, name: str, dump: Path | None = None) -> Compilation:
     """Returns the named program compiled; its dump stays in `dump` if given. Raises what keeps it from compiling."""
     env, devices, note = environment_for(composition)
-    program = _program(composition, env, name)
+    prepared = prepare(composition, where=env)
+    program = _program(prepared, name)
     lowered = program.lower()
-    kernels = lowered.kernels if not note else _kernels_there(composition, name)
+    # The target itself would get other kernels than the CPU that stands in for it; tracing is enough to know them.
+    kernels = lowered.kernels if not note else _program(_there(prepared), name).kernels()
     with _folder(dump) as folder:
         options = dict(env.compiler_options) | {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
         begin = time.perf_counter()
@@ -106,7 +113,7 @@ def compile_program(composition: Composition, name: str, dump: Path | None = Non
         seconds = time.perf_counter() - begin
         text, assignment, ranges = read_dump(folder)
     return Compilation(
-        program, env, kernels, memory, text, assignment, ranges, devices, seconds, not note, executable, note
+        program, prepared, kernels, memory, text, assignment, ranges, devices, seconds, not note, executable, note
     )
 
 
@@ -170,16 +177,14 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
     )
 
 
-def _kernels_there(composition: Composition, name: str) -> tuple[Any, ...]:
-    """Returns the kernels the target itself would get, which this machine only traces."""
-    return _program(composition, environment(composition, "abstract"), name).kernels()
+def _there(prepared: Prepared) -> Prepared:
+    """Returns the workload on the target itself, which this machine only traces."""
+    return prepared.on(environment(prepared.composition, "abstract"))
 
 
-def _program(composition: Composition, env: Environment, name: str) -> Program:
+def _program(prepared: Prepared, name: str) -> Program:
     """Returns the workload's program of that name, or the decoding step of its model; raises UsageError."""
-    if name == DECODE:
-        return decode_program(composition.config, env)
-    return prepare(composition, where=env).program(name)
+    return decode_program(prepared) if name == DECODE else prepared.program(name)
 
 
 @contextlib.contextmanager

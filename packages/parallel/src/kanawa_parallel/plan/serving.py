@@ -8,25 +8,31 @@ import kanawa as kn
 from kanawa.arrays.rules import Rules
 from kanawa.arrays.shardings import abstract_params, array_sharding
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Config
-from kanawa.contracts import Environment, Program, Sequences
+from kanawa.composition.prepare import Prepared
+from kanawa.contracts import CausalLM, Program, Sequences
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 
 DECODE = "decode_step"
 
 
-def decode_program(config: Config, environment: Environment) -> Program:
-    """Returns the decoding step of `config.model`: `batch_size` sequences of up to `data.sequence_length` tokens.
+def decode_program(prepared: Prepared) -> Program:
+    """Returns the decoding step of the model: as many sequences, and as long, as a training batch has rows.
 
-    Parameters and caches are in the compute dtype, laid out as the plan's rules say; caches are donated.
+    Parameters and caches are in the compute dtype, laid out as the plan's rules say; caches are donated. Raises
+    UsageError where the model doesn't decode, or where nothing says how large the caches are.
     """
-    if not {"model", "batch_size", "data"} <= set(config.fields()):
-        message = "--serve needs an experiment with model, batch_size and data.sequence_length, which size the caches"
+    model, environment = prepared.workload.model, prepared.environment
+    shape = prepared.composition.config.batch_shape()
+    if shape is None or not isinstance(model, CausalLM):
+        message = (
+            f"--serve plans a decoding step, and {prepared.composition.name} is a {type(model).__qualname__} "
+            f"{'without rows and positions that size its caches' if shape is None else 'that does not decode'}; "
+            "name an experiment with a causal language model, or leave --serve out"
+        )
         raise UsageError(message)
-    model = config.model.build()
     plan, mesh = environment.plan, environment.mesh
-    rows, length, dtype = config.batch_size, config.data.sequence_length, plan.precision.compute
+    rows, length, dtype = shape.rows, shape.length, plan.precision.compute
     params = abstract_params(param_specs(model), plan.param_rules, mesh)
     params = jax.tree.map(lambda leaf: _cast(leaf, dtype), params)
     caches = jax.tree.map(

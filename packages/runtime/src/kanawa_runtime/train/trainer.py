@@ -14,6 +14,7 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import (
     BATCH_AXES,
     Batch,
+    BatchShape,
     Checkpointer,
     DataSource,
     Environment,
@@ -68,6 +69,10 @@ class Trainer(Workload):
             """Returns what is wrong with the sizes."""
             sizes = {"batch_size": self.batch_size, "steps": self.steps}
             return [f"{k} is {v}, expected at least 1" for k, v in sizes.items() if v < 1]
+
+        def batch_shape(self) -> BatchShape:
+            """Returns the rows of a step's batch and the tokens of a row."""
+            return BatchShape(self.batch_size, self.data.sequence_length)
 
     def __init__(self, cfg: Config, *, model: Model | None = None) -> None:
         super().__init__(cfg, model=model)
@@ -153,7 +158,7 @@ class Trainer(Workload):
 
     def abstract_batch(self, environment: Environment) -> Batch:
         """Returns shapes, dtypes and shardings of one global batch, without opening the data."""
-        shape = (self.config.batch_size, self.config.data.sequence_length)
+        shape = self.config.batch_shape()[:2]
         mesh, rules = environment.mesh, environment.plan.activation_rules
         sharding = None
         if mesh is not None:

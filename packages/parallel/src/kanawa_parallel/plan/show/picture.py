@@ -10,7 +10,7 @@ from kanawa.arrays.rules import resolve
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.experiment import Composition
 from kanawa.contracts import BATCH_AXES
-from kanawa.module import param_specs
+from kanawa.module import Module, param_specs
 
 #: One colour for each mesh axis, the same in every picture.
 _COLOURS = {
@@ -45,7 +45,7 @@ def picture(composition: Composition, compilation: Any) -> str:
     environment = compilation.environment
     mesh = {} if environment.mesh is None else dict(environment.mesh.shape)
     title = f"{composition.name} on {composition.target.selector}"
-    rows = list(parameter_rows(composition, environment.plan.param_rules, mesh))
+    rows = list(parameter_rows(compilation.prepared.workload.model, environment.plan.param_rules, mesh))
     activations = [
         (name, tuple(axes), _spec(axes, environment.plan.activation_rules, mesh)) for name, axes in _ACTIVATIONS.items()
     ]
@@ -53,10 +53,10 @@ def picture(composition: Composition, compilation: Any) -> str:
 
 
 def parameter_rows(
-    composition: Composition, rules: Any, mesh: Mapping[str, int]
+    model: Module, rules: Any, mesh: Mapping[str, int]
 ) -> Iterator[tuple[str, tuple[str | None, ...], tuple[tuple[str, ...], ...]]]:
     """Yields (path, logical axes, mesh axes of each dimension) of every parameter."""
-    specs = param_specs(composition.config.model.build())
+    specs = param_specs(model)
     leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     for path, spec in leaves:
         name = ".".join(str(part.key) for part in path)

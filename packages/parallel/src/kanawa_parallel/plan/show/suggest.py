@@ -85,7 +85,8 @@ def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
 
 def _splits(composition: Composition, report: Report) -> list[int]:
     """Returns the numbers of microbatches whose rows still divide over the mesh."""
-    rows = getattr(composition.config, "batch_size", 1)
+    shape = composition.config.batch_shape()
+    rows = 1 if shape is None else shape.rows
     shards = math.prod(report.mesh.get(axis, 1) for axis in ("replica", "data", "fsdp", "expert"))
     return [n for n in _MICROBATCHES if rows % n == 0 and (rows // n) % shards == 0]
 
