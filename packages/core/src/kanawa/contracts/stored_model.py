@@ -36,6 +36,17 @@ class StoredModel:
             (folder / name).write_bytes(source if isinstance(source, bytes) else source.read_bytes())
 
 
+def stays_inside(directory: Path, file: Path) -> bool:
+    """Returns whether a file, links followed, lies in the directory: a folder of somebody else may link anywhere.
+
+    The hub's own cache keeps the files of `snapshots/REVISION` in `blobs` beside it, and counts as inside.
+    """
+    real, home = file.resolve(), directory.resolve()
+    if real.is_relative_to(home):
+        return True
+    return home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+
+
 class ModelStore(abc.ABC):
     """One way to keep models in a directory; catalogued as `kanawa.model_stores`, built without arguments."""
 

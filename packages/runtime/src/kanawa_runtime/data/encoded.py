@@ -14,7 +14,7 @@ from kanawa_runtime.data.corpus import Corpus, Document, Split
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, tokenizer_from_bytes
 
 #: Part of every key: raise it when the same inputs would give other entries.
-_VERSION = "1"
+_VERSION = "2"
 
 
 class EncodedDocuments(NamedTuple):
@@ -22,6 +22,8 @@ class EncodedDocuments(NamedTuple):
 
     ids: np.ndarray
     offsets: np.ndarray
+    #: Bytes of all texts, as they were before encoding.
+    num_bytes: int
 
     @property
     def num_predictions(self) -> np.ndarray:
@@ -57,16 +59,17 @@ def encode_all(documents: Sequence[Document], tokenizer: Tokenizer) -> EncodedDo
         ids = tokenizer.encode(document.data).astype(dtype)
         parts += [bos, ids, eos]
         lengths.append(len(ids) + 2)
-    return EncodedDocuments(np.concatenate(parts), np.cumsum(lengths))
+    num_bytes = sum(len(document.data) for document in documents)
+    return EncodedDocuments(np.concatenate(parts), np.cumsum(lengths), num_bytes)
 
 
 def _encode(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> bytes:
     encoded = encode_all(corpus.documents(split), tokenizer)
     buffer = io.BytesIO()
-    np.savez(buffer, ids=encoded.ids, offsets=encoded.offsets)
+    np.savez(buffer, ids=encoded.ids, offsets=encoded.offsets, num_bytes=encoded.num_bytes)
     return buffer.getvalue()
 
 
 def _parse(payload: bytes) -> EncodedDocuments:
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-        return EncodedDocuments(arrays["ids"], arrays["offsets"])
+        return EncodedDocuments(arrays["ids"], arrays["offsets"], int(arrays["num_bytes"]))

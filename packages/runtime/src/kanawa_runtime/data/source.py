@@ -26,9 +26,12 @@ class TextSource(DataSource):
     """
 
     class Config(DataSource.Config):
+        #: Which tokenizer it is, the data's digest says; where it lies is nobody's business.
+        PLACEMENT = ("tokenizer_file",)
+
         corpus: Corpus.Config = EmbeddedCorpus.Config()
         tokenizer: Tokenizer.Config = BytePairTokenizer.Config()
-        #: A saved tokenizer to use instead of learning one for the corpus.
+        #: A tokenizer to use instead of learning one for the corpus: a saved one, or a Hugging Face model's folder.
         tokenizer_file: str | None = None
         packing: Packing.Config = BestFitPacking.Config()
         split: Split = "train"
@@ -97,7 +100,7 @@ class TextSource(DataSource):
         """Returns row `index`; see `DataSource.row`."""
         length = self.config.sequence_length
         row = empty_row(length, self.tokenizer.pad_id)
-        ids, offsets = self._encoded
+        ids, offsets = self._encoded.ids, self._encoded.offsets
         separate = self._packing.config.separate_documents
         filled = 0
         for number, piece in enumerate(self._plan.row(index), 1):
@@ -124,7 +127,16 @@ class TextSource(DataSource):
     def target_bytes(self, target_ids: np.ndarray, loss_weights: np.ndarray) -> float:
         """Returns the bytes of text that weighted targets stand for; end tokens stand for none."""
         lengths = self.tokenizer.byte_lengths[np.asarray(target_ids)]
-        return float(lengths[np.asarray(loss_weights) > 0].sum())
+        return float(lengths[np.asarray(loss_weights) > 0].sum()) * self._bytes_a_token_byte
+
+    @functools.cached_property
+    def _bytes_a_token_byte(self) -> float:
+        """Bytes of the split's text for each byte its tokens stand for: 1 unless the tokenizer changes the text.
+
+        Some put a space in front or normalise. Over a whole split the sum is then exact, as is nats per byte.
+        """
+        spelled = int(self.tokenizer.byte_lengths[self._encoded.ids].sum(dtype=np.int64))
+        return self._encoded.num_bytes / spelled if spelled else 1.0
 
 
 def empty_row(length: int, pad_id: int = 0) -> dict[str, np.ndarray]:

@@ -19,12 +19,12 @@ from kanawa_runtime.data.tokenizers.bytes import (
     FIRST_LEARNED_ID,
     PAD_ID,
 )
+from kanawa_runtime.data.tokenizers.export import folder_files
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
 
 _logger = logging.getLogger(__name__)
 
-#: Distinct pieces remembered while encoding; past it (a corpus of random bytes) pieces are encoded
-#: each time.
+#: Distinct pieces remembered while encoding; past it (a corpus of random bytes) pieces are encoded each time.
 _CACHE_LIMIT = 500_000
 
 
@@ -45,8 +45,7 @@ class BytePairTokenizer(Tokenizer):
         super().__init__(cfg)
         if cfg.vocab_size <= FIRST_LEARNED_ID:
             message = (
-                f"vocab_size={cfg.vocab_size} leaves no room to learn: 256 bytes and 3 special "
-                "ids come first; "
+                f"vocab_size={cfg.vocab_size} leaves no room to learn: 256 bytes and 3 special ids come first; "
                 "give 1024 to 4096, or use the byte tokenizer"
             )
             raise TokenizerError(message)
@@ -102,6 +101,10 @@ class BytePairTokenizer(Tokenizer):
         pieces = pretokens.split(as_bytes(text))
         return np.fromiter(chain.from_iterable(map(self._pieces.__getitem__, pieces)), np.int32)
 
+    def folder_files(self) -> dict[str, bytes]:
+        """Returns a `tokenizer.json` that encodes identically, and its settings."""
+        return folder_files(self.tokens, self.merges, pretokens.PRETOKEN)
+
     def state(self) -> dict[str, Any]:
         """Returns the merges in order."""
         return {"merges": [list(pair) for pair in self.merges]}
@@ -118,9 +121,8 @@ class _PieceEncoder(dict[bytes, tuple[int, ...]]):
         ids, rank_of = list(piece), self._ranks.get
         unknown = len(self._ranks)
         ranks = [rank_of(pair, unknown) for pair in zip(ids, ids[1:], strict=False)]
-        # A pair made by a merge has a later rank, so taking the leftmost lowest one at a time
-        # merges every
-        # occurrence of it before any other pair, as training did.
+        # A pair made by a merge has a later rank, so taking the leftmost lowest one at a time merges every occurrence
+        # of it before any other pair, as training did.
         while ranks and (rank := min(ranks)) < unknown:
             place = ranks.index(rank)
             ids[place : place + 2] = [FIRST_LEARNED_ID + rank]

@@ -8,6 +8,8 @@ import heapq
 from collections import defaultdict
 from collections.abc import Mapping
 
+from kanawa_runtime.data.tokenizers.bytes import BASE_TOKENS
+
 Pair = tuple[int, int]
 
 
@@ -39,6 +41,7 @@ class _PairCounts:
             for pair in zip(ids, ids[1:], strict=False):
                 self.totals[pair] += weight
                 self.holders[pair].add(index)
+        self.forbidden: set[Pair] = set()
         self.heap = [(-total, pair) for pair, total in self.totals.items()]
         heapq.heapify(self.heap)
 
@@ -51,6 +54,11 @@ class _PairCounts:
             if self.totals.get(pair) == -negative:
                 return pair
         return None
+
+    def forbid(self, pair: Pair) -> None:
+        """Leaves the pair apart for good."""
+        self.totals.pop(pair)
+        self.forbidden.add(pair)
 
     def merge(self, pair: Pair, merged: int) -> None:
         """Replaces `pair` by `merged` in every piece, and brings the counts up to date."""
@@ -69,7 +77,7 @@ class _PairCounts:
                 self.holders[new_pair].add(index)
                 changed.add(new_pair)
         del self.totals[pair]
-        for other in changed:
+        for other in changed - self.forbidden:
             if self.totals.get(other, 0) > 1:
                 heapq.heappush(self.heap, (-self.totals[other], other))
 
@@ -77,15 +85,23 @@ class _PairCounts:
 def learn_merges(counts: Mapping[bytes, int], num_merges: int, first_id: int) -> list[Pair]:
     """Returns up to `num_merges` pairs in order of merging; merge i makes id `first_id + i`.
 
-    `counts` maps pieces to how often they occur. Fewer merges return when no pair occurs twice any
-    more.
+    `counts` maps pieces to how often they occur. Fewer merges return when no pair occurs twice any more. No two
+    merges make the same bytes: a vocabulary maps texts to ids, and the second one could not be written down.
     """
     pairs = _PairCounts(counts)
     merges: list[Pair] = []
+    tokens = list(BASE_TOKENS)
+    made: set[bytes] = set()
     while len(merges) < num_merges:
         pair = pairs.most_frequent()
         if pair is None:
             break
+        token = tokens[pair[0]] + tokens[pair[1]]
+        if token in made:
+            pairs.forbid(pair)
+            continue
+        made.add(token)
+        tokens.append(token)
         pairs.merge(pair, first_id + len(merges))
         merges.append(pair)
     return merges

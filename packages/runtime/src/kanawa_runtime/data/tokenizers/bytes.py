@@ -7,8 +7,7 @@ import numpy as np
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
 
-#: Ids 0 to 255 are the bytes themselves; the special ids follow, and learned tokens come after
-#: those.
+#: Ids 0 to 255 are the bytes themselves; the special ids follow, and learned tokens come after those.
 PAD_ID, BOS_ID, EOS_ID = 256, 257, 258
 FIRST_LEARNED_ID = 259
 
@@ -37,6 +36,12 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns the bytes of `text` as int32."""
         return np.frombuffer(as_bytes(text), np.uint8).astype(np.int32)
+
+    def folder_files(self) -> dict[str, bytes]:
+        """Returns a `tokenizer.json` without merges, and its settings."""
+        from kanawa_runtime.data.tokenizers.export import byte_pieces, folder_files
+
+        return folder_files(self.tokens, [], byte_pieces())
 
     def state(self) -> dict[str, Any]:
         """Returns nothing: nothing is learned."""

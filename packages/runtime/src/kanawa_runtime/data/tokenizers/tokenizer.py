@@ -44,6 +44,27 @@ class Tokenizer(Configurable):
     def state(self) -> dict[str, Any]:
         """Returns what was learned, as JSON values; `cfg.build(state=...)` restores it."""
 
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What a prompt begins with."""
+        return (self.bos_id,)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer; the first one ends documents."""
+        return (self.eos_id,)
+
+    @functools.cached_property
+    def known(self) -> np.ndarray:
+        """Whether each id stands for text or is special, bool [vocab_size]: others never occur, and are never drawn."""
+        known = self.byte_lengths > 0
+        known[[self.pad_id, self.bos_id, self.eos_id]] = True
+        return known
+
+    def folder_files(self) -> dict[str, bytes]:
+        """Returns the files of a model folder in which other libraries find this tokenizer; {} where there are none."""
+        return {}
+
     def fit(self, documents: Iterable[bytes]) -> "Tokenizer":
         """Returns a tokenizer learned from `documents`; itself where there is nothing to learn."""
         del documents
@@ -97,14 +118,29 @@ def tokenizer_from_bytes(content: bytes) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Returns the tokenizer saved at `path`; raises TokenizerError that names the file."""
+    """Returns the tokenizer saved at `path`, or of a Hugging Face folder or its `tokenizer.json`.
+
+    Raises TokenizerError that names the file.
+    """
+    from kanawa_runtime.data.tokenizers.folder import TOKENIZER, folder_state, unreadable
+
+    path = Path(path)
+    file = path / TOKENIZER if path.is_dir() else path
+    if path.is_dir() and not file.is_file():
+        raise TokenizerError(unreadable(path))
     try:
-        return tokenizer_from_bytes(Path(path).read_bytes())
+        content = file.read_bytes()
+        record = json.loads(content)
+        if not isinstance(record, dict) or "model" not in record:
+            return tokenizer_from_bytes(content)
+        from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
     except OSError as error:
-        message = f"can't read the tokenizer {path}: {error.strerror or error}"
+        message = f"can't read the tokenizer {file}: {error.strerror or error}"
         raise TokenizerError(message) from error
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{path} isn't a saved tokenizer: {error}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{file} isn't a saved tokenizer: {error}"
         raise TokenizerError(message) from error
 
 

@@ -1,0 +1,14 @@
+"""The alphabet in which byte-level vocabularies write bytes: one printable character each, as GPT-2 chose them."""
+
+#: Bytes that are printable characters of Latin-1 stand for themselves; the others take characters from 256 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+
+CHARACTER_OF: dict[int, str] = {byte: chr(byte) for byte in _PRINTABLE}
+CHARACTER_OF |= {byte: chr(256 + index) for index, byte in enumerate(_OTHERS)}
+BYTE_OF: dict[str, int] = {character: byte for byte, character in CHARACTER_OF.items()}
+
+
+def spelled(data: bytes) -> str:
+    """Returns the bytes in the alphabet."""
+    return "".join(CHARACTER_OF[byte] for byte in data)

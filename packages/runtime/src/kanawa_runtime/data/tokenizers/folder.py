@@ -1,0 +1,121 @@
+"""Finding a tokenizer in a folder: one of ours, or the files that Hugging Face models come with."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kanawa.contracts.stored_model import stays_inside
+
+from kanawa_runtime.data.errors import TokenizerError
+
+#: The file, whoever wrote it; and what lies beside a Hugging Face one and belongs to it.
+TOKENIZER = "tokenizer.json"
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+_TEMPLATE = "chat_template.jinja"
+#: Of models without `tokenizer.json`, and what to do about each.
+_UNREADABLE = {
+    "tokenizer.model": "a SentencePiece model",
+    "spiece.model": "a SentencePiece model",
+    "vocab.json": "a vocabulary of the older kind",
+    "vocab.txt": "a vocabulary of the older kind",
+    "tekken.json": "a tekken vocabulary",
+}
+#: Names that end tokens go by where no file says which one it is.
+_END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+
+
+def unreadable(folder: Path) -> str:
+    """Returns why a folder without `tokenizer.json` has no tokenizer we read, and what to do."""
+    present = [f"{name}, {kind}" for name, kind in _UNREADABLE.items() if (folder / name).exists()]
+    present += [f"{path.name}, a tiktoken vocabulary" for path in sorted(folder.glob("*.tiktoken"))]
+    if not present:
+        return f"{folder} has no {TOKENIZER}"
+    return (
+        f"{folder} has {present[0]}, and no {TOKENIZER}, which is the one kind that is read; write it with "
+        f"transformers: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
+
+
+def folder_state(folder: Path) -> dict[str, Any]:
+    """Returns the state of the tokenizer in a folder; raises TokenizerError, ValueError where a file can't be right."""
+    if not (folder / TOKENIZER).is_file():
+        raise TokenizerError(unreadable(folder))
+    names = [name for name in (TOKENIZER, *SETTINGS, _TEMPLATE) if (folder / name).is_file()]
+    return files_state({name: _text(folder, name) for name in names}, _model_config(folder))
+
+
+def files_state(files: Mapping[str, str], model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the state of the tokenizer that these texts make up; `model_config` is the model's config.json or {}."""
+    content = _parsed(TOKENIZER, files[TOKENIZER])
+    if not isinstance(content.get("model"), dict) or "vocab" not in content["model"]:
+        message = f"{TOKENIZER} has no model with a vocabulary"
+        raise ValueError(message)
+    content.setdefault("added_tokens", [])
+    settings = {name: _parsed(name, files[name]) for name in SETTINGS if name in files}
+    return {"files": dict(files), "special": _special_ids(content, settings, model_config)}
+
+
+def _special_ids(
+    content: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], model_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the ids that begin, end and pad, all that stop an answer, and one more than the model's largest id."""
+    ids = {str(token["content"]): int(token["id"]) for token in content["added_tokens"]}
+    vocab = content["model"]["vocab"]
+    # A Unigram model lists (token, score) by id, all others map tokens to ids.
+    ids |= vocab if isinstance(vocab, dict) else {str(entry[0]): index for index, entry in enumerate(vocab)}
+    said = [settings.get(name, {}) for name in SETTINGS[:2]]
+    numbers = [settings.get("generation_config.json", {}), model_config]
+
+    def named(role: str) -> int | None:
+        for source in said:
+            token = source.get(f"{role}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str) and token in ids:
+                return ids[token]
+        listed = [number for source in numbers for number in _numbers(source.get(f"{role}_token_id"))]
+        return listed[0] if listed else None
+
+    end = named("eos")
+    if end is None:
+        end = next((ids[name] for name in _END_NAMES if name in ids), None)
+    stop = {number for source in numbers for number in _numbers(source.get("eos_token_id"))}
+    stop |= set() if end is None else {end}
+    limit = model_config.get("vocab_size")
+    return {
+        "bos": named("bos"),
+        "eos": end,
+        "pad": named("pad"),
+        "stop": sorted(stop),
+        "limit": limit if isinstance(limit, int) else None,
+    }
+
+
+def _numbers(value: Any) -> list[int]:
+    listed = value if isinstance(value, list) else [value]
+    return [number for number in listed if isinstance(number, int) and not isinstance(number, bool)]
+
+
+def _text(folder: Path, name: str) -> str:
+    file = folder / name
+    if not stays_inside(folder, file):
+        message = f"{file} is a link out of its folder, to {file.resolve()}; put the file itself there"
+        raise TokenizerError(message)
+    return file.read_bytes().decode("utf-8")
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        message = f"{name} holds a {type(content).__name__}, expected an object"
+        raise ValueError(message)
+    return content
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    """Returns the model's own config, whose ids and size count where the tokenizer's files say nothing; {} without."""
+    try:
+        content = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and "$type" not in content else {}
