@@ -37,7 +37,7 @@ PACKAGES = (
     "backends-neuron",
     "runtime",
 )
-EVERYTHING = ("kanawa[train,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
+EVERYTHING = ("kanawa[train,hf,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
 HEAVY = {"core", "layers", "parallel", "runtime", "integration"}
 RUN = "runs/quickstart"
 EXTRA_STEPS = 50

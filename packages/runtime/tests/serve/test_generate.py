@@ -1,5 +1,7 @@
 """Generation against a naive loop of full forwards, sampling against its definition, and healed prompts."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import kanawa as kn
@@ -8,6 +10,7 @@ import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.serve.continuation import Continuation, continued
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.healing import first_tokens, heal
 from kanawa_runtime.serve.sampling import Sampling, SamplingConfig, sample
@@ -47,6 +50,33 @@ def test_a_stop_token_ends_a_row_and_is_not_returned(generator):
     cut = generator.generate([prompt], 6, GREEDY, stop_ids=(stop,))[0]
     assert cut.finish_reason == "stop"
     assert cut.token_ids == free.token_ids[: free.token_ids.index(stop)]
+
+
+def test_streaming_gives_the_same_tokens_one_by_one(generator):
+    prompts, hot = [list(range(64)), list(range(30))], SamplingConfig(temperature=1.0, seed=5)
+    stop = (generator.generate(prompts, 8, hot)[1].token_ids[4],)
+    whole = generator.generate(prompts, 8, hot, stop)
+    pieces = list(generator.stream(prompts, 8, hot, stop))
+    assert pieces[-1] == whole
+    assert len(pieces) <= 8
+    for before, after in itertools.pairwise(pieces):
+        for old, new in zip(before, after, strict=True):
+            assert new.token_ids[: len(old.token_ids)] == old.token_ids
+    assert [len(piece[0].token_ids) for piece in pieces[:3]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+def test_padded_ids_are_never_drawn(temperature):
+    # The model's 64 ids padded from a tokenizer's 10, with a hole at 3: what is likeliest is mostly not allowed.
+    known = np.arange(10) != 3
+    padded = Generator(MODEL, PARAMS, known=known)
+    hot = SamplingConfig(temperature=temperature, seed=1)
+    blanks = np.zeros((1, 10), bool)
+    blanks[0, [2, 3]] = True
+    ids = padded.generate([list(range(64))], 40, hot, first_tokens=blanks)[0].token_ids
+    assert ids[0] == 2
+    assert set(ids) <= set(np.flatnonzero(known).tolist())
+    assert not set(Generator(MODEL, PARAMS).generate([list(range(64))], 40, hot)[0].token_ids) <= set(range(10))
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(generator):
@@ -106,3 +136,16 @@ def test_a_last_blank_is_taken_back_and_asked_for_again():
     assert all(tokenizer.tokens[i].startswith(b" ") for i in np.flatnonzero(allowed[0]))
     assert allowed[1].all()
     assert first_tokens(tokenizer, [plain]) is None
+
+
+def test_the_prompts_blanks_come_once_and_characters_whole():
+    documents = ["def name(x): ü 漢字 🎉\n".encode() * 50]
+    tokenizer = BytePairTokenizer.Config(vocab_size=300, min_piece_count=1).build().fit(documents)
+    healed = heal(tokenizer, "def ")
+    ids = tokenizer.encode(" ü 漢字 🎉").tolist()
+    growing = Continuation(tokenizer, healed)
+    pieces = [growing.push([i]) for i in ids]
+    assert "".join(pieces) == "ü 漢字 🎉" == continued(tokenizer, healed, ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+    cut = Continuation(tokenizer, healed)
+    assert cut.push(ids[:-1]) + cut.finish() == "ü 漢字 🎉"[:-1] + "\ufffd"

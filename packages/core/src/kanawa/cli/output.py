@@ -13,6 +13,12 @@ def write(text: str = "") -> None:
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
+def write_piece(text: str) -> None:
+    """Writes text to stdout at once, without a line end: for what grows while one looks."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def write_json(data: Any) -> None:
     """Writes data as indented JSON to stdout."""
     write(json.dumps(data, indent=2, ensure_ascii=False))

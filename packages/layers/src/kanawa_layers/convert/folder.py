@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kanawa.contracts.stored_model import stays_inside
 from kanawa.errors import did_you_mean
 
 from kanawa_layers.convert.errors import ConvertError, PickleRefusedError, SafetensorsError
@@ -56,6 +57,10 @@ def open_folder(directory: Path) -> Folder:
     """Returns the folder with all headers read and checked; raises ConvertError, SafetensorsError."""
     config = read_config(directory)
     files = {path.name: path for pattern in CARRIED for path in sorted(directory.glob(pattern)) if path.is_file()}
+    for path in files.values():
+        if not stays_inside(directory, path):
+            message = f"{path} is a link out of its folder, to {path.resolve()}; put the file itself there"
+            raise ConvertError(message)
     tensors: dict[str, Entry] = {}
     for file in _shards(directory):
         for name, entry in read_header(file).items():

@@ -2,12 +2,18 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kanawa.cli.output import write
+from kanawa.cli.output import write, write_piece
 from kanawa.errors import UsageError
 from kanawa.plugins import Command
+
+if TYPE_CHECKING:
+    from kanawa_runtime.serve.generate import Completion
+
+Pieces: TypeAlias = "Iterator[list[Completion]]"
 
 
 def command() -> Command:
@@ -44,38 +50,76 @@ def run(args: argparse.Namespace) -> int:
     from kanawa_runtime.commands.process import prepare_process
     from kanawa_runtime.serve.generate import Generator
     from kanawa_runtime.serve.healing import first_tokens
-    from kanawa_runtime.serve.open_run import open_run, tokenizer_of
+    from kanawa_runtime.serve.open_run import no_tokenizer, open_run
     from kanawa_runtime.serve.sampling import SamplingConfig
 
     if bool(args.prompt) == bool(args.prompt_ids):
         message = "give --prompt TEXT or --prompt-ids 1,2,3 (either may be repeated)"
         raise UsageError(message)
     sampling = SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    sampling.clone().freeze()
     prepare_process()
     opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
-    tokenizer = tokenizer_of(opened) if args.prompt else _tokenizer_if_any(opened)
+    tokenizer = _tokenizer(opened, needed=bool(args.prompt))
+    if args.prompt and tokenizer is None:
+        raise no_tokenizer(opened)
     prompts = _prompts(args, tokenizer, opened.composition.config.model.vocab_size)
-    generator = Generator(opened.trainer.model, opened.params, state=opened.state, environment=opened.environment)
-    stop = () if tokenizer is None else (tokenizer.eos_id,)
+    generator = Generator(
+        opened.trainer.model,
+        opened.params,
+        state=opened.state,
+        environment=opened.environment,
+        known=None if tokenizer is None else tokenizer.known,
+    )
+    stop = () if tokenizer is None else tokenizer.stop_ids
     first = None if tokenizer is None else first_tokens(tokenizer, prompts)
-    completions = generator.generate([p.ids for p in prompts], args.max_tokens, sampling, stop, first)
-    shown = args.prompt or args.prompt_ids
-    for text, prompt, found in zip(shown, prompts, completions, strict=True):
-        new = None
-        if tokenizer is not None:
-            new = tokenizer.decode_bytes(found.token_ids).removeprefix(prompt.blanks).decode("utf-8", "replace")
-        record = {"prompt": text, "text": new, "token_ids": found.token_ids, "logprobs": found.logprobs}
-        readable = f"{text}{new}" if new is not None and args.prompt else str(found.token_ids)
-        write(json.dumps(record) if args.json else readable)
+    every = args.max_tokens if args.json else 1
+    pieces = generator.stream([p.ids for p in prompts], args.max_tokens, sampling, stop, first, every=every)
+    show = _show_json if args.json else _show_growing
+    show(args, pieces, prompts, tokenizer)
     return 0
 
 
-def _tokenizer_if_any(opened: object) -> object | None:
+def _show_json(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], tokenizer: Any) -> None:
+    from kanawa_runtime.serve.continuation import continued
+
+    *_, completions = pieces
+    for text, prompt, completion in zip(args.prompt or args.prompt_ids, prompts, completions, strict=True):
+        new = None if tokenizer is None else continued(tokenizer, prompt, completion.token_ids)
+        record = {"prompt": text, "text": new, "token_ids": completion.token_ids, "logprobs": completion.logprobs}
+        write(json.dumps(record))
+
+
+def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], tokenizer: Any) -> None:
+    """Writes the first completion while it grows, then the others, which were decoded beside it."""
+    from kanawa_runtime.serve.continuation import Continuation, continued
+
+    if not args.prompt:
+        *_, completions = pieces
+        for completion in completions:
+            write(str(completion.token_ids))
+        return
+    growing, shown, completions = Continuation(tokenizer, prompts[0]), 0, []
+    write_piece(args.prompt[0])
+    for completions in pieces:
+        ids = completions[0].token_ids
+        write_piece(growing.push(ids[shown:]))
+        shown = len(ids)
+    write(growing.finish())
+    for text, prompt, completion in zip(args.prompt[1:], prompts[1:], completions[1:], strict=True):
+        write(text + continued(tokenizer, prompt, completion.token_ids))
+
+
+def _tokenizer(opened: Any, *, needed: bool) -> Any:
+    """Returns the run's tokenizer; where ids were given none is needed, and a broken one is as good as none."""
+    from kanawa_runtime.data.errors import TokenizerError
     from kanawa_runtime.serve.open_run import tokenizer_of
 
     try:
         return tokenizer_of(opened)
-    except UsageError:
+    except TokenizerError:
+        if needed:
+            raise
         return None
 
 

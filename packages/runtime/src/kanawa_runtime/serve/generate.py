@@ -1,7 +1,7 @@
 """Generation in two compiled programs: prefill the prompts, then one loop that decodes to the end."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,11 +49,18 @@ class Generator:
         state: Any = None,
         environment: Environment | None = None,
         cache_dtype: str = "float32",
+        known: np.ndarray | None = None,
     ) -> None:
+        """Takes a causal model and its parameters as they are trained.
+
+        `known`, bool of at most the model's vocabulary, says which ids the tokenizer has: a model's vocabulary is
+        often padded to a round number, and a padded id, which stands for no text, must never be drawn.
+        """
         self.model = model
         self.environment = environment or Environment()
         self.state = state or {}
         self.cache_dtype = cache_dtype
+        self.known = known
         with self.environment.active():
             self.params = jax.jit(model.unstacked)(params)
         self._prefill = jax.jit(self.prefill, static_argnames=("sampling",), donate_argnums=3)
@@ -71,6 +78,23 @@ class Generator:
 
         `first_tokens`, bool [prompts, vocab], restricts each completion's first token.
         """
+        *_, last = self.stream(prompts, max_tokens, sampling, stop_ids, first_tokens, every=max_tokens)
+        return last
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: SamplingConfig | None = None,
+        stop_ids: Sequence[int] = (),
+        first_tokens: np.ndarray | None = None,
+        *,
+        every: int = 1,
+    ) -> Iterator[list[Completion]]:
+        """Yields what there is of each completion after every `every` tokens; the last are those of `generate`.
+
+        The compiled loop is the same whatever `every` is, and stops where it is told to; so are the tokens.
+        """
         if max_tokens < 1 or not prompts or not all(len(p) for p in prompts):
             message = (
                 f"generate needs at least one token a prompt and max_tokens >= 1; "
@@ -82,10 +106,15 @@ class Generator:
         rows, padded = ids.shape
         total = -(-(padded + max_tokens) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
         keys = _row_keys(chosen.seed, rows)
+        known = self._over_vocabulary(self.known)
+        allowed = self._over_vocabulary(first_tokens)
+        if known is not None and allowed is not None:
+            allowed &= known
+        first_allowed = known if allowed is None else allowed
         with self.environment.active():
             caches = self.new_caches(rows, total)
-            first, caches = self._prefill(ids, lengths, keys, caches, self.params, first_tokens, sampling=chosen)
-            start = LoopState(
+            first, caches = self._prefill(ids, lengths, keys, caches, self.params, first_allowed, sampling=chosen)
+            state = LoopState(
                 jnp.ones((), jnp.int32),
                 first[0],
                 jnp.isin(first[0], jnp.asarray(stop_ids, jnp.int32)),
@@ -93,8 +122,26 @@ class Generator:
                 jnp.zeros((rows, max_tokens), jnp.float32).at[:, 0].set(first[1]),
                 caches,
             )
-            ended = self._loop(lengths, keys, start, self.params, sampling=chosen, stop_ids=tuple(stop_ids))
-        return _completions(np.asarray(ended.ids), np.asarray(ended.logprobs), set(stop_ids))
+        until = min(every, max_tokens)
+        while True:
+            # The plan is active only while a program runs: between two pieces the caller's own code does.
+            with self.environment.active():
+                state = self._loop(
+                    lengths, keys, state, self.params, np.int32(until), known, sampling=chosen, stop_ids=tuple(stop_ids)
+                )
+            count, done = int(state.count), bool(np.all(np.asarray(state.done)))
+            ids_now, logprobs_now = np.asarray(state.ids)[:, :count], np.asarray(state.logprobs)[:, :count]
+            yield _completions(ids_now, logprobs_now, set(stop_ids))
+            if count >= max_tokens or (stop_ids and done):
+                return
+            until = min(until + every, max_tokens)
+
+    def _over_vocabulary(self, allowed: np.ndarray | None) -> np.ndarray | None:
+        """Returns the mask over the model's whole vocabulary: what a tokenizer doesn't reach isn't allowed."""
+        if allowed is None:
+            return None
+        rest = self.model.config.vocab_size - allowed.shape[-1]
+        return np.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, rest)])
 
     def new_caches(self, rows: int, length: int) -> Any:
         """Returns empty caches for `rows` sequences of at most `length` tokens."""
@@ -124,9 +171,7 @@ class Generator:
             if lengths.ndim == 0
             else jnp.take_along_axis(logits, last, axis=1)[:, 0]
         )
-        if first_tokens is not None:
-            final = jnp.where(first_tokens, final, -jnp.inf)
-        return sample(final, sampling, keys, jnp.zeros((), jnp.int32)), caches
+        return sample(_only(final, first_tokens), sampling, keys, jnp.zeros((), jnp.int32)), caches
 
     def decode_loop(
         self,
@@ -134,22 +179,24 @@ class Generator:
         keys: Any,
         start: LoopState,
         params: Any,
+        until: Any = None,
+        known: Any = None,
         *,
         sampling: Sampling,
         stop_ids: tuple[int, ...] = (),
     ) -> LoopState:
-        """Returns the loop's last state: every row stopped, or `max_tokens` reached."""
+        """Returns the loop's last state: every row stopped, or `until` (by default all) tokens are there."""
         decode = kn.functional(self.model, "decode")
         stops = jnp.asarray(stop_ids, jnp.int32)
 
         def going(carry: LoopState) -> Array:
-            more = carry.count < carry.ids.shape[1]
+            more = carry.count < (carry.ids.shape[1] if until is None else until)
             return jnp.logical_and(more, ~jnp.all(carry.done)) if stop_ids else more
 
         def body(carry: LoopState) -> LoopState:
             sequences = Sequences(lengths=lengths + carry.count - 1)
             (logits, caches), _ = decode(params, self.state, carry.last[:, None], sequences, carry.caches)
-            ids, logprobs = sample(logits[:, 0], sampling, keys, carry.count)
+            ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.count)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(
                 carry.count + 1,
@@ -163,15 +210,20 @@ class Generator:
         return jax.lax.while_loop(going, body, start)
 
 
+def _only(logits: Float[Array, "B V"], allowed: Any) -> Float[Array, "B V"]:
+    """Returns logits with what isn't allowed, bool [V] or [B, V], at minus infinity."""
+    return logits if allowed is None else jnp.where(jnp.broadcast_to(allowed, logits.shape), logits, -jnp.inf)
+
+
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids [B, padded] and lengths: a scalar where all are equal, which decodes fastest."""
-    found = {len(p) for p in prompts}
-    width = -(-max(found) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
+    sizes = {len(p) for p in prompts}
+    width = -(-max(sizes) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
     ids = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
-    if len(found) == 1:
-        return ids, np.asarray(found.pop(), np.int32)
+    if len(sizes) == 1:
+        return ids, np.asarray(sizes.pop(), np.int32)
     return ids, np.asarray([len(p) for p in prompts], np.int32)
 
 
@@ -181,10 +233,10 @@ def _row_keys(seed: int, rows: int) -> jax.Array:
 
 
 def _completions(ids: np.ndarray, logprobs: np.ndarray, stop: set[int]) -> list[Completion]:
-    found = []
+    completions = []
     for row, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True):
         end = next((i for i, token in enumerate(row) if token in stop), None)
         kept = len(row) if end is None else end
         reason = "length" if end is None else "stop"
-        found.append(Completion(row[:kept], row_logprobs[:kept], reason))
-    return found
+        completions.append(Completion(row[:kept], row_logprobs[:kept], reason))
+    return completions

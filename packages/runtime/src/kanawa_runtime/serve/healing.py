@@ -19,16 +19,25 @@ class HealedPrompt(NamedTuple):
 
 
 def heal(tokenizer: Tokenizer, text: str) -> HealedPrompt:
-    """Returns the prompt's ids with a begin token, without a last token of blanks alone."""
-    ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
+    """Returns the prompt's ids with what its tokenizer begins with, without a last token of blanks alone.
+
+    An empty prompt is the beginning of a document.
+    """
+    encoded = tokenizer.encode(text).tolist()
+    prefix = list(tokenizer.prefix_ids) if encoded else [tokenizer.bos_id]
+    ids = prefix + encoded
     last = tokenizer.tokens[ids[-1]]
-    if len(ids) > 2 and last and not last.strip(b" \t"):
+    if len(encoded) > 1 and last and not last.strip(b" \t"):
         return HealedPrompt(ids[:-1], last)
     return HealedPrompt(ids, b"")
 
 
 def first_tokens(tokenizer: Tokenizer, prompts: Sequence[HealedPrompt]) -> np.ndarray | None:
-    """Returns bool [prompts, vocab]: tokens that begin with each prompt's blanks; None where none were taken back."""
+    """Returns bool [prompts, tokenizer's vocab]: tokens that begin with each prompt's blanks; None if there are none.
+
+    Blanks that no token begins with restrict nothing.
+    """
     if not any(prompt.blanks for prompt in prompts):
         return None
-    return np.array([[token.startswith(p.blanks) for token in tokenizer.tokens] for p in prompts])
+    allowed = np.array([[token.startswith(p.blanks) for token in tokenizer.tokens] for p in prompts])
+    return allowed | ~allowed.any(1, keepdims=True)

@@ -15,6 +15,7 @@ from kanawa.module import Module, param_specs
 from kanawa.plugins import component, host
 
 from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.serve.run_path import check_is_directory
 from kanawa_runtime.train.trainer import Trainer
 
 #: The name under which this package catalogues its own store.
@@ -39,15 +40,16 @@ def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | 
 
 def stored_model(directory: Path) -> StoredModel:
     """Returns the model of a run or of any other known folder; raises UsageError where nobody knows it."""
-    found = stored_elsewhere(directory)
+    check_is_directory(directory)
+    stored = stored_elsewhere(directory)
     own = component("model_stores", OWN)()
-    if found is None and own.holds(directory):
-        found = own.load(directory)
-    if found is None:
+    if stored is None and own.holds(directory):
+        stored = own.load(directory)
+    if stored is None:
         names = ", ".join(sorted(state.name for state in host().components("model_stores")))
         message = f"{directory} holds no model of a known kind ({names})"
         raise UsageError(message)
-    return found
+    return stored
 
 
 def fitted(stored: StoredModel, module: Module) -> Mapping[str, Any]:

@@ -19,11 +19,13 @@ from kanawa.contracts import ModelStore, StoredModel
 from kanawa.errors import UsageError
 
 from kanawa_runtime.checkpoint.durable import write_durable
+from kanawa_runtime.data.tokenizers.folder import TOKENIZER
+from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
 from kanawa_runtime.serve.imported import imported_experiment
 from kanawa_runtime.train.environment_record import environment_record
-from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, PLUGINS, read_config
+from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, read_config
 
-ORIGIN, NOTES = "origin", "notes.json"
+NOTES = "notes.json"
 
 
 class RunStore(ModelStore):
@@ -32,16 +34,21 @@ class RunStore(ModelStore):
     def holds(self, directory: Path) -> bool:
         """Returns whether config.json is a config of ours."""
         try:
-            found = json.loads((directory / CONFIG).read_bytes())
+            config = json.loads((directory / CONFIG).read_bytes())
         except (OSError, ValueError):
             return False
-        return isinstance(found, dict) and "$type" in found
+        return isinstance(config, dict) and "$type" in config
 
     def outline(self, directory: Path, step: int | None = None) -> StoredModel:
-        """Returns the run's model, what it carries and its origin's notes, without arrays."""
+        """Returns the run's model, what it carries and its origin's notes, without arrays.
+
+        What it carries is its tokenizer, as other libraries read it: that of its data, else of its origin.
+        """
         origin = directory / ORIGIN
         notes = json.loads((origin / NOTES).read_bytes()) if (origin / NOTES).exists() else {}
-        files = {path.name: path for path in sorted(origin.glob("*")) if path.name != NOTES}
+        files: dict[str, Path | bytes] = {p.name: p for p in sorted(origin.glob("*")) if p.name != NOTES}
+        if (directory / TOKENIZER).is_file():
+            files |= load_tokenizer(directory / TOKENIZER).folder_files()
         return StoredModel(read_config(directory).model, {}, {}, files, notes)
 
     def load(self, directory: Path, step: int | None = None) -> StoredModel:

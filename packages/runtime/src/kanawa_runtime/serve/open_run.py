@@ -9,10 +9,11 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
+from kanawa_runtime.data.tokenizers.folder import TOKENIZER, unreadable
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
-from kanawa_runtime.train.loop import TOKENIZER
-from kanawa_runtime.train.run_directory import CHECKPOINTS, read_config
+from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
+from kanawa_runtime.train.run_directory import CHECKPOINTS, ORIGIN, read_config
 from kanawa_runtime.train.trainer import Trainer
 
 
@@ -44,7 +45,10 @@ def open_run(
     model store holds, such as Hugging Face's, opens like a run at step 0. `data` names an experiment whose data and
     evaluation take the place of the run's.
     """
+    check_is_directory(directory)
     stored = stored_elsewhere(directory, step)
+    if stored is None and not looks_like_run(directory):
+        raise not_a_run(directory)
     cfg = read_config(directory).clone() if stored is None else imported_experiment(stored.config)
     cfg.execution.set(mesh=None, strategies=())
     if data is not None:
@@ -71,10 +75,26 @@ def open_run(
     return OpenedRun(directory, composition, trainer, found, params, state, restored.step)
 
 
-def tokenizer_of(run: OpenedRun) -> Any:
-    """Returns the tokenizer kept with the run; raises UsageError where its data has none."""
-    kept = run.directory / TOKENIZER
-    if kept.exists() and (run.directory / CHECKPOINTS).is_dir():
-        return load_tokenizer(kept)
-    message = f"{run.directory} has no tokenizer of ours; give --prompt-ids 1,2,3 instead of --prompt"
-    raise UsageError(message)
+def tokenizer_of(run: OpenedRun) -> Tokenizer | None:
+    """Returns the tokenizer of the run's data, of its origin, or of another library's folder; None without one.
+
+    Raises TokenizerError where one is there and can't be read, UsageError where the model has no room for its ids.
+    """
+    folders = (run.directory, run.directory / ORIGIN)
+    file = next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
+    if file is None:
+        return None
+    tokenizer = load_tokenizer(file)
+    rows = run.composition.config.model.vocab_size
+    if tokenizer.vocab_size > rows:
+        message = (
+            f"the tokenizer {file} has {tokenizer.vocab_size} ids, but the model has rows for {rows}: they don't "
+            "belong together; put the model's own tokenizer there"
+        )
+        raise UsageError(message)
+    return tokenizer
+
+
+def no_tokenizer(run: OpenedRun) -> UsageError:
+    """Returns the error of a prompt in text for a run without a tokenizer."""
+    return UsageError(f"{unreadable(run.directory)}; or give --prompt-ids 1,2,3 instead of --prompt")

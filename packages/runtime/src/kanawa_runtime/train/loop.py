@@ -29,8 +29,6 @@ from kanawa_runtime.train.trainer import Trainer, TrainState
 
 logger = logging.getLogger(__name__)
 
-#: The tokenizer of the run's data, in its directory.
-TOKENIZER = "tokenizer.json"
 #: What `kanawa train` returns to the shell.
 EXIT_DONE, EXIT_RETRY = 0, 42
 

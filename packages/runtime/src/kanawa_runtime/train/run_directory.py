@@ -22,6 +22,8 @@ from kanawa_runtime.train.run_lock import RunLock
 #: Of the layout; a change that older code would misread needs a new number.
 FORMAT = 1
 
+#: Where an imported run keeps what the folder it came from wants back.
+ORIGIN = "origin"
 CONFIG, PLUGINS, EVENTS, CHECKPOINTS, REPORT = (
     "config.json",
     "plugins.json",

@@ -1,0 +1,50 @@
+"""What a command says of a path that is no run, before anything heavy is loaded."""
+
+from pathlib import Path
+
+from kanawa.errors import UsageError, did_you_mean
+
+from kanawa_runtime.train.run_directory import CONFIG, EVENTS
+
+_MOST_NAMED = 8
+
+
+class NoRunError(UsageError):
+    """A path was given as a run and is none; the message says what lies there instead."""
+
+
+def check_is_directory(path: Path) -> None:
+    """Raises NoRunError, with near names, where there is no directory at the path."""
+    if path.is_dir():
+        return
+    if path.exists():
+        inside = f"; did you mean {str(path.parent)!r}?" if looks_like_run(path.parent) else ""
+        message = f"{path} is a file, expected a run's directory{inside}"
+        raise NoRunError(message)
+    parent = path.parent
+    if not parent.is_dir():
+        message = f"there is no run {path}: {parent} does not exist either (the working folder is {Path.cwd()})"
+        raise NoRunError(message)
+    near = did_you_mean(path.name, runs_in(parent))
+    message = f"there is no run {path}{near}; kanawa train EXPERIMENT --run {path} starts one"
+    raise NoRunError(message)
+
+
+def not_a_run(path: Path) -> NoRunError:
+    """Returns the error of a directory that holds no run and no model."""
+    inner = runs_in(path)[:_MOST_NAMED]
+    if inner:
+        return NoRunError(f"{path} is no run itself; it holds {', '.join(str(path / name) for name in inner)}")
+    content = sorted(entry.name for entry in path.iterdir())[:_MOST_NAMED]
+    held = f"it holds {', '.join(content)}" if content else "it is empty"
+    return NoRunError(f"{path} is not a run: it has no {CONFIG} and no {EVENTS}; {held}")
+
+
+def looks_like_run(path: Path) -> bool:
+    """Returns whether a directory has what a run or a model's folder begins with."""
+    return (path / CONFIG).is_file() or (path / EVENTS).is_file()
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Returns the names of runs and model folders directly below a folder."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and looks_like_run(entry))
