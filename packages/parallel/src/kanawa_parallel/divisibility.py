@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import kanawa as kn
 from kanawa.arrays.axes import MESH_AXES
-from kanawa.arrays.rules import Rules, resolve, split_axes
+from kanawa.arrays.rules import Rules, assign, split_axes
 from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Workload
@@ -125,10 +125,10 @@ def _split(
     sizes: tuple[int, ...], axes: tuple[str | None, ...], rules: Rules, shape: Mapping[str, int]
 ) -> Iterator[tuple[int, str, int, tuple[str, ...]]]:
     """Yields (position, logical axis, size, mesh axes) of the dimensions that a mesh axis splits."""
-    spec = tuple(resolve(split_axes(sizes, axes), rules, shape))
-    for index, (axis, size, entry) in enumerate(zip(axes, sizes, spec, strict=False)):
-        if entry is not None and axis is not None:
-            yield index, axis, size, (entry,) if isinstance(entry, str) else tuple(entry)
+    assignment = assign(split_axes(sizes, axes), rules, shape)
+    for index, (axis, size, names) in enumerate(zip(axes, sizes, assignment, strict=True)):
+        if names and axis is not None:
+            yield index, axis, size, names
 
 
 def _parts(cause: _Cause, shape: Mapping[str, int]) -> int:

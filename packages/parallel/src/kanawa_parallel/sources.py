@@ -19,10 +19,10 @@ _REFUSALS = (KanawaError, ValueError, TypeError, ArithmeticError, LookupError)
 
 
 class Dimension(NamedTuple):
-    """One dimension of a parameter: its path below the model, and the position in its shape."""
+    """One dimension of a parameter: its path below the model, and where it stands in its shape."""
 
     path: str
-    index: int
+    position: int
 
 
 def sources(config: Workload.Config, dimensions: Sequence[Dimension]) -> list[str]:
@@ -31,7 +31,7 @@ def sources(config: Workload.Config, dimensions: Sequence[Dimension]) -> list[st
     left, fields = list(dimensions), []
     while left:
         first = left[0]
-        field, changed = _source(config, first, sizes[first.path][first.index])
+        field, changed = _source(config, first, sizes[first.path][first.position])
         fields.append(field or f"model.{first.path}")
         # The same number sets most of the others: their sizes have changed with it.
         left = [d for d in left[1:] if not field or d.path not in changed or _same(d, sizes, changed)]
@@ -44,7 +44,7 @@ def _source(config: Workload.Config, dimension: Dimension, size: int) -> tuple[s
     for field, value in sorted(numbers, key=lambda number: number[1] != size):
         changed = _with(config, field, 2 * value) or _with(config, field, value + 1)
         now = changed.get(dimension.path)
-        if now is not None and now[dimension.index : dimension.index + 1] != (size,):
+        if now is not None and now[dimension.position : dimension.position + 1] != (size,):
             return field, changed
     return "", {}
 
@@ -83,4 +83,4 @@ def _sizes(config: Workload.Config) -> dict[str, tuple[int, ...]]:
 
 def _same(dimension: Dimension, before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...]]) -> bool:
     old, new = before[dimension.path], after[dimension.path]
-    return old[dimension.index] == new[dimension.index] if len(old) == len(new) else False
+    return old[dimension.position] == new[dimension.position] if len(old) == len(new) else False

@@ -1,11 +1,11 @@
 """`constrain`: a layer says what an activation's axes mean; the plan in force says where they live."""
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.arrays.plan import current_plan
-from kanawa.arrays.rules import Rules, check_divides, resolve, split_axes
+from kanawa.arrays.rules import Rules, assign, check_divides, partition, split_axes
 from kanawa.errors import ShardingError
 
 
@@ -44,6 +44,6 @@ def _constrain(x: jax.Array, axes: LogicalAxes, rules: Rules, what: str) -> jax.
         message = f"{what}: array of shape {x.shape} has {x.ndim} dimensions but axes {axes} name {len(axes)}"
         raise ShardingError(message)
     axes = split_axes(x.shape, axes)
-    spec: PartitionSpec = resolve(axes, rules, mesh_shape)
-    check_divides(x.shape, axes, spec, mesh_shape, what)
-    return jax.lax.with_sharding_constraint(x, spec)
+    assignment = assign(axes, rules, mesh_shape)
+    check_divides(x.shape, axes, assignment, mesh_shape, what)
+    return jax.lax.with_sharding_constraint(x, partition(assignment))

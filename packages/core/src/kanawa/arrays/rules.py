@@ -1,7 +1,9 @@
 """From logical axes to mesh axes: ordered rules, each mesh axis used once per array."""
 
 import functools
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from jax.sharding import PartitionSpec
 
@@ -12,17 +14,34 @@ from kanawa.errors import ShardingError
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def resolve(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> PartitionSpec:
-    """Returns the PartitionSpec of an array with these logical axes.
+#: The mesh axes of each dimension of an array; empty where the dimension stays whole.
+Assignment = tuple[tuple[str, ...], ...]
+
+
+def assign(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> Assignment:
+    """Returns the mesh axes that split each dimension of an array with these logical axes.
 
     Rules apply in order. A rule claims those of its mesh axes that exist in the mesh with size over 1 and that no
     earlier rule has claimed for this array; a logical axis keeps the first rule that gives it any.
     """
-    return _resolve(axes, rules, tuple(sorted(mesh_shape.items())))
+    return _assign(axes, rules, tuple(sorted(mesh_shape.items())))
+
+
+def resolve(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> PartitionSpec:
+    """Returns the PartitionSpec of an array with these logical axes; see `assign`."""
+    return partition(assign(axes, rules, mesh_shape))
+
+
+def partition(assignment: Assignment) -> PartitionSpec:
+    """Returns an assignment as JAX writes it, without whole dimensions at the end."""
+    entries = [None if not names else names[0] if len(names) == 1 else names for names in assignment]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 @functools.lru_cache(maxsize=4096)
-def _resolve(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], ...]) -> PartitionSpec:
+def _assign(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], ...]) -> Assignment:
     sizes = dict(mesh_items)
     used: set[str] = set()
     assigned: list[tuple[str, ...]] = [()] * len(axes)
@@ -34,10 +53,7 @@ def _resolve(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int],
             used.update(free)
             assigned[index] = free
             break
-    entries = [None if not a else a[0] if len(a) == 1 else a for a in assigned]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
+    return tuple(assigned)
 
 
 def split_axes(shape: tuple[int, ...], axes: LogicalAxes) -> LogicalAxes:
@@ -45,19 +61,33 @@ def split_axes(shape: tuple[int, ...], axes: LogicalAxes) -> LogicalAxes:
     return tuple(None if size == 1 else axis for size, axis in zip(shape, axes, strict=True))
 
 
+class Misfit(NamedTuple):
+    """A dimension that its mesh axes don't divide: where it stands, logical axis, size, and into how many parts."""
+
+    position: int
+    axis: str | None
+    size: int
+    mesh_axes: tuple[str, ...]
+    parts: int
+
+
+def misfits(
+    shape: tuple[int, ...], axes: LogicalAxes, assignment: Assignment, mesh_shape: Mapping[str, int]
+) -> list[Misfit]:
+    """Returns the dimensions that aren't multiples of their mesh axes; empty if the array divides."""
+    sized = [(names, math.prod(mesh_shape[name] for name in names)) for names in assignment]
+    rows = enumerate(zip(axes, shape, sized, strict=False))
+    return [Misfit(i, axis, size, names, parts) for i, (axis, size, (names, parts)) in rows if size % parts]
+
+
 def check_divides(
-    shape: tuple[int, ...], axes: LogicalAxes, spec: PartitionSpec, mesh_shape: Mapping[str, int], what: str
+    shape: tuple[int, ...], axes: LogicalAxes, assignment: Assignment, mesh_shape: Mapping[str, int], what: str
 ) -> None:
     """Raises ShardingError naming array, axis and sizes where a dimension isn't a multiple of its mesh axes."""
-    for size, axis, entry in zip(shape, axes, tuple(spec), strict=False):
-        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        parts = 1
-        for name in names:
-            parts *= mesh_shape[name]
-        if size % parts:
-            message = (
-                f"{what}: axis {axis!r} has size {size}, which is not a multiple of {parts} "
-                f"(mesh axes {', '.join(f'{n}={mesh_shape[n]}' for n in names)}); "
-                f"change the mesh, or the size to a multiple of {parts}"
-            )
-            raise ShardingError(message)
+    for _, axis, size, names, parts in misfits(shape, axes, assignment, mesh_shape):
+        message = (
+            f"{what}: axis {axis!r} has size {size}, which is not a multiple of {parts} "
+            f"(mesh axes {', '.join(f'{n}={mesh_shape[n]}' for n in names)}); "
+            f"change the mesh, or the size to a multiple of {parts}"
+        )
+        raise ShardingError(message)

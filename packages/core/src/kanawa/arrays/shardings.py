@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from kanawa.arrays.axes import LogicalAxes
-from kanawa.arrays.rules import Rules, check_divides, resolve, split_axes
+from kanawa.arrays.rules import Rules, assign, check_divides, partition, split_axes
 from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import map_paths
 
@@ -17,9 +17,9 @@ def array_sharding(
 ) -> NamedSharding:
     """Returns the sharding of one array; raises ShardingError, naming `what`, where it doesn't divide."""
     axes = split_axes(shape, axes)
-    spec = resolve(axes, rules, mesh.shape)
-    check_divides(shape, axes, spec, mesh.shape, what)
-    return NamedSharding(mesh, spec)
+    assignment = assign(axes, rules, mesh.shape)
+    check_divides(shape, axes, assignment, mesh.shape, what)
+    return NamedSharding(mesh, partition(assignment))
 
 
 def param_shardings(specs: Mapping[str, Any], rules: Rules, mesh: Mesh | AbstractMesh) -> dict[str, Any]:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from kanawa.arrays.axes import LogicalAxes
+from kanawa.arrays.constrain import auto_mesh_shape
+from kanawa.arrays.plan import current_plan
+from kanawa.arrays.rules import Assignment, assign, misfits, partition
 from kanawa.kernels.operation import SUMMED, Operands, Operation
 
 
@@ -37,7 +40,7 @@ def split_operands(operation: Operation, operand_axes: Mapping[str, LogicalAxes]
     A dimension of size 1 broadcasts and stays whole.
     """
     shapes = {name: tuple(x.shape) for name, x in operands.items()}
-    sizes = _free_mesh_axes()
+    sizes = {name: size for name, size in auto_mesh_shape().items() if size > 1}
     if not sizes:
         return Split({name: PartitionSpec() for name in operands}, shapes)
     if operation.manual_axes == ():
@@ -47,25 +50,20 @@ def split_operands(operation: Operation, operand_axes: Mapping[str, LogicalAxes]
     specs, errors = {}, []
     assigned: dict[str, tuple[str, ...]] = {}
     for name, shape in shapes.items():
-        parts = _resolve(operation, operand_axes[name], sizes)
-        entries: list[tuple[str, ...] | None] = []
-        local = list(shape)
-        for index, (axis, mesh_axes) in enumerate(zip(operand_axes[name], parts, strict=True)):
-            count = math.prod(sizes[m] for m in mesh_axes)
-            if shape[index] == 1 or axis is None or count == 1:
-                entries.append(None)
-                continue
-            entries.append(mesh_axes)
-            local[index] = shape[index] // count
-            if shape[index] % count:
-                over = ", ".join(f"{m}={sizes[m]}" for m in mesh_axes)
-                errors.append(f"{axis} {shape[index]} of {name} doesn't divide over {over}")
-            if assigned.setdefault(axis, mesh_axes) != mesh_axes:
+        axes = operand_axes[name]
+        parts = _assigned(operation, axes, shape, sizes)
+        for misfit in misfits(shape, axes, parts, sizes):
+            over = ", ".join(f"{m}={sizes[m]}" for m in misfit.mesh_axes)
+            errors.append(f"{misfit.axis} {misfit.size} of {name} doesn't divide over {over}")
+        for axis, mesh_axes in zip(axes, parts, strict=True):
+            if axis is not None and mesh_axes and assigned.setdefault(axis, mesh_axes) != mesh_axes:
                 errors.append(f"{axis} is split over both {assigned[axis]} and {mesh_axes}")
-        specs[name], shapes[name] = PartitionSpec(*entries), tuple(local)
+        counts = [math.prod(sizes[m] for m in mesh_axes) for mesh_axes in parts]
+        specs[name] = partition(parts)
+        shapes[name] = tuple(size // count for size, count in zip(shape, counts, strict=True))
     used = frozenset(m for mesh_axes in assigned.values() for m in mesh_axes)
-    axes = frozenset(sizes) if operation.manual_axes is None else used
-    return Split(specs, shapes, assigned, axes, "; ".join(errors))
+    manual = frozenset(sizes) if operation.manual_axes is None else used
+    return Split(specs, shapes, assigned, manual, "; ".join(errors))
 
 
 def call_split(operation: Operation, split: Split, function: Callable[[Operands], Any], operands: Operands) -> Any:
@@ -100,25 +98,13 @@ def call_split(operation: Operation, split: Split, function: Callable[[Operands]
     )(dict(operands))
 
 
-def _resolve(operation: Operation, axes: LogicalAxes, sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """Returns the mesh axes of each dimension, of those axes that the operation splits by hand."""
-    from kanawa.arrays.plan import current_plan
-    from kanawa.arrays.rules import resolve
-
+def _assigned(operation: Operation, axes: LogicalAxes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Assignment:
+    """Returns the mesh axes of each dimension, of those logical axes that the operation splits by hand."""
     manual = operation.manual_axes
-    wanted = tuple(a if manual is None or a in manual else None for a in axes)
-    dominant = operation.dominant
-    if dominant is not None and dominant not in wanted:
-        wanted = (*wanted, dominant)
-    spec = tuple(resolve(wanted, current_plan().activation_rules, sizes))[: len(axes)]
-    entries = spec + (None,) * (len(axes) - len(spec))
-    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
-
-
-def _free_mesh_axes() -> dict[str, int]:
-    """Returns the context mesh's axes that are larger than 1 and not manual already."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh is None or mesh.empty:
-        return {}
-    axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-    return {n: size for n, size, kind in axes if size > 1 and kind != AxisType.Manual}
+    wanted = tuple(axis if manual is None or axis in manual else None for axis in axes)
+    if operation.dominant is not None and operation.dominant not in wanted:
+        wanted = (*wanted, operation.dominant)
+    assignment = assign(wanted, current_plan().activation_rules, sizes)
+    # A lone key head stays whole, but claims its mesh axes first: else the keys' length would take what the queries'
+    # heads are split over, and a shard's queries would meet another shard's keys.
+    return tuple(() if size == 1 else names for size, names in zip(shape, assignment, strict=False))

@@ -13,8 +13,8 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_parallel.context.contiguous import Contiguous
 from kanawa_parallel.context.layout import Layout
-from kanawa_parallel.context.over_parts import AttentionOverParts, kernels_by_role
 from kanawa_parallel.context.travel import Gather, Ring, Travel
+from kanawa_parallel.context.travelling_keys import TravellingKeys, kernels_by_role
 from kanawa_parallel.context.zigzag import ZigZag, balances
 
 
@@ -46,7 +46,7 @@ class LoopedAttention(AttentionOverShards):
         """Returns one shard's output."""
         shards = jax.lax.axis_size(axes)
         layout = self.layout(problem, shards)
-        loop = AttentionOverParts(layout, self.travel(shards, axes), kernels_by_role(kernels))
+        loop = TravellingKeys(layout, self.travel(shards, axes), kernels_by_role(kernels))
         return call(loop, problem, operands)
 
 

@@ -1,7 +1,6 @@
 """A mixture's experts over shards: tokens stay on theirs, each shard holds a part of the experts, rows travel."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import kanawa as kn
 from jax.sharding import PartitionSpec
 from kanawa.arrays.constrain import auto_mesh_shape
 from kanawa.arrays.plan import current_plan
-from kanawa.arrays.rules import resolve
+from kanawa.arrays.rules import assign, misfits, partition, resolve
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Distributed, TokenDispatcher
 from kanawa.module import current_context, param_specs
@@ -69,9 +68,7 @@ class ExpertsOverShards(Distributed):
 def _token_spec(shape: tuple[int, ...], mesh: Mapping[str, int]) -> PartitionSpec | None:
     """Returns the split of [..., embed] tokens by the plan's rules; None where there is none or it doesn't divide."""
     axes = ("batch", "length") if len(shape) == 3 else ("batch",)
-    spec = resolve(axes, current_plan().activation_rules, mesh)
-    for size, entry in zip(shape, tuple(spec), strict=False):
-        names = () if entry is None else (entry,) if isinstance(entry, str) else entry
-        if size % math.prod(mesh[name] for name in names):
-            return None
-    return spec if any(spec) else None
+    assignment = assign(axes, current_plan().activation_rules, mesh)
+    if not any(assignment) or misfits(shape[: len(axes)], axes, assignment, mesh):
+        return None
+    return partition(assignment)

@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 from kanawa.arrays.constrain import auto_mesh_shape
 from kanawa.arrays.plan import current_plan
-from kanawa.arrays.rules import resolve
+from kanawa.arrays.rules import assign
 from kanawa.errors import ShardingError
 
 
 def stage_axes() -> tuple[tuple[str, ...], int]:
     """Returns the mesh axes that hold pipeline stages, and how many stages they make; ((), 1) without any."""
     sizes = auto_mesh_shape()
-    entries = tuple(resolve(("stage",), current_plan().activation_rules, sizes))
-    entry = entries[0] if entries else None
-    axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    (axes,) = assign(("stage",), current_plan().activation_rules, sizes)
     return axes, math.prod(sizes[axis] for axis in axes)
 
 

@@ -29,6 +29,6 @@ class ReferenceDiagonalRecurrence(Kernel):
             h = decay * h + x
             return h, h
 
-        by_time = tuple(jnp.moveaxis(operands[n].astype(jnp.float32), 1, 0) for n in ("decay", "x"))
-        _, h = jax.lax.scan(one_token, jnp.zeros_like(by_time[1][0]), by_time)
+        decay, x = (jnp.moveaxis(operands[name].astype(jnp.float32), 1, 0) for name in ("decay", "x"))
+        _, h = jax.lax.scan(one_token, jnp.zeros_like(x[0]), (decay, x))
         return jnp.moveaxis(h, 0, 1), None

@@ -6,7 +6,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import jax
-from kanawa.arrays.rules import resolve
+from kanawa.arrays.rules import Assignment, assign
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.experiment import Composition
 from kanawa.contracts import BATCH_AXES
@@ -47,27 +47,28 @@ def picture(composition: Composition, compilation: Any) -> str:
     title = f"{composition.name} on {composition.target.selector}"
     rows = list(parameter_rows(compilation.prepared.workload.model, environment.plan.param_rules, mesh))
     activations = [
-        (name, tuple(axes), _spec(axes, environment.plan.activation_rules, mesh)) for name, axes in _ACTIVATIONS.items()
+        (name, tuple(axes), assign(tuple(axes), environment.plan.activation_rules, mesh))
+        for name, axes in _ACTIVATIONS.items()
     ]
     return draw(title, mesh, rows, activations)
 
 
 def parameter_rows(
     model: Module, rules: Any, mesh: Mapping[str, int]
-) -> Iterator[tuple[str, tuple[str | None, ...], tuple[tuple[str, ...], ...]]]:
+) -> Iterator[tuple[str, tuple[str | None, ...], Assignment]]:
     """Yields (path, logical axes, mesh axes of each dimension) of every parameter."""
     specs = param_specs(model)
     leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     for path, spec in leaves:
         name = ".".join(str(part.key) for part in path)
-        yield name, tuple(spec.axes), _spec(spec.axes, rules, mesh)
+        yield name, tuple(spec.axes), assign(spec.axes, rules, mesh)
 
 
 def draw(
     title: str,
     mesh: Mapping[str, int],
-    parameters: list[tuple[str, tuple[str | None, ...], tuple[tuple[str, ...], ...]]],
-    activations: list[tuple[str, tuple[str | None, ...], tuple[tuple[str, ...], ...]]],
+    parameters: list[tuple[str, tuple[str | None, ...], Assignment]],
+    activations: list[tuple[str, tuple[str | None, ...], Assignment]],
 ) -> str:
     """Returns the SVG text: the mesh as nested blocks of devices, then a row for every parameter and activation."""
     parts: list[str] = []
@@ -82,12 +83,6 @@ def draw(
     paper = '<rect class="w" width="100%" height="100%" style="fill:#fff"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
     return "\n".join([head, f"<style>{_STYLE}</style>", paper, *parts, "</svg>", ""])
-
-
-def _spec(axes: Any, rules: Any, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    entries = tuple(resolve(axes, rules, mesh)) if mesh else ()
-    entries += (None,) * (len(axes) - len(entries))
-    return tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries)
 
 
 def _legend(parts: list[str], mesh: Mapping[str, int], y: int) -> int:

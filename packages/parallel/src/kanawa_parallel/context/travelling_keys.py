@@ -1,4 +1,4 @@
-"""Exact attention over parts of a sequence with its own backward: the loop that ring and gather share.
+"""One shard's exact attention, whose keys come by part after part, with its own backward: what ring and gather share.
 
 Forward keeps this shard's q, k, v, out and log-sum-exp and nothing of the blocks; backward meets the keys again.
 So activation memory on a device is 1/n of the sequence's, where differentiating the loop would keep every block.
@@ -20,10 +20,12 @@ from kanawa_parallel.context.travel import Travel
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionOverParts(Kernel):
-    """Not in the catalog: the inner kernels are, one for each of the layout's blocks."""
+class TravellingKeys(Kernel):
+    """What a shard runs inside `AttentionOverShards`; its inner kernels, one for each of the layout's blocks, are
+    those of the catalog.
+    """
 
-    name: ClassVar[str] = "attention.any.over_parts"
+    name: ClassVar[str] = "attention.any.travelling_keys"
     operation: ClassVar[str] = "attention"
 
     layout: Layout
