@@ -294,11 +294,16 @@ class Module(Configurable, abstract=True):
         context.check_trace(f"record({name!r}) is called")
         context.collector.put("metrics", context.path_of(name), metric)
 
-    def add_loss(self, name: str, total: jax.Array, weight: Any, coefficient: float = 1.0) -> None:
-        """Adds the term `coefficient * total / weight` to the training loss; both sums are over this shard's data."""
+    def add_loss(
+        self, name: str, total: jax.Array, weight: Any, coefficient: float = 1.0, *, primary: bool = False
+    ) -> None:
+        """Adds the term `coefficient * total / weight` to the training loss; both sums are over this shard's data.
+
+        `primary` declares the term that says how good the model is, where it adds others that only help it learn.
+        """
         context = self._context("add_loss")
         context.check_trace(f"add_loss({name!r}) is called")
-        loss = Loss(jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32), coefficient)
+        loss = Loss(jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32), coefficient, primary)
         context.collector.put("losses", context.path_of(name), loss)
 
     def emit(self, name: str, value: Any) -> None:

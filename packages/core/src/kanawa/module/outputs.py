@@ -6,18 +6,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kanawa.errors import ContextError
+from kanawa.errors import ContextError, ModuleError
 from kanawa.module.metrics import Mean, Metric
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """One term of the training loss, `coefficient * total / weight`, mergeable because it isn't divided yet."""
+    """One term of the training loss, `coefficient * total / weight`, mergeable because it isn't divided yet.
+
+    `primary` says that this term is what the model is for, and others only help: progress, evaluations and reports
+    show it, without its coefficient.
+    """
 
     total: jax.Array
     weight: jax.Array
     coefficient: float | jax.Array = 1.0
+    primary: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def value(self) -> jax.Array:
         """Returns the term, fp32; 0 where nothing has weight."""
@@ -25,19 +30,19 @@ class Loss:
 
     def merge(self, other: "Loss") -> "Loss":
         """Returns the term over both parts; they carry the same coefficient."""
-        return Loss(self.total + other.total, self.weight + other.weight, other.coefficient)
+        return Loss(self.total + other.total, self.weight + other.weight, other.coefficient, other.primary)
 
     def reduce_leading(self) -> "Loss":
         """Returns the term over all slices along the leading axis."""
         coefficient = self.coefficient
         if getattr(coefficient, "ndim", 0):
             coefficient = coefficient[-1]
-        return Loss(jnp.sum(self.total, 0), jnp.sum(self.weight, 0), coefficient)
+        return Loss(jnp.sum(self.total, 0), jnp.sum(self.weight, 0), coefficient, self.primary)
 
     def across(self, axis_names: tuple[str, ...]) -> "Loss":
         """Returns the term over all shards of a shard_map."""
         psum = jax.lax.psum
-        return Loss(psum(self.total, axis_names), psum(self.weight, axis_names), self.coefficient)
+        return dataclasses.replace(self, total=psum(self.total, axis_names), weight=psum(self.weight, axis_names))
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +62,20 @@ class Outputs:
     def total_loss(self) -> jax.Array:
         """Returns the sum of all loss terms, fp32 scalar."""
         return sum((loss.value() for loss in self.losses.values()), jnp.zeros((), jnp.float32))
+
+    def primary_loss(self) -> str | None:
+        """Returns the path of the term that says how good the model is; None without any term.
+
+        Raises ModuleError where there are several terms and none is declared primary.
+        """
+        primary = [path for path, loss in self.losses.items() if loss.primary]
+        if not primary and len(self.losses) > 1:
+            message = (
+                f"the model adds the loss terms {', '.join(sorted(self.losses))}, and declares none of them primary; "
+                f"write add_loss(…, primary=True) for the one that progress and evaluations are to show"
+            )
+            raise ModuleError(message)
+        return min(primary or self.losses, default=None)
 
     def loss_metrics(self) -> dict[str, Metric]:
         """Returns each loss term, without its coefficient, as a mean."""
@@ -114,6 +133,9 @@ class Collector:
         kept = getattr(self, kind)
         if path in kept:
             raise ContextError(twice(path, kind))
+        # A sum of losses calls several modules that would each be primary alone: the first one called is.
+        if kind == "losses" and value.primary and any(loss.primary for loss in self.losses.values()):
+            value = dataclasses.replace(value, primary=False)
         kept[path] = value
 
     def absorb(self, outputs: Outputs, *, continued: bool = False) -> None:

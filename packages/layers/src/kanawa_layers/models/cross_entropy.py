@@ -32,7 +32,7 @@ class CrossEntropy(TokenLoss):
             z_loss=cfg.z_loss if train else 0.0,
             label_smoothing=cfg.label_smoothing if train else 0.0,
         )
-        self.add_loss("cross_entropy", total, count, cfg.coefficient)
+        self.add_loss("cross_entropy", total, count, cfg.coefficient, primary=True)
         if not train:
             self.record("accuracy", kn.Mean(extra["correct"], count))
         elif cfg.z_loss or cfg.label_smoothing:

@@ -21,7 +21,7 @@ class TokenLoss(kn.Module):
 
 
 class SumOfLosses(TokenLoss):
-    """Several losses of the same hidden states; metrics and terms of each are under `terms[i]`."""
+    """Several losses of the same hidden states; those of each are under `terms[i]`, the first is primary."""
 
     class Config(TokenLoss.Config):
         terms: tuple[TokenLoss.Config, ...] = kn.REQUIRED

@@ -60,6 +60,6 @@ class ImageClassifier(Model):
         targets = (1.0 - smoothing) * targets + smoothing / logits.shape[-1]
         nats = -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
         count = jnp.sum(batch.loss_weights)
-        self.add_loss("cross_entropy", jnp.sum(nats * batch.loss_weights), count)
+        self.add_loss("cross_entropy", jnp.sum(nats * batch.loss_weights), count, primary=True)
         correct = (jnp.argmax(logits, axis=-1) == batch.target_ids).astype(jnp.float32)
         self.record("accuracy", kn.Mean(jnp.sum(correct * batch.loss_weights), count))

@@ -15,12 +15,14 @@ from kanawa.module import Loss, Metric, Outputs
 class StepReport:
     """All metrics and losses of a step as fp32 sums in `values`; `layout` says which metric owns which of them.
 
-    `manifest` is an Outputs without arrays: it carries the kernel choices to whoever lowers the step.
+    `manifest` is an Outputs without arrays: it carries the kernel choices to whoever lowers the step. `primary` is the
+    name of the loss term that says how good the model is.
     """
 
     values: jax.Array
     manifest: Outputs
     layout: tuple[tuple[str, type, int], ...] = dataclasses.field(metadata={"static": True})
+    primary: str | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
     def of(cls, outputs: Outputs, extra: Mapping[str, Metric] | None = None) -> "StepReport":
@@ -33,7 +35,7 @@ class StepReport:
             layout.append((name, type(entry), len(leaves)))
             arrays += [jnp.asarray(leaf, jnp.float32).reshape(()) for leaf in leaves]
         values = jnp.stack(arrays) if arrays else jnp.zeros((0,), jnp.float32)
-        return cls(values, Outputs(kernels=outputs.kernels), tuple(layout))
+        return cls(values, Outputs(kernels=outputs.kernels), tuple(layout), outputs.primary_loss())
 
     def read(self, values: np.ndarray | None = None) -> dict[str, float]:
         """Returns each metric's number, divided here, on the host; loss terms without their coefficient.
@@ -51,13 +53,11 @@ class StepReport:
         return numbers
 
     def main_loss(self, values: np.ndarray | None = None) -> tuple[float, float]:
-        """Returns (sum, weight) of the loss that is learned: the cross entropy if there is one, else the first term."""
-        found = np.asarray(self.values if values is None else values)
-        at, best = 0, (0.0, 0.0)
+        """Returns (sum, weight) of the primary loss; zeros for a step that has no loss."""
+        numbers = np.asarray(self.values if values is None else values)
+        at = 0
         for name, kind, count in self.layout:
-            if kind is Loss and (best == (0.0, 0.0) or name.endswith("cross_entropy")):
-                best = float(found[at]), float(found[at + 1])
-                if name.endswith("cross_entropy"):
-                    break
+            if kind is Loss and name == self.primary:
+                return float(numbers[at]), float(numbers[at + 1])
             at += count
-        return best
+        return 0.0, 0.0
