@@ -18,6 +18,7 @@ from kanawa.contracts import Batch, CheckpointSaveError, Environment, Program, R
 from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import host
 
+from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.train.evaluate import Evaluator, trigram_nats_per_byte
 from kanawa_runtime.train.events import EventLog
 from kanawa_runtime.train.placement import check_vocabulary, global_batch, local_rows
