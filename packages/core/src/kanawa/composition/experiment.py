@@ -4,17 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from kanawa.composition.gathering import Problems
+from kanawa.composition.kernel_pins import pin_problems
 from kanawa.composition.mesh_rules import dcn_axes, find_rule
-from kanawa.composition.modifiers import apply_modifier, parse_modifier
+from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.target import Target, parse_target
-from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
-from kanawa.errors import (
-    CompositionError,
-    ConfigError,
-    KanawaError,
-    UnknownNameError,
-    did_you_mean,
-)
+from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
+from kanawa.errors import ConfigError, KanawaError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
 
 
@@ -46,39 +42,51 @@ def compose(
 ) -> Composition:
     """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
 
-    Raises CompositionError with all problems at once; earlier steps raise what is wrong with their own input.
+    Raises a CompositionError that tells all problems at once; a single one is raised as the step raised it.
     """
-    name, cfg = _base(experiment)
-    found = parse_target(target) if isinstance(target, str) else target
-    rule, counted = None, None
-    if found is not None:
-        cfg, rule, counted = _for_target(cfg, found)
-    with rewriting():
-        for text in modifiers:
+    problems, named = Problems(), []
+    asked: Target | None = None
+    with problems.noted():
+        asked = parse_target(target) if isinstance(target, str) else target
+    for text in modifiers:
+        with problems.noted():
             modifier, values = parse_modifier(text)
-            cfg = apply_modifier(cfg, modifier, values, "modifier")
+            configured(modifier, values)
+            named.append((modifier, values))
+    try:
+        name, cfg = _base(experiment)
+    except KanawaError:
+        with problems.noted():
+            raise
+        problems.report()
+        raise
+    rule, counted = None, None
+    with problems.noted():
+        if asked is not None:
+            cfg, rule, counted = _for_target(cfg, asked)
+    with rewriting():
+        for modifier, values in named:
+            with problems.noted():
+                cfg = apply_modifier(cfg, modifier, values, "modifier")
     # Names are read from the catalog, never written: a config's text must not depend on what is installed.
     set_name_resolver(None, catalogued)
     with origin("command line", "--set"):
         for text in overrides:
-            apply_override(cfg, text)
-    problems, model = _checked(cfg, found, counted)
-    if problems:
-        raise CompositionError([f"{name}: {problem}" for problem in problems])
-    return Composition(name, cfg, found, rule, model)
+            with problems.noted():
+                apply_override(cfg, text)
+    model = _checked(name, cfg, asked, counted, problems)
+    problems.report()
+    return Composition(name, cfg, asked, rule, model)
 
 
-def catalogued(name: str) -> object:
-    """Returns the component that `--set path=name` means; raises UnknownNameError unless exactly one kind has it."""
-    found = host().components()
-    kinds = sorted({state.kind for state in found if state.name == name})
-    if len(kinds) == 1:
-        return component(kinds[0], name)
-    if kinds:
-        message = f"{name!r} is in several kinds: {', '.join(kinds)}; write module:attribute instead"
-    else:
-        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in found})}"
-    raise UnknownNameError(message)
+def catalogued(name: str) -> list[object]:
+    """Returns every component that `--set path=name` may mean, one of each kind; raises UnknownNameError for none."""
+    states = host().components()
+    kinds = sorted({state.kind for state in states if state.name == name})
+    if not kinds:
+        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in states})}"
+        raise UnknownNameError(message)
+    return [component(kind, name) for kind in kinds]
 
 
 def _base(experiment: str | Config) -> tuple[str, Config]:
@@ -124,14 +132,14 @@ def count_parameters(model: Any) -> int:
     return sum(spec.size for spec in leaves)
 
 
-def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str], Any]:
-    """Returns all that is wrong with the config, and its model: `built` if modifiers left it as it was, else built."""
-    problems: list[str] = []
+def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems: Problems) -> Any:
+    """Notes all that is wrong with the config; returns its model: `built`, or a new one if modifiers changed it."""
+    sentences: list[str] = []
     model = None
     try:
         cfg.freeze()
-    except ConfigError as error:
-        problems += str(error).splitlines()
+    except IncompleteConfigError as error:
+        sentences += error.problems
     else:
         try:
             if "model" in cfg.fields():
@@ -139,7 +147,11 @@ def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str],
                 unchanged = built is not None and built.config == cfg.model
                 model = built if unchanged else cfg.model.build()
         except KanawaError as error:
-            problems.append(str(error))
-    for _, found in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
-        problems += found
-    return problems, model
+            sentences.append(str(error))
+    if "execution" in cfg.fields():
+        sentences += pin_problems(cfg.execution.kernels)
+    for _, answered in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
+        sentences += answered
+    for sentence in sentences:
+        problems.add(f"{name}: {sentence}")
+    return model

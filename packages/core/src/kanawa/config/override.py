@@ -2,13 +2,15 @@
 
 import ast
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from kanawa.config.admit import FieldTypeError
 from kanawa.config.call_config import config_for
-from kanawa.config.callables import CallableNameError, resolve_callable
+from kanawa.config.callables import CallableNameError, resolve_all
 from kanawa.config.field_types import parts_of
 from kanawa.config.json_load import decode_value
 from kanawa.config.record import Config
@@ -27,7 +29,8 @@ def apply_override(cfg: Config, text: str) -> str:
 
     The value is read as JSON or as a Python literal, else taken as text: whichever the field's type
     admits first. Enum members go by name; callables, classes and configs by catalog name or
-    `module:attribute`. Raises PathError or OverrideError.
+    `module:attribute`, inside a list, tuple or dict too: `execution.strategies=["ulysses","fsdp"]`.
+    Raises PathError or OverrideError.
     """
     path, value_text = _split(text)
     node, name, _, _ = owner_of(cfg, path)
@@ -70,6 +73,8 @@ def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:
     if text.lstrip("+-").lower() in ("inf", "nan", "infinity"):
         yield float(text)
     yield text
+    if bare := _bare_names(text):
+        yield bare
     yield from _named(path, text, field)
 
 
@@ -81,19 +86,50 @@ def _parsed(text: str) -> Iterator[Any]:
 
 
 def _named(path: str, text: str, field: Field) -> Iterator[Any]:
-    """Yields the object behind a name, for fields that may hold one; imports nothing otherwise."""
+    """Yields what the names in a value stand for, where the field may hold such; imports nothing otherwise."""
     if not field.type.mentions("callable", "class", "config", "any"):
         return
+    holders = [value for value in (*_parsed(text), _bare_names(text)) if isinstance(value, list | tuple | dict)]
     try:
-        found = resolve_callable(text)
+        if holders:
+            yield from _with_names(holders[0])
+        else:
+            for meaning in resolve_all(text):
+                yield from _uses_of(meaning)
     except (CallableNameError, UnknownNameError) as error:
         message = f"{path}={text}: expected {field.type.text} ({field.label}); {error}"
         raise OverrideError(message) from error
-    yield found
-    if isinstance(found, type) and issubclass(found, Config):
-        yield found()
-    elif callable(found):
-        yield config_for(found)
+
+
+def _bare_names(text: str) -> list[str] | None:
+    """Returns the names in `[ulysses, fsdp]`, which a shell leaves of a list without inner quotes."""
+    inside = text.strip().removeprefix("[").removesuffix("]")
+    names = [name.strip() for name in inside.split(",")]
+    bracketed = len(inside) == len(text.strip()) - 2
+    return names if bracketed and all(re.fullmatch(r"[\w.:-]+", name) for name in names) else None
+
+
+def _uses_of(meaning: Any) -> Iterator[Any]:
+    """Yields an object as it is, then the config that builds it."""
+    yield meaning
+    if isinstance(meaning, type) and issubclass(meaning, Config):
+        yield meaning()
+    elif callable(meaning):
+        yield config_for(meaning)
+
+
+def _with_names(value: Any) -> Iterator[Any]:
+    """Yields a container with the texts in it replaced by what they name, in every way they may be meant."""
+    if isinstance(value, str):
+        for meaning in resolve_all(value):
+            yield from _uses_of(meaning)
+    elif isinstance(value, list | tuple):
+        yield from itertools.product(*map(_with_names, value))
+    elif isinstance(value, dict):
+        for values in itertools.product(*map(_with_names, value.values())):
+            yield dict(zip(value, values, strict=True))
+    else:
+        yield value
 
 
 def _refused(path: str, text: str, field: Field) -> OverrideError:
