@@ -48,5 +48,5 @@ def test_no_package_is_also_a_function():
 
 def test_compose_is_a_function():
     assert inspect.isfunction(kn.compose)
-    with pytest.raises(kn.KanawaError, match="no installed distribution provides 'nowhere'"):
+    with pytest.raises(kn.KanawaError, match="no experiment, model or folder is called 'nowhere'"):
         kn.compose("nowhere")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
+from kanawa.module import count_parameters
 from kanawa_layers.modifiers.mixture import MoE
-from kanawa_layers.moe.active_parameters import count_parameters
 from kanawa_layers.moe.upcycle import UpcycleError, upcycle
 from kanawa_layers.recipes.llama import llama
 

@@ -1,5 +1,7 @@
 """Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
 
+from typing import Any
+
 from kanawa.plugins import Command, Kind, PublishedStep, hookimpl
 
 
@@ -15,6 +17,17 @@ def kanawa_commands() -> list[Command]:
     from kanawa_runtime.commands import evaluate, generate, report, train
 
     return [train.command(), evaluate.command(), generate.command(), report.command()]
+
+
+@hookimpl
+def kanawa_config_checks(config: Any, target: Any) -> list[str]:
+    """Returns what of an experiment's data doesn't fit its model."""
+    del target
+    if not {"data", "model"} <= set(config.fields()):
+        return []
+    from kanawa_runtime.experiments.checks import data_problems
+
+    return data_problems(config)
 
 
 @hookimpl

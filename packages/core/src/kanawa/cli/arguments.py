@@ -9,10 +9,26 @@ if TYPE_CHECKING:
     from kanawa.composition.experiment import Composition
 
 
+EXPERIMENT_HELP = (
+    "an experiment or a model by name (`kanawa list experiments`, `kanawa list models`), a run's folder, or a Hugging "
+    "Face folder"
+)
+DATA_HELP = (
+    "other data: a glob of text files in quotes ('mytext/**/*.txt'), a folder of them, a .jsonl or .txt file, or the "
+    "name of an experiment or a data source"
+)
+
+
 def experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds EXPERIMENT, --on, --modify and --set: `args.experiment`, `.on`, `.modify`, `.set`."""
-    parser.add_argument("experiment", metavar="EXPERIMENT", help="a name from `kanawa list experiments`")
+    """Adds EXPERIMENT and the options below: `args.experiment`, `.on`, `.data`, `.modify`, `.set`."""
+    parser.add_argument("experiment", metavar="EXPERIMENT", help=EXPERIMENT_HELP)
+    composition_arguments(parser)
+
+
+def composition_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --on, --data, --modify and --set, for a verb that names its experiment in its own way."""
     parser.add_argument("--on", metavar="TARGET", help="hardware to compose for: cpu-8, v5p-512, v6e-256x4, h100-64")
+    parser.add_argument("--data", metavar="DATA", help=DATA_HELP)
     parser.add_argument(
         "--modify",
         metavar="NAME[:key=value,...]",
@@ -38,4 +54,4 @@ def compose_from(args: argparse.Namespace, on: str | None = None) -> Composition
     """Returns the composition that `experiment_arguments` ask for, on another target if `on`."""
     from kanawa.composition.experiment import compose
 
-    return compose(args.experiment, target=on or args.on, modifiers=args.modify, overrides=args.set)
+    return compose(args.experiment, target=on or args.on, modifiers=args.modify, overrides=args.set, data=args.data)

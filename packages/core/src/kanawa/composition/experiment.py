@@ -2,21 +2,31 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from kanawa.composition.gathering import Problems
-from kanawa.composition.kernel_pins import pin_problems
 from kanawa.composition.mesh_rules import dcn_axes, find_rule
-from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
+from kanawa.composition.modifiers import apply_modifier, parse_modifier
+from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
-from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
-from kanawa.errors import ConfigError, KanawaError, UnknownNameError, did_you_mean
+from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
+from kanawa.errors import (
+    CompositionError,
+    ConfigError,
+    KanawaError,
+    UnknownNameError,
+    did_you_mean,
+)
 from kanawa.plugins import MeshRule, component, host
 
 
 @dataclasses.dataclass(frozen=True)
 class Composition:
-    """A frozen config, where it is to run, and the mesh rule that applied."""
+    """A frozen config, where it is to run, and the mesh rule that applied.
+
+    `source` is the folder that the experiment was derived from: a new run starts from its weights. `asked` and
+    `data` are the arguments as they were given, for whoever composes the same with one change.
+    """
 
     name: str
     config: Config
@@ -24,6 +34,9 @@ class Composition:
     rule: MeshRule | None = None
     #: The config's model, built when the config was checked; None where it has none.
     model: Any = dataclasses.field(default=None, compare=False, repr=False)
+    source: Path | None = None
+    asked: str | Config = ""
+    data: str | None = None
 
     def workload(self) -> Any:
         """Builds what the config describes, around the model that is built already."""
@@ -39,66 +52,54 @@ def compose(
     target: str | Target | None = None,
     modifiers: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    data: str | None = None,
 ) -> Composition:
     """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
 
-    Raises a CompositionError that tells all problems at once; a single one is raised as the step raised it.
+    `experiment` is a catalogued experiment or model, a folder with a model, or a config; `data` puts it on other
+    data (`ExperimentTemplate.with_data`).
+    Raises CompositionError with all problems at once; earlier steps raise what is wrong with their own input.
     """
-    problems, named = Problems(), []
-    asked: Target | None = None
-    with problems.noted():
-        asked = parse_target(target) if isinstance(target, str) else target
-    for text in modifiers:
-        with problems.noted():
-            modifier, values = parse_modifier(text)
-            configured(modifier, values)
-            named.append((modifier, values))
-    try:
-        name, cfg = _base(experiment)
-    except KanawaError:
-        with problems.noted():
-            raise
-        problems.report()
-        raise
+    place = parse_target(target) if isinstance(target, str) else target
+    name, cfg, source = base_of(experiment, place, data)
     rule, counted = None, None
-    with problems.noted():
-        if asked is not None:
-            cfg, rule, counted = _for_target(cfg, asked)
-    with rewriting():
-        for modifier, values in named:
-            with problems.noted():
-                cfg = apply_modifier(cfg, modifier, values, "modifier")
+    if place is not None:
+        cfg, rule, counted = _for_target(cfg, place)
     # Names are read from the catalog, never written: a config's text must not depend on what is installed.
-    set_name_resolver(None, catalogued)
+    set_name_resolver(None, catalogued, all_catalogued)
+    with rewriting():
+        for text in modifiers:
+            modifier, values = parse_modifier(text)
+            cfg = apply_modifier(cfg, modifier, values, "modifier")
     with origin("command line", "--set"):
         for text in overrides:
-            with problems.noted():
-                apply_override(cfg, text)
-    model = _checked(name, cfg, asked, counted, problems)
-    problems.report()
-    return Composition(name, cfg, asked, rule, model)
+            apply_override(cfg, text)
+    problems, model = _checked(cfg, place, counted)
+    if problems:
+        raise CompositionError([f"{name}: {problem}" for problem in problems])
+    return Composition(name, cfg, place, rule, model, source, experiment, data)
 
 
-def catalogued(name: str) -> list[object]:
-    """Returns every component that `--set path=name` may mean, one of each kind; raises UnknownNameError for none."""
-    states = host().components()
-    kinds = sorted({state.kind for state in states if state.name == name})
-    if not kinds:
-        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in states})}"
-        raise UnknownNameError(message)
-    return [component(kind, name) for kind in kinds]
+def catalogued(name: str) -> object:
+    """Returns the component that a config's text means by `name`; raises UnknownNameError unless one kind has it."""
+    components = host().components()
+    kinds = sorted({state.kind for state in components if state.name == name})
+    if len(kinds) == 1:
+        return component(kinds[0], name)
+    if kinds:
+        message = f"{name!r} is in several kinds: {', '.join(kinds)}; write module:attribute instead"
+    else:
+        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in components})}"
+    raise UnknownNameError(message)
 
 
-def _base(experiment: str | Config) -> tuple[str, Config]:
-    if isinstance(experiment, Config):
-        return type(experiment).__qualname__, experiment.clone()
-    factory = component("experiments", experiment)
-    with origin("experiment", experiment):
-        cfg = factory()
-    if not isinstance(cfg, Config):
-        message = f"experiment {experiment!r} returned {type(cfg).__name__}, expected a config"
-        raise ConfigError(message)
-    return experiment, cfg
+def all_catalogued(name: str) -> list[object]:
+    """Returns the components of every kind that `--set path=name` may mean: the field's type decides which.
+
+    Raises UnknownNameError where no kind has the name.
+    """
+    kinds = sorted({state.kind for state in host().components() if state.name == name})
+    return [component(kind, name) for kind in kinds] or [catalogued(name)]
 
 
 def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, Any]:
@@ -107,8 +108,10 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
         return cfg, None, None
     if cfg.execution.mesh is not None:
         return cfg, None, None
+    from kanawa.module import count_parameters
+
     model = cfg.model.build()
-    rule = find_rule(target, count_parameters(model))
+    rule = find_rule(target, count_parameters(model).total)
     if rule is None:
         return cfg, None, model
     if target.jax_devices > 1:
@@ -120,26 +123,14 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
     return cfg, rule, model
 
 
-def count_parameters(model: Any) -> int:
-    """Returns the number of parameters of a built model, from its declarations alone."""
-    import jax
-
-    from kanawa.arrays.spec import ParamSpec
-    from kanawa.module import param_specs
-
-    specs = param_specs(model)
-    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
-    return sum(spec.size for spec in leaves)
-
-
-def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems: Problems) -> Any:
-    """Notes all that is wrong with the config; returns its model: `built`, or a new one if modifiers changed it."""
-    sentences: list[str] = []
+def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str], Any]:
+    """Returns all that is wrong with the config, and its model: `built` if modifiers left it as it was, else built."""
+    problems: list[str] = []
     model = None
     try:
         cfg.freeze()
-    except IncompleteConfigError as error:
-        sentences += error.problems
+    except ConfigError as error:
+        problems += str(error).splitlines()
     else:
         try:
             if "model" in cfg.fields():
@@ -147,11 +138,7 @@ def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems
                 unchanged = built is not None and built.config == cfg.model
                 model = built if unchanged else cfg.model.build()
         except KanawaError as error:
-            sentences.append(str(error))
-    if "execution" in cfg.fields():
-        sentences += pin_problems(cfg.execution.kernels)
-    for _, answered in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
-        sentences += answered
-    for sentence in sentences:
-        problems.add(f"{name}: {sentence}")
-    return model
+            problems.append(str(error))
+    for _, reported in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
+        problems += reported
+    return problems, model

@@ -2,15 +2,15 @@
 
 import ast
 import contextlib
-import itertools
+import inspect
 import json
-import re
+import typing
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from kanawa.config.admit import FieldTypeError
 from kanawa.config.call_config import config_for
-from kanawa.config.callables import CallableNameError, resolve_all
+from kanawa.config.callables import CallableNameError, objects_named
 from kanawa.config.field_types import parts_of
 from kanawa.config.json_load import decode_value
 from kanawa.config.record import Config
@@ -29,8 +29,7 @@ def apply_override(cfg: Config, text: str) -> str:
 
     The value is read as JSON or as a Python literal, else taken as text: whichever the field's type
     admits first. Enum members go by name; callables, classes and configs by catalog name or
-    `module:attribute`, inside a list, tuple or dict too: `execution.strategies=["ulysses","fsdp"]`.
-    Raises PathError or OverrideError.
+    `module:attribute`. Raises PathError or OverrideError.
     """
     path, value_text = _split(text)
     node, name, _, _ = owner_of(cfg, path)
@@ -73,8 +72,6 @@ def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:
     if text.lstrip("+-").lower() in ("inf", "nan", "infinity"):
         yield float(text)
     yield text
-    if bare := _bare_names(text):
-        yield bare
     yield from _named(path, text, field)
 
 
@@ -86,50 +83,34 @@ def _parsed(text: str) -> Iterator[Any]:
 
 
 def _named(path: str, text: str, field: Field) -> Iterator[Any]:
-    """Yields what the names in a value stand for, where the field may hold such; imports nothing otherwise."""
+    """Yields the object behind a name, for fields that may hold one; imports nothing otherwise."""
     if not field.type.mentions("callable", "class", "config", "any"):
         return
-    holders = [value for value in (*_parsed(text), _bare_names(text)) if isinstance(value, list | tuple | dict)]
     try:
-        if holders:
-            yield from _with_names(holders[0])
-        else:
-            for meaning in resolve_all(text):
-                yield from _uses_of(meaning)
+        named = objects_named(text)
     except (CallableNameError, UnknownNameError) as error:
         message = f"{path}={text}: expected {field.type.text} ({field.label}); {error}"
         raise OverrideError(message) from error
+    for meant in named:
+        yield meant
+        is_config = isinstance(meant, type) and issubclass(meant, Config)
+        if is_config or (_is_recipe(meant) and field.type.mentions("config")):
+            yield meant()
+        elif callable(meant):
+            yield config_for(meant)
 
 
-def _bare_names(text: str) -> list[str] | None:
-    """Returns the names in `[ulysses, fsdp]`, which a shell leaves of a list without inner quotes."""
-    inside = text.strip().removeprefix("[").removesuffix("]")
-    names = [name.strip() for name in inside.split(",")]
-    bracketed = len(inside) == len(text.strip()) - 2
-    return names if bracketed and all(re.fullmatch(r"[\w.:-]+", name) for name in names) else None
-
-
-def _uses_of(meaning: Any) -> Iterator[Any]:
-    """Yields an object as it is, then the config that builds it."""
-    yield meaning
-    if isinstance(meaning, type) and issubclass(meaning, Config):
-        yield meaning()
-    elif callable(meaning):
-        yield config_for(meaning)
-
-
-def _with_names(value: Any) -> Iterator[Any]:
-    """Yields a container with the texts in it replaced by what they name, in every way they may be meant."""
-    if isinstance(value, str):
-        for meaning in resolve_all(value):
-            yield from _uses_of(meaning)
-    elif isinstance(value, list | tuple):
-        yield from itertools.product(*map(_with_names, value))
-    elif isinstance(value, dict):
-        for values in itertools.product(*map(_with_names, value.values())):
-            yield dict(zip(value, values, strict=True))
-    else:
-        yield value
+def _is_recipe(meant: Any) -> bool:
+    """Tells whether a function needs no argument and says that it returns a config, as catalogued models do."""
+    if not inspect.isfunction(meant):
+        return False
+    if any(parameter.default is parameter.empty for parameter in inspect.signature(meant).parameters.values()):
+        return False
+    try:
+        returned = typing.get_type_hints(meant).get("return")
+    except (NameError, TypeError):  # an annotation for type checkers alone
+        return False
+    return isinstance(returned, type) and issubclass(returned, Config)
 
 
 def _refused(path: str, text: str, field: Field) -> OverrideError:

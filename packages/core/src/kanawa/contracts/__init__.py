@@ -13,6 +13,7 @@ from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveE
 from kanawa.contracts.checkpointer import Restored as Restored
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.distributed import Distributed as Distributed
+from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram
 from kanawa.contracts.gradients import ModelLoss as ModelLoss
@@ -30,6 +31,7 @@ from kanawa.contracts.roles import CacheState as CacheState
 from kanawa.contracts.roles import CacheView as CacheView
 from kanawa.contracts.roles import CausalLM as CausalLM
 from kanawa.contracts.roles import FeedForward as FeedForward
+from kanawa.contracts.roles import MaskedLM as MaskedLM
 from kanawa.contracts.roles import Model as Model
 from kanawa.contracts.roles import Norm as Norm
 from kanawa.contracts.roles import Positions as Positions

@@ -258,6 +258,17 @@ class Model(Module):
         """Adds the training loss and metrics of a batch to the outputs."""
 
 
+class MaskedLM(Model):
+    """A language model that sees both sides: `input_ids` hide some tokens, `target_ids` are the tokens themselves.
+
+    A batch weighs what is to be predicted with 1, which is what was hidden, and the rest with 0.
+    """
+
+    class Config(Model.Config):
+        vocab_size: int = REQUIRED
+        input_dim: int = REQUIRED
+
+
 class CausalLM(Model):
     """A language model in three parts, so that a pipeline can place them on different stages."""
 

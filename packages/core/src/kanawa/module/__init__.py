@@ -3,6 +3,8 @@
 from kanawa.module.context import Context as Context
 from kanawa.module.context import call_name as call_name
 from kanawa.module.context import current_context as current_context
+from kanawa.module.counting import ParameterCount as ParameterCount
+from kanawa.module.counting import count_parameters as count_parameters
 from kanawa.module.functional import functional as functional
 from kanawa.module.functional import initial_state as initial_state
 from kanawa.module.functional import initialize as initialize

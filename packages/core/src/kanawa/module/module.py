@@ -213,6 +213,17 @@ class Module(Configurable, abstract=True):
         return sum((child.num_stacked or 1) * child.flops_per_token(context_length) for child in self.children.values())
 
     @nowrap
+    def idle_parameters(self) -> int:
+        """Returns how many parameters below one token never meets, in all layers: experts it isn't sent to."""
+        return sum((child.num_stacked or 1) * child.idle_parameters() for child in self.children.values())
+
+    @nowrap
+    def longest_sequence(self) -> int | None:
+        """Returns how many tokens a sequence may have at most; None where nothing below sets a limit."""
+        limits = [limit for child in self.children.values() if (limit := child.longest_sequence()) is not None]
+        return min(limits, default=None)
+
+    @nowrap
     def layer_number(self, child: str, index: int) -> int:
         """Returns the number that copy `index` of a stacked child, or place `index` of a list, has in foreign names."""
         del child

@@ -37,6 +37,12 @@ CORE_KINDS = (
     Kind("checkpointers", "ways to save and restore a run", subclass_of="kanawa.contracts:Checkpointer", home=_RUNTIME),
     Kind("loaders", "rows to batches, read ahead", subclass_of="kanawa.contracts:Loader", home=_RUNTIME),
     Kind("experiments", "functions that return a workload's config", instance_of=_CALLABLE, home=_RUNTIME),
+    Kind(
+        "templates",
+        "makers of experiments from models",
+        subclass_of="kanawa.contracts:ExperimentTemplate",
+        home=_RUNTIME,
+    ),
     Kind("model_stores", "ways to keep models in a folder", subclass_of="kanawa.contracts:ModelStore", home=_RUNTIME),
 )
 

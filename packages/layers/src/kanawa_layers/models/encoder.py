@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Batch, Model, Norm, Sequences, Stack
+from kanawa.contracts import Batch, MaskedLM, Norm, Sequences, Stack
 from kanawa.errors import ModuleError
 
 from kanawa_layers.basic.dropout import Dropout
@@ -17,16 +17,14 @@ from kanawa_layers.models.pooler import FirstTokenPooler
 from kanawa_layers.positions.absolute import AbsolutePositions
 
 
-class EncoderLM(Model):
+class EncoderLM(MaskedLM):
     """Trains on a Batch whose `input_ids` are masked, `target_ids` the originals, `loss_weights` 1 at masked places.
 
     Rows may be packed or padded by segment ids. `norm` is the last one of pre-norm encoders; `head` None leaves an
     encoder without a loss; `pooler` serves classification and takes no part in the loss.
     """
 
-    class Config(Model.Config):
-        vocab_size: int = kn.REQUIRED
-        input_dim: int = kn.REQUIRED
+    class Config(MaskedLM.Config):
         embedding: Embedding.Config = Embedding.Config()
         positions: AbsolutePositions.Config | None = None
         token_types: TokenTypes.Config | None = None

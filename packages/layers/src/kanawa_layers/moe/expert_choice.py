@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
+from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import FeedForward, Sequences
 
 from kanawa_layers.moe.experts import Experts
@@ -86,3 +87,11 @@ class ExpertChoiceMixture(FeedForward):
         del context_length
         cfg = self.config
         return 2.0 * cfg.input_dim * cfg.num_experts + cfg.router.factor * self.experts.flops_per_row()
+
+    @kn.nowrap
+    def idle_parameters(self) -> int:
+        """Returns the experts' parameters that a token doesn't meet on average: it is chosen `router.factor` times."""
+        cfg = self.config
+        held = sum(spec.size for spec in flatten_paths(kn.param_specs(self.experts)).values())
+        chosen = min(cfg.router.factor, cfg.num_experts)
+        return super().idle_parameters() + round(held * (1.0 - chosen / cfg.num_experts))

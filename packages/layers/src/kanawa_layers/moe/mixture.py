@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
+from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import FeedForward, Sequences, TokenDispatcher
 
 from kanawa_layers.basic.linear import Linear
@@ -92,3 +93,10 @@ class MixtureOfExperts(FeedForward):
         shared = sum(p.flops_per_token(context_length) for p in (self.shared, self.shared_gate) if p is not None)
         routed = cfg.router.top_k * self.experts.flops_per_row()
         return 2.0 * cfg.input_dim * cfg.num_experts + routed + shared
+
+    @kn.nowrap
+    def idle_parameters(self) -> int:
+        """Returns the parameters of the experts that a token isn't sent to: all but `router.top_k` of them."""
+        held = sum(spec.size for spec in flatten_paths(kn.param_specs(self.experts)).values())
+        count = self.config.num_experts
+        return super().idle_parameters() + held // count * (count - self.config.router.top_k)

@@ -51,6 +51,11 @@ class LearnedPositions(AbsolutePositions):
             raise ModuleError(message)
         return jnp.take(self.param("weight"), positions + self.config.offset, axis=0, mode="clip")
 
+    @kn.nowrap
+    def longest_sequence(self) -> int:
+        """Returns how many positions are learned."""
+        return self.config.max_length
+
 
 class SinusoidalPositions(AbsolutePositions):
     """sin and cos of position * theta^(-2i / dim) at dimensions 2i and 2i + 1; no parameters (section 3.5)."""

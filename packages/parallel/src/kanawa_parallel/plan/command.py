@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(message)
     from kanawa_parallel.plan.problems import compositions, missing_compilers
 
-    found = compositions(args.experiment, targets, args.modify, args.set)
+    found = compositions(args.experiment, targets, args.modify, args.set, args.data)
     missing = missing_compilers(found)
     if missing:
         raise CompositionError(missing)
@@ -132,7 +132,7 @@ def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "kanawa.cli", "plan", args.experiment, "--on", target, "--json"]
     for flag, values in (("--modify", args.modify), ("--set", args.set)):
         command += [part for value in values for part in (flag, value)]
-    for flag in ("prices", "dump", "save"):
+    for flag in ("data", "prices", "dump", "save"):
         if getattr(args, flag) is not None:
             command += [f"--{flag}", str(getattr(args, flag))]
     if args.picture is not None:

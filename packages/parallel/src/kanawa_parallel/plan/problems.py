@@ -12,14 +12,18 @@ from kanawa.plugins import host
 
 
 def compositions(
-    experiment: str, targets: Sequence[str], modifiers: Sequence[str], overrides: Sequence[str]
+    experiment: str,
+    targets: Sequence[str],
+    modifiers: Sequence[str],
+    overrides: Sequence[str],
+    data: str | None = None,
 ) -> list[Composition]:
     """Returns one composition a target; raises CompositionError with all problems of all targets at once."""
     found: list[Composition] = []
     problems: list[str] = []
     for selector in targets:
         try:
-            composition = compose(experiment, parse_target(selector), modifiers, overrides)
+            composition = compose(experiment, parse_target(selector), modifiers, overrides, data)
         except CompositionError as error:
             problems += [f"--on {selector}: {problem}" for problem in error.problems]
         except KanawaError as error:

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-from pathlib import Path
 
 from kanawa.cli.arguments import compose_from, experiment_arguments
 from kanawa.plugins import Command
@@ -18,7 +17,9 @@ def command() -> Command:
         example=(
             "kanawa train quickstart --run runs/first\n"
             "kanawa train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe\n"
-            "kanawa train my-experiment --init-from downloads/Llama-3.2-1B --run runs/tuned\n"
+            "kanawa train llama-tiny --data 'mytext/**/*.txt' --run runs/mine\n"
+            "kanawa train runs/mine --steps 2000\n"
+            "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "exit codes: 0 done; 42 stopped by SIGTERM after saving, run it again; 2 usage; others permanent"
         ),
     )
@@ -27,7 +28,8 @@ def command() -> Command:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     experiment_arguments(parser)
-    parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/EXPERIMENT)")
+    default = "run directory (default: runs/NAME, from a folder runs/NAME-tuned, for a run alone its own)"
+    parser.add_argument("--run", dest="directory", metavar="DIR", help=default)
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
     parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
@@ -49,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.require_fused:
         args.set.append("execution.require_fused=true")
     composition = compose_from(args, on=args.on or local_target())
+    from kanawa_runtime.experiments.folders import run_and_start
     from kanawa_runtime.train.loop import Loop
 
-    directory = Path(args.directory or f"runs/{args.experiment}")
-    initial = Path(args.init_from) if args.init_from else None
+    directory, initial = run_and_start(composition, args.directory, args.init_from)
     return Loop(composition, directory, steps=args.steps, initial=initial).execute()

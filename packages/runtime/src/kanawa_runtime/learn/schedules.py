@@ -1,7 +1,8 @@
 """Learning rates over a run: they count completed updates from 0 and rise linearly at first.
 
-With a warm-up the first update has rate 0, as in optax. `decay_steps` includes the warm-up; None
-means the whole run.
+With a warm-up the first update has rate 0, as in optax. It takes `warmup_steps`, or where those are 0 the share
+`warmup_fraction` of the run, which fits a run of any length. `decay_steps` includes the warm-up; None means the
+whole run.
 """
 
 import optax
@@ -17,30 +18,28 @@ class Constant(ScheduleFactory):
     class Config(ScheduleFactory.Config):
         peak: float = REQUIRED
         warmup_steps: int = 0
+        warmup_fraction: float = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
-        """Returns the schedule; the length of the run doesn't matter."""
-        del total_steps
-        return _warmed(self.config, optax.constant_schedule(self.config.peak))
+        """Returns the schedule; the length of the run matters to a warm-up by fraction alone."""
+        return _warmed(self.config, _warmup(self.config, total_steps), optax.constant_schedule(self.config.peak))
 
 
 class WarmupCosine(ScheduleFactory):
-    """Falls along half a cosine from `peak` to `final_fraction` of it (SGDR, arXiv:1608.03983.
-
-    Without restarts).
-    """
+    """Falls along half a cosine from `peak` to `final_fraction` of it (SGDR, arXiv:1608.03983, without restarts)."""
 
     class Config(ScheduleFactory.Config):
         peak: float = REQUIRED
         warmup_steps: int = 0
+        warmup_fraction: float = 0.0
         decay_steps: int | None = None
         final_fraction: float = 0.1
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule; after `decay_steps` the rate stays at its final value."""
-        cfg = self.config
-        length = _falling_steps(cfg, total_steps)
-        return _warmed(cfg, optax.cosine_decay_schedule(cfg.peak, length, cfg.final_fraction))
+        cfg, warmup = self.config, _warmup(self.config, total_steps)
+        length = _falling_steps(cfg, warmup, total_steps)
+        return _warmed(cfg, warmup, optax.cosine_decay_schedule(cfg.peak, length, cfg.final_fraction))
 
 
 class WarmupLinear(ScheduleFactory):
@@ -49,26 +48,25 @@ class WarmupLinear(ScheduleFactory):
     class Config(ScheduleFactory.Config):
         peak: float = REQUIRED
         warmup_steps: int = 0
+        warmup_fraction: float = 0.0
         decay_steps: int | None = None
         final_fraction: float = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule; after `decay_steps` the rate stays at its final value."""
-        cfg = self.config
-        length = _falling_steps(cfg, total_steps)
+        cfg, warmup = self.config, _warmup(self.config, total_steps)
+        length = _falling_steps(cfg, warmup, total_steps)
         final = cfg.peak * cfg.final_fraction
-        return _warmed(cfg, optax.linear_schedule(cfg.peak, final, length))
+        return _warmed(cfg, warmup, optax.linear_schedule(cfg.peak, final, length))
 
 
 class WarmupStableDecay(ScheduleFactory):
-    """Stays at `peak`, then falls in a straight line over the last `decay_fraction` of the run.
-
-    MiniCPM, arXiv:2404.06395.
-    """
+    """Stays at `peak`, then falls in a straight line over the last `decay_fraction` of the run (arXiv:2404.06395)."""
 
     class Config(ScheduleFactory.Config):
         peak: float = REQUIRED
         warmup_steps: int = 0
+        warmup_fraction: float = 0.0
         decay_fraction: float = 0.1
         final_fraction: float = 0.0
 
@@ -77,37 +75,44 @@ class WarmupStableDecay(ScheduleFactory):
 
         Raises UsageError where the warm-up reaches the decay.
         """
-        cfg = self.config
+        cfg, warmup = self.config, _warmup(self.config, total_steps)
         falling = max(1, round(total_steps * cfg.decay_fraction))
-        stable = total_steps - falling - cfg.warmup_steps
+        stable = total_steps - falling - warmup
         if stable < 0:
             message = (
-                f"{total_steps} steps have no room for a warm-up of {cfg.warmup_steps} and a decay "
-                f"of {falling}: lower warmup_steps or decay_fraction, or train longer"
+                f"{total_steps} steps have no room for a warm-up of {warmup} and a decay of {falling}: lower "
+                "warmup_steps, warmup_fraction or decay_fraction, or train longer"
             )
             raise UsageError(message)
         fall = optax.linear_schedule(cfg.peak, cfg.peak * cfg.final_fraction, falling)
-        return _warmed(cfg, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable]))
+        return _warmed(cfg, warmup, optax.join_schedules([optax.constant_schedule(cfg.peak), fall], [stable]))
 
 
-def _warmed(cfg: ScheduleFactory.Config, after: Schedule) -> Schedule:
-    """Returns `after`, delayed by a linear rise from 0 over the warm-up."""
-    if cfg.warmup_steps < 0:
-        message = f"warmup_steps is {cfg.warmup_steps}, expected 0 or more"
-        raise UsageError(message)
-    if cfg.warmup_steps == 0:
-        return after
-    rise = optax.linear_schedule(0.0, cfg.peak, cfg.warmup_steps)
-    return optax.join_schedules([rise, after], [cfg.warmup_steps])
-
-
-def _falling_steps(cfg: ScheduleFactory.Config, total_steps: int) -> int:
-    """Returns how many updates follow the warm-up; raises UsageError where there are none."""
-    length = total_steps if cfg.decay_steps is None else cfg.decay_steps
-    if length <= cfg.warmup_steps:
+def _warmup(cfg: ScheduleFactory.Config, total_steps: int) -> int:
+    """Returns how many updates the warm-up takes; raises UsageError for one that can't be."""
+    if cfg.warmup_steps < 0 or not 0.0 <= cfg.warmup_fraction < 1.0:
         message = (
-            f"the schedule ends after {length} steps but its warm-up alone takes "
-            f"{cfg.warmup_steps}: lower warmup_steps or raise decay_steps"
+            f"warmup_steps is {cfg.warmup_steps} and warmup_fraction {cfg.warmup_fraction}: expected steps of 0 or "
+            "more, or a fraction of at least 0 and less than 1"
         )
         raise UsageError(message)
-    return length - cfg.warmup_steps
+    return cfg.warmup_steps or round(cfg.warmup_fraction * total_steps)
+
+
+def _warmed(cfg: ScheduleFactory.Config, warmup: int, after: Schedule) -> Schedule:
+    """Returns `after`, delayed by a linear rise from 0 over the warm-up."""
+    if warmup == 0:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, cfg.peak, warmup), after], [warmup])
+
+
+def _falling_steps(cfg: ScheduleFactory.Config, warmup: int, total_steps: int) -> int:
+    """Returns how many updates follow the warm-up; raises UsageError where there are none."""
+    length = total_steps if cfg.decay_steps is None else cfg.decay_steps
+    if length <= warmup:
+        message = (
+            f"the schedule ends after {length} steps but its warm-up alone takes {warmup}: "
+            "lower warmup_steps (or warmup_fraction) or raise decay_steps"
+        )
+        raise UsageError(message)
+    return length - warmup

@@ -38,6 +38,16 @@ def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | 
     return None
 
 
+def outline_of(directory: Path) -> StoredModel | None:
+    """Returns the model of a run or of any other known folder without its arrays; None where nobody knows it."""
+    for state in host().components("model_stores"):
+        if state.state.usable:
+            store = component("model_stores", state.name)()
+            if store.holds(directory):
+                return store.outline(directory)
+    return None
+
+
 def stored_model(directory: Path) -> StoredModel:
     """Returns the model of a run or of any other known folder; raises UsageError where nobody knows it."""
     check_is_directory(directory)

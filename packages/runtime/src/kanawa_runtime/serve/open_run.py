@@ -11,6 +11,8 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from kanawa_runtime.experiments.folders import tokenizer_file
+from kanawa_runtime.experiments.other_data import on_other_data
 from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
 from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
 from kanawa_runtime.train.run_directory import CHECKPOINTS, ORIGIN, read_config
@@ -42,8 +44,8 @@ def open_run(
     """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
 
     The mesh of the training run is dropped: `target` or this process's devices decide. A folder that a catalogued
-    model store holds, such as Hugging Face's, opens like a run at step 0. `data` names an experiment whose data and
-    evaluation take the place of the run's.
+    model store holds, such as Hugging Face's, opens like a run at step 0. `data` is what `--data` says: the
+    name of an experiment or a source, or files. Text is read by the tokenizer that lies in the folder.
     """
     check_is_directory(directory)
     stored = stored_elsewhere(directory, step)
@@ -52,8 +54,7 @@ def open_run(
     cfg = read_config(directory).clone() if stored is None else imported_experiment(stored.config)
     cfg.execution.set(mesh=None, strategies=())
     if data is not None:
-        other = compose(data).config
-        cfg.set(data=other.data, evaluation=other.evaluation, batch_size=other.batch_size)
+        cfg = on_other_data(cfg, data, tokenizer_file(directory))
     composition = compose(cfg, target, modifiers, overrides)
     trainer: Trainer = composition.workload()
     found = environment(composition)

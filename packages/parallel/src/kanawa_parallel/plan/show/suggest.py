@@ -49,7 +49,7 @@ def _changed(
 ) -> Composition | None:
     """Returns the composition with these modifiers; None where they don't apply to this experiment."""
     try:
-        return compositions(composition.name, [report.target], modifiers, overrides)[0]
+        return compositions(composition.asked, [report.target], modifiers, overrides, composition.data)[0]
     except KanawaError as error:
         logger.info("suggestion %s dropped: %s", modifiers, error)
         return None

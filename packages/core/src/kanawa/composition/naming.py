@@ -1,0 +1,142 @@
+"""What an EXPERIMENT argument means: a catalogued experiment, a catalogued model, or a folder with a model in it."""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kanawa.composition.target import Target
+from kanawa.config import Config, origin
+from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
+from kanawa.plugins import component, host
+from kanawa.plugins.catalog import installation_hint
+
+#: Kinds whose names an EXPERIMENT argument may be, the first that has the name wins.
+KINDS = ("experiments", "models")
+
+
+class Base(NamedTuple):
+    """An experiment before targets and modifiers; `source` is the folder whose weights it starts from."""
+
+    name: str
+    config: Config
+    source: Path | None = None
+
+
+def base_of(experiment: str | Config, target: Target | None = None, data: str | None = None) -> Base:
+    """Returns the experiment of a name, a folder or a config, on other data if asked.
+
+    A catalogued name wins over a folder of that name: write ./name for the folder.
+    Raises UnknownNameError with the nearest names of every kind, UsageError for a folder or a model that has no
+    experiment.
+    """
+    base = _named(experiment, target) if isinstance(experiment, str) else _given(experiment)
+    if data is None:
+        return base
+    template = _template_for(base)
+    with origin("command line", f"--data {data}"):
+        return base._replace(config=template.with_data(base.config, data, base.source))
+
+
+def is_folder(text: str) -> bool:
+    """Returns whether an EXPERIMENT argument is written as a path: it has a separator, or is . or ~."""
+    return os.sep in text or text.startswith((".", "~"))
+
+
+def catalogued_kind(name: str) -> str | None:
+    """Returns the kind, of those an EXPERIMENT may be, that has this name; None if neither has."""
+    bare = name.rpartition(":")[2]
+    for kind in KINDS:
+        if any(state.name == bare for state in host().components(kind)):
+            return kind
+    return None
+
+
+def _given(config: Config) -> Base:
+    return Base(type(config).__qualname__, config.clone())
+
+
+def _named(text: str, target: Target | None) -> Base:
+    folder = Path(text).expanduser()
+    kind = None if is_folder(text) else catalogued_kind(text)
+    if kind == "experiments":
+        return Base(text, _made("experiments", text))
+    if kind == "models":
+        return _around_model(text, target)
+    if folder.is_dir():
+        return _from_folder(text, folder, target)
+    raise UnknownNameError(_unknown(text))
+
+
+def _made(kind: str, name: str) -> Config:
+    """Returns what a catalogued function without arguments returns, set by the experiment of that name."""
+    factory = component(kind, name)
+    with origin("experiment", name):
+        cfg = factory()
+    if not isinstance(cfg, Config):
+        message = f"{kind.removesuffix('s')} {name!r} returned {type(cfg).__name__}, expected a config"
+        raise ConfigError(message)
+    return cfg
+
+
+def _around_model(name: str, target: Target | None) -> Base:
+    model = _made("models", name)
+    template, refusals = _willing(model)
+    if template is None:
+        raise UsageError("\n".join([f"model {name!r} can't be trained as it is:", *refusals]))
+    with origin("experiment", f"{name}, with default data and learner"):
+        return Base(name, template.experiment(model, *_where(target)))
+
+
+def _from_folder(text: str, folder: Path, target: Target | None) -> Base:
+    for _, template in _templates():
+        with origin("experiment", f"derived from {folder}"):
+            cfg = template.from_folder(folder, *_where(target))
+        if cfg is not None:
+            return Base(folder.resolve().name, cfg, folder)
+    holders = ", ".join(sorted(state.name for state in host().components("model_stores"))) or "none installed"
+    lines = [f"{text} holds no model of a known kind ({holders})"]
+    if not _templates():
+        lines += ["nothing installed makes experiments of folders", *installation_hint(host().installed())]
+    else:
+        lines.append("expected a run (config.json and checkpoints/) or a folder with another library's config.json")
+    raise UsageError("\n".join(lines))
+
+
+def _where(target: Target | None) -> tuple[str | None, int]:
+    return (None, 1) if target is None else (target.device.platform, target.jax_devices)
+
+
+def _templates() -> list[tuple[str, Any]]:
+    usable = [state for state in host().components("templates") if state.state.usable]
+    return [(state.name, component("templates", state.key)()) for state in usable]
+
+
+def _willing(model: Config) -> tuple[Any, list[str]]:
+    """Returns the first template that takes the model, else None and why each refused."""
+    refusals = []
+    for name, template in _templates():
+        refusal = template.refusal(model)
+        if not refusal:
+            return template, []
+        refusals.append(f"  {name}: {refusal}")
+    nothing = ["  nothing installed supplies data and a learner", *installation_hint(host().installed())]
+    return None, refusals or nothing
+
+
+def _template_for(base: Base) -> Any:
+    model = base.config.model if "model" in base.config.fields() else base.config
+    template, refusals = _willing(model)
+    if template is None:
+        raise UsageError("\n".join([f"--data: {base.name} takes no other data:", *refusals]))
+    return template
+
+
+def _unknown(text: str) -> str:
+    if is_folder(text):
+        return f"there is no folder {text}; expected a run, a Hugging Face folder, or a catalogued name"
+    names = {state.name for kind in KINDS for state in host().components(kind)}
+    lines = [f"no experiment, model or folder is called {text!r}{did_you_mean(text, names)}"]
+    elsewhere = sorted({s.kind for s in host().components() if s.name == text})
+    if elsewhere:
+        lines.append(f"there is a {text!r} of kind {', '.join(elsewhere)}: kanawa show {elsewhere[0]} {text}")
+    return "\n".join([*lines, *installation_hint(host().installed())])

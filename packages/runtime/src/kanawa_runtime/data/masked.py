@@ -1,0 +1,95 @@
+"""Rows for models that see both sides: some tokens of another source's rows are hidden and must be told."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+
+import numpy as np
+from kanawa.config import REQUIRED, to_json
+from kanawa.contracts.data import DataSource, Split
+from kanawa.contracts.tokenizer import Tokenizer
+
+from kanawa_runtime.data.errors import RowError
+
+#: What BERT does with a chosen token (arXiv:1810.04805, section 3.1): hide 80 %, change 10 %, keep 10 %.
+_HIDDEN, _CHANGED = 0.8, 0.1
+
+
+class MaskedTokens(DataSource):
+    """Rows of `source`, at this one's length, in which some tokens are chosen and most of the chosen are hidden.
+
+    Each token is chosen with probability `share`. `target_ids` are the row's own tokens, weighed 1 where one was
+    chosen and 0 elsewhere. A hidden token is the id `mask_id`, by default one more than the source's largest, so that
+    text never makes it.
+    """
+
+    class Config(DataSource.Config):
+        source: DataSource.Config = REQUIRED
+        share: float = 0.15
+        mask_id: int | None = None
+
+        def check(self) -> list[str]:
+            """Returns what is wrong with the share."""
+            return [] if 0.0 < self.share < 1.0 else [f"share is {self.share}, expected a number between 0 and 1"]
+
+    @functools.cached_property
+    def _source(self) -> DataSource:
+        return self.config.source.clone().set(sequence_length=self.config.sequence_length).build()
+
+    @property
+    def packed(self) -> bool:
+        """The source's."""
+        return self._source.packed
+
+    @property
+    def num_rows(self) -> int | None:
+        """The source's."""
+        return self._source.num_rows
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The source's."""
+        return self._source.tokenizer
+
+    @property
+    def mask_id(self) -> int:
+        """The id that stands for a hidden token."""
+        return self._source.vocab_size if self.config.mask_id is None else self.config.mask_id
+
+    @property
+    def vocab_size(self) -> int:
+        """The source's, with room for the mask."""
+        return max(self._source.vocab_size, self.mask_id + 1)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Sha256 (hex) over the source and what is hidden of it."""
+        settings = to_json(self.config)
+        settings.pop("source", None)
+        parts = [self._source.digest, self.mask_id, settings]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns row `index`; the same tokens of it are hidden each time."""
+        row = self._source.row(index)
+        tokens = row["input_ids"]
+        if tokens.size and tokens.max() >= self.vocab_size:
+            message = f"row {index} has the id {tokens.max()}, more than its source's {self.vocab_size}"
+            raise RowError(message)
+        draws = np.random.default_rng([self.config.seed, index])
+        chance, fate = draws.random(tokens.shape), draws.random(tokens.shape)
+        others = draws.integers(0, self._source.vocab_size, tokens.shape, dtype=np.int32)
+        chosen = (chance < self.config.share) & (row["segment_ids"] > 0)
+        shown = np.where(chosen & (fate < _HIDDEN), np.int32(self.mask_id), tokens)
+        shown = np.where(chosen & (fate >= _HIDDEN) & (fate < _HIDDEN + _CHANGED), others, shown)
+        return {**row, "input_ids": shown, "target_ids": tokens, "loss_weights": chosen.astype(np.float32)}
+
+    def held_out(self) -> "MaskedTokens | None":
+        """Returns the source's held-out rows with tokens of theirs hidden, the same ones at each evaluation."""
+        rows = self._source.held_out()
+        return None if rows is None else self.config.clone().set(source=rows.config).build()
+
+    def documents(self, split: Split) -> Iterable[bytes] | None:
+        """Returns the source's."""
+        return self._source.documents(split)

@@ -1,0 +1,55 @@
+"""What a folder says of the experiment to make of it: a run's own config, a model's tokenizer."""
+
+from pathlib import Path
+
+from kanawa.composition.experiment import Composition
+from kanawa.config import Config
+from kanawa.errors import UsageError
+
+from kanawa_runtime.data.tokenizers.folder import TOKENIZER
+from kanawa_runtime.train.run_directory import EVENTS, ORIGIN, read_config
+
+
+def own_experiment(directory: Path) -> Config | None:
+    """Returns the experiment that a run trains, without its placement: the next target decides anew.
+
+    None for what is no run, and for one that was imported and never trained: its config says nothing of learning.
+    """
+    from kanawa_runtime.serve.model_store import RunStore
+
+    if not RunStore().holds(directory):
+        return None
+    if (directory / ORIGIN).is_dir() and not (directory / EVENTS).exists():
+        return None
+    cfg = read_config(directory).clone()
+    if "execution" in cfg.fields():
+        cfg.execution.set(mesh=None, strategies=())
+    return cfg
+
+
+def tokenizer_file(directory: Path) -> Path | None:
+    """Returns the tokenizer that the model of a run or of another library's folder was trained with, if it is there."""
+    files = (directory / TOKENIZER, directory / ORIGIN / TOKENIZER)
+    return next((file for file in files if file.is_file()), None)
+
+
+def run_and_start(composition: Composition, run: str | None, initial: str | None) -> tuple[Path, Path | None]:
+    """Returns the run directory of `kanawa train`, and the folder whose weights a new run starts from.
+
+    A run that is named without other data goes on in its own directory; what is derived from a folder otherwise is a
+    new run. Raises UsageError for a folder that says nothing of what to learn, where nobody else does.
+    """
+    start = Path(initial).expanduser() if initial else None
+    source = composition.source
+    if source is None:
+        return Path(run or f"runs/{composition.name.replace(':', '-')}"), start
+    trained = own_experiment(source) is not None
+    if trained and composition.data is None and (run is None or Path(run).resolve() == source.resolve()):
+        return source, start
+    if not trained and composition.data is None:
+        message = (
+            f"{source} holds a model and no data to train it on; say which: "
+            f"kanawa train {source} --data 'mytext/**/*.txt'"
+        )
+        raise UsageError(message)
+    return Path(run or f"runs/{composition.name}-tuned"), start or source

@@ -1,0 +1,89 @@
+"""`--data`: the same experiment on other data, given by name or as files."""
+
+from pathlib import Path
+from typing import Any
+
+from kanawa.config import Config
+from kanawa.contracts import DataSource
+from kanawa.errors import ConfigError, UsageError, did_you_mean
+from kanawa.plugins import component, host
+
+from kanawa_runtime.data.corpus import Corpus
+from kanawa_runtime.data.masked import MaskedTokens
+from kanawa_runtime.data.own_text import names_files, own_corpus
+from kanawa_runtime.data.source import TextSource
+from kanawa_runtime.experiments.default_data import default_data
+
+
+def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
+    """Returns the experiment with the data that `text` names; sizes, packing and learner stay.
+
+    `text` is a catalogued experiment, whose data are taken, a catalogued data source, or files: a glob, a folder, a
+    `.jsonl` or a text. With `tokenizer_file` text is read by that tokenizer, else by one learned from it.
+    Raises UsageError for what is none of these, CorpusError for a glob that matches nothing.
+    """
+    named = _named(text)
+    if named is not None:
+        data = named.clone().set(sequence_length=experiment.data.sequence_length)
+    elif names_files(text):
+        data = _with_corpus(_text_of(experiment), own_corpus(text))
+    else:
+        raise UsageError(_unknown(text))
+    if tokenizer_file is not None:
+        read_by(data, tokenizer_file)
+    return experiment.clone().set(data=data)
+
+
+def _named(text: str) -> DataSource.Config | None:
+    """Returns the data of a catalogued experiment, or the catalogued source, of this name."""
+    kinds = {state.kind for state in host().components() if state.name == text}
+    if "experiments" in kinds:
+        cfg = component("experiments", text)()
+        if "data" not in cfg.fields():
+            message = f"--data {text}: experiment {text!r} has no data"
+            raise UsageError(message)
+        return cfg.data
+    if "data" not in kinds:
+        return None
+    data = component("data", text).Config()
+    try:
+        data.clone().freeze()
+    except ConfigError as error:
+        message = f"--data {text}: {error}; give it whole with --set data={text} and further --set data.FIELD=VALUE"
+        raise UsageError(message) from error
+    return data
+
+
+def _text_of(experiment: Any) -> DataSource.Config:
+    """Returns the experiment's rows of text, or where its rows aren't text such as its model learns from."""
+    data = experiment.data
+    inner = data.source if isinstance(data, MaskedTokens.Config) else data
+    return data if isinstance(inner, TextSource.Config) else default_data(experiment.model, data.sequence_length)
+
+
+def _with_corpus(data: DataSource.Config, corpus: Corpus.Config) -> DataSource.Config:
+    text = data.clone()
+    inner = text.source if isinstance(text, MaskedTokens.Config) else text
+    if not isinstance(inner, TextSource.Config):
+        message = (
+            f"--data gives text, which needs more than 259 token ids, but this model has {inner.vocab_size}; "
+            "take a model with more, or give a data source by name"
+        )
+        raise UsageError(message)
+    inner.set(corpus=corpus)
+    return text
+
+
+def read_by(data: DataSource.Config, file: Path) -> None:
+    """Makes text be read by the tokenizer of the model it goes to; rows that aren't text have none."""
+    inner = data.source if isinstance(data, MaskedTokens.Config) else data
+    if isinstance(inner, TextSource.Config):
+        inner.set(tokenizer_file=str(file.resolve()))
+
+
+def _unknown(text: str) -> str:
+    names = {state.name for kind in ("experiments", "data") for state in host().components(kind)}
+    return (
+        f"--data {text}: no experiment and no data source is called so, and there is no such file or folder"
+        f"{did_you_mean(text, names)}; files are given as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
+    )

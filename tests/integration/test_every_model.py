@@ -1,0 +1,54 @@
+"""Every catalogued model is an experiment, or is refused with what to do instead; nothing here compiles."""
+
+import kanawa as kn
+import pytest
+from kanawa.composition.environment import environment
+from kanawa.errors import UsageError
+
+MODELS = sorted(state.name for state in kn.host().components("models") if state.distribution == "kanawa-layers")
+#: Models of records that the trainer's sources don't make.
+OTHERS = {name for name in MODELS if name.startswith(("t5-", "vit-"))}
+
+
+def test_the_catalog_is_as_large_as_the_readme_says():
+    assert len(MODELS) == 71
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - OTHERS))
+def test_a_model_is_an_experiment(name):
+    composition = kn.compose(name, "cpu")
+    workload, place = composition.workload(), environment(composition, "abstract")
+    state = workload.abstract_state(place)
+    assert set(state.params) == set(workload.specs)
+    assert workload.abstract_batch(place).input_ids.shape == (composition.config.batch_size, _length(composition))
+    assert composition.config.data.build().vocab_size <= composition.config.model.vocab_size
+
+
+def _length(composition):
+    return composition.config.data.sequence_length
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_other_models_say_what_to_do(name):
+    with pytest.raises(UsageError, match="can't be trained as it is") as error:
+        kn.compose(name)
+    assert "train it from Python" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "mamba2-130m", "deepseek-v3"])
+def test_a_model_takes_the_place_of_an_experiments(name):
+    by_modifier = kn.compose("llama2-7b", modifiers=[f"model:name={name}"]).config
+    by_name = kn.compose("llama2-7b", overrides=[f"model={name}"]).config
+    assert by_modifier.model == by_name.model == kn.component("models", name)()
+    assert by_modifier.learner == by_name.learner == kn.compose("llama2-7b").config.learner
+    assert by_modifier.data.vocab_size == by_modifier.model.vocab_size
+
+
+def test_a_model_too_small_for_the_data_is_refused_at_once():
+    with pytest.raises(UsageError, match="data has 32000 token ids, but model.vocab_size is 2048"):
+        kn.compose("llama2-7b", overrides=["model=llama-tiny"])
+
+
+@pytest.mark.parametrize("state", kn.host().components("experiments"), ids=lambda state: state.name)
+def test_every_experiment_builds_its_learner(state):
+    kn.compose(state.name, "cpu").workload()
