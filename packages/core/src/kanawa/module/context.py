@@ -183,7 +183,7 @@ def detached(
 
     Ancestors are copied too, so that shared modules are still found; they belong to the body's trace.
     """
-    collector = Collector(context.collector.emit)
+    collector = Collector(context.collector.emit, context.collector.offers())
     trace = trace_state()
 
     def copy(original: Context | None) -> Context | None:
@@ -215,11 +215,16 @@ def run_detached(
     key: LazyKey | None,
     args: tuple[Any, ...],
     layer_index: Mapping[str, Any] | None = None,
+    *,
+    offers: bool = False,
 ) -> tuple[Any, Any]:
-    """Runs `function(*args)` in a detached copy of `context`; returns (result, Outputs)."""
+    """Runs `function(*args)` in a detached copy of `context`; returns (result, Outputs).
+
+    `offers` lets what modules offer inside leave with the outputs: for transforms that run their body once.
+    """
     fresh, collector = detached(context, params, state, key)
     if layer_index is not None:
         fresh.layer_index = {**context.layer_index, **layer_index}
     with installed(fresh):
         result = function(*args)
-    return result, collector.outputs()
+    return result, collector.outputs(offers=offers)

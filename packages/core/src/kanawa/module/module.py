@@ -325,6 +325,29 @@ class Module(Configurable, abstract=True):
             context.check_trace(f"emit({name!r}) is called")
             context.collector.put("emitted", path, value)
 
+    def offer(self, name: str, value: Any) -> None:
+        """Lets modules that run later read `value` as `self.offered(name)`; a later offer takes an earlier one's place.
+
+        An offer is seen wherever it is known without keeping it for a loop's sake: by what follows in the same
+        iteration of a scan, inside remat and jit, and after them.
+        """
+        context = self._context("offer")
+        context.check_trace(f"offer({name!r}) is called")
+        context.collector.offered[name] = value
+
+    def offered(self, name: str) -> Any:
+        """Returns what a module that ran before offers under `name`; raises ModuleError where none does."""
+        context = self._context("offered")
+        context.check_trace(f"offered({name!r}) is read")
+        offers = context.collector.offers()
+        if name not in offers:
+            message = (
+                f"{self.path}: no module that ran before offers {name!r}{did_you_mean(name, offers)}; the one that "
+                f"does must run earlier in the same iteration of a loop over layers, or outside of it"
+            )
+            raise ModuleError(message)
+        return offers[name]
+
     @staticmethod
     def tag(name: str, x: jax.Array) -> jax.Array:
         """Names an activation, so that a remat policy can save, recompute or offload it."""

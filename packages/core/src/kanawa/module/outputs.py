@@ -1,6 +1,7 @@
 """Outputs: everything a call leaves behind besides its result, returned explicitly and merged by path."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -50,7 +51,8 @@ class Loss:
 class Outputs:
     """Flat dictionaries keyed by path relative to the functional's root, and the kernels chosen on the way.
 
-    `kernels` is static: it lives in the tree structure, so a cached trace still carries its manifest.
+    `kernels` is static: it lives in the tree structure, so a cached trace still carries its manifest. `offered` are
+    values on their way out of a transform to modules that run later; a finished call has none.
     """
 
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
@@ -58,6 +60,7 @@ class Outputs:
     state: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
     emitted: dict[str, Any] = dataclasses.field(default_factory=dict)
     kernels: tuple[Any, ...] = dataclasses.field(default=(), metadata={"static": True})
+    offered: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def total_loss(self) -> jax.Array:
         """Returns the sum of all loss terms, fp32 scalar."""
@@ -116,10 +119,15 @@ def _merge_by_path(first: dict[str, Any], second: dict[str, Any]) -> dict[str, A
 
 
 class Collector:
-    """Gathers the outputs of one trace; refuses a second value under one path."""
+    """Gathers the outputs of one trace; refuses a second value under one path.
 
-    def __init__(self, emit: tuple[str, ...] = ()) -> None:
+    `inherited` are the offers of the traces around this one, made before it began.
+    """
+
+    def __init__(self, emit: tuple[str, ...] = (), inherited: Mapping[str, Any] | None = None) -> None:
         self.emit = emit
+        self.inherited = dict(inherited or {})
+        self.offered: dict[str, Any] = {}
         self.metrics: dict[str, Metric] = {}
         self.losses: dict[str, Loss] = {}
         self.state: dict[str, jax.Array] = {}
@@ -127,6 +135,10 @@ class Collector:
         self.kernels: dict[Any, None] = {}
         #: Which call (an opaque token) drew random keys under a path: a second one would draw the same ones.
         self.drawn_by: dict[str, object] = {}
+
+    def offers(self) -> dict[str, Any]:
+        """Returns what modules that ran before offer, the latest under each name."""
+        return {**self.inherited, **self.offered}
 
     def put(self, kind: str, path: str, value: Any) -> None:
         """Stores `value` under `path`; raises ContextError where the path already has one."""
@@ -140,6 +152,7 @@ class Collector:
 
     def absorb(self, outputs: Outputs, *, continued: bool = False) -> None:
         """Adds the outputs that a wrapped transform returned; `continued` joins them to those of earlier layers."""
+        self.offered.update(outputs.offered)
         if continued:
             self._join(outputs)
             return
@@ -158,9 +171,16 @@ class Collector:
                 kept[path] = value
         self.kernels.update(dict.fromkeys(outputs.kernels))
 
-    def outputs(self) -> Outputs:
-        """Returns what was gathered."""
-        return Outputs(dict(self.metrics), dict(self.losses), dict(self.state), dict(self.emitted), tuple(self.kernels))
+    def outputs(self, *, offers: bool = False) -> Outputs:
+        """Returns what was gathered, with this trace's own offers where they may leave it."""
+        return Outputs(
+            dict(self.metrics),
+            dict(self.losses),
+            dict(self.state),
+            dict(self.emitted),
+            tuple(self.kernels),
+            dict(self.offered) if offers else {},
+        )
 
 
 def twice(path: str, kind: str) -> str:

@@ -1,5 +1,6 @@
 """`kn.scan`: a loop over layers or over data that carries the module context and returns its outputs explicitly."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ def scan(
     start at 0 are joined to those of the windows before it.
     `remat` recomputes the body in the backward pass: True saves only its inputs, a policy says what else.
     `unrolled` writes the iterations out one by one; parameters may then also be a sequence of per-layer trees.
-    Metrics and losses are reduced over iterations; state updates and emitted values are stacked.
+    Metrics and losses are reduced over iterations; state updates and emitted values are stacked. What modules offer
+    is seen by those after them in the same iteration; it leaves the loop only where there is a single one.
     """
     context = current_context()
     context.check_trace("kn.scan is called")
@@ -41,7 +43,7 @@ def scan(
     length = _length(context, names, xs, start, length)
     params = {name: _window(context.params.get(name, {}), start, length) for name in names}
     state = {name: _window(context.state.get(name, {}), start, length) for name in names}
-    step = _step(context, body, names, start)
+    step = _step(context, body, names, start, offers=length == 1)
     if remat is not False:
         policy = None if remat is True else remat
         step = jax.checkpoint(step, policy=policy, prevent_cse=unrolled)
@@ -57,15 +59,21 @@ def scan(
 
         carry, (ys, outputs) = jax.lax.scan(scanned, carry, (xs, params, state, indices), length=length, unroll=unroll)
         outputs = outputs.reduce_leading()
+    # Only of a single iteration: of several, a loop would have to keep what each of them offers, or carry it along.
+    outputs = dataclasses.replace(outputs, offered=jax.tree.map(lambda leaf: leaf[0], outputs.offered))
     context.collector.absorb(outputs, continued=start > 0)
     return carry, ys
 
 
-def _step(context: Context, body: Callable[[Any, Any], Any], names: tuple[str, ...], start: int) -> Callable[..., Any]:
+def _step(
+    context: Context, body: Callable[[Any, Any], Any], names: tuple[str, ...], start: int, *, offers: bool
+) -> Callable[..., Any]:
     def step(carry: Any, x: Any, params: Any, state: Any, index: Any) -> tuple[Any, Any, Outputs]:
         if not names:
             key = None if context.key is None else context.key.fold("scan", index)
-            (carry, y), outputs = run_detached(context, body, context.params, context.state, key, (carry, x))
+            (carry, y), outputs = run_detached(
+                context, body, context.params, context.state, key, (carry, x), offers=offers
+            )
             return carry, y, outputs
         (carry, y), outputs = run_detached(
             context,
@@ -75,6 +83,7 @@ def _step(context: Context, body: Callable[[Any, Any], Any], names: tuple[str, .
             context.key,
             (carry, x),
             dict.fromkeys(names, start + index if start else index),
+            offers=offers,
         )
         return carry, y, outputs
 
@@ -98,7 +107,7 @@ def _unrolled(
 def _same_structure(outputs: list[Outputs]) -> list[Outputs]:
     """Returns the outputs with the union of all kernel choices each, so that their trees have one structure."""
     kernels = tuple(dict.fromkeys(choice for out in outputs for choice in out.kernels))
-    return [Outputs(o.metrics, o.losses, o.state, o.emitted, kernels) for o in outputs]
+    return [dataclasses.replace(out, kernels=kernels) for out in outputs]
 
 
 def layer_slice(tree: Any, index: int) -> Any:

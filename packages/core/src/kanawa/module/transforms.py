@@ -21,7 +21,7 @@ def remat(function: Callable[..., Any], policy: Callable[..., Any] | None = None
         context = current_context()
 
         def pure(params: Any, state: Any, *inner: Any) -> tuple[Any, Outputs]:
-            return run_detached(context, function, params, state, context.key, inner)
+            return run_detached(context, function, params, state, context.key, inner, offers=True)
 
         result, outputs = jax.checkpoint(pure, policy=policy)(context.params, context.state, *args)
         context.collector.absorb(outputs)
@@ -39,7 +39,7 @@ def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
         def pure(params: Any, state: Any, inner_key: Any, *inner: Any) -> tuple[Any, Outputs]:
             lazy = None if inner_key is None else LazyKey(inner_key)
-            return run_detached(context, function, params, state, lazy, inner)
+            return run_detached(context, function, params, state, lazy, inner, offers=True)
 
         result, outputs = jax.jit(pure, **options)(context.params, context.state, key, *args)
         context.collector.absorb(outputs)
