@@ -58,13 +58,22 @@ class Generator:
         """
         self.model = model
         self.environment = environment or Environment()
-        self.state = state or {}
         self.cache_dtype = cache_dtype
         self.known = known
-        with self.environment.active():
-            self.params = jax.jit(model.unstacked)(params)
+        self._unstack = jax.jit(model.unstacked)
+        self.load(params, state)
         self._prefill = jax.jit(self.prefill, static_argnames=("sampling",), donate_argnums=3)
         self._loop = jax.jit(self.decode_loop, static_argnames=("sampling", "stop_ids"), donate_argnums=2)
+
+    def load(self, params: Any, state: Any = None) -> None:
+        """Takes other parameters of the same model; no program is compiled again."""
+        self.state = state or {}
+        with self.environment.active():
+            self.params = self._unstack(params)
+
+    def unload(self) -> None:
+        """Lets go of the parameters, which are a copy where layers were stacked."""
+        self.params, self.state = None, {}
 
     def generate(
         self,
@@ -113,8 +122,10 @@ class Generator:
         first_allowed = known if allowed is None else allowed
         with self.environment.active():
             caches = self.new_caches(rows, total)
-            first, caches = self._prefill(ids, lengths, keys, caches, self.params, first_allowed, sampling=chosen)
-            state = LoopState(
+            first, caches = self._prefill(
+                ids, lengths, keys, caches, self.params, first_allowed, self.state, sampling=chosen
+            )
+            carry = LoopState(
                 jnp.ones((), jnp.int32),
                 first[0],
                 jnp.isin(first[0], jnp.asarray(stop_ids, jnp.int32)),
@@ -126,11 +137,10 @@ class Generator:
         while True:
             # The plan is active only while a program runs: between two pieces the caller's own code does.
             with self.environment.active():
-                state = self._loop(
-                    lengths, keys, state, self.params, np.int32(until), known, sampling=chosen, stop_ids=tuple(stop_ids)
-                )
-            count, done = int(state.count), bool(np.all(np.asarray(state.done)))
-            ids_now, logprobs_now = np.asarray(state.ids)[:, :count], np.asarray(state.logprobs)[:, :count]
+                arguments = (lengths, keys, carry, self.params, np.int32(until), known, self.state)
+                carry = self._loop(*arguments, sampling=chosen, stop_ids=tuple(stop_ids))
+            count, done = int(carry.count), bool(np.all(np.asarray(carry.done)))
+            ids_now, logprobs_now = np.asarray(carry.ids)[:, :count], np.asarray(carry.logprobs)[:, :count]
             yield _completions(ids_now, logprobs_now, set(stop_ids))
             if count >= max_tokens or (stop_ids and done):
                 return
@@ -156,6 +166,7 @@ class Generator:
         caches: Any,
         params: Any,
         first_tokens: Any = None,
+        state: Any = None,
         *,
         sampling: Sampling,
     ) -> tuple[tuple[Array, Array], Any]:
@@ -164,7 +175,7 @@ class Generator:
         ends = lengths[:, None] if lengths.ndim else lengths
         real = jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < ends, ids.shape)
         sequences = Sequences(lengths=jnp.zeros((), jnp.int32), segment_ids=real.astype(jnp.int32))
-        (logits, caches), _ = kn.functional(self.model, "decode")(params, self.state, ids, sequences, caches)
+        (logits, caches), _ = kn.functional(self.model, "decode")(params, state or {}, ids, sequences, caches)
         last = lengths[:, None, None] - 1 if lengths.ndim else lengths - 1
         final = (
             jax.lax.dynamic_index_in_dim(logits, last, axis=1, keepdims=False)
@@ -181,6 +192,7 @@ class Generator:
         params: Any,
         until: Any = None,
         known: Any = None,
+        state: Any = None,
         *,
         sampling: Sampling,
         stop_ids: tuple[int, ...] = (),
@@ -195,7 +207,7 @@ class Generator:
 
         def body(carry: LoopState) -> LoopState:
             sequences = Sequences(lengths=lengths + carry.count - 1)
-            (logits, caches), _ = decode(params, self.state, carry.last[:, None], sequences, carry.caches)
+            (logits, caches), _ = decode(params, state or {}, carry.last[:, None], sequences, carry.caches)
             ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.count)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(

@@ -181,7 +181,7 @@ def test_links_out_of_the_folder_are_refused_and_the_hubs_cache_is_read(tmp_path
     snapshot = tmp_path / "hub" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "tokenizer.json").symlink_to("../../blobs/tokenizer.json")
-    assert load_tokenizer(snapshot).vocab_size == 400
+    assert load_tokenizer(snapshot).digest == load_tokenizer(tmp_path / "hub" / "blobs").digest
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "tokenizer.json").symlink_to(snapshot / "tokenizer.json")

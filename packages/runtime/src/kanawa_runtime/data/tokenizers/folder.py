@@ -51,7 +51,6 @@ def files_state(files: Mapping[str, str], model_config: Mapping[str, Any]) -> di
     if not isinstance(content.get("model"), dict) or "vocab" not in content["model"]:
         message = f"{TOKENIZER} has no model with a vocabulary"
         raise ValueError(message)
-    content.setdefault("added_tokens", [])
     settings = {name: _parsed(name, files[name]) for name in SETTINGS if name in files}
     return {"files": dict(files), "special": _special_ids(content, settings, model_config)}
 
@@ -60,7 +59,7 @@ def _special_ids(
     content: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the ids that begin, end and pad, all that stop an answer, and one more than the model's largest id."""
-    ids = {str(token["content"]): int(token["id"]) for token in content["added_tokens"]}
+    ids = {str(token["content"]): int(token["id"]) for token in content.get("added_tokens") or []}
     vocab = content["model"]["vocab"]
     # A Unigram model lists (token, score) by id, all others map tokens to ids.
     ids |= vocab if isinstance(vocab, dict) else {str(entry[0]): index for index, entry in enumerate(vocab)}

@@ -31,6 +31,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._state = state
         self._special: dict[str, Any] = state["special"]
         content = json.loads(state["files"]["tokenizer.json"])
+        content["added_tokens"] = content.get("added_tokens") or []
         limit = self._special["limit"]
         if limit is not None:
             # Gemma 3's has a token for images that its text models have no row for: written in a text it is text.

@@ -1,0 +1,49 @@
+"""What a model in training would write: a few tokens after the experiment's prompt, the same draws each time."""
+
+from typing import Any
+
+import jax
+from kanawa.contracts import CausalLM, DataSource, Environment
+
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.continuation import continued
+from kanawa_runtime.serve.generate import Generator
+from kanawa_runtime.serve.healing import first_tokens, heal
+from kanawa_runtime.serve.sampling import SamplingConfig
+
+#: Enough to see what it has learned, little enough to cost less than the evaluation beside it.
+_TOKENS = 64
+
+
+class Sampler:
+    """Writes samples of one model; its two programs are compiled at the first one and used for all."""
+
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer, prompt: str, environment: Environment) -> None:
+        self.prompt = prompt
+        self._model, self._tokenizer, self._environment = model, tokenizer, environment
+        self._generator: Generator | None = None
+
+    def sample(self, params: Any, state: Any) -> dict[str, str]:
+        """Returns the `prompt` and the `text` after it."""
+        if self._generator is None:
+            known = self._tokenizer.known
+            self._generator = Generator(self._model, params, state=state, environment=self._environment, known=known)
+        else:
+            self._generator.load(params, state)
+        prompt = heal(self._tokenizer, self.prompt)
+        sampling = SamplingConfig(temperature=0.7, top_p=0.9)
+        first = first_tokens(self._tokenizer, [prompt])
+        (completion,) = self._generator.generate([prompt.ids], _TOKENS, sampling, self._tokenizer.stop_ids, first)
+        self._generator.unload()
+        return {"prompt": self.prompt, "text": continued(self._tokenizer, prompt, completion.token_ids)}
+
+
+def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
+    """Returns the sampler of an experiment; None without a prompt, for what writes no text, and in a gang.
+
+    In a gang every process would have to decode along, and one that failed would leave the others waiting.
+    """
+    tokenizer = source.tokenizer if prompt else None
+    if not isinstance(tokenizer, Tokenizer) or not isinstance(model, CausalLM) or jax.process_count() > 1:
+        return None
+    return Sampler(model, tokenizer, prompt, environment)

@@ -1,0 +1,90 @@
+"""What the compiled step is: parameters by module, FLOPs by the model's own count, memory on each device."""
+
+import math
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from kanawa.arrays.tree import flatten_paths
+from kanawa.plugins.devices import device_spec_of_kind
+
+#: Deeper modules are counted with those they are part of: `stack.layer.attention`.
+_DEPTH = 3
+#: A forward pass, and a backward one that costs twice as much.
+_PASSES = 3
+
+
+def program_record(trainer: Any, compiled: Any, precision: str) -> dict[str, Any]:
+    """Returns the fields of a `program` event about a trainer's compiled step.
+
+    `model_flops_per_step` counts what `plan` counts: forward matmuls three times, attention over the keys that a causal
+    mask leaves, nothing recomputed. `peak_flops_per_chip` is None where no figure is known: a processor's is a guess.
+    """
+    cfg = trainer.config
+    length = cfg.data.sequence_length
+    flops = _PASSES * trainer.model.flops_per_token((length + 1) / 2) * cfg.batch_size * length
+    counts = {path: math.prod(spec.shape) for path, spec in flatten_paths(trainer.specs).items()}
+    return {
+        "program": "train_step",
+        "parameters": sum(counts.values()),
+        "trained_parameters": sum(counts[path] for path in trainer.rule.specs),
+        "parameters_by_module": by_module(counts),
+        "model_flops_per_step": flops,
+        "memory_per_device_bytes": compiled_memory(compiled),
+        **device_record(precision),
+    }
+
+
+def by_module(counts: Mapping[str, int], depth: int = _DEPTH) -> dict[str, int]:
+    """Returns parameters by module, in the tree's order; a path's last name is the parameter's own."""
+    modules: dict[str, int] = {}
+    for path, count in counts.items():
+        name = ".".join(path.split(".")[:-1][:depth]) or path
+        modules[name] = modules.get(name, 0) + count
+    return modules
+
+
+def device_record(precision: str) -> dict[str, Any]:
+    """Returns the chips of the run, and what one can do at best in dtype `precision`, where a backend knows."""
+    device = jax.devices()[0]
+    spec = device_spec_of_kind(device.device_kind)
+    known = spec is not None and spec.platform != "cpu"
+    return {
+        "device_kind": device.device_kind,
+        "chips": jax.device_count() / (spec.jax_devices_per_chip if spec else 1),
+        "peak_flops_per_chip": spec.peak_flops.get(precision) if known and spec else None,
+        "peak_flops_dtype": precision,
+        "peak_flops_source": spec.source if known and spec else None,
+        "memory_limit_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+    }
+
+
+def compiled_memory(compiled: Any) -> dict[str, int] | None:
+    """Returns bytes on each device by what they hold, as the compiler planned them; None where it doesn't say."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    arguments, aliased = analysis.argument_size_in_bytes, analysis.alias_size_in_bytes
+    # Donated arguments are the outputs' memory: what comes out in it is not counted again.
+    parts = {
+        "state and batch": arguments,
+        "temporaries": analysis.temp_size_in_bytes,
+        "results beside the state": max(0, analysis.output_size_in_bytes - aliased),
+        "code": analysis.generated_code_size_in_bytes,
+    }
+    return {name: int(size) for name, size in parts.items()}
+
+
+def memory_peaks() -> dict[str, int | None]:
+    """Returns the most memory this process's devices had in use so far, and the process itself, in bytes.
+
+    A device that keeps no account, such as a processor, gives None.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [entry["peak_bytes_in_use"] for entry in stats if "peak_bytes_in_use" in entry]
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"device_peak_bytes": max(peaks) if peaks else None, "process_peak_bytes": own}
