@@ -11,6 +11,8 @@ from kanawa._version import __version__
 from kanawa.cli.arguments import experiment_arguments
 from kanawa.cli.main import main
 from kanawa.cli.verbs import core_verbs
+from kanawa.plugins import PluginHost, manager
+from kanawa.plugins.discovery import Entry, Provider
 
 VERBS = """
 import sys
@@ -76,7 +78,29 @@ def test_help_of_every_verb_has_an_example(capsys, verb):
 
 def test_unknown_verb(capsys):
     assert main(["lst"]) == 2
-    assert "invalid choice: 'lst'" in capsys.readouterr().err
+    assert "no verb 'lst' is installed; did you mean 'list'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "report", "serve", "convert"])
+def test_a_verb_of_a_package_that_is_missing_says_what_to_install(monkeypatch, capsys, verb):
+    monkeypatch.setattr(manager, "_current", PluginHost(discover=list))
+    assert main([verb, "quickstart"]) == 2
+    told = capsys.readouterr().err
+    assert f"no verb {verb!r} is installed" in told
+    assert 'not installed: kanawa-layers, kanawa-parallel, kanawa-runtime (pip install "kanawa[train]")' in told
+
+
+def test_a_verb_of_a_plugin_that_cannot_be_used_says_why(monkeypatch, capsys):
+    provider = Provider(
+        name="kanawa-runtime",
+        version="0.1.0",
+        entries=(Entry(kind="plugins", name="runtime", value="no_such_module"),),
+        unmet=("needs jax>=99, found 0.10",),
+    )
+    monkeypatch.setattr(manager, "_current", PluginHost(discover=lambda: [provider]))
+    assert main(["train"]) == 2
+    told = capsys.readouterr().err
+    assert "plugin kanawa-runtime:runtime 0.1.0 is incompatible: needs jax>=99, found 0.10" in told
 
 
 @pytest.mark.parametrize(
@@ -159,7 +183,7 @@ def test_list_one_kind_as_json_and_as_a_table(capsys, fake_distribution):
 
 def test_list_of_an_unknown_kind(capsys):
     assert main(["list", "layer"]) == 2
-    assert "there is no kind 'layer'; did you mean 'layers'?" in capsys.readouterr().err
+    assert "there is no kind 'layer'; did you mean 'layers'" in capsys.readouterr().err
 
 
 def test_experiment_arguments():

@@ -71,7 +71,7 @@ def test_diff_from_an_experiment_and_from_a_run(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["--diff", "runs/nowhere"], "--diff runs/nowhere: no such folder or file"),
-        (["--diff", "tny"], "did you mean 'tiny'?"),
+        (["--diff", "tny"], "did you mean 'tiny'"),
         (["--set", "stpes=3"], "steps"),
         (["--on", "cpu-0"], "counts start at 1"),
     ],

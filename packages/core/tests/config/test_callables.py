@@ -87,10 +87,13 @@ class Holder(Config):
 
 
 def test_the_catalog_name_is_preferred_in_text_and_json() -> None:
-    set_name_resolver(lambda o: "dumps" if o is json.dumps else None, {"dumps": json.dumps}.get)
+    catalog = {"dumps": [json.dumps], "twice": [json.dumps, json.loads]}
+    set_name_resolver(lambda o: "dumps" if o is json.dumps else None, catalog.get)
     assert callable_name(json.dumps) == "dumps"
     assert callable_name(json.loads) == "json:loads"
     assert resolve_callable("dumps") is json.dumps
+    with pytest.raises(CallableNameError, match="more than once: json:dumps, json:loads; write one of these"):
+        resolve_callable("twice")
     assert "function: dumps\n" in to_text(Holder())
     assert to_json(Holder())["function"] == {"$callable": "dumps"}
     set_name_resolver(None, None)

@@ -18,6 +18,7 @@ from kanawa.config import (
     origin,
     set_name_resolver,
 )
+from kanawa.errors import UnknownNameError, did_you_mean
 
 
 class Shade(enum.Enum):
@@ -113,10 +114,61 @@ def test_nested_path_and_origin() -> None:
 
 
 def test_catalog_names() -> None:
-    set_name_resolver(None, {"rms": RMSNorm}.__getitem__)
+    set_name_resolver(None, catalog)
     model = Model()
     apply_override(model, "norm=rms")
     assert type(model.norm) is RMSNorm.Config
+
+
+def catalog(name: str) -> list[Any]:
+    meanings = {"rms": [RMSNorm], "norm": [math.sqrt, Norm], "root": [math.sqrt]}
+    if name not in meanings:
+        message = f"no component is named {name!r}{did_you_mean(name, meanings)}"
+        raise UnknownNameError(message)
+    return meanings[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('layers=["rms", "norm"]', [RMSNorm.Config(), Norm.Config()]),
+        ("layers=[rms,norm]", [RMSNorm.Config(), Norm.Config()]),
+        ('layers=["rms"]', [RMSNorm.Config()]),
+        ('pair=["rms", 3]', (RMSNorm.Config(), 3)),
+        ('named={"a": "rms"}', {"a": RMSNorm.Config()}),
+        ('functions=["root", "math:cos"]', (math.sqrt, math.cos)),
+        ('kinds=["rms", "norm"]', (RMSNorm, Norm)),
+        ('nested={"a": ["rms"]}', {"a": (RMSNorm.Config(),)}),
+        ("axes=[data,fsdp]", ("data", "fsdp")),
+    ],
+)
+def test_catalog_names_in_containers(text: str, value: Any) -> None:
+    class Slots(Model):
+        pair: tuple[Norm.Config, int] = (Norm.Config(), 1)
+        named: dict[str, Norm.Config] = {}
+        functions: tuple[Callable[..., Any], ...] = ()
+        kinds: tuple[type[Norm], ...] = ()
+        nested: dict[str, tuple[Norm.Config, ...]] = {}
+
+    set_name_resolver(None, catalog)
+    slots = Slots()
+    assert vars(slots)[apply_override(slots, text)] == value
+
+
+def test_a_name_of_several_things_means_the_one_that_fits() -> None:
+    set_name_resolver(None, catalog)
+    model = Model()
+    for text in ("norm=norm", "function=norm", "kind=norm"):
+        apply_override(model, text)
+    assert (type(model.norm), model.function, model.kind) == (Norm.Config, math.sqrt, Norm)
+
+
+def test_a_wrong_name_in_a_list_is_explained() -> None:
+    set_name_resolver(None, catalog)
+    with pytest.raises(OverrideError, match=r"layers=\[\"rsm\"\]: expected list\[Norm.Config\].*did you mean 'rms'"):
+        apply_override(Model(), 'layers=["rsm"]')
+    with pytest.raises(OverrideError, match=r'layers=\["root"\]: expected list\[Norm.Config\] \(Model.layers\)'):
+        apply_override(Model(), 'layers=["root"]')
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,11 @@ def test_unknown_name_says_what_is_near_installed_and_missing(fake_distribution)
 def test_installation_hint_names_a_missing_first_party_package(fake_distribution):
     from kanawa.plugins.catalog import Catalog
 
-    with pytest.raises(UnknownNameError, match=r"pip install kanawa-layers"):
-        Catalog([], {}).load("layers", "moe")
+    with pytest.raises(UnknownNameError) as error:
+        Catalog([], {"kanawa-parallel": "0.1.0"}).load("layers", "moe")
+    assert 'not installed: kanawa-layers, kanawa-runtime (pip install "kanawa[train]")' in str(error.value)
+    assert 'not installed: kanawa-backends-tpu (pip install "kanawa[tpu]")' in str(error.value)
+    assert "serve" not in str(error.value), "its package is told of already"
 
 
 def test_two_claims_are_an_error_until_one_is_named(fake_distribution):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from kanawa._version import __version__
 from kanawa.cli.output import write_message
-from kanawa.cli.verbs import core_verbs, plugin_verbs
-from kanawa.errors import KanawaError
+from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
+from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import Command
 
 TRACEBACK_VARIABLE = "KANAWA_TRACEBACK"
@@ -54,6 +54,8 @@ def _run(arguments: list[str]) -> int:
     commands = core_verbs()
     if verb not in commands and "--version" not in arguments:
         commands |= plugin_verbs(commands, verb)
+    if verb is not None and verb not in commands and "--version" not in arguments:
+        raise UsageError(unknown_verb(verb, commands))
     parser = _parser(commands)
     try:
         args = parser.parse_args(arguments)
@@ -91,7 +93,9 @@ def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
 
 
 def _notes(error: BaseException) -> list[str]:
-    return [f"  {note}" for note in getattr(error, "__notes__", ())]
+    """Returns an error's notes without the one by which JAX explains a traceback that we don't print."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return [f"  {note}" for note in notes if "JAX has removed its internal frames" not in note]
 
 
 def _log_to_stderr() -> None:

@@ -5,18 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kanawa.composition.gathering import Problems
+from kanawa.composition.kernel_pins import pin_problems
 from kanawa.composition.mesh_rules import dcn_axes, find_rule
-from kanawa.composition.modifiers import apply_modifier, parse_modifier
+from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
-from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
-from kanawa.errors import (
-    CompositionError,
-    ConfigError,
-    KanawaError,
-    UnknownNameError,
-    did_you_mean,
-)
+from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
+from kanawa.errors import KanawaError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
 
 
@@ -58,48 +54,54 @@ def compose(
 
     `experiment` is a catalogued experiment or model, a folder with a model, or a config; `data` puts it on other
     data (`ExperimentTemplate.with_data`).
-    Raises CompositionError with all problems at once; earlier steps raise what is wrong with their own input.
+    Raises a CompositionError that tells all problems at once; a single one is raised as the step raised it.
     """
-    place = parse_target(target) if isinstance(target, str) else target
-    name, cfg, source = base_of(experiment, place, data)
-    rule, counted = None, None
-    if place is not None:
-        cfg, rule, counted = _for_target(cfg, place)
+    problems, named = Problems(), []
+    place: Target | None = None
+    with problems.noted():
+        place = parse_target(target) if isinstance(target, str) else target
     # Names are read from the catalog, never written: a config's text must not depend on what is installed.
-    set_name_resolver(None, catalogued, all_catalogued)
-    with rewriting():
-        for text in modifiers:
+    set_name_resolver(None, catalogued)
+    for text in modifiers:
+        with problems.noted():
             modifier, values = parse_modifier(text)
-            cfg = apply_modifier(cfg, modifier, values, "modifier")
+            configured(modifier, values)
+            named.append((modifier, values))
+    try:
+        name, cfg, source = base_of(experiment, place, data)
+    except KanawaError:
+        with problems.noted():
+            raise
+        problems.report()
+        raise
+    rule, counted = None, None
+    with problems.noted():
+        if place is not None:
+            cfg, rule, counted = _for_target(cfg, place)
+    with rewriting():
+        for modifier, values in named:
+            with problems.noted():
+                cfg = apply_modifier(cfg, modifier, values, "modifier")
     with origin("command line", "--set"):
         for text in overrides:
-            apply_override(cfg, text)
-    problems, model = _checked(cfg, place, counted)
-    if problems:
-        raise CompositionError([f"{name}: {problem}" for problem in problems])
+            with problems.noted():
+                apply_override(cfg, text)
+    model = _checked(name, cfg, place, counted, problems)
+    problems.report()
     return Composition(name, cfg, place, rule, model, source, experiment, data)
 
 
-def catalogued(name: str) -> object:
-    """Returns the component that a config's text means by `name`; raises UnknownNameError unless one kind has it."""
-    components = host().components()
-    kinds = sorted({state.kind for state in components if state.name == name})
-    if len(kinds) == 1:
-        return component(kinds[0], name)
-    if kinds:
-        message = f"{name!r} is in several kinds: {', '.join(kinds)}; write module:attribute instead"
-    else:
-        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in components})}"
-    raise UnknownNameError(message)
+def catalogued(name: str) -> list[object]:
+    """Returns every component that `--set path=name` may mean, one of each kind: the field's type decides which.
 
-
-def all_catalogued(name: str) -> list[object]:
-    """Returns the components of every kind that `--set path=name` may mean: the field's type decides which.
-
-    Raises UnknownNameError where no kind has the name.
+    Raises UnknownNameError for none.
     """
-    kinds = sorted({state.kind for state in host().components() if state.name == name})
-    return [component(kind, name) for kind in kinds] or [catalogued(name)]
+    states = host().components()
+    kinds = sorted({state.kind for state in states if state.name == name})
+    if not kinds:
+        message = f"no component is named {name!r}{did_you_mean(name, {state.name for state in states})}"
+        raise UnknownNameError(message)
+    return [component(kind, name) for kind in kinds]
 
 
 def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, Any]:
@@ -123,14 +125,14 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
     return cfg, rule, model
 
 
-def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str], Any]:
-    """Returns all that is wrong with the config, and its model: `built` if modifiers left it as it was, else built."""
-    problems: list[str] = []
+def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems: Problems) -> Any:
+    """Notes all that is wrong with the config; returns its model: `built`, or a new one if modifiers changed it."""
+    sentences: list[str] = []
     model = None
     try:
         cfg.freeze()
-    except ConfigError as error:
-        problems += str(error).splitlines()
+    except IncompleteConfigError as error:
+        sentences += error.problems
     else:
         try:
             if "model" in cfg.fields():
@@ -138,7 +140,11 @@ def _checked(cfg: Config, target: Target | None, built: Any) -> tuple[list[str],
                 unchanged = built is not None and built.config == cfg.model
                 model = built if unchanged else cfg.model.build()
         except KanawaError as error:
-            problems.append(str(error))
-    for _, reported in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
-        problems += reported
-    return problems, model
+            sentences.append(str(error))
+    if "execution" in cfg.fields():
+        sentences += pin_problems(cfg.execution.kernels)
+    for _, answered in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
+        sentences += answered
+    for sentence in sentences:
+        problems.add(f"{name}: {sentence}")
+    return model

@@ -43,12 +43,16 @@ def configured(name: str, values: Mapping[str, Any]) -> Modifier:
         message = f"modifier {name!r} is {kind!r}, which is not a subclass of kanawa.Modifier"
         raise ConfigError(message)
     cfg = kind.Config()
-    for field, value in values.items():
-        if isinstance(value, str):
-            apply_override(cfg, f"{field}={value}")
-        else:
-            cfg.set(**{field: value})
-    return cfg.build()
+    try:
+        for field, value in values.items():
+            if isinstance(value, str):
+                apply_override(cfg, f"{field}={value}")
+            else:
+                cfg.set(**{field: value})
+        return cfg.build()
+    except KanawaError as error:
+        error.add_note(f"in the arguments of modifier {name!r}; `kanawa list modifiers` shows all")
+        raise
 
 
 def apply_modifier(cfg: Config, name: str, values: Mapping[str, Any], stage: str) -> Config:

@@ -8,6 +8,7 @@ from kanawa.config.callables import callable_name as callable_name
 from kanawa.config.callables import public_name as public_name
 from kanawa.config.callables import resolve_callable as resolve_callable
 from kanawa.config.callables import set_name_resolver as set_name_resolver
+from kanawa.config.callables import set_refusal as set_refusal
 from kanawa.config.configurable import Configurable as Configurable
 from kanawa.config.diff import Change as Change
 from kanawa.config.diff import diff as diff

@@ -8,7 +8,7 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kanawa.errors import ConfigError, did_you_mean
@@ -19,22 +19,24 @@ class CallableNameError(ConfigError):
 
 
 class _Catalog:
-    """The catalog's look-ups; config can't import plugins, so they are handed in."""
+    """What the catalog answers; config can't import plugins, so its questions are handed in."""
 
     name_of: Callable[[Any], str | None] | None = None
-    load: Callable[[str], Any] | None = None
-    load_all: Callable[[str], Iterable[Any]] | None = None
+    load: Callable[[str], Sequence[Any]] | None = None
+    refusal: Callable[[str], str] | None = None
 
 
 def set_name_resolver(
-    name_of: Callable[[Any], str | None] | None,
-    load: Callable[[str], Any] | None,
-    load_all: Callable[[str], Iterable[Any]] | None = None,
+    name_of: Callable[[Any], str | None] | None, load: Callable[[str], Sequence[Any]] | None
 ) -> None:
-    """Connects the catalog: `name_of(object)`, `load(name)`, `load_all(name)` of all kinds; None disconnects it."""
+    """Connects the catalog: `name_of(object)`, and `load(name)`, all that is called so; None disconnects it."""
     _Catalog.name_of = staticmethod(name_of) if name_of else None
     _Catalog.load = staticmethod(load) if load else None
-    _Catalog.load_all = staticmethod(load_all) if load_all else None
+
+
+def set_refusal(refusal: Callable[[str], str] | None) -> None:
+    """Connects the plugin host: why a `module:attribute` must not be imported, empty where it may; None disconnects."""
+    _Catalog.refusal = staticmethod(refusal) if refusal else None
 
 
 def callable_name(obj: Any) -> str:
@@ -69,37 +71,48 @@ def public_name(obj: Any) -> str:
 
 
 def resolve_callable(name: str) -> Any:
-    """Returns the object behind a catalog name or `module:attribute`."""
+    """Returns the object behind a catalog name or `module:attribute`; raises CallableNameError."""
+    meanings = resolve_all(name)
+    if len(meanings) > 1:
+        places = ", ".join(sorted(map(public_name, meanings)))
+        message = f"{name!r} is in the catalog more than once: {places}; write one of these instead"
+        raise CallableNameError(message)
+    return meanings[0]
+
+
+def resolve_all(name: str) -> Sequence[Any]:
+    """Returns everything that a catalog name stands for, or what is at `module:attribute`: one object at least."""
     if ":" not in name:
         if _Catalog.load is None:
             message = f"can't resolve {name!r}: no catalog is connected; write module:attribute"
             raise CallableNameError(message)
         return _Catalog.load(name)
+    return [_imported(name)]
+
+
+def _imported(name: str) -> Any:
     module_name, _, qualname = name.partition(":")
+    refusal = _Catalog.refusal(name) if _Catalog.refusal is not None else ""
+    if refusal:
+        message = f"{name!r} is not imported: {refusal}"
+        raise CallableNameError(message)
     if "<locals>" in qualname:
         message = f"can't load {name!r}: it was defined inside a function; move it to module level"
         raise CallableNameError(message)
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except (ImportError, ValueError) as error:
         message = (
             f"can't load {name!r}: importing {module_name!r} failed ({error}); install the package that provides it"
         )
         raise CallableNameError(message) from error
     for attribute in qualname.split("."):
-        if not hasattr(found, attribute):
-            near = did_you_mean(attribute, (n for n in dir(found) if not n.startswith("_")))
+        if not hasattr(value, attribute):
+            near = did_you_mean(attribute, (n for n in dir(value) if not n.startswith("_")))
             message = f"can't load {name!r}: {module_name!r} has no {qualname!r}{near}"
             raise CallableNameError(message)
-        found = getattr(found, attribute)
-    return found
-
-
-def objects_named(name: str) -> list[Any]:
-    """Returns every object that a name may mean: a catalog name of all kinds, or the one at `module:attribute`."""
-    if ":" in name or _Catalog.load_all is None:
-        return [resolve_callable(name)]
-    return list(_Catalog.load_all(name))
+        value = getattr(value, attribute)
+    return value
 
 
 def _qualname(obj: Any) -> str:

@@ -3,14 +3,16 @@
 import ast
 import contextlib
 import inspect
+import itertools
 import json
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from kanawa.config.admit import FieldTypeError
 from kanawa.config.call_config import config_for
-from kanawa.config.callables import CallableNameError, objects_named
+from kanawa.config.callables import CallableNameError, resolve_all
 from kanawa.config.field_types import parts_of
 from kanawa.config.json_load import decode_value
 from kanawa.config.record import Config
@@ -29,7 +31,8 @@ def apply_override(cfg: Config, text: str) -> str:
 
     The value is read as JSON or as a Python literal, else taken as text: whichever the field's type
     admits first. Enum members go by name; callables, classes and configs by catalog name or
-    `module:attribute`. Raises PathError or OverrideError.
+    `module:attribute`, inside a list, tuple or dict too: `execution.strategies=["ulysses","fsdp"]`.
+    Raises PathError or OverrideError.
     """
     path, value_text = _split(text)
     node, name, _, _ = owner_of(cfg, path)
@@ -72,6 +75,8 @@ def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:
     if text.lstrip("+-").lower() in ("inf", "nan", "infinity"):
         yield float(text)
     yield text
+    if bare := _bare_names(text):
+        yield bare
     yield from _named(path, text, field)
 
 
@@ -83,21 +88,51 @@ def _parsed(text: str) -> Iterator[Any]:
 
 
 def _named(path: str, text: str, field: Field) -> Iterator[Any]:
-    """Yields the object behind a name, for fields that may hold one; imports nothing otherwise."""
+    """Yields what the names in a value stand for, where the field may hold such; imports nothing otherwise."""
     if not field.type.mentions("callable", "class", "config", "any"):
         return
+    holders = [value for value in (*_parsed(text), _bare_names(text)) if isinstance(value, list | tuple | dict)]
     try:
-        named = objects_named(text)
+        if holders:
+            yield from _with_names(holders[0], field)
+        else:
+            for meaning in resolve_all(text):
+                yield from _uses_of(meaning, field)
     except (CallableNameError, UnknownNameError) as error:
         message = f"{path}={text}: expected {field.type.text} ({field.label}); {error}"
         raise OverrideError(message) from error
-    for meant in named:
-        yield meant
-        is_config = isinstance(meant, type) and issubclass(meant, Config)
-        if is_config or (_is_recipe(meant) and field.type.mentions("config")):
-            yield meant()
-        elif callable(meant):
-            yield config_for(meant)
+
+
+def _bare_names(text: str) -> list[str] | None:
+    """Returns the names in `[ulysses, fsdp]`, which a shell leaves of a list without inner quotes."""
+    inside = text.strip().removeprefix("[").removesuffix("]")
+    names = [name.strip() for name in inside.split(",")]
+    bracketed = len(inside) == len(text.strip()) - 2
+    return names if bracketed and all(re.fullmatch(r"[\w.:-]+", name) for name in names) else None
+
+
+def _uses_of(meaning: Any, field: Field) -> Iterator[Any]:
+    """Yields an object as it is, then the config that it is, returns or is built by."""
+    yield meaning
+    is_config = isinstance(meaning, type) and issubclass(meaning, Config)
+    if is_config or (_is_recipe(meaning) and field.type.mentions("config")):
+        yield meaning()
+    elif callable(meaning):
+        yield config_for(meaning)
+
+
+def _with_names(value: Any, field: Field) -> Iterator[Any]:
+    """Yields a container with the texts in it replaced by what they name, in every way they may be meant."""
+    if isinstance(value, str):
+        for meaning in resolve_all(value):
+            yield from _uses_of(meaning, field)
+    elif isinstance(value, list | tuple):
+        yield from itertools.product(*(_with_names(item, field) for item in value))
+    elif isinstance(value, dict):
+        for values in itertools.product(*(_with_names(item, field) for item in value.values())):
+            yield dict(zip(value, values, strict=True))
+    else:
+        yield value
 
 
 def _is_recipe(meant: Any) -> bool:

@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kanawa.errors import KernelError, PluginError, did_you_mean
+from kanawa.errors import KernelError, PluginError, UsageError, did_you_mean
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operation
 from kanawa.kernels.platform import current_platform
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kanawa.arrays.plan import KernelPolicy
     from kanawa.kernels.verdict import Verdict
     from kanawa.plugins import ComponentState, DeviceSpec
+
+
+class PinError(KernelError, UsageError):
+    """A kernel that the plan pins can't be used; the command or the config that pins it has to change."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def _pinned(
             near = did_you_mean(bare, (state.name for state in question.installed))
             lines.append(f"{pin} is not installed for {question.platform}{near}")
     message = "\n".join([f"no pinned {question.operation.name} kernel can be used:", *lines])
-    raise KernelError(message)
+    raise PinError(message)
 
 
 def _check_fused(question: _Question, kernel: Kernel, refused: list[tuple[str, str]]) -> None:

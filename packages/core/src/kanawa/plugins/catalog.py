@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from kanawa.errors import PluginError, UnknownNameError, did_you_mean
-from kanawa.plugins.discovery import normalise
+from kanawa.plugins.discovery import CORE, normalise, packages_by_extra
 from kanawa.plugins.states import ComponentState, Failure, State
-
-FIRST_PARTY: tuple[str, ...] = (
-    "kanawa-layers",
-    "kanawa-parallel",
-    "kanawa-runtime",
-    "kanawa-backends-gpu",
-    "kanawa-backends-tpu",
-    "kanawa-backends-neuron",
-)
 
 
 class Catalog:
@@ -121,10 +112,17 @@ def installation_hint(installed: Mapping[str, str]) -> list[str]:
     """Returns lines that say what is installed and what could be."""
     present = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
     lines = [f"installed: {present or 'no distribution with kanawa components'}"]
-    missing = [name for name in FIRST_PARTY if name not in installed]
-    if missing:
-        lines.append(f"not installed: {', '.join(missing)} (pip install {missing[0]})")
-    lines.append("`kanawa list` shows every component")
+    return [*lines, *missing_packages(installed), "`kanawa list` shows every component"]
+
+
+def missing_packages(installed: Collection[str]) -> list[str]:
+    """Returns a line for each extra of core of which a package isn't installed, with the command that installs it."""
+    lines, told = [], set(installed)
+    for extra, packages in packages_by_extra().items():
+        missing = [name for name in packages if name not in told]
+        if missing:
+            lines.append(f'not installed: {", ".join(missing)} (pip install "{CORE}[{extra}]")')
+            told |= {*missing}
     return lines
 
 

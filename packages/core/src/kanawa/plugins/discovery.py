@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+CORE = "kanawa"
 PLUGIN_KIND = "plugins"
 _GROUP = re.compile(r"kanawa\.([a-z][a-z0-9_]*)")
 
@@ -54,6 +55,26 @@ def discover() -> list[Provider]:
             unmet = unmet_requirements(first.requires or (), versions)
             providers.append(Provider(name=name, version=first.version, entries=entries, unmet=tuple(unmet)))
     return providers
+
+
+@functools.cache
+def packages_by_extra() -> dict[str, tuple[str, ...]]:
+    """Returns core's extras and the packages of ours that each brings: core's own metadata is the one list of them."""
+    from importlib_metadata import PackageNotFoundError, requires
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [Requirement(text) for text in requires(CORE) or ()]
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return {}
+    extras: dict[str, list[str]] = {}
+    for requirement in requirements:
+        name, marker = normalise(requirement.name), requirement.marker
+        extra = re.search(r"extra == .([\w-]+).", str(marker))
+        if extra and name.startswith(f"{CORE}-"):
+            extras.setdefault(extra[1], []).append(name)
+    # The extra that brings most comes first; metadata has them in alphabetical order.
+    return {extra: tuple(names) for extra, names in sorted(extras.items(), key=lambda item: -len(item[1]))}
 
 
 def installed_version(name: str) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from importlib import import_module
 
-from kanawa.errors import PluginError
+from kanawa.errors import PluginError, did_you_mean
 from kanawa.plugins import Command, host
+from kanawa.plugins.catalog import missing_packages
 
 # Files in this folder, each with a `command()`.
 _FILES = ("plugins", "listing", "doctor", "show", "kernels", "new")
@@ -32,3 +33,20 @@ def plugin_verbs(taken: Container[str], asked: str | None = None) -> dict[str, C
         message = f"verb {asked!r} is offered by {claimants}; uninstall one"
         raise PluginError(message)
     return {name: offers[0][1] for name, offers in claims.items() if len(offers) == 1 and name not in taken}
+
+
+def unknown_verb(verb: str, known: Collection[str]) -> str:
+    """Returns why there is no such verb: misspelt, of a plugin that can't be used, or of a package to install.
+
+    Which package would bring it can't be known, since verbs are known to their packages alone.
+    """
+    near = did_you_mean(verb, known, limit=len(known))
+    lines = [f"no verb {verb!r} is installed{near}"]
+    if "did you mean" in near:
+        return lines[0]
+    lines += [
+        f"plugin {state.key} {state.version} is {state.state}: {state.reason}"
+        for state in host().plugins()
+        if not state.state.usable
+    ]
+    return "\n".join([*lines, *missing_packages(host().installed())])
