@@ -69,7 +69,7 @@ def test_another_experiment_is_refused_with_what_differs(tmp_path: Path) -> None
     RunDirectory.open(tmp_path, _config()).close()
 
 
-@pytest.mark.parametrize("damage", ["{", '{"$type": "nowhere:Nothing"}', "[]", '{"width": 8}', ""])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"width": 8}', ""])
 def test_a_damaged_config_says_what_is_intact_and_how_to_recover(tmp_path: Path, damage: str) -> None:
     RunDirectory.open(tmp_path, _config()).close()
     (tmp_path / "config.json").write_text(damage)
@@ -87,6 +87,27 @@ def test_a_damaged_config_says_what_is_intact_and_how_to_recover(tmp_path: Path,
         RunDirectory.open(tmp_path, _config())
     (tmp_path / "config.json").write_text(json.dumps(to_json(_config())))
     RunDirectory.open(tmp_path, _config()).close()
+
+
+@pytest.mark.parametrize("kept", ["plugins.json", "checkpoint"])
+def test_a_missing_plugin_is_named_from_what_the_run_recorded(tmp_path: Path, kept: str) -> None:
+    RunDirectory.open(tmp_path, _config()).close()
+    (tmp_path / "config.json").write_text('{"$type": "fake_spice.layer:Chili.Config"}')
+    record = {"plugins": {"fake-spice": "1.2", "kanawa": "0.1.0"}}
+    if kept == "checkpoint":
+        meta = tmp_path / "checkpoints" / "7" / "meta"
+        meta.mkdir(parents=True)
+        (meta / "metadata").write_text(json.dumps(record))
+        (meta.parent / "COMMIT.json").write_text("{}")
+        (tmp_path / "plugins.json").unlink()
+    else:
+        (tmp_path / "plugins.json").write_text(json.dumps(record))
+    with pytest.raises(RunDirectoryError) as caught:
+        read_config(tmp_path)
+    text = str(caught.value)
+    assert "config.json is sound, but it needs code that can't be loaded here: fake_spice.layer:Chili.Config" in text
+    assert "fake-spice 1.2 was recorded with it and is not installed: pip install fake-spice==1.2" in text
+    assert "kanawa show" not in text, "nobody should write a sound config anew"
 
 
 def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:

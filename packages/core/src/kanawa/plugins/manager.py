@@ -14,12 +14,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kanawa.config import set_refusal
 from kanawa.errors import KanawaError, PluginError
 from kanawa.plugins.catalog import Catalog, plugin_set_digest
 from kanawa.plugins.discovery import Provider, discover
 from kanawa.plugins.kinds import merged
 from kanawa.plugins.records import Kind
-from kanawa.plugins.states import SKIP_VARIABLE, ComponentState, Failure, PluginState, State, mark_conflicts, parse_skip
+from kanawa.plugins.states import (
+    SKIP_VARIABLE,
+    ComponentState,
+    Failure,
+    PluginState,
+    State,
+    mark_conflicts,
+    parse_skip,
+    refused_code,
+)
 
 if TYPE_CHECKING:
     from pluggy import PluginManager
@@ -38,6 +48,7 @@ class _Running:
     plugins: dict[str, PluginState]  # full name to state, in calling order
     versions: dict[str, str]  # distribution to version
     catalog: Catalog
+    refused: dict[str, str]  # top-level package, or "module:object", to why a config may not import it
     observer_failures: Counter[str] = field(default_factory=Counter)
 
 
@@ -85,6 +96,15 @@ class PluginHost:
         if state is None:
             return None
         return state.key if state.state is State.CONFLICT else state.name
+
+    def refusal(self, value: str) -> str:
+        """Returns why the config may not import "module:object": its plugin is skipped or doesn't fit; else empty."""
+        if self._starting:  # a plugin module that reads a config while it is imported
+            return ""
+        refused = self._start().refused
+        top = value.partition(":")[0].partition(".")[0]
+        names = (name for name in (top, value, value.rpartition(".")[0]) if name in refused)
+        return next((refused[name] for name in names), "")
 
     def installed(self) -> dict[str, str]:
         """Returns distribution to version for all that offer anything, usable or not."""
@@ -182,7 +202,8 @@ class PluginHost:
         self._report(s for s in components if s.state is State.CONFLICT)
         self._report(_one_each(s for s in components if s.distribution not in said))
         versions = {provider.name: provider.version for provider in providers}
-        return _Running(manager, plugins, versions, Catalog(components, versions))
+        refused = refused_code([*plugins.values(), *components])
+        return _Running(manager, plugins, versions, Catalog(components, versions), refused)
 
     def _collect(
         self,
@@ -263,3 +284,7 @@ def set_host(new: PluginHost | None) -> PluginHost | None:
 def component(kind: str, name: str) -> Any:
     """Returns the catalogued object, importing it now; see `Catalog.load` for names and errors."""
     return host().load(kind, name)
+
+
+# Config comes before plugins and can't ask them: it is told here whom to ask before it imports what a path names.
+set_refusal(lambda value: host().refusal(value))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from kanawa.plugins.discovery import PLUGIN_KIND, Entry, Provider, normalise
+from kanawa.plugins.discovery import CORE, PLUGIN_KIND, Entry, Provider, normalise
 from kanawa.plugins.records import valid_value
 
 SKIP_VARIABLE = "KANAWA_SKIP_PLUGINS"
@@ -158,6 +158,26 @@ def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
             state = replace(state, state=State.CONFLICT, reason=f"also {', '.join(names)}")
         marked.append(state)
     return marked
+
+
+def refused_code(states: Sequence[PluginState | ComponentState]) -> dict[str, str]:
+    """Returns what a config may not import either, with the reason: the code of plugins that are skipped or don't fit.
+
+    A distribution of which nothing may be used is refused by its top-level packages, otherwise by "module:object".
+    """
+    by_distribution: defaultdict[str, list[PluginState | ComponentState]] = defaultdict(list)
+    for state in states:
+        by_distribution[state.distribution].append(state)
+    refused = {}
+    for distribution, members in by_distribution.items():
+        out = [state for state in members if state.state in (State.SKIPPED, State.INCOMPATIBLE)]
+        whole = len(out) == len(members) and distribution != CORE
+        for state in out:
+            top = state.value.partition(":")[0].partition(".")[0]
+            refused[top if whole else state.value] = (
+                f"{distribution} {state.version} is {state.state}: {state.reason}"
+            )
+    return refused
 
 
 def _claim(state: PluginState | ComponentState) -> tuple[str, str]:

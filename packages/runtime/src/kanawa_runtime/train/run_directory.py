@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import Any
 
 import jax
-from kanawa.config import Change, Config, diff, digest, from_json, parse_path, to_json
+from kanawa.composition.saved import MissingPluginError, read_saved, recorded_plugins
+from kanawa.config import Change, Config, diff, digest, parse_path, to_json
 from kanawa.errors import ConfigError, UsageError
 
+from kanawa_runtime.checkpoint.array_store import read_text
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.train.environment_record import environment_record
@@ -181,7 +183,10 @@ def read_config(path: Path | str) -> Config:
         raise _damaged(path, str(error)) from error
     _check_format(path)
     try:
-        return from_json(data)
+        return read_saved(data, _recorded_plugins(path))
+    except MissingPluginError as error:
+        message = f"{file} is sound, but {error}"
+        raise RunDirectoryError(message) from error
     except (ConfigError, TypeError, AttributeError, KeyError, ValueError) as error:
         raise _damaged(path, str(error)) from error
 
@@ -250,6 +255,17 @@ def _check_format(path: Path) -> None:
             f"knows layout {FORMAT}. Upgrade kanawa-runtime"
         )
         raise RunDirectoryError(message)
+
+
+def _recorded_plugins(path: Path) -> dict[str, str]:
+    """Returns the plugin set that the run, or else its newest checkpoint, was written with; empty if neither says."""
+    recorded = recorded_plugins(path)
+    for step in committed_steps(path / CHECKPOINTS)[-1:]:
+        try:
+            recorded = recorded or dict(read_text(path / CHECKPOINTS / str(step), "meta")["plugins"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # It only describes: the error tells less without it.
+    return recorded
 
 
 def _damaged(path: Path, found: str) -> RunDirectoryError:

@@ -92,7 +92,7 @@ def _diff(old: Config, new: Config, as_json: bool) -> None:
 def _other(other: str) -> Config:
     """Returns the config in a run's folder or file, or else of the experiment with that name."""
     from kanawa.composition.experiment import compose
-    from kanawa.config import from_json
+    from kanawa.composition.saved import read_saved, recorded_plugins
 
     path = Path(other)
     if path.is_dir():
@@ -102,7 +102,7 @@ def _other(other: str) -> Config:
             message = f"--diff {other}: no such folder or file"
             raise UsageError(message)
         return compose(other).config
-    return from_json(_read_json(path))
+    return read_saved(_read_json(path), recorded_plugins(path.parent))
 
 
 def _read_json(path: Path) -> Any:

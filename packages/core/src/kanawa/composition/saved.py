@@ -1,0 +1,104 @@
+"""Configs that were saved beside the plugins they were made with: what is missing now is named, with its version."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kanawa.config import CallableNameError, Config, ConfigLoadError, from_json, resolve_callable
+from kanawa.plugins import compare_plugin_sets, host
+from kanawa.plugins.discovery import CORE, normalise
+
+_REFERENCES = ("$type", "$call", "$callable", "$enum")
+_TOLD_PLACES = 3
+
+
+class MissingPluginError(ConfigLoadError):
+    """A saved config needs code that can't be imported here; the config itself is sound."""
+
+
+def read_saved(data: Any, plugins: Mapping[str, str] | None = None) -> Config:
+    """Returns the config in the JSON that `to_json` wrote.
+
+    `plugins` is the plugin set recorded with it (distribution to version). Raises MissingPluginError, which names every
+    package that is missing, skipped or of another version; ConfigLoadError for what is wrong with the JSON itself.
+    """
+    try:
+        return from_json(data)
+    except ConfigLoadError as error:
+        failed = _failures(data)
+        if not failed:
+            _blame_versions(error, plugins or {})
+            raise
+        tops = sorted({name.partition(":")[0].partition(".")[0] for name, _, _ in failed})
+        places = ", ".join(f"{name} at {path or 'the root'}" for name, path, _ in failed[:_TOLD_PLACES])
+        more = f" and {len(failed) - _TOLD_PLACES} more" if len(failed) > _TOLD_PLACES else ""
+        lines = [f"it needs code that can't be loaded here: {places}{more}"]
+        reasons = {top: next(r for name, _, r in failed if name.startswith(top)) for top in tops}
+        lines += [_advice(top, reasons[top], plugins or {}) for top in tops]
+        raise MissingPluginError("\n".join(lines)) from error
+
+
+def _blame_versions(error: ConfigLoadError, recorded: Mapping[str, str]) -> None:
+    """Raises MissingPluginError where plugins changed since: fields come and go with versions, and files seldom rot."""
+    now = host().installed()
+    changed = compare_plugin_sets(recorded, {name: now[name] for name in recorded if name in now})
+    if changed:
+        message = f"the plugins installed now don't read it: {error}\n" + "\n".join(changed)
+        raise MissingPluginError(message) from error
+
+
+def recorded_plugins(folder: Path) -> dict[str, str]:
+    """Returns the plugin set in a run's plugins.json, distribution to version; empty where there is none to read."""
+    try:
+        return dict(json.loads((folder / "plugins.json").read_text(encoding="utf-8"))["plugins"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # It only describes: the config can be read without, an error tells less.
+
+
+def _failures(data: Any) -> list[tuple[str, str, str]]:
+    """Returns (name, path, reason) for each reference that leads nowhere, once a name."""
+    failed: dict[str, tuple[str, str, str]] = {}
+    for name, path in _references(data, ""):
+        if name not in failed:
+            try:
+                resolve_callable(name)
+            except CallableNameError as error:
+                failed[name] = (name, path, str(error))
+    return list(failed.values())
+
+
+def _references(data: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yields every "module:attribute" of the JSON with its path."""
+    if isinstance(data, list):
+        for i, item in enumerate(data):
+            yield from _references(item, f"{path}[{i}]")
+    elif isinstance(data, dict):
+        for key in _REFERENCES:
+            if isinstance(data.get(key), str):
+                yield data[key], path
+        for key, value in data.items():
+            if key in ("$tuple", "$dict"):
+                yield from _references(value, path)
+            elif not key.startswith("$"):
+                yield from _references(value, f"{path}.{key}" if path else key)
+
+
+def _advice(top: str, reason: str, recorded: Mapping[str, str]) -> str:
+    """Returns what to do about one top-level package."""
+    installed = host().installed()
+    package = next((name for name in (*recorded, *installed) if normalise(top) == normalise(name)), None)
+    if package is None:
+        absent = [name for name in recorded if name not in installed and name != CORE]
+        if absent:
+            wanted = " ".join(f"{name}=={recorded[name]}" for name in absent)
+            return f"{top} may be of {', '.join(absent)}, recorded with it and not installed: pip install {wanted}"
+        return f"{top} belongs to no recorded plugin ({reason}); if it is your own module, put its folder on PYTHONPATH"
+    then, now = recorded.get(package), installed.get(package)
+    if "is not imported:" in reason:
+        return reason.partition("is not imported: ")[2]
+    if now is None:
+        return f"{package} {then} was recorded with it and is not installed: pip install {package}=={then}"
+    if then not in (None, now):
+        return f"{package} was {then} then and is {now} now: pip install {package}=={then}"
+    return f"{package} {now} is installed, but {reason}"
