@@ -1,5 +1,7 @@
 """What a TPU selector means, and that the figures hang together."""
 
+import re
+
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
@@ -34,6 +36,16 @@ def test_selector(selector):
 def test_a_slice_that_is_not_sold_names_the_nearest():
     with pytest.raises(TargetError, match="v5p-512"):
         parse_target("v5p-500")
+
+
+@pytest.mark.parametrize("selector", ["v5p-513", "v5p-511", "v4-9", "v5p-1", "v5e-3", "v6e-9999", "v7x-63"])
+def test_what_a_refusal_advises_is_accepted(selector):
+    with pytest.raises(TargetError) as refused:
+        parse_target(selector)
+    advised = re.findall(r"(?<= )[a-z0-9]+-\d+", str(refused.value).partition("; ")[2])
+    assert advised
+    for choice in advised:
+        parse_target(choice)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)

@@ -33,6 +33,8 @@ class Composition:
     source: Path | None = None
     asked: str | Config = ""
     data: str | None = None
+    #: Modifiers, overrides and data that were asked for besides the experiment: empty if it is as it stands.
+    changes: tuple[str, ...] = ()
 
     def workload(self) -> Any:
         """Builds what the config describes, around the model that is built already."""
@@ -88,7 +90,8 @@ def compose(
                 apply_override(cfg, text)
     model = _checked(name, cfg, place, counted, problems)
     problems.report()
-    return Composition(name, cfg, place, rule, model, source, experiment, data)
+    changes = (*modifiers, *overrides, *([] if data is None else [data]))
+    return Composition(name, cfg, place, rule, model, source, experiment, data, changes)
 
 
 def catalogued(name: str) -> list[object]:

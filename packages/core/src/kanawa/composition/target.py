@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -86,15 +87,14 @@ def _chips(text: str, device: DeviceSpec, count: int) -> int:
         message = (
             f"target {text!r}: the number after {device.name} counts cores, "
             f"{device.cores_per_chip} a chip, and {count} is not a whole number of chips; "
-            f"use {device.name}-{count + device.cores_per_chip - rest}"
+            f"use {_selectors(device, _nearest(device, count / device.cores_per_unit)[:2])}"
         )
         raise TargetError(message)
     spare = chips % device.chips_per_host
     if chips > device.chips_per_host and spare and not device.topologies:
-        sizes = (chips - spare, chips - spare + device.chips_per_host)
         message = (
             f"target {text!r}: {chips} chips are not a whole number of hosts, which have "
-            f"{device.chips_per_host} each; use {_selectors(device, sizes)}"
+            f"{device.chips_per_host} each; use {_selectors(device, _nearest(device, chips))}"
         )
         raise TargetError(message)
     return chips
@@ -104,16 +104,24 @@ def _topology(text: str, device: DeviceSpec, chips: int) -> str:
     if not device.topologies:
         return ""
     if chips not in device.topologies:
-        near = sorted(sorted(device.topologies, key=lambda size: abs(size - chips))[:4])
-        message = (
-            f"target {text!r}: no slice of {device.name} has {chips} chips; the nearest are {_selectors(device, near)}"
-        )
+        near = _selectors(device, sorted(_nearest(device, chips)))
+        message = f"target {text!r}: no slice of {device.name} has {chips} chips; the nearest are {near}"
         raise TargetError(message)
     return device.topologies[chips]
 
 
-def _selectors(device: DeviceSpec, chips: tuple[int, ...] | list[int]) -> str:
-    return " or ".join(f"{device.name}-{size * device.cores_per_unit}" for size in chips)
+def _nearest(device: DeviceSpec, chips: float) -> list[int]:
+    """Returns numbers of chips near `chips` that can be had, nearest first: sold slices, else whole hosts."""
+    if device.topologies:
+        return sorted(device.topologies, key=lambda size: abs(size - chips))[:4]
+    if chips < device.chips_per_host:
+        return [max(1, math.floor(chips)), math.ceil(chips)]
+    hosts = chips / device.chips_per_host
+    return [math.floor(hosts) * device.chips_per_host, math.ceil(hosts) * device.chips_per_host]
+
+
+def _selectors(device: DeviceSpec, chips: list[int]) -> str:
+    return " or ".join(dict.fromkeys(f"{device.name}-{size * device.cores_per_unit}" for size in chips))
 
 
 def _device(text: str, name: str) -> DeviceSpec:

@@ -34,16 +34,20 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     device = device or target.device
     asked = Asked.of(composition, compilation)
     timing = _timing(compilation, device, target.jax_devices)
-    at_peak = timing.step() if timing else Seconds()
-    seconds = timing.reaching(device.share_of_peak).step() if timing else at_peak
+    # Where the compiler gave up, its last text is of a program that it never finished.
+    finished = timing is not None and not compilation.memory.exceeded
+    at_peak = timing.step() if timing and finished else Seconds()
+    seconds = timing.reaching(device.share_of_peak).step() if timing and finished else at_peak
     arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
     temporaries = peak(compilation.assignment, compilation.live_ranges)
     memory = _memory(compilation, arguments, temporaries)
     flops = timing.total_flops() if timing else 0.0
     items = timing.work() if timing else []
     cycles = sum(item.cycles for item in items)
-    known = published(composition.name, target.selector)
+    # What others published is of the experiment as it stands, not of a changed one of the same name.
+    known = None if composition.changes else published(composition.name, target.selector)
     limit = device.memory_bytes // device.jax_devices_per_chip
+    fits = not compilation.memory.exceeded and memory["total"] <= limit
     stated = compilation.memory.arguments
     return Report(
         experiment=composition.name,
@@ -53,7 +57,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         chips=target.chips,
         compiled=compilation.compiled,
         note=compilation.note,
-        fits=not compilation.memory.exceeded and memory["total"] <= limit,
+        fits=fits,
         memory=memory,
         memory_limit_bytes=limit,
         arguments_error=sum(arguments.values()) / stated - 1 if stated else 0.0,
@@ -68,7 +72,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         unestimated_seconds=at_peak.unestimated,
         calibration=device.share_of_peak,
         calibration_source=device.share_of_peak_source,
-        step_seconds_by=_parts(seconds, _bubble(compilation)),
+        step_seconds_by=_parts(seconds, _bubble(compilation)) if fits else {},
         published_seconds=known.seconds if known else None,
         mesh=asked.mesh,
         kernels=[choice.as_json() for choice in compilation.kernels],
@@ -100,7 +104,7 @@ class Asked:
         mesh = compilation.environment.mesh
         tokens = rows * length
         flops = passes * model.flops_per_token(context) * tokens
-        names = {} if mesh is None else dict(mesh.shape)
+        names = {} if mesh is None or mesh.size == 1 else dict(mesh.shape)
         return cls(tokens, flops, module_paths(model), names, compilation.environment.plan.precision.compute)
 
 

@@ -3,13 +3,14 @@
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from kanawa.errors import CompositionError, KanawaError, UsageError
+from kanawa.errors import CompositionError, UsageError
 from kanawa.plugins import Command
 
 _EXAMPLE = """kanawa plan quickstart --on cpu-8
@@ -53,28 +54,44 @@ def run(args: argparse.Namespace) -> int:
     if not targets:
         message = "plan needs a target: --on v5p-512, h100-256, trn2-1024 or cpu-8; several are separated by commas"
         raise UsageError(message)
+    _stay_on_the_processor()
     from kanawa_parallel.plan.problems import compositions, missing_compilers
 
-    found = compositions(args.experiment, targets, args.modify, args.set, args.data)
-    missing = missing_compilers(found)
+    planned = compositions(args.experiment, targets, args.modify, args.set, args.data)
+    missing = missing_compilers(planned)
     if missing:
         raise CompositionError(missing)
-    prices = _prices(args, found)
-    if len(found) > 1:
-        plans = [_in_own_process(args, composition.target.selector) for composition in found]
+    prices = _prices(args, planned)
+    if len(planned) == 1:
+        plans = [_plan(args, planned[0], prices).as_json()]
     else:
-        plans = [_plan(args, found[0], prices).as_json()]
+        plans = [_in_own_process(args, composition.target.selector) for composition in planned]
+    failed = [plan for plan in plans if "error" in plan]
     if args.json:
         write_json(plans if len(plans) > 1 else plans[0])
-        return 0
+        return 1 if failed else 0
     from kanawa_parallel.plan.show.load import from_json
     from kanawa_parallel.plan.show.render import comparison, render
 
-    reports = [from_json(plan) for plan in plans]
-    write("\n\n".join(render(report) for report in reports))
-    if args.compare or len(reports) > 1:
+    reports = [from_json(plan) for plan in plans if plan not in failed]
+    write("\n\n".join([*map(render, reports), *(f"{plan['target']}: {plan['error']}" for plan in failed)]))
+    if reports and (args.compare or len(reports) > 1):
         write(comparison(reports))
-    return 0
+    return 1 if failed else 0
+
+
+def _stay_on_the_processor() -> None:
+    """Keeps JAX off this machine's accelerators, unless the user said which platforms to use.
+
+    A plan needs none of them, and with the GPU compiler's wheels but without a driver starting one fails.
+    """
+    if os.environ.get("JAX_PLATFORMS"):
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    # Where something has imported JAX already, it has read its variables.
+    jax.config.update("jax_platforms", "cpu")
 
 
 def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
@@ -116,19 +133,22 @@ def _measured(target: Any) -> Any:
     return measured(target.device, target.jax_devices)
 
 
-def _prices(args: argparse.Namespace, found: list[Any]) -> tuple[dict[str, float], str] | None:
+def _prices(args: argparse.Namespace, planned: list[Any]) -> tuple[dict[str, float], str] | None:
     if args.prices is None:
         return None
     from kanawa_parallel.plan.cost.prices import price_of, read_prices
 
     prices, currency = read_prices(args.prices)
-    for composition in found:
+    for composition in planned:
         price_of(prices, composition.target.device.name, args.prices)
     return prices, currency
 
 
 def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
-    """Returns one target's plan, made in a process of its own: compilers hold on to memory, and to device counts."""
+    """Returns one target's plan, made in a process of its own: compilers hold on to memory, and to device counts.
+
+    Where that fails the record has "error": the other targets' plans are worth having.
+    """
     command = [sys.executable, "-m", "kanawa.cli", "plan", args.experiment, "--on", target, "--json"]
     for flag, values in (("--modify", args.modify), ("--set", args.set)):
         command += [part for value in values for part in (flag, value)]
@@ -142,8 +162,7 @@ def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
         errors.seek(0)
         if done.returncode:
-            message = (
-                f"planning {args.experiment} on {target} failed (exit code {done.returncode}):\n{errors.read()[-4000:]}"
-            )
-            raise KanawaError(message)
+            said = errors.read()[-4000:].strip()
+            message = f"planning {args.experiment} failed (exit code {done.returncode}): {said}"
+            return {"experiment": args.experiment, "target": target, "error": message}
     return json.loads(done.stdout)

@@ -6,11 +6,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import Prepared, prepare
@@ -85,9 +87,9 @@ def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, .
         message = "plan needs a target; give one with --on, such as --on v5p-512, h100-256 or cpu-8"
         raise TargetError(message)
     note = ""
-    offered = [found for _, found in host().collect("kanawa_topology", target=target) if found]
+    offered = [devices for _, devices in host().collect("kanawa_topology", target=target) if devices]
     if offered:
-        env = environment(composition, offered[0])
+        env = _on_devices(environment(composition, offered[0]), offered[0])
     else:
         if target.device.platform != "cpu":
             note = f"not compiled for {target.device.name}: no public compiler; from XLA's partitioned HLO and figures"
@@ -96,6 +98,17 @@ def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, .
         env = dataclasses.replace(env, compiler_options={})
     devices = None if env.mesh is None else tuple(env.mesh.devices.flat)
     return env, devices, note
+
+
+def _on_devices(env: Environment, devices: Sequence[jax.Device]) -> Environment:
+    """Returns the environment with a mesh, of one device if it has none.
+
+    Without any sharding JAX would compile for this process's own processor, whose compiler knows none of the options.
+    """
+    if env.mesh is not None:
+        return env
+    alone = Mesh(np.array(list(devices[:1])), ("data",), axis_types=(AxisType.Auto,))
+    return dataclasses.replace(env, mesh=alone)
 
 
 def compile_program(composition: Composition, name: str, dump: Path | None = None) -> Compilation:
@@ -122,9 +135,9 @@ def read_dump(folder: Path) -> tuple[str, str, str]:
 
     def largest(*ends: str) -> str:
         for end in ends:
-            found = sorted(folder.glob(f"*{end}"), key=lambda path: path.stat().st_size)
-            if found:
-                return found[-1].read_text(encoding="utf-8", errors="replace")
+            written = sorted(folder.glob(f"*{end}"), key=lambda path: path.stat().st_size)
+            if written:
+                return written[-1].read_text(encoding="utf-8", errors="replace")
         return ""
 
     return largest(*_FINAL), largest("buffer-assignment.txt"), largest("live-range.txt")
@@ -144,9 +157,9 @@ def provide_cpu_devices(count: int) -> None:
                 "XLA_FLAGS", ""
             ):
                 jax.config.update("jax_num_cpu_devices", count)
-    found = len(jax.devices("cpu"))
-    if found < count:
-        message = f"this plan needs {count} CPU devices and JAX started with {found}; set JAX_NUM_CPU_DEVICES={count}"
+    present = len(jax.devices("cpu"))
+    if present < count:
+        message = f"this plan needs {count} CPU devices and JAX started with {present}; set JAX_NUM_CPU_DEVICES={count}"
         raise TargetError(message)
 
 
@@ -165,15 +178,15 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
         return None, Memory(temporaries=int(float(number) * _UNITS[unit]), exceeded=True)
     finally:
         jax.config.update("jax_enable_compilation_cache", cached)
-    found = executable.memory_analysis()
-    if found is None:
+    stated = executable.memory_analysis()
+    if stated is None:
         return executable, Memory()
     return executable, Memory(
-        found.argument_size_in_bytes,
-        found.output_size_in_bytes,
-        found.alias_size_in_bytes,
-        found.temp_size_in_bytes,
-        found.generated_code_size_in_bytes,
+        stated.argument_size_in_bytes,
+        stated.output_size_in_bytes,
+        stated.alias_size_in_bytes,
+        stated.temp_size_in_bytes,
+        stated.generated_code_size_in_bytes,
     )
 
 

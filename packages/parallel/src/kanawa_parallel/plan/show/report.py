@@ -92,25 +92,34 @@ class Report:
         return self.memory["total"]
 
     @property
-    def step_seconds(self) -> float:
-        """The calibrated estimate."""
-        return sum(self.step_seconds_by.values())
+    def step_seconds(self) -> float | None:
+        """The calibrated estimate; None where there is none, as for a program that doesn't fit: it never runs."""
+        return sum(self.step_seconds_by.values()) or None
 
     @property
-    def mfu(self) -> float:
+    def tokens_per_second(self) -> float | None:
+        """Tokens of a step by its seconds."""
+        return self.tokens_per_step / self.step_seconds if self.step_seconds else None
+
+    @property
+    def mfu(self) -> float | None:
         """Model FLOPs by what the chips could do in the step's time; recomputation doesn't count."""
-        possible = self.peak_flops * self.chips * self.step_seconds
-        return self.model_flops_per_step / possible if possible else 0.0
+        possible = self.peak_flops * self.chips * (self.step_seconds or 0.0)
+        return self.model_flops_per_step / possible if possible else None
 
     @property
-    def binds(self) -> str:
+    def binds(self) -> str | None:
         """The largest part of the step's time."""
+        if self.step_seconds is None:
+            return None
         return max(self.step_seconds_by, key=lambda part: self.step_seconds_by[part])
 
     @property
     def published_error(self) -> float | None:
         """Predicted by published seconds, less 1."""
-        return None if self.published_seconds is None else self.step_seconds / self.published_seconds - 1
+        if self.published_seconds is None or self.step_seconds is None:
+            return None
+        return self.step_seconds / self.published_seconds - 1
 
     def as_json(self) -> dict[str, Any]:
         """Returns the object of `plan --json`."""
@@ -122,7 +131,7 @@ class Report:
             "mfu": self.mfu,
             "binds": self.binds,
             "published_error": self.published_error,
-            "tokens_per_second": self.tokens_per_step / self.step_seconds if self.step_seconds else 0.0,
+            "tokens_per_second": self.tokens_per_second,
             "communication": [dataclasses.asdict(row) for row in self.traffic],
             "modules": [dataclasses.asdict(row) for row in self.modules],
             "suggestions": [s.as_json() for s in self.suggestions],
