@@ -108,7 +108,7 @@ def test_set_takes_a_model_by_name(installed):
     ("name", "said"),
     [
         ("smal", "no experiment, model or folder is called 'smal'; did you mean 'small'"),
-        ("only", "there is a 'only' of kind templates: kanawa show templates only"),
+        ("only", "called 'only'; it is one of the templates: kanawa show templates only"),
         (
             "runs/nowhere",
             "there is no folder runs/nowhere; expected a run, a Hugging Face folder, or a catalogued name",

@@ -58,7 +58,7 @@ def test_the_schedule_fits_a_run_of_any_length(steps):
 
 def test_other_models_are_refused_with_what_to_do():
     said = TEMPLATE.refusal(Pictures.Config())
-    assert "Pictures learns from ImageBatchs" in said
+    assert "Pictures learns from records of ImageBatch" in said
     assert "train it from Python" in said
     assert TEMPLATE.refusal(TinyLM.Config()) == ""
 

@@ -14,6 +14,14 @@ from kanawa.plugins.catalog import installation_hint
 KINDS = ("experiments", "models")
 
 
+class NoTemplateError(UsageError):
+    """A model was named as an experiment, and no installed template has data and a learner for it."""
+
+    def __init__(self, message: str, model: Config) -> None:
+        super().__init__(message)
+        self.model = model
+
+
 class Base(NamedTuple):
     """An experiment before targets and modifiers; `source` is the folder whose weights it starts from."""
 
@@ -82,7 +90,7 @@ def _around_model(name: str, target: Target | None) -> Base:
     model = _made("models", name)
     template, refusals = _willing(model)
     if template is None:
-        raise UsageError("\n".join([f"model {name!r} can't be trained as it is:", *refusals]))
+        raise NoTemplateError("\n".join([f"model {name!r} can't be trained as it is:", *refusals]), model)
     with origin("experiment", f"{name}, with default data and learner"):
         return Base(name, template.experiment(model, *_where(target)))
 
@@ -134,9 +142,10 @@ def _template_for(base: Base) -> Any:
 def _unknown(text: str) -> str:
     if is_folder(text):
         return f"there is no folder {text}; expected a run, a Hugging Face folder, or a catalogued name"
-    names = {state.name for kind in KINDS for state in host().components(kind)}
-    lines = [f"no experiment, model or folder is called {text!r}{did_you_mean(text, names)}"]
     elsewhere = sorted({s.kind for s in host().components() if s.name == text})
     if elsewhere:
-        lines.append(f"there is a {text!r} of kind {', '.join(elsewhere)}: kanawa show {elsewhere[0]} {text}")
+        near = f"; it is one of the {' and the '.join(elsewhere)}: kanawa show {elsewhere[0]} {text}"
+    else:
+        near = did_you_mean(text, {state.name for kind in KINDS for state in host().components(kind)})
+    lines = [f"no experiment, model or folder is called {text!r}{near}"]
     return "\n".join([*lines, *installation_hint(host().installed())])

@@ -52,8 +52,8 @@ class LanguageModelTemplate(ExperimentTemplate):
         if kind is None or not issubclass(kind, Model):
             return f"{type(model).__qualname__} is no config of a kanawa.contracts.Model"
         return (
-            f"{kind.__qualname__} learns from {kind.batch.__name__}s, and the trainer's data sources make rows of "
-            "tokens for a CausalLM or MaskedLM; train it from Python with a loop of your own, as "
+            f"{kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
+            "rows of tokens for a CausalLM or MaskedLM; train it from Python with a loop of your own, as "
             "docs/your-own-experiment.md shows"
         )
 

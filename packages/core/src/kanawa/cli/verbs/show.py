@@ -1,4 +1,4 @@
-"""`kanawa show EXPERIMENT`: the resolved config, its origins, its differences from another."""
+"""`kanawa show EXPERIMENT`: the resolved config, its origins, its differences; `show KIND NAME`: a component."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kanawa.cli.arguments import compose_from, experiment_arguments, json_argument
-from kanawa.cli.output import write, write_json, write_table
+from kanawa.cli.arguments import EXPERIMENT_HELP, compose_from, composition_arguments, json_argument
+from kanawa.cli.output import write, write_json, write_message, write_table
 from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
+    from kanawa.composition.experiment import Composition
     from kanawa.config import Config
 
 
@@ -20,22 +21,28 @@ def command() -> Command:
     """Returns the verb."""
     return Command(
         name="show",
-        help="show an experiment's resolved config, its origins, or its differences",
+        help="show an experiment's resolved config, its origins or its differences; or a component of the catalog",
         configure=_configure,
         run=_run,
         example=(
-            "kanawa show quickstart --set learner.optimizer.learning_rate=1e-3\n"
+            "kanawa show quickstart --set learner.optimizer.weight_decay=0.01\n"
+            "kanawa show gemma3-1b --on v5e-8 --diff gemma3-1b\n"
             "kanawa show quickstart --why model.stack\n"
-            "kanawa show quickstart --diff runs/quickstart"
+            "kanawa show quickstart --modify moe --diff quickstart\n"
+            "kanawa show modifier moe\n"
+            "kanawa show optimizer adamw --json"
         ),
     )
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    experiment_arguments(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--why", metavar="PATH", help="who set this value, first to last; last wins")
-    what.add_argument(
+    what = "; or a KIND and a NAME of `kanawa list`, such as: modifier moe"
+    parser.add_argument("experiment", metavar="EXPERIMENT", help=EXPERIMENT_HELP + what)
+    parser.add_argument("component", metavar="NAME", nargs="?", help="the component's name, after its kind")
+    composition_arguments(parser)
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--why", metavar="PATH", help="who set this value, first to last; last wins")
+    view.add_argument(
         "--diff",
         metavar="OTHER",
         help="what changed from OTHER, an experiment as it stands, a run's folder or a config.json",
@@ -46,9 +53,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.component is not None:
+        return _component(args)
     from kanawa.config import to_json, to_text
 
-    cfg = compose_from(args).config
+    composition = _composed(args)
+    cfg = composition.config
     if args.why:
         _why(cfg, args.why, args.json)
     elif args.diff:
@@ -56,8 +66,56 @@ def _run(args: argparse.Namespace) -> int:
     elif args.json:
         write_json(to_json(cfg))
     else:
-        write(to_text(cfg))
+        write("".join(f"# {line}\n" for line in _heading(composition)) + to_text(cfg))
     return 0
+
+
+def _component(args: argparse.Namespace) -> int:
+    from kanawa.cli.about.kinds import kind_named
+    from kanawa.cli.about.page import as_json, write_page
+
+    record = as_json(kind_named(args.experiment), args.component)
+    if args.json:
+        write_json(record)
+    else:
+        write_page(record)
+    return 0
+
+
+def _composed(args: argparse.Namespace) -> Composition:
+    """Returns what was asked for; of a model that has no experiment, its config alone, and says so."""
+    from kanawa.composition.experiment import compose
+    from kanawa.composition.naming import NoTemplateError
+
+    try:
+        return compose_from(args)
+    except NoTemplateError as error:
+        if args.data is not None:
+            raise
+        write_message(f"kanawa: this is the model's config alone: {error}")
+        return compose(error.model, modifiers=args.modify, overrides=args.set)
+
+
+def _heading(composition: Composition) -> list[str]:
+    """Returns what the experiment is, in a line, and how large its model is."""
+    from kanawa.cli.about.counts import count_of, short
+    from kanawa.cli.about.summary import summary
+    from kanawa.composition.naming import catalogued_kind
+    from kanawa.plugins import host
+
+    lines = []
+    asked = composition.asked
+    kind = catalogued_kind(asked) if isinstance(asked, str) else None
+    if kind is not None:
+        state = next(s for s in host().components(kind) if asked in (s.name, s.key))
+        lines.append(f"{asked}: {summary(state)}")
+    if composition.source is not None:
+        lines.append(f"{composition.name}: derived from {composition.source}")
+    count = count_of(composition.config)
+    if count is not None:
+        met = f", of which a token meets {short(count.active)}" if count.active != count.total else ""
+        lines.append(f"{count.total:,} parameters ({short(count.total)}){met}")
+    return lines
 
 
 def _why(cfg: Config, path: str, as_json: bool) -> None:
@@ -90,7 +148,7 @@ def _diff(old: Config, new: Config, as_json: bool) -> None:
 
 
 def _other(other: str) -> Config:
-    """Returns the config in a run's folder or file, or else of the experiment with that name."""
+    """Returns the config in a run's folder or file, or else of the experiment or model with that name."""
     from kanawa.composition.experiment import compose
     from kanawa.composition.saved import read_saved, recorded_plugins
 
@@ -98,7 +156,7 @@ def _other(other: str) -> Config:
     if path.is_dir():
         path /= "config.json"
     elif not path.is_file():
-        if path.suffix or len(path.parts) > 1:
+        if path.suffix == ".json" or len(path.parts) > 1:
             message = f"--diff {other}: no such folder or file"
             raise UsageError(message)
         return compose(other).config

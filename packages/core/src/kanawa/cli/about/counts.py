@@ -1,0 +1,114 @@
+"""How many parameters the catalog's models have, remembered: counting one means building it, JAX and all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kanawa.cli.about.summary import source_file
+from kanawa.plugins import ComponentState, component, host
+
+if TYPE_CHECKING:
+    from kanawa.config import Config
+
+#: Kinds whose components have parameters to count.
+COUNTED = ("models", "experiments")
+_UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
+
+
+class Count(NamedTuple):
+    """All parameters of a model, and those that one token meets."""
+
+    total: int
+    active: int
+
+
+class Counts:
+    """Counts by component, kept in a file that any change of the installed plugins makes void."""
+
+    def __init__(self) -> None:
+        self._file = _cache() / "parameter_counts.json"
+        self._signature = _signature()
+        self._known: dict[str, list[int]] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            record = json.loads(self._file.read_text())
+            if record.get("signature") == self._signature:
+                self._known = dict(record["counts"])
+
+    def known(self, state: ComponentState) -> Count | None:
+        """Returns a count that was made before; None if it wasn't, or the component has nothing to count."""
+        count = self._known.get(_key(state))
+        return Count(*count) if count else None
+
+    def of(self, state: ComponentState) -> Count | None:
+        """Returns a component's count, made now if need be; None where it can't be used or has no model."""
+        key = _key(state)
+        if key not in self._known:
+            count = _counted(state)
+            self._known[key] = [] if count is None else list(count)
+        return self.known(state)
+
+    def save(self) -> None:
+        """Writes the counts; a cache that can't be written is none."""
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            partial.write_text(json.dumps({"signature": self._signature, "counts": self._known}))
+            partial.replace(self._file)
+
+
+def count_of(cfg: Config) -> Count | None:
+    """Returns the count of an experiment's model, or of a model's config; None for what has none."""
+    from kanawa.errors import KanawaError
+    from kanawa.module import Module, count_parameters
+
+    model: Any = cfg.model if "model" in cfg.fields() else cfg
+    try:
+        built = model.build()
+    except KanawaError:
+        return None
+    return Count(*count_parameters(built)) if isinstance(built, Module) else None
+
+
+def short(number: int) -> str:
+    """Returns a count as models are called by it: 596M, 7.24B, 671B."""
+    for unit, size in _UNITS:
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _counted(state: ComponentState) -> Count | None:
+    if not state.state.usable or state.kind not in COUNTED:
+        return None
+    try:
+        return count_of(component(state.kind, state.key)())
+    except Exception:  # a stranger's recipe may fail in any way; a list of names is no place to say so
+        return None
+
+
+def _key(state: ComponentState) -> str:
+    return f"{state.kind} {state.key}"
+
+
+def _cache() -> Path:
+    given = os.environ.get("KANAWA_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "kanawa"
+
+
+def _signature() -> str:
+    """Returns what counts depend on: the plugins' versions, and the age of their sources, which editors change."""
+    packages = {state.value.partition(":")[0].partition(".")[0] for state in host().components()} | {"kanawa"}
+    newest = 0
+    for package in sorted(filter(None, packages)):
+        file = source_file(package)
+        if file is None:
+            continue
+        files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+        newest = max(newest, *(each.stat().st_mtime_ns for each in files))
+    text = f"{host().plugin_set_digest()} {sorted(packages)} {newest}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,85 @@
+"""One line about a component, read from its source: importing it may take seconds, and JAX with it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.machinery
+import importlib.util
+import re
+from pathlib import Path
+
+from kanawa.plugins import ComponentState
+
+_LEAD = re.compile(r"^`[\w.-]+`:\s+")
+_SENTENCE_END = re.compile(r"(?<=[a-z0-9)`\]])[.;:](?=\s+[A-Z`]|$)")
+#: Begins with a variable or a function, which stays small.
+_FORMULA = re.compile(r"[a-z]+\(|[a-z]\s?[*/:^=+-]")
+#: Imports followed from where a component is named to where it is defined.
+_MOST_IMPORTS = 3
+
+
+def summary(state: ComponentState) -> str:
+    """Returns the first sentence of a component's docstring, else of its module's; "" where no source is found."""
+    module, _, name = state.value.partition(":")
+    return first_sentence(_documentation(module, name))
+
+
+def first_sentence(text: str) -> str:
+    """Returns the first sentence of a docstring on one line, without the component's own name before it."""
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    paragraph = _LEAD.sub("", paragraph).removeprefix("Returns ")
+    end = _SENTENCE_END.search(paragraph)
+    line = paragraph[: end.start()] if end else paragraph.rstrip(".")
+    return line if _FORMULA.match(line) else line[:1].upper() + line[1:]
+
+
+def source_file(module: str) -> Path | None:
+    """Returns the file a module is read from, found without importing even its package; None for one without."""
+    top, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # The finder looks into the package's folders itself: `find_spec("a.b")` would import `a`.
+        spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    origin = None if spec is None else spec.origin
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _documentation(module: str, name: str, follow: int = _MOST_IMPORTS) -> str:
+    tree = _tree(module)
+    if tree is None:
+        return ""
+    node: ast.AST = tree
+    for part in name.split("."):
+        inner = _member(node, part)
+        if inner is None:
+            break
+        node = inner
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return ast.get_docstring(node) or ""
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level and follow:
+        return _documentation(node.module, name, follow - 1)
+    return ast.get_docstring(tree) or ""
+
+
+def _member(node: ast.AST, name: str) -> ast.AST | None:
+    for child in getattr(node, "body", ()):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef) and child.name == name:
+            return child
+        if isinstance(child, ast.ImportFrom) and any(name == (alias.asname or alias.name) for alias in child.names):
+            return child
+    return None
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module | None:
+    file = source_file(module)
+    try:
+        return None if file is None else ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
