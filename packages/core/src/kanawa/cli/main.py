@@ -14,6 +14,7 @@ from kanawa.cli.output import write_message
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
 from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import Command
+from kanawa.status import stage, status_line
 
 TRACEBACK_VARIABLE = "KANAWA_TRACEBACK"
 LOG_VARIABLE = "KANAWA_LOG"
@@ -27,9 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in arguments or os.environ.get(TRACEBACK_VARIABLE) == "1"
+    with status_line():
+        return _told([a for a in arguments if a != "--traceback"], show_traceback)
+
+
+def _told(arguments: list[str], show_traceback: bool) -> int:
+    """Runs a verb and tells its errors; returns the exit code."""
     _log_to_stderr()
     try:
-        code = _run([a for a in arguments if a != "--traceback"])
+        with stage("starting"):
+            code = _run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -64,7 +72,8 @@ def _run(arguments: list[str]) -> int:
     if args.run_verb is None:
         parser.print_help()
         return 2
-    return int(args.run_verb(args) or 0)
+    with stage(f"kanawa {verb}"):
+        return int(args.run_verb(args) or 0)
 
 
 def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from kanawa.composition.experiment import Composition
 from kanawa.composition.target import Target
 from kanawa.contracts import Environment
 from kanawa.errors import TargetError
+from kanawa.status import stage
 
 Devices = Literal["process", "abstract"] | Sequence[jax.Device]
 
@@ -22,6 +23,11 @@ def environment(composition: Composition, devices: Devices = "process") -> Envir
     `devices` "process": this process's (all hosts') devices; "abstract": none, enough to trace and lower for the
     target; or a list of devices, such as a compiler's topology.
     """
+    with stage("looking for devices" if devices == "process" else "describing devices"):
+        return _environment(composition, devices)
+
+
+def _environment(composition: Composition, devices: Devices) -> Environment:
     cfg, target = composition.config, composition.target
     execution = cfg.execution
     rules = [strategy.build() for strategy in execution.strategies]

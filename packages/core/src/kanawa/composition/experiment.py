@@ -14,6 +14,7 @@ from kanawa.composition.target import Target, parse_target
 from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
 from kanawa.errors import KanawaError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
+from kanawa.status import stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,17 @@ def compose(
     data (`ExperimentTemplate.with_data`).
     Raises a CompositionError that tells all problems at once; a single one is raised as the step raised it.
     """
+    with stage(f"composing {experiment if isinstance(experiment, str) else type(experiment).__qualname__}"):
+        return _compose(experiment, target, modifiers, overrides, data)
+
+
+def _compose(
+    experiment: str | Config,
+    target: str | Target | None,
+    modifiers: Sequence[str],
+    overrides: Sequence[str],
+    data: str | None,
+) -> Composition:
     problems, named = Problems(), []
     place: Target | None = None
     with problems.noted():

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.module.outputs import Outputs
+from kanawa.status import stage
 
 #: Our platform names that JAX lowers under another one.
 _LOWERED_AS = {"gpu": "cuda"}
@@ -47,11 +48,13 @@ class Lowered:
     lowered: jax.stages.Lowered
     kernels: tuple[Any, ...]
     environment: Environment
+    name: str = ""
 
     def compile(self) -> jax.stages.Compiled:
         """Returns the compiled program, with the platform's compiler options."""
         options = dict(self.environment.compiler_options)
-        return self.lowered.compile(options or None)
+        with stage(f"compiling {self.name}".rstrip()):
+            return self.lowered.compile(options or None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Program:
 
     def trace(self) -> jax.stages.Traced:
         """Traces for the environment's platform; no device is touched, and no compiler is needed."""
-        with self.environment.active(), _no_collection():
+        with stage(f"tracing {self.name}"), self.environment.active(), _no_collection():
             return self.jitted().trace(*self.abstract_args)
 
     def kernels(self) -> tuple[Any, ...]:
@@ -83,9 +86,9 @@ class Program:
         """Traces and lowers for the environment's platform; no device is touched."""
         platform = _LOWERED_AS.get(self.environment.plan.platform or "", self.environment.plan.platform)
         traced = self.trace()
-        with self.environment.active(), _no_collection():
+        with stage(f"lowering {self.name}"), self.environment.active(), _no_collection():
             lowered = traced.lower(lowering_platforms=(platform,)) if platform else traced.lower()
-        return Lowered(lowered, manifest(traced.out_info), self.environment)
+        return Lowered(lowered, manifest(traced.out_info), self.environment, self.name)
 
 
 @contextlib.contextmanager

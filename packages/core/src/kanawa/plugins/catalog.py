@@ -12,6 +12,7 @@ from typing import Any
 from kanawa.errors import PluginError, UnknownNameError, did_you_mean
 from kanawa.plugins.discovery import CORE, normalise, packages_by_extra
 from kanawa.plugins.states import ComponentState, Failure, State
+from kanawa.status import stage
 
 
 class Catalog:
@@ -41,7 +42,8 @@ class Catalog:
         if position not in self._objects:
             state = self._states[position]
             try:
-                self._objects[position] = load_value(state.value)
+                with stage(f"importing {state.name}"):
+                    self._objects[position] = load_value(state.value)
             except Exception as error:
                 failure = Failure.of(error)
                 self._set(position, State.BROKEN, failure.reason, failure.traceback)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from kanawa.status import hidden
 
 from kanawa_runtime.train.events import number
 
@@ -110,7 +111,7 @@ def progress_bar(total: int, start: int = 0, line_seconds: float = _LINE_SECONDS
     if bar is None:
         yield Progress(total, start, line_seconds)
         return
-    with bar:
+    with hidden(), bar:
         yield _Bar(total, start, bar)
 
 

@@ -1,0 +1,155 @@
+"""What the command line is busy with: one moving line on the error stream, for waits of seconds before the first word.
+
+Any code says `with stage("composing llama2-7b"):`. Without a terminal, or outside the command line, that does nothing.
+Whatever is written meanwhile stands where the line was: the line steps aside for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, TextIO
+
+_FRAMES = "|/-\\"
+_CLEAR = "\r\x1b[K"
+_line: ContextVar[StatusLine | None] = ContextVar("kanawa_status_line", default=None)
+
+
+@contextlib.contextmanager
+def stage(text: str) -> Iterator[None]:
+    """Says that `text` is going on until the block ends; stages nest, and the innermost is shown."""
+    line = _line.get()
+    if line is None:
+        yield
+        return
+    line.enter(text)
+    try:
+        yield
+    finally:
+        line.leave()
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """Takes the line away while something else draws, such as a progress bar; stages inside are mute."""
+    line, token = _line.get(), _line.set(None)
+    if line is not None:
+        line.silence()
+    try:
+        yield
+    finally:
+        _line.reset(token)
+
+
+@contextlib.contextmanager
+def status_line(stream: TextIO | None = None, delay_seconds: float = 0.5) -> Iterator[None]:
+    """Shows stages on a terminal for the length of the block; does nothing if the stream is none.
+
+    The delay keeps quick commands from flickering.
+    """
+    error_stream = sys.stderr if stream is None else stream
+    if not error_stream.isatty():
+        yield
+        return
+    line = StatusLine(error_stream, delay_seconds)
+    outer = sys.stdout, sys.stderr
+    token = _line.set(line)
+    sys.stdout, sys.stderr = _Aside(sys.stdout, line), _Aside(sys.stderr, line)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = outer
+        _line.reset(token)
+        line.close()
+
+
+class StatusLine:
+    """The line, drawn by a thread of its own: imports and compilers leave the main one no time.
+
+    Args:
+        stream: a terminal.
+        delay_seconds: how long a stage lasts before it is shown.
+    """
+
+    def __init__(self, stream: TextIO, delay_seconds: float) -> None:
+        """Starts the thread; nothing is drawn before a stage is entered."""
+        self._stream = stream
+        self._delay = delay_seconds
+        self._stages: list[str] = []
+        self._since = time.monotonic()
+        self._silent = True
+        self._drawn = False
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._draw_often, name="kanawa-status", daemon=True)
+        self._thread.start()
+
+    def enter(self, text: str) -> None:
+        """Begins a stage."""
+        with self._lock:
+            if self._silent or not self._stages:
+                self._since = time.monotonic()
+            self._stages.append(text)
+            self._silent = False
+
+    def leave(self) -> None:
+        """Ends the innermost stage."""
+        with self._lock:
+            self._stages.pop()
+            if not self._stages:
+                self.silence()
+
+    def silence(self) -> None:
+        """Takes the line away until another stage begins: somebody has something to say."""
+        with self._lock:
+            self._silent = True
+            if self._drawn:
+                self._stream.write(_CLEAR)
+                self._stream.flush()
+                self._drawn = False
+
+    def close(self) -> None:
+        """Takes the line away for good."""
+        self._closed.set()
+        self._thread.join()
+        self.silence()
+
+    def _draw_often(self) -> None:
+        count = 0
+        while not self._closed.wait(0.1):
+            with self._lock:
+                waited = time.monotonic() - self._since
+                if self._stages and not self._silent and waited >= self._delay:
+                    self._draw(_FRAMES[count % len(_FRAMES)], self._stages[-1], waited)
+                    count += 1
+
+    def _draw(self, frame: str, text: str, waited: float) -> None:
+        # A line that wraps can't be cleared again, so it ends before the last column.
+        columns = max(10, shutil.get_terminal_size().columns - 1)
+        seconds = f" {waited:.0f} s" if waited >= 1 else ""
+        room = columns - len(seconds) - 2
+        shown = text if len(text) <= room else f"{text[: room - 1]}…"
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone: nobody is left to tell
+            self._stream.write(f"{_CLEAR}{frame} {shown}{seconds}")
+            self._stream.flush()
+            self._drawn = True
+
+
+class _Aside:
+    """A standard stream that takes the line away before anything is written to it."""
+
+    def __init__(self, stream: TextIO, line: StatusLine) -> None:
+        self._aside_stream, self._aside_line = stream, line
+
+    def write(self, text: str) -> int:
+        """Writes where the line was."""
+        self._aside_line.silence()
+        return self._aside_stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._aside_stream, name)
