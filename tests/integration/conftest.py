@@ -6,7 +6,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
 import textwrap
+import venv
 from collections.abc import Callable
 
 import pytest
@@ -132,3 +134,26 @@ def wheel_of(tmp_path):
         return build(project, tmp_path / "wheels" / name)
 
     return build_from
+
+
+@pytest.fixture
+def environment_with_pip(tmp_path) -> Callable[[dict[str, str]], tuple[pathlib.Path, dict[str, str]]]:
+    """Makes an environment that has pip and sees what the session installed; returns its Python and its variables.
+
+    What is installed into it is gone with the test. The session's packages are looked up behind its own, so that only
+    what is new comes from an index.
+    """
+
+    def make(variables: dict[str, str]) -> tuple[pathlib.Path, dict[str, str]]:
+        environment = tmp_path / "environment"
+        venv.create(environment, with_pip=True)
+        (site,) = environment.glob("lib/python*/site-packages")
+        (site / "session.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        python = environment / "bin" / "python"
+        command = python.with_name("kanawa")
+        command.write_text(f"#!{python}\nimport sys\nfrom kanawa.cli.main import main\nsys.exit(main())\n")
+        command.chmod(0o755)
+        path = f"{python.parent}{os.pathsep}{variables.get('PATH', os.environ['PATH'])}"
+        return python, {**os.environ, **variables, "PATH": path, "VIRTUAL_ENV": str(environment)}
+
+    return make

@@ -269,7 +269,7 @@ def test_annotations_may_name_later_classes() -> None:
 class Module(Configurable):
     class Config(Configurable.Config):
         inner: "Inner.Config | None" = None
-        own: "Mode" = "a"
+        own: "Mode" = "a"  # noqa: F821
         SIZE: ClassVar[int] = 3
 
     Mode = str

@@ -35,7 +35,7 @@ class BatchNorm(Norm):
         self.add_state("variance", shape, axes=("norm",), init=kn.ones)
 
     def forward(
-        self, x: Float[Array, "B *axes E"], valid: Bool[Array, "B *axes"] | None = None
+        self, x: Float[Array, "B *axes E"], valid: Bool[Array, " B *axes"] | None = None
     ) -> Float[Array, "B *axes E"]:
         """Returns the normalised array; positions that aren't `valid` don't count in the statistics."""
         x32 = x.astype(jnp.float32)
@@ -45,7 +45,7 @@ class BatchNorm(Norm):
         return (shifted + along_last(self.param("bias", jnp.float32), x.ndim)).astype(x.dtype)
 
     def _measured(
-        self, x: Float[Array, "B *axes E"], valid: Bool[Array, "B *axes"] | None
+        self, x: Float[Array, "B *axes E"], valid: Bool[Array, " B *axes"] | None
     ) -> tuple[Float[Array, " E"], Float[Array, " E"]]:
         """Returns the batch's mean and variance, and moves the running ones, whose variance is the unbiased one."""
         rows = x.reshape(-1, x.shape[-1])

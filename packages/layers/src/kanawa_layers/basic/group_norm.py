@@ -33,7 +33,7 @@ class GroupNorm(Norm):
         self.add_param("bias", shape, axes=("norm",), init=kn.zeros, weight_decay=0.0)
 
     def forward(
-        self, x: Float[Array, "B *axes E"], valid: Bool[Array, "B *axes"] | None = None
+        self, x: Float[Array, "B *axes E"], valid: Bool[Array, " B *axes"] | None = None
     ) -> Float[Array, "B *axes E"]:
         """Returns the normalised array; positions that aren't `valid` don't count in the statistics."""
         groups = self.config.num_groups

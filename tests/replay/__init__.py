@@ -1,0 +1,1 @@
+"""Reads the pages of the documentation and does what they say."""
