@@ -39,6 +39,11 @@ class Service(Configurable):
     three failures the service is left out. A slow service loses events (counted in a warning) rather than stall a step.
     """
 
+    class Config(Configurable.Config):
+        """`stop_seconds`: how long the end of a run waits for the service's last events and its `stop`."""
+
+        stop_seconds: float = 10.0
+
     @abc.abstractmethod
     def start(self, run: Run) -> None:
         """Called once, before the first step and the first event."""

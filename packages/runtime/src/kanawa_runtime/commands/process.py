@@ -24,6 +24,23 @@ def cache_directory() -> Path:
     return Path(found) if found else Path.home() / ".cache" / "kanawa"
 
 
+def leave_readers_behind(code: int) -> None:
+    """Ends the process with `code` if threads would keep it from ending by itself.
+
+    A thread that waits for a slow disk can't be interrupted, and Python waits for it: a stop would take as long as the
+    disk does. Call it only when all is saved and closed, and not in a gang, whose processes say goodbye to each other.
+    """
+    import sys
+    import threading
+
+    main = threading.main_thread()
+    if all(thread.daemon or thread is main for thread in threading.enumerate()):
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _processor() -> str:
     """Returns a short digest of the instruction set and the jaxlib version."""
     import hashlib

@@ -1,10 +1,21 @@
 """`kanawa train`: train an experiment, or go on with a run."""
 
+from __future__ import annotations
+
 import argparse
-import logging
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import compose_from, experiment_arguments
 from kanawa.plugins import Command
+
+if TYPE_CHECKING:
+    from kanawa_runtime.train.outcome import Outcome
+    from kanawa_runtime.train.screen import Screen
+
+_INTERRUPTED = 130
 
 
 def command() -> Command:
@@ -20,7 +31,9 @@ def command() -> Command:
             "kanawa train llama-tiny --data 'mytext/**/*.txt' --run runs/mine\n"
             "kanawa train runs/mine --steps 2000\n"
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
-            "exit codes: 0 done; 42 stopped by SIGTERM after saving, run it again; 2 usage; others permanent"
+            "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
+            "exit codes: 0 done; 42 stopped by SIGTERM or Ctrl-C after saving, the same command goes on; 130 and 143 "
+            "stopped before anything was saved; 2 usage; others permanent"
         ),
     )
 
@@ -33,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
     parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
+    parser.add_argument("--json", action="store_true", help="write one object at the end: outcome, step, losses, paths")
     gang = parser.add_argument_group("several processes (all take the same arguments)")
     gang.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     gang.add_argument("--processes", type=int, metavar="N", help="number of processes")
@@ -41,18 +55,72 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
+    from kanawa.cli.output import write_json
+    from kanawa.status import hidden
+
+    from kanawa_runtime.commands.process import leave_readers_behind
+
+    with hidden():
+        screen = _screen(args)
+        try:
+            outcome = _train(args, screen)
+        except KeyboardInterrupt:
+            # Once the run is open, signals are the loop's; here nothing was trained, and nothing was written.
+            screen.close()
+            screen.say("stopped by Ctrl-C before the run was opened; nothing was changed")
+            return _INTERRUPTED
+        finally:
+            screen.close()
+    if args.json and _is_primary(args):
+        write_json({"experiment": args.experiment, **outcome.as_json()})
+    if outcome.kind != "done" and args.coordinator is None:
+        leave_readers_behind(outcome.exit_code)
+    return outcome.exit_code
+
+
+def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
+    with screen.phase("importing JAX"):
+        import jax  # noqa: F401 - seconds on a busy machine, so that it has a phase of its own
     from kanawa.composition.detect import local_target
 
     from kanawa_runtime.commands.process import join_gang, prepare_process
 
-    logging.getLogger("kanawa_runtime").setLevel(logging.INFO)
     prepare_process()
-    join_gang(args.coordinator, args.processes, args.process_id)
+    with screen.phase("waiting for the other processes"):
+        join_gang(args.coordinator, args.processes, args.process_id)
     if args.require_fused:
         args.set.append("execution.require_fused=true")
-    composition = compose_from(args, on=args.on or local_target())
-    from kanawa_runtime.experiments.folders import run_and_start
-    from kanawa_runtime.train.loop import Loop
+    with screen.phase("composing"):
+        composition = compose_from(args, on=args.on or local_target())
+    with screen.phase("building"):
+        from kanawa_runtime.experiments.folders import run_and_start
+        from kanawa_runtime.train.loop import Loop
 
-    directory, initial = run_and_start(composition, args.directory, args.init_from)
-    return Loop(composition, directory, steps=args.steps, initial=initial).execute()
+        directory, initial = run_and_start(composition, args.directory, args.init_from)
+        loop = Loop(composition, directory, steps=args.steps, initial=initial, screen=screen, command=_typed())
+    return loop.execute()
+
+
+def _screen(args: argparse.Namespace) -> Screen:
+    """Returns the screen: silent in all processes but the first, drawn on a terminal, plain lines elsewhere."""
+    from kanawa.cli.output import write_message
+
+    from kanawa_runtime.train.screen import LineScreen, Screen
+
+    if not _is_primary(args):
+        return Screen()
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from kanawa_runtime.train.terminal import TerminalScreen
+
+        return TerminalScreen()
+    return LineScreen(write_message)
+
+
+def _is_primary(args: argparse.Namespace) -> bool:
+    return not args.process_id
+
+
+def _typed() -> str:
+    """Returns the command as it was typed, which resumes the run; empty where none was (a call from Python)."""
+    words = sys.argv[1:]
+    return shlex.join(["kanawa", *words]) if words[:1] == ["train"] else ""

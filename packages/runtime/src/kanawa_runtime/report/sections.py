@@ -12,7 +12,7 @@ from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curv
 from kanawa_runtime.report.parts import card, figure, section, table, tile, time_bar
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.run_data import RunData, field_value
-from kanawa_runtime.train.progress import human_count, human_duration
+from kanawa_runtime.train.pace import human_count, human_duration
 
 Runs = Sequence[RunData]
 Names = Sequence[str]

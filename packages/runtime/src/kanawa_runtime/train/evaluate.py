@@ -1,5 +1,8 @@
 """Evaluation on the held-out split: one pass, sums added up on the host, divided once."""
 
+import contextlib
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,10 +22,12 @@ class Evaluator:
         self.source: DataSource | None = cfg.data.build().held_out()
         self._compiled: Any = None
 
-    def evaluate(self, params: Any, state: Any, limit: int | None = None) -> dict[str, float] | None:
+    def evaluate(
+        self, params: Any, state: Any, limit: int | None = None, until: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
         """Returns `loss` in nats a token, `tokens`, and for text `nats_per_byte`, over at most `limit` batches.
 
-        None without held-out data.
+        Ends early once `until()` holds after a batch. None without held-out data.
         """
         if self.source is None:
             return None
@@ -32,13 +37,14 @@ class Evaluator:
         rows = local_rows(abstract)
         loader = self.cfg.loader.build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)
         total, num_bytes, report = None, 0.0, None
-        for index, local in enumerate(loader):
-            if limit is not None and index >= limit:
-                break
-            report = self._compiled(params, state, global_batch(local, abstract, rows))
-            values = np.asarray(report.values, np.float64)
-            total = values if total is None else total + values
-            num_bytes += self.source.target_bytes(local.target_ids, local.loss_weights) or 0.0
+        with contextlib.closing(iter(loader)) as batches:
+            for local in itertools.islice(batches, limit):
+                report = self._compiled(params, state, global_batch(local, abstract, rows))
+                values = np.asarray(report.values, np.float64)
+                total = values if total is None else total + values
+                num_bytes += self.source.target_bytes(local.target_ids, local.loss_weights) or 0.0
+                if until():
+                    break
         if report is None or total is None:
             return None
         nats, tokens = report.main_loss(total)

@@ -1,287 +1,295 @@
-"""The training loop: restore or start, step, evaluate, save, stop; every fact goes to the event log as it happens.
+"""The training loop: start, step, evaluate, save, stop; every fact goes to the journal as it happens."""
 
-The host reads a step's numbers while the next one runs, so logging costs no device time.
-"""
-
-import dataclasses
+import contextlib
 import logging
-import math
-import time
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import numpy as np
-from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
-from kanawa.contracts import Batch, CheckpointSaveError, Environment, Program, Restored
+from kanawa.composition.prepare import prepare
+from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
-from kanawa.plugins import host
 
-from kanawa_runtime.data.tokenizers.folder import TOKENIZER
-from kanawa_runtime.train.evaluate import Evaluator, trigram_nats_per_byte
-from kanawa_runtime.train.events import EventLog
-from kanawa_runtime.train.placement import check_vocabulary, global_batch, local_rows
-from kanawa_runtime.train.progress import Progress, progress_bar
+from kanawa_runtime.services.host import ServiceHost
+from kanawa_runtime.train.announce import already_there, ending, shown
+from kanawa_runtime.train.attempt import Attempt
+from kanawa_runtime.train.evaluate import trigram_nats_per_byte
+from kanawa_runtime.train.journal import Journal
+from kanawa_runtime.train.outcome import Outcome
+from kanawa_runtime.train.program_record import memory_peaks
 from kanawa_runtime.train.run_directory import RunDirectory
-from kanawa_runtime.train.signals import Preemption
-from kanawa_runtime.train.step_report import StepReport
-from kanawa_runtime.train.trainer import Trainer, TrainState
+from kanawa_runtime.train.screen import LineScreen, Screen
+from kanawa_runtime.train.start import Started, start
+from kanawa_runtime.train.stepping import Stepper
+from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
 
 logger = logging.getLogger(__name__)
 
-#: What `kanawa train` returns to the shell.
-EXIT_DONE, EXIT_RETRY = 0, 42
-
-
-class NonFiniteLossError(KanawaError):
-    """The loss is NaN or infinite; the parameters of this step are never saved."""
-
-
-@dataclasses.dataclass
-class _Pending:
-    """A step that the device may still be computing; `step` is the number of its update, from 1."""
-
-    step: int
-    report: StepReport
-    local_tokens: float
-    num_bytes: float | None
-    started: float
+#: What a second Ctrl-C waits for the last event and the last line.
+_LAST_WORDS_SECONDS = 2.0
 
 
 class Loop:
-    """One attempt at a run, from opening its directory to the last event."""
+    """One attempt at a run, from opening its directory to the last event.
+
+    `steps` is how far to go (None: the config's), `initial` a folder to take the first parameters from, `command` what
+    a person would type to go on.
+    """
 
     def __init__(
-        self, composition: Composition, directory: Path, *, steps: int | None = None, initial: Path | None = None
+        self,
+        composition: Composition,
+        directory: Path,
+        *,
+        steps: int | None = None,
+        initial: Path | None = None,
+        screen: Screen | None = None,
+        command: str = "",
     ) -> None:
-        self.composition = composition
-        self.config = composition.config
-        self.total = self.config.steps if steps is None else steps
-        self.initial = initial
+        self.total = composition.config.steps if steps is None else steps
         if self.total < 1:
             message = f"--steps is {self.total}, expected at least 1"
             raise UsageError(message)
-        self.trainer: Trainer = composition.workload()
-        self.environment: Environment = environment(composition)
+        self.screen = LineScreen() if screen is None else screen
+        self.initial = initial
+        self.command = command or f"kanawa train {composition.name} --run {shlex.quote(shown(directory))}"
+        services = [service.build() for service in composition.config.services]
+        self.prepared = prepare(composition)
         # Last, since it takes the run's lock: an error above must not leave the run taken.
         self.run = RunDirectory.open(directory, composition.config)
-        self.pending: _Pending | None = None
-        self.finished = 0.0
+        self.services = ServiceHost(services if self.run.is_primary else ())
 
-    def execute(self) -> int:
-        """Runs to `total` steps, to SIGTERM, or to an error; returns the exit code."""
-        with self.run, self.environment.active():
-            self.events: EventLog = self.run.events()
-            self.checkpoints = self.config.checkpointer.build(
+    def execute(self) -> Outcome:
+        """Runs to `total` steps or until a signal, and returns how it ended; an error is on record before it leaves."""
+        stop = StopSignals(gang=jax.process_count() > 1)
+        with self.run, self.prepared.environment.active(), stop:
+            journal, policy = Journal(self.run, self.services), self.prepared.composition.config.checkpoints
+            checkpoints = self.prepared.composition.config.checkpointer.build(
                 directory=self.run.checkpoints,
-                keep_last_n=self.config.checkpoints.keep_last,
-                keep_every_n_steps=self.config.checkpoints.keep_every_steps,
-                on_event=self._checkpoint_event,
+                keep_last_n=policy.keep_last,
+                keep_every_n_steps=policy.keep_every_steps,
+                on_event=journal.checkpoint,
             )
-            outcome = "failed"
-            try:
-                self._prepare()
-                outcome = self._steps()
-                self.checkpoints.close()
-            except BaseException as error:
-                outcome = "failed" if isinstance(error, Exception) else "interrupted"
-                self._drain_quietly()
-                raise
-            finally:
-                self._event("run_ended", outcome=outcome, step=self.step)
-                host().notify("kanawa_run_ended", run=self.run, event={"outcome": outcome})
-        return EXIT_RETRY if outcome == "preempted" else EXIT_DONE
-
-    # --- before the first step -------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        started = time.perf_counter()
-        self.step = 0
-        self.source = self.trainer.source
-        problem = check_vocabulary(self.source, self.config.model.vocab_size)
-        if problem:
-            raise UsageError(problem)
-        digest = self.source.digest
-        programs = self.trainer.programs(self.environment)
-        self.abstract_state, self.abstract_batch = programs["train_step"].abstract_args
-        self._event("run_started", **self.run.description(), data_digest=digest, total_steps=self.total)
-        self._keep_tokenizer()
-        host().notify("kanawa_run_started", run=self.run)
-        self.state = self._restored(digest)
-        if self.state is None:
-            self.state = self._initialised(programs["init"])
-        self.step = int(self.state.step)
-        lowered = programs["train_step"].lower()
-        for choice in lowered.kernels:
-            self._event("kernel_selected", **choice.as_json())
-        self.compiled = lowered.compile()
-        self.evaluator = Evaluator(self.config, programs["eval_step"])
-        self.digest = digest
-        self._event("prepared", step=self.step, seconds=time.perf_counter() - started)
-
-    def _initialised(self, init: Program) -> TrainState:
-        """Returns the state before the first update, with the parameters of another model where one was given."""
-        state: TrainState = init.lower().compile()()
-        if self.initial is None:
-            return state
-        from kanawa_runtime.serve.imported import fitted, place, stored_model
-
-        found = stored_model(self.initial)
-        self._event("initialised_from", path=str(self.initial))
-        params = place(fitted(found, self.trainer.model), self.abstract_state.params)
-        return state._replace(params=params, state=place(found.state, self.abstract_state.state))
-
-    def _keep_tokenizer(self) -> None:
-        """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""
-        tokenizer = self.source.tokenizer
-        path = self.run.path / TOKENIZER
-        if tokenizer is not None and self.run.is_primary and not path.exists():
-            tokenizer.save(path)
-
-    def _restored(self, digest: str) -> TrainState | None:
-        abstract = {
-            "params": self.abstract_state.params,
-            "state": self.abstract_state.state,
-            "opt": self.abstract_state.opt,
-        }
-        found: Restored | None = self.checkpoints.restore(abstract)
-        if found is None:
-            return None
-        if found.data["digest"] != digest:
-            message = (
-                f"{self.run.path}: the data has digest {digest[:12]}, but this run was trained on "
-                f"{found.data['digest'][:12]}; the text, its tokenizer or the row order changed (the embedded corpus "
-                f"differs between Python versions). Start a new run directory, or bring the old data back"
+            attempt = Attempt(
+                self.prepared, self.run, journal, checkpoints, self.screen, stop, self.total, self.initial
             )
-            raise UsageError(message)
-        step = jax.device_put(np.int32(found.step), self.abstract_state.step.sharding)
-        logger.info("resuming at step %d", found.step)
-        return TrainState(step, found.items["params"], found.items["state"], found.items["opt"])
+            running = _Running(attempt, self.command)
+            stop.on_first, stop.on_second = running.stopping, running.stopped_at_once
+            return running.outcome()
 
-    # --- stepping --------------------------------------------------------------------------------------------
 
-    def _steps(self) -> str:
-        if self.step >= self.total:
-            logger.info("the run has %d steps already; ask for more with --steps", self.step)
-            return "done"
-        rows = local_rows(self.abstract_batch)
-        loader = self.config.loader.build(
-            source=self.source,
-            global_batch=self.config.batch_size,
-            local_rows=rows,
-            start_row=self.step * self.config.batch_size,
-        )
-        with Preemption() as preemption, progress_bar(self.total, self.step) as progress:
-            self.progress: Progress = progress
-            for local in loader:
-                self._one(local, rows)
-                if preemption.reached(self.step):
-                    self._drain()
-                    self._save()
-                    return "preempted"
-                if self.step >= self.total:
-                    break
-                self._between()
-            self._drain()
-            self._evaluate(final=True)
-            self._save()
-        return "done"
+class _Running:
+    """The attempt while it runs. `stepper` is None before the first step."""
 
-    def _one(self, local: Batch, rows: range) -> None:
-        started = time.perf_counter()
-        batch = global_batch(local, self.abstract_batch, rows)
-        self.state, report = self.compiled(self.state, batch)
-        tokens = float(np.sum(local.loss_weights))
-        num_bytes = self.source.target_bytes(local.target_ids, local.loss_weights)
-        self.step += 1
-        pending = _Pending(self.step, report, tokens, num_bytes, started)
-        previous, self.pending = self.pending, pending
-        self._finish(previous)
+    def __init__(self, attempt: Attempt, command: str) -> None:
+        self.attempt = attempt
+        self.command = command
+        self.stepper: Stepper | None = None
+        self.evaluation: dict[str, Any] | None = None
 
-    def _between(self) -> None:
-        if self.step % self.config.evaluation.every_steps == 0:
-            self._drain()
-            self._evaluate()
-        if self.step % self.config.checkpoints.every_steps == 0:
-            self._drain()
-            self._save()
-
-    def _drain(self) -> None:
-        previous, self.pending = self.pending, None
-        self._finish(previous)
-
-    def _drain_quietly(self) -> None:
-        """Logs the last step on the way out of an error, unless that step is the error."""
+    def outcome(self) -> Outcome:
+        """Returns how the attempt ended; the last event and the last lines say so as well."""
+        attempt, kind, fields = self.attempt, "failed", {}
         try:
-            self._drain()
-        except KanawaError:
-            logger.debug("the last step can't be logged", exc_info=True)
+            outcome = self._outcome()
+            attempt.checkpoints.close()
+            kind, fields = outcome.kind, {"signal": outcome.signal or None, "checkpoint": outcome.saved}
+        except BaseException as error:
+            kind = "failed" if isinstance(error, Exception) else "interrupted"
+            self._drain_quietly()
+            raise
+        finally:
+            attempt.journal.write("run_ended", outcome=kind, step=self.step, **fields)
+            attempt.screen.close()
+            attempt.journal.close()
+        for line in ending(outcome, self.command, attempt.trainer.source, attempt.config.sample_prompt):
+            attempt.screen.say(line)
+        return outcome
 
-    def _finish(self, pending: _Pending | None) -> None:
-        """Waits for a step and logs it; raises NonFiniteLossError."""
-        if pending is None:
-            return
-        numbers = pending.report.read()
-        loss = numbers.pop("loss")
-        nats, tokens = pending.report.main_loss()
-        now = time.perf_counter()
-        # Steps overlap on the device's queue: a step's own time starts when the one before it ended.
-        seconds, self.finished = now - max(pending.started, self.finished), now
-        fields: dict[str, Any] = {"step": pending.step, "loss": loss, "tokens": tokens, "seconds": seconds}
-        if pending.num_bytes and pending.local_tokens:
-            # A host knows the bytes of its own rows only; they stand for all.
-            fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
-        record = self._event("step", **fields, metrics=numbers)
-        self.progress.step(record)
-        if not math.isfinite(loss):
-            message = (
-                f"the loss at step {pending.step} is {loss}; nothing of this step is saved, and every earlier "
-                f"checkpoint is intact ({self.checkpoints.steps() or 'none yet'}). Lower the learning rate, lengthen "
-                f"the warm-up, or clip harder in a new run, or resume this one to see whether it repeats"
-            )
-            raise NonFiniteLossError(message)
+    @property
+    def step(self) -> int:
+        """Updates completed so far."""
+        return self.attempt.run.start_step if self.stepper is None else self.stepper.step
+
+    # --- from start to end -----------------------------------------------------------------------------------
+
+    def _outcome(self) -> Outcome:
+        attempt = self.attempt
+        try:
+            with attempt.stop.interruptible():
+                started = start(attempt)
+        except RunStopped:
+            # Whatever was saved before is all there is: the attempt has added nothing.
+            latest = attempt.checkpoints.latest()
+            return self._ended("stopped", step=latest or 0, saved=latest)
+        self.stepper = Stepper(attempt, started)
+        if started.evaluation_due:
+            self._evaluate(started, self.stepper)
+        if self.step >= attempt.total:
+            attempt.screen.say(already_there(self.step))
+            return self._ended("done", step=self.step, saved=attempt.checkpoints.latest())
+        finished = self._steps(started, self.stepper)
+        return self._ended("done" if finished else "stopped", step=self.step, saved=self.step)
+
+    def _steps(self, started: Started, stepper: Stepper) -> bool:
+        """Steps to the end of the run, False to a signal; the last state is being saved when it returns."""
+        attempt, config = self.attempt, self.attempt.config
+        loader = config.loader.build(
+            source=attempt.trainer.source,
+            global_batch=config.batch_size,
+            local_rows=stepper.rows,
+            start_row=stepper.step * config.batch_size,
+        )
+        attempt.screen.begin(attempt.total, stepper.step)
+        with contextlib.closing(iter(loader)) as batches:
+            while stepper.step < attempt.total:
+                local = self._next(batches)
+                if local is not None:
+                    stepper.take(local)
+                last = local is None or stepper.step >= attempt.total
+                if attempt.stop.reached(stepper.step):
+                    stepper.drain()
+                    due = last or stepper.step % config.evaluation.every_steps == 0
+                    self._save(started, stepper, evaluation_due=due, last=True)
+                    return False
+                if last:
+                    break
+                if not self._between(started, stepper):
+                    self._save(started, stepper, evaluation_due=True, last=True)
+                    return False
+        stepper.drain()
+        evaluated = self._evaluate(started, stepper, final=True)
+        self._save(started, stepper, evaluation_due=not evaluated, last=True)
+        return evaluated
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """Returns the next batch; None where the data ends, or where a signal comes while it is waited for."""
+        try:
+            with self.attempt.stop.interruptible():
+                return next(batches, None)
+        except RunStopped:
+            return None
+
+    def _between(self, started: Started, stepper: Stepper) -> bool:
+        """Evaluates and saves where it is time to; False where a signal cut the evaluation short."""
+        config = self.attempt.config
+        if stepper.step % config.evaluation.every_steps == 0:
+            stepper.drain()
+            if not self._evaluate(started, stepper):
+                return False
+        if stepper.step % config.checkpoints.every_steps == 0:
+            stepper.drain()
+            self._save(started, stepper)
+        return True
+
+    def _ended(self, kind: Literal["done", "stopped"], step: int, saved: int | None) -> Outcome:
+        attempt = self.attempt
+        by_sigterm = kind == "stopped" and attempt.stop.signal is signal.SIGTERM
+        return Outcome(
+            kind="preempted" if by_sigterm else kind,
+            run=str(attempt.run.path),
+            step=step,
+            total_steps=attempt.total,
+            start_step=attempt.run.start_step,
+            saved=None if saved is None else attempt.checkpoints.location(saved),
+            signal="" if kind == "done" else attempt.stop.name,
+            loss=None if self.stepper is None else self.stepper.last_loss,
+            evaluation=self.evaluation,
+        )
 
     # --- evaluating and saving -------------------------------------------------------------------------------
 
-    def _evaluate(self, *, final: bool = False) -> None:
-        policy = self.config.evaluation
-        limit = policy.final_batches if final else policy.max_batches
-        params = self.trainer.evaluated(self.state.params, self.state.opt)
-        found = self.evaluator.evaluate(params, self.state.state, limit)
-        if found is None:
-            return
-        if final and policy.trigram_baseline and self.run.is_primary:
-            baseline = trigram_nats_per_byte(self.source)
-            if baseline is not None:
-                found["trigram_nats_per_byte"] = baseline
-                logger.info("a byte-trigram table scores %.4f nats/byte on the same files", baseline)
-        self.progress.evaluation(self._event("eval", step=self.step, **found))
+    def _evaluate(self, started: Started, stepper: Stepper, *, final: bool = False) -> bool:
+        """Evaluates and writes a sample; False where a signal cut it short, without a record."""
+        attempt, policy = self.attempt, self.attempt.config.evaluation
+        state = stepper.state.state
+        params = attempt.trainer.evaluated(stepper.state.params, stepper.state.opt)
+        with attempt.screen.phase(f"step {stepper.step}: evaluating"):
+            limit = policy.final_batches if final else policy.max_batches
+            record = started.evaluator.evaluate(params, state, limit, until=lambda: attempt.stop.asked)
+        if attempt.stop.asked:
+            return False
+        if record is not None:
+            if final and policy.trigram_baseline and attempt.run.is_primary:
+                record |= self._baseline()
+            self.evaluation = attempt.journal.write("eval", step=stepper.step, final=final, **record)
+            attempt.screen.evaluation(self.evaluation)
+        if started.sampler is not None:
+            with attempt.screen.phase(f"step {stepper.step}: writing a sample"):
+                attempt.journal.write("sample", step=stepper.step, **started.sampler.sample(params, state))
+        attempt.journal.write("memory", step=stepper.step, **memory_peaks())
+        return True
 
-    def _save(self) -> None:
-        """Starts a save. An earlier one that failed has its own event and error line; training goes on."""
-        for attempt in range(2):
+    def _baseline(self) -> dict[str, float]:
+        with self.attempt.screen.phase("counting trigrams"):
+            baseline = trigram_nats_per_byte(self.attempt.trainer.source)
+        if baseline is None:
+            return {}
+        self.attempt.screen.say(f"a byte-trigram table scores {baseline:.4f} nats/byte on the same files")
+        return {"trigram_nats_per_byte": baseline}
+
+    def _save(self, started: Started, stepper: Stepper, *, evaluation_due: bool = False, last: bool = False) -> None:
+        """Starts a save. An earlier one that failed has its own event and error line, and training goes on.
+
+        Raises CheckpointSaveError only for the `last` one: an end that can't be saved is no end.
+        """
+        attempt = self.attempt
+        data = {"row": stepper.step * attempt.config.batch_size, "digest": started.digest}
+        for again in (True, False):
             try:
-                self.checkpoints.save(
-                    self.step,
-                    params=self.state.params,
-                    state=self.state.state,
-                    opt=self.state.opt,
-                    data={"row": self.step * self.config.batch_size, "digest": self.digest},
-                    meta=self.run.meta(),
+                attempt.checkpoints.save(
+                    stepper.step,
+                    params=stepper.state.params,
+                    state=stepper.state.state,
+                    opt=stepper.state.opt,
+                    data=data | ({"evaluation_due": True} if evaluation_due else {}),
+                    meta=attempt.run.meta(),
                 )
-                return
             except CheckpointSaveError:
-                if attempt:
-                    logger.warning("training goes on without checkpoint %d", self.step)
+                if again:
+                    continue
+                if last:
+                    raise
+                attempt.screen.say(f"training goes on without checkpoint {stepper.step}")
+            return
 
-    def _checkpoint_event(self, kind: str, fields: Any) -> None:
-        record = self._event(kind, **fields)
-        if kind == "checkpoint_committed":
-            host().notify("kanawa_checkpoint_committed", run=self.run, event=record)
+    # --- on the way out --------------------------------------------------------------------------------------
 
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        record = self.events.write(kind, **fields)
-        if kind == "step":
-            host().notify("kanawa_step_ended", run=self.run, event=record)
-        return record
+    def _drain_quietly(self) -> None:
+        """Records the last step on the way out of an error, unless that step is the error."""
+        if self.stepper is None:
+            return
+        try:
+            self.stepper.drain()
+        except KanawaError:
+            logger.debug("the last step can't be recorded", exc_info=True)
+
+    def stopping(self, name: str) -> None:
+        """Answers the first signal; runs on the thread that watches them."""
+        what = "before the first step" if self.stepper is None else f"after step {self.step}, once that is saved"
+        self.attempt.screen.say(f"stopping ({name}) {what}; press Ctrl-C again to stop at once")
+
+    def stopped_at_once(self, name: str) -> None:
+        """Ends the process at a second Ctrl-C, while the main thread may be anywhere."""
+
+        def leave_word() -> None:
+            self.attempt.screen.close()
+            latest = self.attempt.checkpoints.latest()
+            kept = "nothing was saved" if latest is None else f"the newest checkpoint is {shown(self._at(latest))}"
+            self.attempt.screen.say(f"stopped at once by {name}; {kept}\nto go on: {self.command}")
+            self.attempt.journal.write("run_ended", outcome="interrupted", step=self.step, signal=name)
+
+        # The main thread may hold a lock that this needs: then the words are lost, but the process ends.
+        thread = threading.Thread(target=leave_word, daemon=True)
+        thread.start()
+        thread.join(_LAST_WORDS_SECONDS)
+        os._exit(128 + signal.SIGINT)
+
+    def _at(self, step: int) -> str:
+        return self.attempt.checkpoints.location(step)

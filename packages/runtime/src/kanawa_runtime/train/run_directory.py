@@ -19,6 +19,7 @@ from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.events import EventLog
+from kanawa_runtime.train.launch_record import launch_record
 from kanawa_runtime.train.run_lock import RunLock
 
 #: Of the layout; a change that older code would misread needs a new number.
@@ -43,8 +44,8 @@ class RunDirectoryError(UsageError):
 class RunDirectory:
     """An opened run: locked for writing by process 0, read by nobody else of its gang.
 
-    `config` is the one of this attempt; `changes` lists where its placement differs from the
-    last one's.
+    `config` is the one of this attempt; `changes` lists where its placement differs from the last one's; `start_step`
+    is known once the state is restored.
     """
 
     def __init__(self, path: Path, config: Config, *, is_primary: bool) -> None:
@@ -52,6 +53,7 @@ class RunDirectory:
         self.config = config
         self.is_primary = is_primary
         self.changes: tuple[Change, ...] = ()
+        self.start_step = 0
         self._lock = RunLock(path / ".lock")
         self._events: EventLog | None = None
 
@@ -135,12 +137,16 @@ class RunDirectory:
 
     def description(self) -> dict[str, Any]:
         """Returns what the `run_started` event says about the run."""
-        return environment_record() | {
-            "run": self.path.name,
-            "experiment_digest": digest(self.config, "experiment"),
-            "placement_digest": digest(self.config, "placement"),
-            "config_changes": [change.to_json() for change in self.changes],
-        }
+        return (
+            environment_record()
+            | launch_record()
+            | {
+                "run": self.path.name,
+                "experiment_digest": digest(self.config, "experiment"),
+                "placement_digest": digest(self.config, "placement"),
+                "config_changes": [change.to_json() for change in self.changes],
+            }
+        )
 
     def meta(self) -> dict[str, Any]:
         """Returns what is saved with every checkpoint."""

@@ -1,0 +1,1 @@
+"""What lives beside a run, and the host that keeps it from disturbing the training."""

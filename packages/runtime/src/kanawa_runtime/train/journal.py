@@ -1,0 +1,47 @@
+"""Where the facts of an attempt go: the event log, the hooks of plugins, and the services."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kanawa.plugins import host
+
+from kanawa_runtime.services.host import ServiceHost
+from kanawa_runtime.train.run_directory import RunDirectory
+
+#: Kinds of events that plugins observe through a hook.
+_HOOKS = {
+    "step": "kanawa_step_ended",
+    "checkpoint_committed": "kanawa_checkpoint_committed",
+    "run_ended": "kanawa_run_ended",
+}
+
+
+class Journal:
+    """Writes each fact once and passes it on; safe from several threads."""
+
+    def __init__(self, run: RunDirectory, services: ServiceHost) -> None:
+        self.run = run
+        self._log = run.events()
+        self._services = services
+
+    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Appends an event to the log, tells hooks and services of it, and returns the record."""
+        record = self._log.write(kind, **fields)
+        if kind in _HOOKS:
+            host().notify(_HOOKS[kind], run=self.run, event=record)
+        self._services.feed(record)
+        return record
+
+    def checkpoint(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Takes what a checkpointer reports, on its thread."""
+        self.write(kind, **fields)
+
+    def started(self, step: int) -> None:
+        """The state of `step` is there: services start, and plugins hear of it."""
+        self.run.start_step = step
+        self._services.start(self.run)
+        host().notify("kanawa_run_started", run=self.run)
+
+    def close(self) -> None:
+        """Ends the services, the last event included."""
+        self._services.stop()

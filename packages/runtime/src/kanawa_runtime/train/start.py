@@ -1,0 +1,145 @@
+"""From an opened run to a compiled step: data, state (restored, new or from elsewhere), programs."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from kanawa.contracts import Batch, Program, Restored
+from kanawa.errors import UsageError
+
+from kanawa_runtime.data.tokenizers.folder import TOKENIZER
+from kanawa_runtime.serve.sample import Sampler, sampler_of
+from kanawa_runtime.train.announce import shown
+from kanawa_runtime.train.attempt import Attempt
+from kanawa_runtime.train.evaluate import Evaluator
+from kanawa_runtime.train.placement import check_vocabulary
+from kanawa_runtime.train.program_record import program_record
+from kanawa_runtime.train.trainer import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the first state of an attempt comes from; `path` for all but a new one."""
+
+    kind: Literal["new", "resumed", "initialised"]
+    step: int = 0
+    path: str = ""
+
+    def sentence(self) -> str:
+        """Returns what a person is told."""
+        if self.kind == "resumed":
+            return f"resuming at step {self.step} from {shown(self.path)}"
+        if self.kind == "initialised":
+            return f"starting at step 0, initialised from {shown(self.path)}"
+        return "starting at step 0 from new parameters"
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """All that stepping needs. `evaluation_due`: the step's evaluation was cut short by a stop."""
+
+    origin: Origin
+    state: TrainState
+    step_program: Any
+    abstract_batch: Batch
+    evaluator: Evaluator
+    sampler: Sampler | None
+    digest: str
+    evaluation_due: bool
+
+
+def start(attempt: Attempt) -> Started:
+    """Returns what stepping needs; raises UsageError for data or parameters that don't fit, RunStopped at a signal."""
+    began = time.perf_counter()
+    screen, journal, programs = attempt.screen, attempt.journal, attempt.prepared.programs
+    digest = _data_digest(attempt)
+    journal.write("run_started", **attempt.run.description(), data_digest=digest, total_steps=attempt.total)
+    for change in attempt.run.changes:
+        screen.say(f"changed since the last attempt: {change}")
+    _keep_tokenizer(attempt)
+    abstract_state, abstract_batch = programs["train_step"].abstract_args
+    with screen.phase("restoring"):
+        restored = _restored(attempt, abstract_state, digest)
+    if restored is None:
+        origin, state = _first_state(attempt, programs["init"], abstract_state)
+    else:
+        origin = Origin("resumed", restored.step, attempt.checkpoints.location(restored.step))
+        state = _state_of(restored, abstract_state)
+    screen.say(origin.sentence())
+    journal.started(origin.step)
+    step_program = _compiled(attempt, programs["train_step"])
+    where, cfg = attempt.prepared.environment, attempt.config
+    journal.write("program", **program_record(attempt.trainer, step_program, where.plan.precision.compute))
+    seconds = time.perf_counter() - began
+    journal.write("prepared", step=origin.step, origin=origin.kind, path=origin.path or None, seconds=seconds)
+    due = restored is not None and bool(restored.data.get("evaluation_due"))
+    evaluator = Evaluator(cfg, programs["eval_step"])
+    sampler = sampler_of(cfg.sample_prompt, attempt.trainer.model, attempt.trainer.source, where)
+    return Started(origin, state, step_program, abstract_batch, evaluator, sampler, digest, due)
+
+
+def _data_digest(attempt: Attempt) -> str:
+    """Returns the digest of the data's rows, having read it, in phases that a person can follow."""
+    source = attempt.trainer.source
+    with attempt.screen.phase("reading data"):
+        source.documents("train")
+    with attempt.screen.phase("learning the tokenizer"):
+        problem = check_vocabulary(source, attempt.config.model.vocab_size)
+        if problem:
+            raise UsageError(problem)
+        return source.digest
+
+
+def _keep_tokenizer(attempt: Attempt) -> None:
+    """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""
+    tokenizer, path = attempt.trainer.source.tokenizer, attempt.run.path / TOKENIZER
+    if tokenizer is not None and attempt.run.is_primary and not path.exists():
+        tokenizer.save(path)
+
+
+def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored | None:
+    asked = {"params": abstract.params, "state": abstract.state, "opt": abstract.opt}
+    restored = attempt.checkpoints.restore(asked)
+    if restored is not None and restored.data["digest"] != digest:
+        message = (
+            f"{attempt.run.path}: the data has digest {digest[:12]}, but this run was trained on "
+            f"{restored.data['digest'][:12]}; the text, its tokenizer or the row order changed (the embedded corpus "
+            f"differs between Python versions). Start a new run directory, or bring the old data back"
+        )
+        raise UsageError(message)
+    return restored
+
+
+def _state_of(restored: Restored, abstract: TrainState) -> TrainState:
+    items: Mapping[str, Any] = restored.items
+    step = jax.device_put(np.int32(restored.step), abstract.step.sharding)
+    return TrainState(step, items["params"], items["state"], items["opt"])
+
+
+def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple[Origin, TrainState]:
+    """Returns the state before the first update, with the parameters of another model where one was given."""
+    with attempt.screen.phase("making new parameters"):
+        state: TrainState = init.lower().compile()()
+    if attempt.initial is None:
+        return Origin("new"), state
+    from kanawa_runtime.serve.imported import fitted, place, stored_model
+
+    with attempt.screen.phase(f"reading {shown(attempt.initial)}"):
+        stored = stored_model(attempt.initial)
+        params = place(fitted(stored, attempt.trainer.model), abstract.params)
+        state = state._replace(params=params, state=place(stored.state, abstract.state))
+    attempt.journal.write("initialised_from", path=str(attempt.initial))
+    return Origin("initialised", path=str(attempt.initial)), state
+
+
+def _compiled(attempt: Attempt, program: Program) -> Any:
+    """Returns the compiled step; every kernel choice is on record before the first step."""
+    with attempt.screen.phase("lowering the step"):
+        lowered = program.lower()
+    for choice in lowered.kernels:
+        attempt.journal.write("kernel_selected", **choice.as_json())
+    with attempt.screen.phase("compiling the step"):
+        return lowered.compile()
