@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kanawa.module import current_context as current_context
     from kanawa.module import custom_vjp as custom_vjp
     from kanawa.module import functional as functional
+    from kanawa.module import grad as grad
     from kanawa.module import initial_state as initial_state
     from kanawa.module import initialize as initialize
     from kanawa.module import jit as jit
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from kanawa.module import scan as scan
     from kanawa.module import shard_map as shard_map
     from kanawa.module import state_specs as state_specs
+    from kanawa.module import value_and_grad as value_and_grad
     from kanawa.module import vmap as vmap
     from kanawa.module import while_loop as while_loop
     from kanawa.plugins import component as component
@@ -84,8 +86,8 @@ _NAMES = {
     "errors": "KanawaError",
     "module": (
         "Context Last Max Mean Module Outputs Sum "
-        "call_name cond current_context custom_vjp functional initial_state "
-        "initialize jit next_state nowrap param_specs remat scan shard_map state_specs vmap while_loop"
+        "call_name cond current_context custom_vjp functional grad initial_state "
+        "initialize jit next_state nowrap param_specs remat scan shard_map state_specs value_and_grad vmap while_loop"
     ),
     "plugins": "component host hookimpl",
 }

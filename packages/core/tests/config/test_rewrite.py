@@ -146,7 +146,7 @@ def test_a_function_that_fails_changes_nothing() -> None:
 
 
 def test_new_must_give_a_config() -> None:
-    with pytest.raises(RewriteError, match=r"got a config class; write new=Dense.Config\(\)"):
+    with pytest.raises(RewriteError, match=r"got a class; write new=Dense.Config\(…\)"):
         replace(Model(), target=FeedForward, new=Dense.Config, where="head")
     with pytest.raises(
         RewriteError, match=r"new\('head'\) returned None, expected the config .* Dense.Config; .* edit="

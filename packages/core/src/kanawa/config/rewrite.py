@@ -127,8 +127,8 @@ def _made(new: Config | Callable[[Any], Config], old: Config, path: str) -> Conf
     """Returns a fresh node for the place of `old`."""
     if isinstance(new, Config):
         return new.clone()
-    if isinstance(new, type) and issubclass(new, Config):
-        message = f"replace(new={new.__qualname__}) got a config class; write new={new.__qualname__}()"
+    if isinstance(new, type):
+        message = f"replace(new={new.__qualname__}) got a class; write new={new.__qualname__}(…)"
         raise RewriteError(message)
     made = new(old.clone())
     if not isinstance(made, Config):

@@ -1,6 +1,6 @@
 """The training batch every language-model workload consumes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 #: Logical axes of each field, in the legend of `kanawa.arrays.axes`.
-BATCH_AXES = Batch(*[("batch", "length")] * 5)
+BATCH_AXES: Any = Batch._make([("batch", "length")] * 5)
 
 
 class EncoderDecoderBatch(NamedTuple):
@@ -56,5 +56,5 @@ class ImageBatch(NamedTuple):
     loss_weights: Float[Array, " batch"]
 
 
-ENCODER_DECODER_BATCH_AXES = EncoderDecoderBatch(*[("batch", "length")] * 8)
-IMAGE_BATCH_AXES = ImageBatch(("batch", None, None, None), ("batch",), ("batch",))
+ENCODER_DECODER_BATCH_AXES: Any = EncoderDecoderBatch._make([("batch", "length")] * 8)
+IMAGE_BATCH_AXES: Any = ImageBatch._make([("batch", None, None, None), ("batch",), ("batch",)])

@@ -83,6 +83,8 @@ class Weighted(Module, abstract=True):
     class Config(Module.Config):
         form: WeightForm.Config | None = None
 
+    form: WeightForm | None
+
     def setup(self) -> None:
         """Declares the form and no weight."""
         self.weight_specs: dict[str, ParamSpec] = {}

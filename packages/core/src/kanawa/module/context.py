@@ -6,20 +6,22 @@ Modules never hold a context; a context refers to its module. One context variab
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.core import get_opaque_trace_state
 
 from kanawa.arrays.prng import fold_name
+from kanawa.arrays.tree import merge_trees, unflatten_paths
 from kanawa.errors import ContextError
 from kanawa.module.outputs import Collector, twice
 
 if TYPE_CHECKING:
     from kanawa.module.module import Module
 
-WRAPPERS = "kn.scan, kn.remat, kn.vmap, kn.cond, kn.while_loop, kn.shard_map or kn.jit"
+WRAPPERS = "kn.scan, kn.remat, kn.vmap, kn.cond, kn.while_loop, kn.grad, kn.shard_map or kn.jit"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,11 @@ def trace_state() -> Any:
 
 @dataclasses.dataclass
 class Context:
-    """One call of one module. `path` is relative to the functional's root; `call` marks this call alone."""
+    """One call of one module; `call` marks this call alone.
+
+    `path` is relative to the functional's root and says which call this is ("norm@second"); `home` is the same
+    without the names of calls, because parameters and state belong to the module, not to one call of it.
+    """
 
     module: "Module"
     path: str
@@ -63,17 +69,19 @@ class Context:
     layer_index: Mapping[str, int | jax.Array] = dataclasses.field(default_factory=dict)
     call: object = dataclasses.field(default_factory=object)
     num_keys: int = 0
+    home: str = ""
 
-    def child(self, module: "Module", name: str) -> "Context":
-        """Returns the context for a call of the child `name`."""
+    def child(self, module: "Module", name: str, call: str = "") -> "Context":
+        """Returns the context for a call of the child `name`; `call` tells it from other calls of the same child."""
         key = self.key
         if key is not None:
             index = self.layer_index.get(name)
             key = key.fold(name) if index is None else key.fold(name, index)
-        label = name + _call_name.get()
+            key = key.fold(call) if call else key
         return Context(
             module=module,
-            path=f"{self.path}.{label}" if self.path else label,
+            path=joined(self.path, f"{name}@{call}" if call else name),
+            home=joined(self.home, name),
             params=self.params.get(name, {}),
             state=self.state.get(name, {}),
             key=key,
@@ -85,7 +93,17 @@ class Context:
 
     def path_of(self, name: str) -> str:
         """Returns the output path of `name` recorded here."""
-        return f"{self.path}.{name}" if self.path else name
+        return joined(self.path, name)
+
+    def read_state(self, name: str) -> Any:
+        """Returns a state array as the last update left it, in this trace or around it."""
+        latest = self.collector.latest(joined(self.home, name))
+        return self.state[name] if latest is None else latest
+
+    def current_state(self) -> Mapping[str, Any]:
+        """Returns the state of this module and all below it with the updates made so far."""
+        updated = self.collector.updates_below(self.home)
+        return merge_trees(self.state, unflatten_paths(updated)) if updated else self.state
 
     def check_trace(self, doing: str) -> None:
         """Raises ContextError where a bare JAX transform stands between this context and the code using it."""
@@ -112,7 +130,15 @@ class Context:
 
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("kanawa", default=None)
-_call_name: contextvars.ContextVar[str] = contextvars.ContextVar("kanawa_call_name", default="")
+#: The name of the calls made now, and the module that makes them: what those calls call in turn has its own names.
+_call_name: contextvars.ContextVar[tuple[str, "Module | None"]] = contextvars.ContextVar(
+    "kanawa_call_name", default=("", None)
+)
+
+
+def joined(path: str, name: str) -> str:
+    """Returns the path of `name` below `path`, which is empty at the root."""
+    return f"{path}.{name}" if path else name
 
 
 def current_context() -> Context:
@@ -141,8 +167,17 @@ def installed(context: Context | None) -> Iterator[Context | None]:
 
 @contextlib.contextmanager
 def call_name(name: str) -> Iterator[None]:
-    """Names a second call of a child, so that its outputs and random draws are told apart from the first's."""
-    token = _call_name.set(f"@{name}")
+    """Names the calls that the running module makes of its children, to tell a second call from the first.
+
+    What is recorded, emitted and drawn at random belongs to a call: `norm@second.mean`. State belongs to the module:
+    each call starts from what the one before left, and the last one's is kept. Raises ContextError for a name that
+    can't stand in a path.
+    """
+    if re.fullmatch(r"[\w\-]+", name) is None:
+        message = f"call_name({name!r}): the name stands in output paths; use letters, digits, '_' and '-'"
+        raise ContextError(message)
+    context = _current.get()
+    token = _call_name.set((name, None if context is None else context.module))
     try:
         yield
     finally:
@@ -162,6 +197,9 @@ def child_context(target: "Module") -> Context | None:
     Goes down from the running module; for a module shared by an ancestor, first up to that ancestor.
     """
     context = _current.get()
+    call, caller = _call_name.get()
+    if context is None or caller is not context.module:
+        call = ""
     while context is not None:
         chain: list[Module] = []
         node: Module | None = target
@@ -170,61 +208,7 @@ def child_context(target: "Module") -> Context | None:
             node = node.parent
         if node is not None:
             for module in reversed(chain):
-                context = context.child(module, module.name)
+                context = context.child(module, module.name, call if module is target else "")
             return context
         context = context.parent
     return None
-
-
-def detached(
-    context: Context, params: Mapping[str, Any], state: Mapping[str, Any], key: LazyKey | None
-) -> tuple[Context, Collector]:
-    """Returns a copy of `context` for the body of a transform, with a collector of its own.
-
-    Ancestors are copied too, so that shared modules are still found; they belong to the body's trace.
-    """
-    collector = Collector(context.collector.emit, context.collector.offers())
-    trace = trace_state()
-
-    def copy(original: Context | None) -> Context | None:
-        if original is None:
-            return None
-        return dataclasses.replace(
-            original, collector=collector, trace=trace, parent=copy(original.parent), call=object()
-        )
-
-    fresh = dataclasses.replace(
-        context,
-        params=params,
-        state=state,
-        key=key,
-        collector=collector,
-        trace=trace,
-        parent=copy(context.parent),
-        call=object(),
-        num_keys=0,
-    )
-    return fresh, collector
-
-
-def run_detached(
-    context: Context,
-    function: Callable[..., Any],
-    params: Mapping[str, Any],
-    state: Mapping[str, Any],
-    key: LazyKey | None,
-    args: tuple[Any, ...],
-    layer_index: Mapping[str, Any] | None = None,
-    *,
-    offers: bool = False,
-) -> tuple[Any, Any]:
-    """Runs `function(*args)` in a detached copy of `context`; returns (result, Outputs).
-
-    `offers` lets what modules offer inside leave with the outputs: for transforms that run their body once.
-    """
-    fresh, collector = detached(context, params, state, key)
-    if layer_index is not None:
-        fresh.layer_index = {**context.layer_index, **layer_index}
-    with installed(fresh):
-        result = function(*args)
-    return result, collector.outputs(offers=offers)

@@ -1,6 +1,7 @@
 """`functional` makes a module call pure; `initialize` and `param_specs` derive everything else from declarations."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import Tree, map_paths, merge_trees, unflatten_paths
 from kanawa.errors import ModuleError
 from kanawa.module.context import Context, LazyKey, installed, trace_state
+from kanawa.module.emission import Wanted
 from kanawa.module.module import Module
 from kanawa.module.outputs import Collector, Outputs
 
@@ -19,7 +21,8 @@ from kanawa.module.outputs import Collector, Outputs
 def functional(module: Module, method: str = "forward") -> Callable[..., tuple[Any, Outputs]]:
     """Returns `f(params, state, *args, key=None, train=False, emit=(), **kwargs) -> (result, Outputs)`, pure.
 
-    `key` seeds every random draw; `emit` are path globs of values to keep in `Outputs.emitted`.
+    `key` seeds every random draw; `emit` are path globs of values to keep in `Outputs.emitted`, and one that matches
+    nothing raises EmissionError, which lists what there is.
     """
     if not callable(getattr(module, method, None)):
         message = f"{module.path} ({type(module).__name__}) has no method {method!r}"
@@ -34,7 +37,8 @@ def functional(module: Module, method: str = "forward") -> Callable[..., tuple[A
         emit: tuple[str, ...] = (),
         **kwargs: Any,
     ) -> tuple[Any, Outputs]:
-        collector = Collector(tuple(emit))
+        wanted = Wanted((emit,) if isinstance(emit, str) else emit)
+        collector = Collector(wanted)
         context = Context(
             module=module,
             path="",
@@ -47,6 +51,7 @@ def functional(module: Module, method: str = "forward") -> Callable[..., tuple[A
         )
         with installed(context):
             result = getattr(module, method)(*args, **kwargs)
+        wanted.check(f"{module.path}.{method}")
         return result, collector.outputs()
 
     return pure
@@ -66,13 +71,18 @@ def _specs(module: Module, declared: Callable[[Module], Mapping[str, ParamSpec]]
     tree: Tree = dict(declared(module))
     for name, child in module.children.items():
         below = _specs(child, declared)
-        if child.num_stacked is not None:
-            below = map_paths(lambda _, s, n=child.num_stacked: s.stacked(n), below)
+        if (length := child.num_stacked) is not None:
+            below = map_paths(functools.partial(_stacked, length), below)
         if child.frozen:
             below = map_paths(lambda _, s: dataclasses.replace(s, trainable=False), below)
         if below:
             tree[name] = below
     return tree
+
+
+def _stacked(length: int, path: str, spec: ParamSpec) -> ParamSpec:
+    del path
+    return spec.stacked(length)
 
 
 def initialize(module: Module, key: jax.Array) -> Tree:

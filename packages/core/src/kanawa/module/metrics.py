@@ -1,7 +1,7 @@
 """Metrics as mergeable sums: added up over layers, microbatches, shards and hosts, divided once, on the host."""
 
 import abc
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,14 @@ from jax.tree_util import register_pytree_node_class
 class Metric(abc.ABC):
     """A value that merges with others of its kind without losing its meaning."""
 
+    __slots__: tuple[str, ...] = ()
+
     @abc.abstractmethod
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         """Returns the arrays it consists of."""
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: tuple[Any, ...]) -> "Metric":
+    def tree_unflatten(cls, aux: None, children: tuple[Any, ...]) -> Self:
         """Rebuilds the metric without conversions, so that placeholders pass through."""
         del aux
         metric = object.__new__(cls)
@@ -25,15 +27,15 @@ class Metric(abc.ABC):
         return metric
 
     @abc.abstractmethod
-    def merge(self, other: "Metric") -> "Metric":
+    def merge(self, other: Self) -> Self:
         """Returns the metric of both together."""
 
     @abc.abstractmethod
-    def reduce_leading(self) -> "Metric":
+    def reduce_leading(self) -> Self:
         """Returns the metric of all slices along the leading axis of its arrays."""
 
     @abc.abstractmethod
-    def across(self, axis_names: tuple[str, ...]) -> "Metric":
+    def across(self, axis_names: tuple[str, ...]) -> Self:
         """Returns the metric of all shards; only inside shard_map over these mesh axes."""
 
     @abc.abstractmethod
@@ -56,7 +58,7 @@ class Mean(Metric):
         self.weight = _as_array(weight)
 
     @classmethod
-    def of(cls, values: jax.Array) -> "Mean":
+    def of(cls, values: jax.Array) -> Self:
         """Returns the plain mean of an array's elements."""
         return cls(jnp.sum(values.astype(jnp.float32)), values.size)
 
@@ -64,17 +66,17 @@ class Mean(Metric):
         """Returns (total, weight)."""
         return (self.total, self.weight), None
 
-    def merge(self, other: Metric) -> "Mean":
+    def merge(self, other: Self) -> Self:
         """Returns the mean over both."""
-        return Mean(self.total + other.total, self.weight + other.weight)
+        return type(self)(self.total + other.total, self.weight + other.weight)
 
-    def reduce_leading(self) -> "Mean":
+    def reduce_leading(self) -> Self:
         """Returns the mean over the slices."""
-        return Mean(jnp.sum(self.total, 0), jnp.sum(self.weight, 0))
+        return type(self)(jnp.sum(self.total, 0), jnp.sum(self.weight, 0))
 
-    def across(self, axis_names: tuple[str, ...]) -> "Mean":
+    def across(self, axis_names: tuple[str, ...]) -> Self:
         """Returns the mean over shards."""
-        return Mean(jax.lax.psum(self.total, axis_names), jax.lax.psum(self.weight, axis_names))
+        return type(self)(jax.lax.psum(self.total, axis_names), jax.lax.psum(self.weight, axis_names))
 
     def value(self) -> Any:
         """Returns total / weight, 0 where the weight is 0."""
@@ -102,17 +104,17 @@ class Sum(_Single):
 
     __slots__ = ("total",)
 
-    def merge(self, other: Metric) -> "Sum":
+    def merge(self, other: Self) -> Self:
         """Returns the sum of both."""
-        return Sum(self.total + other.total)
+        return type(self)(self.total + other.total)
 
-    def reduce_leading(self) -> "Sum":
+    def reduce_leading(self) -> Self:
         """Returns the sum over the slices."""
-        return Sum(jnp.sum(self.total, 0))
+        return type(self)(jnp.sum(self.total, 0))
 
-    def across(self, axis_names: tuple[str, ...]) -> "Sum":
+    def across(self, axis_names: tuple[str, ...]) -> Self:
         """Returns the sum over shards."""
-        return Sum(jax.lax.psum(self.total, axis_names))
+        return type(self)(jax.lax.psum(self.total, axis_names))
 
 
 @register_pytree_node_class
@@ -121,17 +123,17 @@ class Max(_Single):
 
     __slots__ = ("total",)
 
-    def merge(self, other: Metric) -> "Max":
+    def merge(self, other: Self) -> Self:
         """Returns the larger."""
-        return Max(jnp.maximum(self.total, other.total))
+        return type(self)(jnp.maximum(self.total, other.total))
 
-    def reduce_leading(self) -> "Max":
+    def reduce_leading(self) -> Self:
         """Returns the largest slice."""
-        return Max(jnp.max(self.total, 0))
+        return type(self)(jnp.max(self.total, 0))
 
-    def across(self, axis_names: tuple[str, ...]) -> "Max":
+    def across(self, axis_names: tuple[str, ...]) -> Self:
         """Returns the largest shard's."""
-        return Max(jax.lax.pmax(self.total, axis_names))
+        return type(self)(jax.lax.pmax(self.total, axis_names))
 
 
 @register_pytree_node_class
@@ -140,14 +142,14 @@ class Last(_Single):
 
     __slots__ = ("total",)
 
-    def merge(self, other: Metric) -> "Last":
+    def merge(self, other: Self) -> Self:
         """Returns the other, later one."""
-        return Last(other.total)
+        return type(self)(other.total)
 
-    def reduce_leading(self) -> "Last":
+    def reduce_leading(self) -> Self:
         """Returns the last slice."""
-        return Last(self.total[-1])
+        return type(self)(self.total[-1])
 
-    def across(self, axis_names: tuple[str, ...]) -> "Last":
+    def across(self, axis_names: tuple[str, ...]) -> Self:
         """Returns the mean over shards, which hold the same value."""
-        return Last(jax.lax.pmean(self.total, axis_names))
+        return type(self)(jax.lax.pmean(self.total, axis_names))

@@ -16,7 +16,6 @@ from kanawa.arrays.init import Initializer, fan_in_normal, zeros
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Configurable
-from kanawa.config.paths import match_path
 from kanawa.errors import ContextError, ModuleError, did_you_mean
 from kanawa.foreign.names import Names
 from kanawa.module.context import (
@@ -25,6 +24,7 @@ from kanawa.module.context import (
     current_context,
     find_context,
     installed,
+    joined,
 )
 from kanawa.module.metrics import Metric
 from kanawa.module.outputs import Loss
@@ -276,22 +276,31 @@ class Module(Configurable, abstract=True):
         return constrain_param(value.astype(wanted), spec.axes, f"{self.path}.{name}")
 
     def state(self, name: str) -> jax.Array:
-        """Returns the value a state array had before this call."""
+        """Returns a state array's value, updates by earlier calls in the same pass included."""
         context = self._context("state")
         context.check_trace(f"state({name!r}) is read")
         if name not in context.state:
             message = f"{self.path} has no state {name!r}{did_you_mean(name, self.state_specs)}"
             raise ModuleError(message)
-        return context.state[name]
+        return context.read_state(name)
 
     def update(self, name: str, value: jax.Array) -> None:
-        """Sets the value a state array has after this call."""
+        """Sets the value a state array has from now on; it keeps its dtype, and no gradient flows into it.
+
+        A later update in the same pass, by this call or another of the same module, takes its place. Raises
+        ModuleError for a value of another shape.
+        """
         context = self._context("update")
         context.check_trace(f"update({name!r}) is called")
         if name not in self.state_specs:
             message = f"{self.path} has no state {name!r}{did_you_mean(name, self.state_specs)}"
             raise ModuleError(message)
-        context.collector.put("state", context.path_of(name), value)
+        spec, value = self.state_specs[name], jnp.asarray(value)
+        if value.shape != spec.shape:
+            message = f"{self.path}: state {name!r} has shape {spec.shape}, and an update gives it {value.shape}"
+            raise ModuleError(message)
+        kept = jax.lax.stop_gradient(value.astype(spec.dtype))
+        context.collector.state[joined(context.home, name)] = kept
 
     def next_key(self) -> jax.Array:
         """Returns a fresh random key, which depends on the module's path and layer index only."""
@@ -321,7 +330,7 @@ class Module(Configurable, abstract=True):
         """Offers a value for inspection; it is kept only where the caller asked for its path."""
         context = self._context("emit")
         path = context.path_of(name)
-        if any(match_path(pattern, path) for pattern in context.collector.emit):
+        if context.collector.wanted.takes(path):
             context.check_trace(f"emit({name!r}) is called")
             context.collector.put("emitted", path, value)
 

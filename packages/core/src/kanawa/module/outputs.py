@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.errors import ContextError, ModuleError
+from kanawa.module.emission import Wanted
 from kanawa.module.metrics import Mean, Metric
 
 
@@ -35,15 +36,13 @@ class Loss:
 
     def reduce_leading(self) -> "Loss":
         """Returns the term over all slices along the leading axis."""
-        coefficient = self.coefficient
-        if getattr(coefficient, "ndim", 0):
-            coefficient = coefficient[-1]
+        coefficient = jnp.asarray(self.coefficient)[-1] if jnp.ndim(self.coefficient) else self.coefficient
         return Loss(jnp.sum(self.total, 0), jnp.sum(self.weight, 0), coefficient, self.primary)
 
     def across(self, axis_names: tuple[str, ...]) -> "Loss":
         """Returns the term over all shards of a shard_map."""
-        psum = jax.lax.psum
-        return dataclasses.replace(self, total=psum(self.total, axis_names), weight=psum(self.weight, axis_names))
+        total, weight = jax.lax.psum((self.total, self.weight), axis_names)
+        return dataclasses.replace(self, total=total, weight=weight)
 
 
 @jax.tree_util.register_dataclass
@@ -119,13 +118,21 @@ def _merge_by_path(first: dict[str, Any], second: dict[str, Any]) -> dict[str, A
 
 
 class Collector:
-    """Gathers the outputs of one trace; refuses a second value under one path.
+    """Gathers the outputs of one trace; refuses a second value under one path, except of state.
 
-    `inherited` are the offers of the traces around this one, made before it began.
+    State is kept by module, not by call: a later update takes the place of an earlier one. `before` are the updates
+    made outside of this trace, which reads see and which are not among its outputs; `inherited` are the offers of the
+    traces around this one, made before it began.
     """
 
-    def __init__(self, emit: tuple[str, ...] = (), inherited: Mapping[str, Any] | None = None) -> None:
-        self.emit = emit
+    def __init__(
+        self,
+        wanted: Wanted | None = None,
+        before: Mapping[str, Any] | None = None,
+        inherited: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.wanted = Wanted() if wanted is None else wanted
+        self.before: dict[str, Any] = dict(before or {})
         self.inherited = dict(inherited or {})
         self.offered: dict[str, Any] = {}
         self.metrics: dict[str, Metric] = {}
@@ -150,26 +157,38 @@ class Collector:
             value = dataclasses.replace(value, primary=False)
         kept[path] = value
 
+    def latest(self, path: str) -> Any:
+        """Returns the newest update of a state array, or None where there was none."""
+        return self.state.get(path, self.before.get(path))
+
+    def updates(self) -> dict[str, Any]:
+        """Returns the newest update of every state array that has one."""
+        return {**self.before, **self.state}
+
+    def updates_below(self, home: str) -> dict[str, Any]:
+        """Returns the newest updates of a module and all below it, by path relative to that module."""
+        prefix = f"{home}." if home else ""
+        return {path.removeprefix(prefix): x for path, x in self.updates().items() if path.startswith(prefix)}
+
     def absorb(self, outputs: Outputs, *, continued: bool = False) -> None:
         """Adds the outputs that a wrapped transform returned; `continued` joins them to those of earlier layers."""
+        self.state.update(outputs.state)
+        self.kernels.update(dict.fromkeys(outputs.kernels))
         self.offered.update(outputs.offered)
         if continued:
             self._join(outputs)
             return
-        for kind in ("metrics", "losses", "state", "emitted"):
+        for kind in ("metrics", "losses", "emitted"):
             for path, value in getattr(outputs, kind).items():
                 self.put(kind, path, value)
-        self.kernels.update(dict.fromkeys(outputs.kernels))
 
     def _join(self, outputs: Outputs) -> None:
         self.metrics = _merge_by_path(self.metrics, outputs.metrics)
         self.losses = _merge_by_path(self.losses, outputs.losses)
-        for kept, later in ((self.state, outputs.state), (self.emitted, outputs.emitted)):
-            for path, value in later.items():
-                if path in kept:
-                    value = jax.tree.map(lambda *parts: jnp.concatenate(parts), kept[path], value)
-                kept[path] = value
-        self.kernels.update(dict.fromkeys(outputs.kernels))
+        for path, value in outputs.emitted.items():
+            if path in self.emitted:
+                value = jax.tree.map(lambda *parts: jnp.concatenate(parts), self.emitted[path], value)
+            self.emitted[path] = value
 
     def outputs(self, *, offers: bool = False) -> Outputs:
         """Returns what was gathered, with this trace's own offers where they may leave it."""

@@ -1,6 +1,7 @@
 """`kn.scan`: a loop over layers or over data that carries the module context and returns its outputs explicitly."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.errors import ModuleError
-from kanawa.module.context import Context, current_context, run_detached
+from kanawa.module.context import Context, joined
+from kanawa.module.detached import Scope, is_below, value_at
 from kanawa.module.outputs import Outputs
 
 #: A remat policy as `jax.checkpoint` takes it: None saves nothing but the inputs.
@@ -34,74 +36,102 @@ def scan(
     start at 0 are joined to those of the windows before it.
     `remat` recomputes the body in the backward pass: True saves only its inputs, a policy says what else.
     `unrolled` writes the iterations out one by one; parameters may then also be a sequence of per-layer trees.
-    Metrics and losses are reduced over iterations; state updates and emitted values are stacked. What modules offer
-    is seen by those after them in the same iteration; it leaves the loop only where there is a single one.
+    Metrics and losses are reduced over iterations, and emitted values are stacked. State of a child in `over` has a
+    layer axis; any other state goes from one iteration to the next, and has the last one's value in the end.
+    What modules offer is seen by those after them in the same iteration; it leaves the loop only where there is one.
     """
-    context = current_context()
-    context.check_trace("kn.scan is called")
     names = () if over is None else (over,) if isinstance(over, str) else tuple(over)
+    # A later window draws under the paths of an earlier one, from keys of other layers.
+    scope = Scope("kn.scan", layers=names if start else ())
+    context = scope.context
     length = _length(context, names, xs, start, length)
+    whole = context.current_state()
     params = {name: _window(context.params.get(name, {}), start, length) for name in names}
-    state = {name: _window(context.state.get(name, {}), start, length) for name in names}
-    step = _step(context, body, names, start, offers=length == 1)
+    state = {name: _window(_stacked(whole.get(name, {})), start, length) for name in names}
+    step = _step(scope, body, names, start, {**whole}, offers=length == 1)
     if remat is not False:
         policy = None if remat is True else remat
         step = jax.checkpoint(step, policy=policy, prevent_cse=unrolled)
-    indices = jnp.arange(length)
     if unrolled:
-        carry, ys, outputs = _unrolled(step, carry, xs, params, state, length)
+        run = functools.partial(_unrolled, step, carry, xs, params, state, length)
     else:
         params = {name: _stacked(tree) for name, tree in params.items()}
-
-        def scanned(c: Any, sliced: tuple[Any, ...]) -> tuple[Any, tuple[Any, Outputs]]:
-            c, y, out = step(c, *sliced)
-            return c, (y, out)
-
-        carry, (ys, outputs) = jax.lax.scan(scanned, carry, (xs, params, state, indices), length=length, unroll=unroll)
-        outputs = outputs.reduce_leading()
+        run = functools.partial(_scanned, step, carry, (xs, params, state, jnp.arange(length)), length, unroll)
+    carry, ys, outputs, carried = scope.repeated(run)
     # Only of a single iteration: of several, a loop would have to keep what each of them offers, or carry it along.
-    outputs = dataclasses.replace(outputs, offered=jax.tree.map(lambda leaf: leaf[0], outputs.offered))
-    context.collector.absorb(outputs, continued=start > 0)
+    offered = jax.tree.map(lambda leaf: leaf[0], outputs.offered)
+    layers = outputs.state
+    if any(context.module.children[name].num_stacked != length for name in names):
+        layers = {path: _in_place(context, path, x, start) for path, x in layers.items()}
+    scope.finish(dataclasses.replace(outputs, state={**layers, **carried}, offered=offered), continued=start > 0)
     return carry, ys
 
 
 def _step(
-    context: Context, body: Callable[[Any, Any], Any], names: tuple[str, ...], start: int, *, offers: bool
+    scope: Scope,
+    body: Callable[[Any, Any], Any],
+    names: tuple[str, ...],
+    start: int,
+    state: Mapping[str, Any],
+    *,
+    offers: bool,
 ) -> Callable[..., Any]:
-    def step(carry: Any, x: Any, params: Any, state: Any, index: Any) -> tuple[Any, Any, Outputs]:
-        if not names:
-            key = None if context.key is None else context.key.fold("scan", index)
-            (carry, y), outputs = run_detached(
-                context, body, context.params, context.state, key, (carry, x), offers=offers
-            )
-            return carry, y, outputs
-        (carry, y), outputs = run_detached(
-            context,
+    """Returns the body as a function of everything that changes between iterations; its state is the layers' alone."""
+    context = scope.context
+    tops = tuple(joined(context.home, name) for name in names)
+
+    def step(carry: Any, x: Any, layer: Any, kept: Any, index: Any, carried: Any) -> tuple[Any, Any, Outputs, Any]:
+        key = context.key
+        if not names and key is not None:
+            key = key.fold("scan", index)
+        (carry, y), outputs = scope.run(
             body,
-            {**context.params, **params},
-            {**context.state, **state},
-            context.key,
+            {**context.params, **layer},
+            {**state, **kept},
+            key,
             (carry, x),
-            dict.fromkeys(names, start + index if start else index),
+            layer_index=dict.fromkeys(names, start + index if start else index),
+            carried=carried,
             offers=offers,
         )
-        return carry, y, outputs
+        mine = {path: value for path, value in outputs.state.items() if is_below(path, tops)}
+        others = {path: value for path, value in outputs.state.items() if path not in mine}
+        return carry, y, dataclasses.replace(outputs, state=mine), scope.next_carried(others, carried)
 
     return step
 
 
+def _scanned(
+    step: Callable[..., Any], carry: Any, xs: tuple[Any, ...], length: int, unroll: int, carried: dict[str, Any]
+) -> tuple[Any, Any, Outputs, Any]:
+    def one(held: tuple[Any, Any], sliced: tuple[Any, ...]) -> tuple[Any, Any]:
+        c, y, outputs, kept = step(held[0], *sliced, held[1])
+        return (c, kept), (y, outputs)
+
+    (carry, carried), (ys, outputs) = jax.lax.scan(one, (carry, carried), xs, length=length, unroll=unroll)
+    return carry, ys, outputs.reduce_leading(), carried
+
+
 def _unrolled(
-    step: Callable[..., Any], carry: Any, xs: Any, params: Any, state: Any, length: int
-) -> tuple[Any, Any, Outputs]:
+    step: Callable[..., Any], carry: Any, xs: Any, params: Any, state: Any, length: int, carried: dict[str, Any]
+) -> tuple[Any, Any, Outputs, Any]:
     ys, outputs = [], []
     for i in range(length):
         layer, kept = ({name: layer_slice(tree, i) for name, tree in trees.items()} for trees in (params, state))
-        carry, y, out = step(carry, layer_slice(xs, i), layer, kept, i)
+        carry, y, out, carried = step(carry, layer_slice(xs, i), layer, kept, i, carried)
         ys.append(y)
         outputs.append(out)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ys)
     merged = jax.tree.map(lambda *leaves: jnp.stack(leaves), *_same_structure(outputs))
-    return carry, stacked, merged.reduce_leading()
+    return carry, stacked, merged.reduce_leading(), carried
+
+
+def _in_place(context: Context, path: str, window: jax.Array, start: int) -> jax.Array:
+    """Returns the state of all layers, of which `window` holds the updated ones from layer `start` on."""
+    whole = value_at(context, path)
+    if whole.shape == window.shape:
+        return window
+    return jax.lax.dynamic_update_slice_in_dim(whole, window, start, axis=0)
 
 
 def _same_structure(outputs: list[Outputs]) -> list[Outputs]:
@@ -135,20 +165,20 @@ def _window(tree: Any, start: int, length: int) -> Any:
 
 
 def _length(context: Context, names: tuple[str, ...], xs: Any, start: int, length: int | None) -> int:
-    found = {leaf.shape[0] for leaf in jax.tree.leaves(xs)}
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(xs)}
     for name in names:
         child = context.module.children.get(name)
         if child is None or child.num_stacked is None:
             message = f"{context.module.path}: kn.scan(over={name!r}) needs a child declared with stacked=…"
             raise ModuleError(message)
         left = child.num_stacked - start
-        found.add(left if length is None or left < length else length)
+        lengths.add(left if length is None or left < length else length)
     if length is not None:
-        found.add(length)
-    if len(found) != 1:
+        lengths.add(length)
+    if len(lengths) != 1:
         message = (
-            f"{context.module.path}: kn.scan needs one length; found {sorted(found) or 'none'} "
+            f"{context.module.path}: kn.scan needs one length; found {sorted(lengths) or 'none'} "
             f"from xs, length and over={', '.join(names) or None!r}"
         )
         raise ModuleError(message)
-    return found.pop()
+    return lengths.pop()

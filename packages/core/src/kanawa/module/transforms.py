@@ -3,14 +3,16 @@
 Bare `jax.checkpoint`, `jax.vmap` and the like would leak tracers through the context or drop what was recorded.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
 from kanawa.errors import ContextError
-from kanawa.module.context import LazyKey, current_context, installed, run_detached
+from kanawa.module.context import LazyKey, installed
+from kanawa.module.detached import Scope
 from kanawa.module.outputs import Outputs
 
 
@@ -18,13 +20,14 @@ def remat(function: Callable[..., Any], policy: Callable[..., Any] | None = None
     """Returns `function`, recomputed in the backward pass; `policy` as in jax.checkpoint."""
 
     def wrapped(*args: Any) -> Any:
-        context = current_context()
+        scope = Scope("kn.remat")
+        context = scope.context
 
         def pure(params: Any, state: Any, *inner: Any) -> tuple[Any, Outputs]:
-            return run_detached(context, function, params, state, context.key, inner, offers=True)
+            return scope.run(function, params, state, context.key, inner, offers=True)
 
-        result, outputs = jax.checkpoint(pure, policy=policy)(context.params, context.state, *args)
-        context.collector.absorb(outputs)
+        result, outputs = jax.checkpoint(pure, policy=policy)(context.params, context.current_state(), *args)
+        scope.finish(outputs)
         return result
 
     return wrapped
@@ -34,15 +37,16 @@ def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Returns `function` compiled on its own; `options` as in jax.jit."""
 
     def wrapped(*args: Any) -> Any:
-        context = current_context()
+        scope = Scope("kn.jit")
+        context = scope.context
         key = None if context.key is None else context.key.draw()
 
         def pure(params: Any, state: Any, inner_key: Any, *inner: Any) -> tuple[Any, Outputs]:
             lazy = None if inner_key is None else LazyKey(inner_key)
-            return run_detached(context, function, params, state, lazy, inner, offers=True)
+            return scope.run(function, params, state, lazy, inner, offers=True)
 
-        result, outputs = jax.jit(pure, **options)(context.params, context.state, key, *args)
-        context.collector.absorb(outputs)
+        result, outputs = jax.jit(pure, **options)(context.params, context.current_state(), key, *args)
+        scope.finish(outputs)
         return result
 
     return wrapped
@@ -51,11 +55,13 @@ def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def vmap(function: Callable[..., Any], in_axes: Any = 0, axis_size: int | None = None) -> Callable[..., Any]:
     """Returns `function` mapped over leading axes with shared parameters and a key of its own per element.
 
-    Metrics and losses are reduced over the axis; state updates and emitted values are stacked.
+    Metrics and losses are reduced over the axis, and emitted values are stacked. State is shared like parameters: an
+    update must be the same for every element, such as a count of calls. Raises ContextError for one that isn't.
     """
 
     def wrapped(*args: Any) -> Any:
-        context = current_context()
+        scope = Scope("kn.vmap")
+        context = scope.context
         axes = in_axes if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
         size = axis_size or next(
             leaf.shape[axis]
@@ -63,68 +69,34 @@ def vmap(function: Callable[..., Any], in_axes: Any = 0, axis_size: int | None =
             if axis is not None
             for leaf in jax.tree.leaves(arg)
         )
+        state, traced = context.current_state(), Outputs()
 
-        def pure(index: Any, *inner: Any) -> tuple[Any, Outputs]:
+        def pure(index: Any, *inner: Any) -> tuple[Any, Outputs, dict[str, Any]]:
+            nonlocal traced
             key = None if context.key is None else context.key.fold("vmap", index)
-            return run_detached(context, function, context.params, context.state, key, inner)
+            result, traced = scope.run(function, context.params, state, key, inner)
+            return result, dataclasses.replace(traced, state={}), traced.state
 
-        mapped = jax.vmap(pure, in_axes=(0, *axes), axis_size=size)
-        result, outputs = mapped(jax.numpy.arange(size), *args)
-        context.collector.absorb(outputs.reduce_leading())
+        mapped = jax.vmap(pure, in_axes=(0, *axes), out_axes=(0, 0, None), axis_size=size)
+        try:
+            result, outputs, updated = mapped(jax.numpy.arange(size), *args)
+        except ValueError as error:
+            # Whether an update depends on the element, only vmap knows, and it has no error of its own.
+            if "out_axes" not in str(error) or not traced.state:
+                raise
+            raise ContextError(_state_per_element(context.module.path, traced.state)) from error
+        scope.finish(dataclasses.replace(outputs.reduce_leading(), state=updated))
         return result
 
     return wrapped
 
 
-def cond(predicate: Any, true_function: Callable[..., Any], false_function: Callable[..., Any], *args: Any) -> Any:
-    """Returns one branch's result, like jax.lax.cond; both branches must record the same things."""
-    context = current_context()
-    kernels: dict[Any, None] = {}
-
-    def branch(function: Callable[..., Any]) -> Callable[..., Any]:
-        def pure(*inner: Any) -> tuple[Any, Outputs]:
-            result, out = run_detached(context, function, context.params, context.state, context.key, inner)
-            # The branches' manifests may differ, and static data must not: join them outside.
-            kernels.update(dict.fromkeys(out.kernels))
-            return result, Outputs(out.metrics, out.losses, out.state, out.emitted)
-
-        return pure
-
-    try:
-        result, outputs = jax.lax.cond(predicate, branch(true_function), branch(false_function), *args)
-    except TypeError as error:
-        error.add_note(f"in module {context.module.path}: both branches of kn.cond must record the same paths")
-        raise
-    context.collector.absorb(outputs)
-    context.collector.kernels.update(kernels)
-    return result
-
-
-def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], initial: Any) -> Any:
-    """Returns the final carry, like jax.lax.while_loop; the body may read parameters but record nothing.
-
-    How often it runs is unknown, so there is nowhere to put outputs: carry them instead.
-    """
-    context = current_context()
-
-    def pure(carry: Any) -> Any:
-        index, inner = carry
-        key = None if context.key is None else context.key.fold("while", index)
-        result, outputs = run_detached(context, body, context.params, context.state, key, (inner,))
-        if jax.tree.leaves(outputs):
-            message = (
-                f"{context.module.path}: the body of kn.while_loop recorded metrics, losses, state or emissions; "
-                f"return them in the carry, or use kn.scan with a fixed length"
-            )
-            raise ContextError(message)
-        context.collector.kernels.update(dict.fromkeys(outputs.kernels))
-        return index + 1, result
-
-    def keep_going(carry: Any) -> Any:
-        with installed(None):
-            return condition(carry[1])
-
-    return jax.lax.while_loop(keep_going, pure, (jax.numpy.zeros((), "int32"), initial))[1]
+def _state_per_element(path: str, state: Mapping[str, Any]) -> str:
+    return (
+        f"{path}: kn.vmap runs a body that updates {', '.join(sorted(state))} differently for every element, and a "
+        f"state array has one value; go through the elements with kn.scan, which hands state from one to the next, or "
+        f"give the module the whole batch"
+    )
 
 
 def shard_map(
@@ -143,14 +115,15 @@ def shard_map(
     names = tuple(axis_names)
 
     def wrapped(*args: Any) -> Any:
-        context = current_context()
+        scope = Scope("kn.shard_map")
+        context = scope.context
         key = None if context.key is None else context.key.draw()
 
         def pure(params: Any, state: Any, inner_key: Any, *inner: Any) -> tuple[Any, Outputs]:
             lazy = None
             if inner_key is not None:
                 lazy = LazyKey(inner_key, tuple(jax.lax.axis_index(name) for name in names))
-            result, outputs = run_detached(context, function, params, state, lazy, inner)
+            result, outputs = scope.run(function, params, state, lazy, inner)
             return result, outputs.across(names)
 
         whole = PartitionSpec()
@@ -161,8 +134,8 @@ def shard_map(
             axis_names=set(names),
             check_vma=False,
         )
-        result, outputs = mapped(context.params, context.state, key, *args)
-        context.collector.absorb(outputs)
+        result, outputs = mapped(context.params, context.current_state(), key, *args)
+        scope.finish(outputs)
         return result
 
     return wrapped

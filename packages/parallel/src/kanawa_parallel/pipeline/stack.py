@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from kanawa.contracts import Block, RematPolicy, Sequences, Stack
 from kanawa.errors import ShardingError
 from kanawa.module import Outputs
-from kanawa.module.context import current_context, run_detached
+from kanawa.module.context import current_context
+from kanawa.module.detached import run_detached
 
 from kanawa_parallel.pipeline.rows import join_rows, pick, split_rows, stage_axes
 from kanawa_parallel.pipeline.schedule import gpipe
