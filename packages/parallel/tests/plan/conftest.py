@@ -1,5 +1,6 @@
 """The texts that compilers wrote for a small sharded step; `make_texts.py` makes them anew."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,41 @@ def island():
         link_name="NVLink",
         source="made for tests",
     )
+
+
+@pytest.fixture
+def job(stranger, monkeypatch):
+    """The experiment `plan-job` and its devices, catalogued as a stranger's plugin would be; see `plan_job`."""
+    folders = [str(TEXTS.with_name("workloads")), str(TEXTS.parents[1] / "pipeline")]
+    for folder in folders:
+        monkeypatch.syspath_prepend(folder)
+    stranger(
+        "job_metadata",
+        "",
+        plugins=["plan-job = plan_job"],
+        experiments=["plan-job = plan_job:job"],
+    )
+    return importlib.import_module("plan_job")
+
+
+@pytest.fixture(scope="session")
+def plans():
+    """Plans that were made already: compiling takes a second or more."""
+    return {}
+
+
+@pytest.fixture
+def planned(job, plans):
+    """Returns a function that plans the job on a target, as the verb does."""
+    from kanawa_parallel.plan.analyse import analyse
+    from kanawa_parallel.plan.compilation import compile_program
+    from kanawa_parallel.plan.problems import compositions
+
+    def plan(target, *modifiers, overrides=(), program="train_step"):
+        key = (target, modifiers, tuple(overrides), program)
+        if key not in plans:
+            (composition,) = compositions("plan-job", [target], modifiers, overrides)
+            plans[key] = composition, analyse(composition, compile_program(composition, program))
+        return plans[key]
+
+    return plan

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 
 from kanawa_parallel.plan.show.report import Report
-from kanawa_parallel.plan.show.units import amount, duration, size
+from kanawa_parallel.plan.show.units import amount, duration, sent, size
 
 #: Modules that are listed, those that take longest or hold most.
 _TOP = 12
@@ -125,7 +125,7 @@ def _time(r: Report) -> str:
 
 def _communication(r: Report) -> str:
     rows = [
-        (row.axes, row.link, row.kind, f"{row.count:g}", f"{amount(row.bytes)}B", duration(row.seconds),
+        (row.axes, row.link, row.kind, f"{row.count:g}", sent(row.bytes), duration(row.seconds),
          duration(row.exposed_seconds))
         for row in r.traffic
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def _modules(r: Report) -> str:
     rows = [
         (
             m.path, size(m.parameters), size(m.optimizer), size(m.temporaries), amount(m.flops),
-            f"{amount(m.bytes)}B", duration(m.seconds),
+            sent(m.bytes), duration(m.seconds),
         )
         for m in ranked
     ]  # fmt: skip

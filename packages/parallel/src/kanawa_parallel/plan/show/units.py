@@ -1,6 +1,7 @@
 """Numbers for people: three digits and a unit that fits, so that a small model's plan isn't a column of zeros."""
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_SENT = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", "k", "M", "G", "T", "P", "E")
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
@@ -11,8 +12,13 @@ def size(count: float) -> str:
 
 
 def amount(count: float) -> str:
-    """Returns FLOPs, bytes moved or tokens a second in powers of a thousand, such as "1.85 T"; "0" for none."""
+    """Returns FLOPs, cycles or tokens a second in powers of a thousand, such as "1.85 T"; "0" for none."""
     return _scaled(count, 1000, _COUNTS).rstrip()
+
+
+def sent(count: float) -> str:
+    """Returns bytes that move, such as "3.2 GB": in powers of a thousand, as bandwidths are quoted."""
+    return _scaled(count, 1000, _SENT)
 
 
 def duration(seconds: float) -> str:
