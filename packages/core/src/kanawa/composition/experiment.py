@@ -1,6 +1,7 @@
 """`compose`: from an experiment's name to a frozen config, in one order, with every origin on record."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from kanawa.composition.mesh_rules import dcn_axes, find_rule
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
+from kanawa.composition.undone import undone
 from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
 from kanawa.errors import KanawaError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
 from kanawa.status import stage
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +99,10 @@ def _compose(
     with rewriting():
         for modifier, values in named:
             with problems.noted():
+                before = cfg.clone()
                 cfg = apply_modifier(cfg, modifier, values, "modifier")
+                for line in undone(before, cfg, modifier):
+                    logger.warning("%s", line)
     with origin("command line", "--set"):
         for text in overrides:
             with problems.noted():
