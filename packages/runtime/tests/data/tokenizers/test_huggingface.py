@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.own_text import own_corpus
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
+from kanawa_runtime.data.tokenizers.export import SPECIAL
 from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
 from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -138,6 +139,8 @@ def test_ours_is_the_same_in_the_library(make: Callable[[], Tokenizer], tmp_path
     @settings(max_examples=150, deadline=None)
     @given(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("ab (\n\t 0.é漢"), max_size=200))
     def same(text: str) -> None:
+        # Written out, a special token's name is that token to the library.
+        assume(not any(name in text for name in SPECIAL.values()))
         ids = library.encode(text, add_special_tokens=False).ids
         assert ids == tokenizer.encode(text).tolist()
         assert library.decode(ids) == text
