@@ -6,6 +6,8 @@ from kanawa_runtime.report.plot import Points, Series, smoothed
 from kanawa_runtime.report.run_data import RunData
 
 _COLOURS = 8
+#: What a table of byte trigrams scores on all held-out text, in the final evaluation's record.
+BASELINE = "trigram_nats_per_byte"
 MEMORY_FIELDS = (
     "peak_memory_bytes",
     "memory_bytes",
@@ -16,18 +18,24 @@ _GIB = 2.0**30
 
 
 def loss_series(runs: Sequence[RunData], names: Sequence[str], field: str = "loss") -> list[Series]:
-    """Returns the training curve, smoothed over a faint raw one, and the evaluations as dots."""
+    """Returns the training curve, smoothed over a faint raw one, the evaluations, and the baselines.
+
+    Evaluations over a part of the held-out data and those over all of it are other quantities: joined, the step
+    between them would look like a change of the model.
+    """
+    alone = len(runs) == 1
     series = []
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
-        alone = len(runs) == 1
         raw = run.curve(field)
         colour = index % _COLOURS + 1
         series.append(Series("raw", raw, colour, faint=True))
         series.append(Series("training" if alone else f"{name} training", smoothed(raw), colour))
-        held_out = run.curve(field, "eval")
-        if held_out:
-            label = "evaluation" if alone else f"{name} evaluation"
-            series.append(Series(label, held_out, 2 if alone else colour, marked=True))
+        partial, whole = run.evaluations(field)
+        label, second = ("", 2) if alone else (f"{name} ", colour)
+        series.append(Series(f"{label}evaluation{' (part)' if whole else ''}", partial, second, marked=True))
+        series.append(Series(f"{label}evaluation (all)", whole, 3 if alone else colour, joined=False))
+        baseline = run.curve(BASELINE, "eval") if field == "nats_per_byte" else []
+        series.append(Series(f"{label}trigram table", baseline, 8 if alone else colour, level=True))
     return [s for s in series if s.points]
 
 

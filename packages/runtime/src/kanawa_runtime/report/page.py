@@ -7,15 +7,16 @@ from pathlib import Path
 
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.report import sections
+from kanawa_runtime.report.configs import assignments, configs, differences
+from kanawa_runtime.report.evaluations import evaluations
+from kanawa_runtime.report.origins import environment, launches
+from kanawa_runtime.report.resources import memory, parameters, utilization
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
 from kanawa_runtime.report.style import page_style, pointer_script
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Writes the page about one run, or a comparison of several.
-
-    Partial logs give a partial page.
-    """
+    """Writes the page about one run, or a comparison of several; partial logs give a partial page."""
     data = [load_run(Path(run)) for run in runs]
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -29,14 +30,20 @@ def render(runs: Sequence[RunData]) -> str:
     built = [
         sections.summary(runs, names),
         sections.losses(runs, names),
-        sections.speed(runs, names),
-        sections.learning(runs, names),
+        evaluations(runs, names),
         sections.samples(runs, names),
-        sections.differences(runs, names),
+        sections.speed(runs, names),
+        utilization(runs, names),
+        memory(runs, names),
+        parameters(runs, names),
+        sections.learning(runs, names),
         sections.kernels(runs, names),
         sections.checkpoints(runs, names),
-        sections.environment(runs, names),
-        sections.configs(runs, names),
+        launches(runs, names),
+        environment(runs, names),
+        differences(runs, names),
+        assignments(runs, names),
+        configs(runs, names),
     ]
     written = time.strftime("%Y-%m-%d %H:%M")
     return (

@@ -1,13 +1,14 @@
 """Small pieces of HTML. Every text is escaped here."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 
-from kanawa_runtime.report.plot import WIDE, Series, line_plot
+from kanawa_runtime.report.plot import NARROW, WIDE, Series, line_plot
 from kanawa_runtime.train.pace import human_duration
 
 #: Smaller parts of a bar are not drawn; each part keeps its colour on all bars.
 _LEAST_SHARE = 0.005
+_COLOURS = 8
 
 
 def section(title: str, body: str) -> str:
@@ -32,9 +33,9 @@ def table(
     numbers: Collection[int] = (),
     code: bool = False,
 ) -> str:
-    """Returns a table of texts.
+    """Returns a table of texts; columns in `numbers` are set right, `code` sets all in monospace.
 
-    Columns in `numbers` are set right, `code` sets all in monospace.
+    Wide tables scroll within their card, so that the page itself never does.
     """
 
     def cell(tag: str, index: int, text: str) -> str:
@@ -57,20 +58,19 @@ def figure(
     from_zero: bool = False,
     size: tuple[int, int] = WIDE,
 ) -> str:
-    """Returns a plot over completed updates with its title and legend.
+    """Returns a plot over completed updates with its title and legend; "" where there is nothing to plot.
 
-    "" where there is nothing to plot.
+    It is drawn twice, for wide pages and for narrow ones; the style sheet shows one of them.
     """
-    plot = line_plot(
-        series,
-        x_label="completed updates",
-        y_label=y_label,
-        allow_log=allow_log,
-        from_zero=from_zero,
-        size=size,
-    )
-    if not plot:
+    plots = [
+        line_plot(
+            series, x_label="completed updates", y_label=y_label, allow_log=allow_log, from_zero=from_zero, size=drawn
+        )
+        for drawn in (size, NARROW)
+    ]
+    if not plots[0]:
         return ""
+    plot = f'<div class="broad">{plots[0]}</div><div class="narrow">{plots[1]}</div>'
     shown = [s for s in series if not s.faint]
     legend = "".join(f'<span><i style="background:var(--c{s.colour})"></i>{escape(s.name)}</span>' for s in shown)
     legend = f'<div class="legend">{legend}</div>' if len(shown) > 1 else ""
@@ -80,18 +80,22 @@ def figure(
 
 def time_bar(spent: Mapping[str, float], name: str) -> str:
     """Returns a bar of shares with its legend, "" where no time was recorded."""
-    total = sum(spent.values())
+    return share_bar(spent, name, human_duration)
+
+
+def share_bar(parts: Mapping[str, float], name: str, text: Callable[[float], str]) -> str:
+    """Returns a bar whose parts are shares of their sum, with a legend of `text(value)`; "" for a sum of nothing."""
+    total = sum(parts.values())
     if total <= 0:
         return ""
     pieces, legend = [], []
-    for index, (label, seconds) in enumerate(spent.items(), 1):
-        share = seconds / total
+    for index, (label, value) in enumerate(parts.items()):
+        share, colour = value / total, index % _COLOURS + 1
         if share < _LEAST_SHARE:
             continue
-        pieces.append(f'<i style="width:{100 * share:.2f}%;background:var(--c{index})"></i>')
+        pieces.append(f'<i style="width:{100 * share:.2f}%;background:var(--c{colour})"></i>')
         legend.append(
-            f'<span><i style="background:var(--c{index})"></i>{escape(label)} '
-            f"{human_duration(seconds)} ({share:.0%})</span>"
+            f'<span><i style="background:var(--c{colour})"></i>{escape(label)} {text(value)} ({share:.0%})</span>'
         )
     head = f"<h3>{escape(name)}</h3>" if name else ""
     return f'{head}<div class="bar">{"".join(pieces)}</div><div class="legend">{"".join(legend)}</div>'

@@ -11,11 +11,13 @@ from kanawa_runtime.report.scales import Scale, padded, tick_text
 
 Points = Sequence[tuple[float, float]]
 
-#: Width and height of a plot across the page, of one of two side by side, and of a picture.
-WIDE, HALF, PICTURE = (1040, 320), (520, 240), (760, 300)
+#: Width and height of a plot across the page, of one of two side by side, of any on a phone, and of a picture. Text
+#: shrinks with its drawing: on a narrow page a wide one would have text of four pixels.
+WIDE, HALF, NARROW, PICTURE = (1040, 320), (520, 240), (360, 230), (760, 300)
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 40
-_MOST_POINTS = 1200
+#: For each pixel of width; more can't be seen, and makes a large page.
+_POINTS_PER_PIXEL = 1.2
 #: Beyond it the arithmetic of axes overflows; NaN and infinity compare false as well.
 _LARGEST = 1e300
 #: From this ratio of the largest to the smallest value on, a logarithm shows more.
@@ -26,7 +28,8 @@ _LOG_RATIO = 3.0
 class Series:
     """A named curve in colour `colour` (1 to 8).
 
-    `faint` draws what a smoothed one stands for, `marked` adds dots.
+    `faint` draws what a smoothed one stands for, `marked` adds dots, and without `joined` there are only those: values
+    that were not measured alike must not look like a curve. `level` draws its one value across the plot.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Series:
     colour: int = 1
     faint: bool = False
     marked: bool = False
+    joined: bool = True
+    level: bool = False
 
 
 def line_plot(
@@ -49,10 +54,14 @@ def line_plot(
 
     Values are also in `data-plot`, as JSON, for the page's script.
     """
-    drawn = [dataclasses.replace(s, points=thinned(_finite(s.points))) for s in series]
+    most = int(size[0] * _POINTS_PER_PIXEL)
+    drawn = [dataclasses.replace(s, points=thinned(_finite(s.points), most)) for s in series]
     drawn = [s for s in drawn if s.points]
-    if not drawn:
+    points = [p for s in drawn if not s.level for p in s.points]
+    if not points:
         return ""
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    drawn = [dataclasses.replace(s, points=_across(s.points, left, right)) if s.level else s for s in drawn]
     points = [p for s in drawn for p in s.points]
     frame = _frame(points, size, allow_log=allow_log, from_zero=from_zero)
     parts = [_grid(frame, x_label, y_label)]
@@ -66,11 +75,14 @@ def line_plot(
     )
 
 
-def smoothed(points: Points) -> list[tuple[float, float]]:
-    """Returns the finite points averaged over neighbours on both sides.
+def _across(points: Points, left: float, right: float) -> Points:
+    """Returns the last value at both ends."""
+    value = points[-1][1]
+    return [(left, value), (right, value)]
 
-    Fewer near the start where curves are steep.
-    """
+
+def smoothed(points: Points) -> list[tuple[float, float]]:
+    """Returns the finite points averaged over neighbours on both sides, fewer near the start where curves are steep."""
     finite = _finite(points)
     widest = len(finite) // 80
     result = []
@@ -80,11 +92,8 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
     return result
 
 
-def thinned(points: Points, most: int = _MOST_POINTS) -> list[tuple[float, float]]:
-    """Returns at most about `most` points that keep every bucket's extremes.
-
-    So that no spike is lost.
-    """
+def thinned(points: Points, most: int = 1200) -> list[tuple[float, float]]:
+    """Returns at most about `most` points that keep every bucket's extremes, so that no spike is lost."""
     points = list(points)
     if len(points) <= most:
         return points
@@ -134,9 +143,11 @@ def _grid(frame: _Frame, x_label: str, y_label: str) -> str:
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
         parts.append(_text("tick", _LEFT - 8, at, tick_text(value), 'dy="0.32em" text-anchor="end"'))
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{base}" y2="{base}"/>')
-    for value in frame.x.ticks(7 if frame.width > HALF[0] else 5):
+    for value in frame.x.ticks(7 if frame.width > HALF[0] else 5 if frame.width > NARROW[0] else 3):
         at = f"{frame.x(value):.1f}"
-        parts.append(_text("tick", at, base + 17, tick_text(value), 'text-anchor="middle"'))
+        # A number at the right edge would be cut in half.
+        anchor = "end" if frame.x(value) > right - 12 else "middle"
+        parts.append(_text("tick", at, base + 17, tick_text(value), f'text-anchor="{anchor}"'))
     scale = ", log scale" if frame.y.is_log else ""
     parts.append(_text("label", right, below, x_label, 'text-anchor="end"'))
     parts.append(_text("label", _LEFT, below, y_label + scale))
@@ -150,9 +161,9 @@ def _text(kind: str, x: float | str, y: float | str, text: str, more: str = "") 
 def _curve(series: Series, frame: _Frame) -> str:
     placed = [(frame.x(a), frame.y(b)) for a, b in series.points]
     path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in placed)
-    kind = "curve" + " faint" * series.faint + " dashed" * series.marked
-    parts = [f'<path class="{kind} c{series.colour}" d="{path}"/>']
-    if series.marked or len(placed) == 1:
+    kind = "curve" + " faint" * series.faint + " dashed" * series.marked + " level" * series.level
+    parts = [f'<path class="{kind} c{series.colour}" d="{path}"/>'] if series.joined else []
+    if series.marked or len(placed) == 1 or not series.joined:
         dot = f'<circle class="dot c{series.colour}"'
         parts += [f'{dot} cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in placed]
     return "".join(parts)

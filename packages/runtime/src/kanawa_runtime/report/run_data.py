@@ -18,10 +18,7 @@ Points = list[tuple[float, float]]
 
 @dataclasses.dataclass
 class RunData:
-    """Events of one run by kind.
-
-    And its config where it can be read (else `config_problem` says why not).
-    """
+    """Events of one run by kind, and its config where it can be read (else `config_problem` says why not)."""
 
     path: Path
     name: str
@@ -48,19 +45,28 @@ class RunData:
                 points.append((float(step), value))
         return points
 
+    def evaluations(self, field: str = "loss") -> tuple[Points, Points]:
+        """Returns (step, value) of evaluations over a part of the held-out data, and of those over more of it.
+
+        Told apart by how many tokens each was over; where all are alike they are all in the first.
+        """
+        points, tokens = self.curve(field, "eval"), dict(self.curve("tokens", "eval"))
+        if not points:
+            return [], []
+        least = min((tokens[step] for step, _ in points if step in tokens), default=None)
+        partial = [(step, value) for step, value in points if tokens.get(step) == least]
+        return partial, [(step, value) for step, value in points if tokens.get(step) != least]
+
     def metric_names(self) -> list[str]:
         """Returns the names of all metrics that steps recorded."""
-        found: set[str] = set()
+        names: set[str] = set()
         for record in self.steps.values():
             metrics = record.get("metrics")
-            found.update(metrics if isinstance(metrics, dict) else {})
-        return sorted(found)
+            names.update(metrics if isinstance(metrics, dict) else {})
+        return sorted(names)
 
     def step_seconds(self) -> Points:
-        """Returns (step, seconds since the step before), without what lies between attempts.
-
-        Saves and evaluations.
-        """
+        """Returns (step, seconds since the step before), without what lies between: attempts, saves, evaluations."""
         points: Points = []
         before: dict[str, Any] | None = None
         for record in self.events:
@@ -92,6 +98,11 @@ class RunData:
         parts["evaluation and everything else"] = max(0.0, elapsed - sum(parts.values()))
         return parts
 
+    def typical_step_seconds(self) -> float | None:
+        """Returns the median time of a step; None before the second one."""
+        seconds = [seconds for _, seconds in self.step_seconds()]
+        return statistics.median(seconds) if seconds else None
+
     def _spans(self) -> list[tuple[float, float]]:
         clocks: dict[Any, list[float]] = {}
         for record in self.events:
@@ -117,10 +128,7 @@ def load_run(path: Path) -> RunData:
 
 
 def distinct_names(runs: list[RunData]) -> list[str]:
-    """Returns a name for each run.
-
-    Where folders share one, with as much of the path as tells them apart.
-    """
+    """Returns a name for each run; where folders share one, with as much of the path as tells them apart."""
     for depth in range(1, 6):
         names = ["/".join(run.path.resolve().parts[-depth:]) for run in runs]
         if len(set(names)) == len(names):

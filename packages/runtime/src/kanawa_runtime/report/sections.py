@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kanawa.config import diff, to_text
-
 from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curve, plain_series
 from kanawa_runtime.report.parts import card, figure, section, table, tile, time_bar
 from kanawa_runtime.report.plot import HALF
+from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value
 from kanawa_runtime.train.pace import human_count, human_duration
 
@@ -23,35 +22,41 @@ _MOST_METRICS = 24
 
 def facts(run: RunData) -> dict[str, str]:
     """Returns the run's key figures as text, in reading order."""
-    found: dict[str, str] = {}
+    figures: dict[str, str] = {}
     if run.steps:
         last = max(run.steps)
         total = run.last("run_started").get("total_steps")
-        found["completed updates"] = f"{last:,}" + (f" of {total:,}" if isinstance(total, int) else "")
-        found["last loss"] = f"{float(run.steps[last].get('loss', 'nan')):.4f}"
+        figures["completed updates"] = f"{last:,}" + (f" of {total:,}" if isinstance(total, int) else "")
+        figures["last training loss"] = f"{float(run.steps[last].get('loss', 'nan')):.4f}"
     bad = [step for step, loss in run.curve("loss") if not math.isfinite(loss)]
     if bad:
-        found["steps with a non-finite loss"] = f"{len(bad)}, first {bad[0]:.0f}"
+        figures["steps with a non-finite loss"] = f"{len(bad)}, first {bad[0]:.0f}"
     for field, label in (("loss", "evaluation loss"), ("nats_per_byte", "evaluation nats a byte")):
         points = run.curve(field, "eval")
         if points:
-            found[label] = f"{points[-1][1]:.4f}"
+            figures[label] = f"{points[-1][1]:.4f}"
+    count = field_value(run.last("program"), "parameters")
+    if count is not None:
+        figures["parameters"] = human_count(count)
     rates = [rate for _, rate in run.throughput()]
     if rates:
-        found["tokens a second (median)"] = human_count(statistics.median(rates))
+        figures["tokens a second (median)"] = human_count(statistics.median(rates))
+    share = model_flops_utilization(run)
+    if share is not None:
+        figures["MFU"] = f"{share:.1%}"
     tokens = sum(value for _, value in run.curve("tokens"))
     if tokens:
-        found["tokens seen"] = human_count(tokens)
+        figures["tokens seen"] = human_count(tokens)
     spent = run.time_spent()
     if sum(spent.values()) > 0:
-        found["time"] = human_duration(sum(spent.values()))
-        found["of it training"] = f"{spent.get('training', 0.0) / sum(spent.values()):.0%}"
+        figures["time"] = human_duration(sum(spent.values()))
+        figures["of it training"] = f"{spent.get('training', 0.0) / sum(spent.values()):.0%}"
     attempts = {record.get("attempt") for record in run.events}
     if len(attempts) > 1:
-        found["attempts"] = str(len(attempts))
+        figures["attempts"] = str(len(attempts))
     ended = run.last("run_ended")
-    found["outcome"] = str(ended.get("outcome", "not ended")) if run.events else "no events"
-    return found
+    figures["outcome"] = str(ended.get("outcome", "not ended")) if run.events else "no events"
+    return figures
 
 
 def summary(runs: Runs, names: Names) -> str:
@@ -61,8 +66,8 @@ def summary(runs: Runs, names: Names) -> str:
         tiles = "".join(tile(value, label) for label, value in every[0].items())
         head = f'<div class="tiles">{tiles}</div>'
     else:
-        labels = list(dict.fromkeys(label for found in every for label in found))
-        rows = [[label, *(found.get(label, "") for found in every)] for label in labels]
+        labels = list(dict.fromkeys(label for figures in every for label in figures))
+        rows = [[label, *(figures.get(label, "") for figures in every)] for label in labels]
         head = section("Side by side", card(table(["", *names], rows, numbers=range(1, len(names) + 1))))
     bars = [time_bar(run.time_spent(), name if len(runs) > 1 else "") for run, name in zip(runs, names, strict=True)]
     shown = [bar for bar in bars if bar]
@@ -118,31 +123,18 @@ def _pairs(figures: Sequence[str]) -> str:
 
 
 def samples(runs: Runs, names: Names) -> str:
-    """Text the model wrote, newest last."""
+    """What the model wrote after its prompt: at first, last, and once between, so that the change shows."""
     blocks = []
     for run, name in zip(runs, names, strict=True):
-        for record in run.of("sample")[-3:]:
-            text = str(record.get("text", ""))
-            prompt = str(record.get("prompt", ""))
+        records = run.of("sample")
+        chosen = [records[i] for i in sorted({0, len(records) // 2, len(records) - 1})] if records else []
+        for record in chosen:
+            text, prompt = str(record.get("text", "")), str(record.get("prompt", ""))
             where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
-            shown = f"<b>{escape(prompt)}</b>{escape(text.removeprefix(prompt))}"
+            shown = f"<b>{escape(prompt)}</b>{escape(text)}"
             blocks.append(card(f"<h3>{escape(where)}</h3><pre>{shown}</pre>"))
-    return section("Samples", "".join(blocks)) if blocks else ""
-
-
-def differences(runs: Runs, names: Names) -> str:
-    """How each run's config differs from the first one's."""
-    if len(runs) < 2 or runs[0].config is None:
-        return ""
-    blocks = []
-    for run, name in list(zip(runs, names, strict=True))[1:]:
-        if run.config is None:
-            continue
-        changes = [str(change).split(": ", 1) for change in diff(runs[0].config, run.config)]
-        rows = [[path, *change.split(" -> ", 1)] for path, change in changes]
-        body = table(["path", names[0], name], rows, code=True) if rows else "<p>The configs are equal.</p>"
-        blocks.append(card(body))
-    return section("Config differences", "".join(blocks)) if blocks else ""
+    note = '<p class="note">The prompt is bold; what follows is the model\'s, the same draws each time.</p>'
+    return section("Samples", note + "".join(blocks)) if blocks else ""
 
 
 def kernels(runs: Runs, names: Names) -> str:
@@ -207,32 +199,3 @@ def _problem(record: Mapping[str, Any]) -> str:
         reasons = "; ".join(str(reason) for reason in record.get("reasons") or [])
         return f"step {step} was damaged, {record.get('used')} was used instead: {reasons}"
     return ""
-
-
-def environment(runs: Runs, names: Names) -> str:
-    """Devices, plugins and libraries of each run's last attempt."""
-    labels: dict[str, list[str]] = {}
-    for index, run in enumerate(runs):
-        record = run.environment
-        single = {key: record.get(key) for key in ("devices", "processes", "python", "host")}
-        for key, value in {
-            **single,
-            **(record.get("plugins") or {}),
-            **(record.get("versions") or {}),
-        }.items():
-            if value is not None:
-                labels.setdefault(key, [""] * len(runs))[index] = str(value)
-    rows = [[label, *values] for label, values in labels.items()]
-    return section("Environment", card(table(["", *names], rows))) if rows else ""
-
-
-def configs(runs: Runs, names: Names) -> str:
-    """Each run's config in full, folded."""
-    blocks = []
-    for run, name in zip(runs, names, strict=True):
-        if run.config is None:
-            blocks.append(card(f'<p class="warn">{escape(run.config_problem)}</p>'))
-            continue
-        text = escape(to_text(run.config))
-        blocks.append(card(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>"))
-    return section("Config", "".join(blocks))

@@ -1,0 +1,74 @@
+"""Configs: how runs differ, what was set for a run on top of its experiment, and all of it."""
+
+from collections.abc import Sequence
+from html import escape
+
+from kanawa.config import diff, to_text
+
+from kanawa_runtime.report.parts import card, section, table
+from kanawa_runtime.report.run_data import RunData
+
+Runs = Sequence[RunData]
+Names = Sequence[str]
+#: Stages of composition that aren't the experiment itself.
+_OWN_STAGES = ("default", "code", "recipe", "experiment")
+_LONGEST = 200
+
+
+def differences(runs: Runs, names: Names) -> str:
+    """How each run's config differs from the first one's."""
+    if len(runs) < 2 or runs[0].config is None:
+        return ""
+    blocks = []
+    for run, name in list(zip(runs, names, strict=True))[1:]:
+        if run.config is None:
+            continue
+        changes = [str(change).split(": ", 1) for change in diff(runs[0].config, run.config)]
+        rows = [[path, *change.split(" -> ", 1)] for path, change in changes]
+        body = table(["path", names[0], name], rows, code=True) if rows else "<p>The configs are equal.</p>"
+        blocks.append(card(body))
+    return section("Config differences", "".join(blocks)) if blocks else ""
+
+
+def assignments(runs: Runs, names: Names) -> str:
+    """What targets, modifiers and the command line set on top of the experiment, and what later attempts changed."""
+    blocks = []
+    for run, name in zip(runs, names, strict=True):
+        rows = _assigned(run)
+        later = [
+            [str(change.get(key, ""))[:_LONGEST] for key in ("path", "old", "new")]
+            for record in run.of("run_started")
+            for change in record.get("config_changes") or []
+            if isinstance(change, dict)
+        ]
+        head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
+        body = table(["path", "value", "set by"], rows, code=True) if rows else ""
+        if later:
+            body += "<h3>Changed when resuming</h3>" + table(["path", "before", "after"], later, code=True)
+        if body:
+            blocks.append(card(head + body))
+    return section("Set on top of the experiment", "".join(blocks)) if blocks else ""
+
+
+def _assigned(run: RunData) -> list[list[str]]:
+    """Returns (path, value, who) of each field whose last assignment wasn't the experiment's."""
+    rows = []
+    for path, node in run.config.walk() if run.config is not None else ():
+        for field in node.fields():
+            whole = f"{path}.{field}" if path else field
+            last = run.config.origin_history(whole)[-1] if run.config is not None else None
+            if last is not None and last.stage not in _OWN_STAGES:
+                rows.append([whole, last.value[:_LONGEST], f"{last.stage} {last.detail}".strip()])
+    return rows
+
+
+def configs(runs: Runs, names: Names) -> str:
+    """Each run's config in full, folded."""
+    blocks = []
+    for run, name in zip(runs, names, strict=True):
+        if run.config is None:
+            blocks.append(card(f'<p class="warn">{escape(run.config_problem)}</p>'))
+            continue
+        text = escape(to_text(run.config))
+        blocks.append(card(f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>"))
+    return section("Config", "".join(blocks))

@@ -1,0 +1,49 @@
+"""The last word on held-out data: over all of it where that was measured, beside the baseline."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kanawa_runtime.report.curves import BASELINE
+from kanawa_runtime.report.parts import card, section, table
+from kanawa_runtime.report.run_data import RunData, field_value
+from kanawa_runtime.train.progress import human_count
+
+
+def evaluations(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    """Each run's first and last evaluation of either kind, and what a table of trigrams scores on the same text."""
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        partial, whole = run.evaluations()
+        records = {field_value(record, "step"): record for record in run.of("eval")}
+        kinds = [("part of the held-out data" if whole else "held-out data", partial), ("all held-out data", whole)]
+        for kind, points in kinds:
+            for step in dict.fromkeys(step for step, _ in (points[:1] + points[-1:])):
+                rows.append([name, kind, *_row(records[step])])
+        baseline = run.curve(BASELINE, "eval")
+        if baseline:
+            value = baseline[-1][1]
+            rows.append([name, "byte-trigram table", "", "", "", f"{value:.4f}", f"{value / math.log(2):.4f}"])
+    if not rows:
+        return ""
+    head = ["", "over", "updates", "tokens", "nats a token", "nats a byte", "bits a byte"]
+    if len(runs) == 1:
+        head, rows = head[1:], [row[1:] for row in rows]
+    numbers = range(len(head) - 5, len(head))
+    note = (
+        '<p class="note">Evaluations while training may be over a part of the held-out data, the last one over all of '
+        "it: compare like with like. The trigram table was counted on the same training text.</p>"
+    )
+    return section("Evaluation", card(note + table(head, rows, numbers=numbers)))
+
+
+def _row(record: Mapping[str, Any]) -> list[str]:
+    step, tokens = field_value(record, "step"), field_value(record, "tokens")
+    loss, per_byte = field_value(record, "loss"), field_value(record, "nats_per_byte")
+    return [
+        "" if step is None else f"{step:,.0f}",
+        "" if tokens is None else human_count(tokens),
+        "" if loss is None else f"{loss:.4f}",
+        "" if per_byte is None else f"{per_byte:.4f}",
+        "" if per_byte is None else f"{per_byte / math.log(2):.4f}",
+    ]
