@@ -7,11 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from kanawa.config import to_json
+from kanawa.config import origin, to_json
 from kanawa.errors import UsageError
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
-from kanawa_runtime.report import loss_picture, write_report
+from kanawa_runtime.report import loss_picture, run_figures, write_report
+from kanawa_runtime.report.curves import loss_series
 from kanawa_runtime.report.run_data import distinct_names, load_run
 
 _VOID = {"meta", "link", "br"}
@@ -21,6 +22,27 @@ KERNEL = {
     "problem": "q8 <k8>",
     "kernel": "attention.cpu.blockwise",
     "refused": [{"kernel": "attention.gpu.cudnn", "reason": "no NVIDIA GPU"}],
+}
+PROGRAM = {
+    "parameters": 1_000_000,
+    "trained_parameters": 250_000,
+    "parameters_by_module": {"embedding": 600_000, "stack.layer.attention": 400_000},
+    "model_flops_per_step": 6e9,
+    "memory_per_device_bytes": {"state and batch": 3 * 2**20, "temporaries": 2**20},
+    "device_kind": "H100 <80GB>",
+    "chips": 2,
+    "peak_flops_per_chip": 6e10,
+    "peak_flops_dtype": "bfloat16",
+    "peak_flops_source": "a data sheet",
+    "memory_limit_bytes": 80 * 2**30,
+}
+LAUNCH = {
+    "command": "kanawa train x --set 'a=<b>'",
+    "working_directory": "/home/someone",
+    "git": {"commit": "0123456789abcdef" * 2, "branch": "topic", "dirty": True},
+    "processor": "A Processor 2.5GHz",
+    "cores": 64,
+    "config_changes": [{"path": "execution.mesh", "old": "None", "new": "8"}],
 }
 SAVED = {"path": "x", "bytes": 2_500_000, "blocking_seconds": 0.1, "seconds": 0.4}
 
@@ -51,7 +73,11 @@ def _run(path: Path, *, rate: float = 1e-3, attempts: int = 2) -> Path:
     for attempt, (start, stop) in enumerate([(0, 30), (20, 40)][:attempts], 1):
         records += [
             {"event": kind, "attempt": attempt, "clock": clock} | fields
-            for kind, fields in (("run_started", STARTED), ("kernel_selected", KERNEL))
+            for kind, fields in (
+                ("run_started", STARTED | LAUNCH),
+                ("kernel_selected", KERNEL),
+                ("program", PROGRAM),
+            )
         ]
         clock += 2.0
         common = {"attempt": attempt, "clock": clock}
@@ -63,7 +89,11 @@ def _run(path: Path, *, rate: float = 1e-3, attempts: int = 2) -> Path:
             metrics = {"gradient_norm": 1.0 + step}
             found = {"loss": loss, "tokens": 100.0, "seconds": 0.5, "metrics": metrics}
             records.append(common | {"event": "step", "step": step} | found)
-        records.append(common | {"event": "eval", "step": stop, "loss": 2.5, "nats_per_byte": 0.9})
+        for at, tokens, loss in ((start + 5, 100, 3.0), (stop - 5, 100, 2.6), (stop, 900, 2.5)):
+            records.append(common | {"event": "eval", "step": at, "loss": loss, "tokens": tokens, "nats_per_byte": 0.9})
+        records[-1]["trigram_nats_per_byte"] = 1.75
+        records.append(common | {"event": "sample", "step": stop, "prompt": "def <f>", "text": "(x & y)"})
+        records.append(common | {"event": "memory", "device_peak_bytes": 5 * 2**30, "process_peak_bytes": 2**31})
         records.append(common | {"event": "checkpoint_committed", "step": stop} | SAVED)
         records.append(common | {"event": "run_ended", "outcome": "done", "step": stop})
     (path / "events.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -93,6 +123,19 @@ def test_a_page_shows_the_run_and_needs_no_network(tmp_path: Path) -> None:
         "2.5",
         "schedule.peak",
         "1, first 7",
+        "stack.layer.attention</td>",
+        "of them trained",
+        "a device&#x27;s memory</td><td>80.00 GiB",
+        "most in use on a device</td><td>5.00 GiB",
+        "MFU</td><td>10.0%",
+        "60 G in bfloat16 (a data sheet)",
+        "<b>def &lt;f&gt;</b>(x &amp; y)",
+        "all, trigram table",
+        "1.7500",
+        "0123456789ab on topic, with changes",
+        "kanawa train x --set &#x27;a=&lt;b&gt;&#x27;",
+        "A Processor 2.5GHz",
+        "execution.mesh</code></td><td><code>None</code></td><td><code>8",
     ):
         assert expected in text
     assert not re.search(r"https?://|src=|@import|url\(", text)
@@ -152,6 +195,63 @@ def test_the_picture_is_an_svg_of_its_own(tmp_path: Path) -> None:
     root = ET.parse(tmp_path / "loss.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"training", "evaluation", "completed updates"} <= set(texts)
+    assert {"training", "evaluation (part)", "evaluation (all)", "completed updates"} <= set(texts)
     with pytest.raises(UsageError, match="has no step to plot yet"):
         loss_picture(tmp_path / "nowhere", tmp_path / "other.svg")
+
+
+def test_a_final_evaluation_is_not_joined_to_those_over_a_part(tmp_path: Path) -> None:
+    run = load_run(_run(tmp_path / "run", attempts=1))
+    assert run.evaluations() == ([(5.0, 3.0), (25.0, 2.6)], [(30.0, 2.5)])
+    by_name = {series.name: series for series in loss_series([run], ["run"])}
+    assert by_name["evaluation (part)"].joined
+    assert not by_name["evaluation (all)"].joined
+    assert "trigram table" in {series.name for series in loss_series([run], ["run"], "nats_per_byte")}
+
+
+def test_evaluations_that_are_all_alike_are_one_curve(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", attempts=1)
+    text = (run / "events.jsonl").read_text().replace('"tokens": 900', '"tokens": 100')
+    (run / "events.jsonl").write_text(text)
+    partial, whole = load_run(run).evaluations()
+    assert (len(partial), whole) == (3, [])
+
+
+def test_what_is_not_known_is_said_and_nothing_is_guessed(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+    known = '"peak_flops_per_chip": '
+    text = (run / "events.jsonl").read_text().replace(f"{known}60000000000.0", f"{known}null")
+    (run / "events.jsonl").write_text(text)
+    page = _page([run], tmp_path / "report.html")
+    assert "not known for H100 &lt;80GB&gt;" in page
+    assert "MFU</td><td>not known" in page
+    (figures,) = run_figures([run])
+    assert figures["mfu"] is None
+    assert (figures["parameters"], figures["eval_loss"], figures["trigram_nats_per_byte"]) == (1e6, 2.5, 1.75)
+    assert figures["commit"].startswith("0123")
+
+
+def test_figures_are_json(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+    lines = (run / "events.jsonl").read_text().splitlines()
+    (run / "events.jsonl").write_text("\n".join(line for line in lines if '"step": 40' not in line or '"eval"' in line))
+    text = json.dumps(run_figures([run, tmp_path / "nowhere"]), allow_nan=False)
+    assert json.loads(text)[0]["mfu"] == pytest.approx(0.1)
+
+
+def test_what_was_set_on_top_of_the_experiment_is_listed(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+    with origin("experiment", "mine"):
+        cfg = Learner.Config(schedule=Constant.Config(peak=0.1))
+    with origin("command line", "--set"):
+        cfg.set_path("schedule.peak", 0.2)
+    (run / "config.json").write_text(json.dumps(to_json(cfg, origins=True)))
+    page = _page([run], tmp_path / "report.html")
+    section = page[page.index("Set on top of the experiment") :]
+    assert re.search(r"schedule\.peak</code></td><td><code>0\.2</code></td><td><code>command line --set", section)
+
+
+def test_a_plot_is_drawn_for_wide_pages_and_for_narrow_ones(tmp_path: Path) -> None:
+    page = _page([_run(tmp_path / "run")], tmp_path / "report.html")
+    assert page.count('<div class="broad"><svg') == page.count('<div class="narrow"><svg') > 3
+    assert ".narrow{display:none}" in page

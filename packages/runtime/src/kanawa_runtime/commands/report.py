@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from kanawa.cli.output import write
+from kanawa.cli.output import write, write_json
+from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
 
@@ -14,7 +15,7 @@ def command() -> Command:
         help="write one HTML page about runs",
         configure=configure,
         run=run,
-        example="kanawa report runs/a runs/b --out compare.html",
+        example="kanawa report runs/a\nkanawa report runs/a runs/b --out compare.html\nkanawa report runs/a --json",
     )
 
 
@@ -22,14 +23,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.add_argument("run_directories", nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("--out", metavar="FILE", help="page to write (default: RUN/report.html of the first)")
+    parser.add_argument("--json", action="store_true", help="write the key figures as JSON as well, for a machine")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the page; returns 0."""
-    from kanawa_runtime.report import write_report
+    """Writes the page; returns 0. Raises NoRunError, and writes nothing, where a run isn't there."""
+    from kanawa_runtime.report import run_figures, write_report
+    from kanawa_runtime.serve.run_path import check_is_run
 
     runs = [Path(text) for text in args.run_directories]
-    out = Path(args.out) if args.out else runs[0] / "report.html"
+    for path in runs:
+        check_is_run(path)
+    out = _page(Path(args.out)) if args.out else runs[0] / "report.html"
     write_report(runs, out)
-    write(f"wrote {out}")
+    if args.json:
+        write_json({"report": str(out), "runs": run_figures(runs)})
+    else:
+        write(f"wrote {out}")
     return 0
+
+
+def _page(out: Path) -> Path:
+    """Returns the file to write; raises UsageError for a folder, or one in a folder that isn't there."""
+    if out.is_dir():
+        message = f"--out {out} is a folder, expected a file such as {out / 'report.html'}"
+        raise UsageError(message)
+    if not out.parent.is_dir():
+        message = f"--out {out}: there is no folder {out.parent}; make it first"
+        raise UsageError(message)
+    return out

@@ -16,17 +16,17 @@ def evaluations(runs: Sequence[RunData], names: Sequence[str]) -> str:
     for run, name in zip(runs, names, strict=True):
         partial, whole = run.evaluations()
         records = {field_value(record, "step"): record for record in run.of("eval")}
-        kinds = [("part of the held-out data" if whole else "held-out data", partial), ("all held-out data", whole)]
+        kinds = [("a part" if whole else "as configured", partial), ("all", whole)]
         for kind, points in kinds:
             for step in dict.fromkeys(step for step, _ in (points[:1] + points[-1:])):
                 rows.append([name, kind, *_row(records[step])])
         baseline = run.curve(BASELINE, "eval")
         if baseline:
             value = baseline[-1][1]
-            rows.append([name, "byte-trigram table", "", "", "", f"{value:.4f}", f"{value / math.log(2):.4f}"])
+            rows.append([name, "all, trigram table", "", "", f"{value:.4f}", f"{value / math.log(2):.4f}", ""])
     if not rows:
         return ""
-    head = ["", "over", "updates", "tokens", "nats a token", "nats a byte", "bits a byte"]
+    head = ["", "held-out data", "updates", "nats a token", "nats a byte", "bits a byte", "tokens"]
     if len(runs) == 1:
         head, rows = head[1:], [row[1:] for row in rows]
     numbers = range(len(head) - 5, len(head))
@@ -42,8 +42,8 @@ def _row(record: Mapping[str, Any]) -> list[str]:
     loss, per_byte = field_value(record, "loss"), field_value(record, "nats_per_byte")
     return [
         "" if step is None else f"{step:,.0f}",
-        "" if tokens is None else human_count(tokens),
         "" if loss is None else f"{loss:.4f}",
         "" if per_byte is None else f"{per_byte:.4f}",
         "" if per_byte is None else f"{per_byte / math.log(2):.4f}",
+        "" if tokens is None else human_count(tokens),
     ]

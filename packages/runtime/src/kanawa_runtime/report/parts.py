@@ -11,6 +11,14 @@ _LEAST_SHARE = 0.005
 _COLOURS = 8
 
 
+def large(value: float) -> str:
+    """Returns a count of anything with three digits: "950", "9.21 k", "989 T"."""
+    for limit, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g} {unit}"
+    return f"{value:.3g}"
+
+
 def section(title: str, body: str) -> str:
     """Returns a titled section; `body` is HTML."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
@@ -72,10 +80,16 @@ def figure(
         return ""
     plot = f'<div class="broad">{plots[0]}</div><div class="narrow">{plots[1]}</div>'
     shown = [s for s in series if not s.faint]
-    legend = "".join(f'<span><i style="background:var(--c{s.colour})"></i>{escape(s.name)}</span>' for s in shown)
+    legend = "".join(f"<span>{_swatch(s)}{escape(s.name)}</span>" for s in shown)
     legend = f'<div class="legend">{legend}</div>' if len(shown) > 1 else ""
     said = f"<p>{escape(note)}</p>" if note else ""
     return card(f"<h3>{escape(title)}</h3>{said}{legend}{plot}")
+
+
+def _swatch(series: Series) -> str:
+    """Returns what a series looks like, for a legend: runs side by side share a colour among several."""
+    kind = "level" if series.level else "points" if not series.joined else "dashes" if series.marked else "line"
+    return f'<i class="{kind}" style="color:var(--c{series.colour})"></i>'
 
 
 def time_bar(spent: Mapping[str, float], name: str) -> str:

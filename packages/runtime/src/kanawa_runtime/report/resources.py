@@ -5,9 +5,8 @@ from html import escape
 from typing import Any
 
 from kanawa_runtime.report.curves import memory_curve
-from kanawa_runtime.report.parts import card, section, share_bar, table
+from kanawa_runtime.report.parts import card, large, section, share_bar, table
 from kanawa_runtime.report.run_data import RunData, field_value
-from kanawa_runtime.train.progress import human_count
 
 Runs = Sequence[RunData]
 Names = Sequence[str]
@@ -43,7 +42,7 @@ def utilization(runs: Runs, names: Names) -> str:
         None if s is None or not field_value(p, "model_flops_per_step") else p["model_flops_per_step"] / s
         for p, s in zip(programs, seconds, strict=True)
     ]
-    rows.append(["model FLOP/s", *("not known" if rate is None else human_count(rate) for rate in achieved)])
+    rows.append(["model FLOP/s", *("not known" if rate is None else large(rate) for rate in achieved)])
     rows.append(["chips", *(_count(program, "chips") for program in programs)])
     rows.append(["a chip's peak FLOP/s", *(_peak(program) for program in programs)])
     shares = [model_flops_utilization(run) for run in runs]
@@ -58,12 +57,12 @@ def _peak(program: Mapping[str, Any]) -> str:
     kind, dtype = str(program.get("device_kind", "")), str(program.get("peak_flops_dtype", ""))
     if peak is None:
         return f"not known for {kind}" if kind else "not known"
-    return f"{human_count(peak)} in {dtype} ({program.get('peak_flops_source')})"
+    return f"{large(peak)} in {dtype} ({program.get('peak_flops_source')})"
 
 
 def _count(record: Mapping[str, Any], field: str) -> str:
     value = field_value(record, field)
-    return "not known" if value is None else human_count(value)
+    return "not known" if value is None else large(value)
 
 
 def memory(runs: Runs, names: Names) -> str:
@@ -114,5 +113,5 @@ def parameters(runs: Runs, names: Names) -> str:
             rows.append(["of them trained", f"{trained:,.0f}", f"{trained / total:.1%}"])
         head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
         shown = table(["module", "parameters", "share"], rows, numbers=(1, 2))
-        blocks.append(card(head + share_bar(counts, "", human_count) + shown))
+        blocks.append(card(head + share_bar(counts, "", large) + shown))
     return section("Parameters", "".join(blocks)) if blocks else ""

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from kanawa_runtime.report.curves import MEMORY_FIELDS, loss_series, memory_curve, plain_series
-from kanawa_runtime.report.parts import card, figure, section, table, tile, time_bar
+from kanawa_runtime.report.parts import card, figure, large, section, table, tile, time_bar
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value
@@ -32,12 +32,13 @@ def facts(run: RunData) -> dict[str, str]:
     if bad:
         figures["steps with a non-finite loss"] = f"{len(bad)}, first {bad[0]:.0f}"
     for field, label in (("loss", "evaluation loss"), ("nats_per_byte", "evaluation nats a byte")):
-        points = run.curve(field, "eval")
-        if points:
-            figures[label] = f"{points[-1][1]:.4f}"
+        partial, whole = run.evaluations(field)
+        if partial or whole:
+            over = ", all held-out data" if whole else ""
+            figures[label + over] = f"{(whole or partial)[-1][1]:.4f}"
     count = field_value(run.last("program"), "parameters")
     if count is not None:
-        figures["parameters"] = human_count(count)
+        figures["parameters"] = large(count)
     rates = [rate for _, rate in run.throughput()]
     if rates:
         figures["tokens a second (median)"] = human_count(statistics.median(rates))
@@ -110,7 +111,7 @@ def learning(runs: Runs, names: Names) -> str:
     for name in ordered[:_MOST_METRICS]:
         curves = [run.curve(f"metrics.{name}") for run in runs]
         series = plain_series(curves, names, smooth=name != "learning_rate")
-        label = name.replace("_", " ")
+        label = name.replace("_", " ").replace(".", " ")
         is_norm = name == "gradient_norm"
         drawn.append(figure(label.capitalize(), series, y_label=label, allow_log=is_norm, size=HALF))
     more = len(ordered) - _MOST_METRICS

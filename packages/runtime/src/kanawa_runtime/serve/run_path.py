@@ -1,5 +1,6 @@
 """What a command says of a path that is no run, before anything heavy is loaded."""
 
+import json
 from pathlib import Path
 
 from kanawa.errors import UsageError, did_you_mean
@@ -30,6 +31,24 @@ def check_is_directory(path: Path) -> None:
     raise NoRunError(message)
 
 
+def check_is_run(path: Path) -> None:
+    """Raises NoRunError where there is no run that anything could be told of: not even its events."""
+    check_is_directory(path)
+    if not (path / EVENTS).is_file() and not _is_own_config(path / CONFIG):
+        raise not_a_run(path)
+
+
+def _is_own_config(file: Path) -> bool:
+    """Returns whether a file may be a run's config, and isn't the one of a Hugging Face model."""
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError:
+        return False
+    except ValueError:
+        return True  # damaged: the report says how
+    return isinstance(content, dict) and "$type" in content
+
+
 def not_a_run(path: Path) -> NoRunError:
     """Returns the error of a directory that holds no run and no model."""
     inner = runs_in(path)[:_MOST_NAMED]
@@ -37,7 +56,7 @@ def not_a_run(path: Path) -> NoRunError:
         return NoRunError(f"{path} is no run itself; it holds {', '.join(str(path / name) for name in inner)}")
     content = sorted(entry.name for entry in path.iterdir())[:_MOST_NAMED]
     held = f"it holds {', '.join(content)}" if content else "it is empty"
-    return NoRunError(f"{path} is not a run: it has no {CONFIG} and no {EVENTS}; {held}")
+    return NoRunError(f"{path} is not a run: it has no {EVENTS} and no {CONFIG} of ours; {held}")
 
 
 def looks_like_run(path: Path) -> bool:
