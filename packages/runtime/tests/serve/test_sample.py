@@ -8,6 +8,7 @@ from kanawa_runtime.data.own_text import own_corpus
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
+from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.sample import sampler_of
 from tiny_lm import TinyLM
 
@@ -35,3 +36,25 @@ def test_what_writes_no_text_has_no_samples(text):
     assert sampler_of("so ", object(), text, Environment()) is None
     random = RandomTokens.Config(sequence_length=8, vocab_size=300).build()
     assert sampler_of("so ", model, random, Environment()) is None
+
+
+def test_a_sample_that_fails_ends_samples_and_nothing_else(text, monkeypatch, caplog):
+    model = TinyLM.Config(vocab_size=300).build()
+    sampler = sampler_of("so ", model, text, Environment())
+    calls = []
+
+    def broken(self, *arguments, **named):
+        calls.append(self)
+        message = "RESOURCE_EXHAUSTED: no memory\nand more"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(Generator, "generate", broken)
+    params = kn.initialize(model, jax.random.key(0))
+    for _ in range(2):
+        assert sampler.sample(params, {}) == {
+            "prompt": "so ",
+            "text": "",
+            "error": "RuntimeError: RESOURCE_EXHAUSTED: no memory",
+        }
+    assert len(calls) == 1
+    assert "no more samples" in caplog.text

@@ -1,6 +1,7 @@
 """`kanawa generate`: continue prompts with a run's model."""
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kanawa.cli.output import write, write_piece
 from kanawa.errors import UsageError
 from kanawa.plugins import Command
+from kanawa.status import stage
 
 if TYPE_CHECKING:
     from kanawa_runtime.serve.generate import Completion
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     sampling = SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     sampling.clone().freeze()
     prepare_process()
-    opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
+    with stage(f"reading {args.run_directory}"):
+        opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
     tokenizer = _tokenizer(opened, needed=bool(args.prompt))
     if args.prompt and tokenizer is None:
         raise no_tokenizer(opened)
@@ -99,9 +102,12 @@ def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], 
         for completion in completions:
             write(str(completion.token_ids))
         return
-    growing, shown, completions = Continuation(tokenizer, prompts[0]), 0, []
+    growing, shown = Continuation(tokenizer, prompts[0]), 0
+    # Before the prompt is written: the status line is drawn where it would stand.
+    with stage("compiling, and reading the prompt"):
+        first = next(pieces)
     write_piece(args.prompt[0])
-    for completions in pieces:
+    for completions in itertools.chain([first], pieces):
         ids = completions[0].token_ids
         write_piece(growing.push(ids[shown:]))
         shown = len(ids)

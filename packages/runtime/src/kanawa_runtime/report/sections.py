@@ -132,8 +132,10 @@ def samples(runs: Runs, names: Names) -> str:
         for record in chosen:
             text, prompt = str(record.get("text", "")), str(record.get("prompt", ""))
             where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
-            shown = f"<b>{escape(prompt)}</b>{escape(text)}"
-            blocks.append(card(f"<h3>{escape(where)}</h3><pre>{shown}</pre>"))
+            shown = f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>"
+            if record.get("error"):
+                shown = f'<p class="warn">none: {escape(str(record["error"]))}</p>'
+            blocks.append(card(f"<h3>{escape(where)}</h3>{shown}"))
     note = '<p class="note">The prompt is bold; what follows is the model\'s, the same draws each time.</p>'
     return section("Samples", note + "".join(blocks)) if blocks else ""
 

@@ -9,13 +9,13 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.folder import TOKENIZER, unreadable
+from kanawa_runtime.data.tokenizers.folder import unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from kanawa_runtime.experiments.folders import tokenizer_file
-from kanawa_runtime.experiments.other_data import on_other_data
+from kanawa_runtime.experiments.other_data import on_other_data, read_by
 from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
 from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
-from kanawa_runtime.train.run_directory import CHECKPOINTS, ORIGIN, read_config
+from kanawa_runtime.train.run_directory import CHECKPOINTS, read_config
 from kanawa_runtime.train.trainer import Trainer
 
 
@@ -53,8 +53,12 @@ def open_run(
         raise not_a_run(directory)
     cfg = read_config(directory).clone() if stored is None else imported_experiment(stored.config)
     cfg.execution.set(mesh=None, strategies=())
+    kept = tokenizer_file(directory)
     if data is not None:
-        cfg = on_other_data(cfg, data, tokenizer_file(directory))
+        cfg = on_other_data(cfg, data, kept)
+    elif kept is not None:
+        # The corpus may have changed since, and a tokenizer learned from it now would be another one.
+        read_by(cfg.data, kept)
     composition = compose(cfg, target, modifiers, overrides)
     trainer: Trainer = composition.workload()
     found = environment(composition)
@@ -81,8 +85,7 @@ def tokenizer_of(run: OpenedRun) -> Tokenizer | None:
 
     Raises TokenizerError where one is there and can't be read, UsageError where the model has no room for its ids.
     """
-    folders = (run.directory, run.directory / ORIGIN)
-    file = next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
+    file = tokenizer_file(run.directory)
     if file is None:
         return None
     tokenizer = load_tokenizer(file)

@@ -27,7 +27,7 @@ def check_is_directory(path: Path) -> None:
         message = f"there is no run {path}: {parent} does not exist either (the working folder is {Path.cwd()})"
         raise NoRunError(message)
     near = did_you_mean(path.name, runs_in(parent))
-    message = f"there is no run {path}{near}; kanawa train EXPERIMENT --run {path} starts one"
+    message = f"there is no run {path}; kanawa train EXPERIMENT --run {path} starts one{near}"
     raise NoRunError(message)
 
 

@@ -1,5 +1,6 @@
 """What a model in training would write: a few tokens after the experiment's prompt, the same draws each time."""
 
+import logging
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ from kanawa_runtime.serve.continuation import continued
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.healing import first_tokens, heal
 from kanawa_runtime.serve.sampling import SamplingConfig
+
+logger = logging.getLogger(__name__)
 
 #: Enough to see what it has learned, little enough to cost less than the evaluation beside it.
 _TOKENS = 64
@@ -22,9 +25,23 @@ class Sampler:
         self.prompt = prompt
         self._model, self._tokenizer, self._environment = model, tokenizer, environment
         self._generator: Generator | None = None
+        self._error: str | None = None
 
     def sample(self, params: Any, state: Any) -> dict[str, str]:
-        """Returns the `prompt` and the `text` after it."""
+        """Returns the `prompt` and the `text` after it, or an `error`: a run must not end because of its samples.
+
+        What fails once, for want of memory or of a kernel that decodes, is not tried again.
+        """
+        if self._error is None:
+            try:
+                return {"prompt": self.prompt, "text": self._text(params, state)}
+            except Exception as error:
+                self._error = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._generator = None
+                logger.warning("no more samples, the first one failed: %s", self._error, exc_info=True)
+        return {"prompt": self.prompt, "text": "", "error": self._error}
+
+    def _text(self, params: Any, state: Any) -> str:
         if self._generator is None:
             known = self._tokenizer.known
             self._generator = Generator(self._model, params, state=state, environment=self._environment, known=known)
@@ -35,7 +52,7 @@ class Sampler:
         first = first_tokens(self._tokenizer, [prompt])
         (completion,) = self._generator.generate([prompt.ids], _TOKENS, sampling, self._tokenizer.stop_ids, first)
         self._generator.unload()
-        return {"prompt": self.prompt, "text": continued(self._tokenizer, prompt, completion.token_ids)}
+        return continued(self._tokenizer, prompt, completion.token_ids)
 
 
 def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
