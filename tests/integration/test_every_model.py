@@ -28,6 +28,34 @@ def _length(composition):
     return composition.config.data.sequence_length
 
 
+#: Widths, heads and vocabularies that few meshes divide; mixtures; recurrences.
+AWKWARD = ("bert-large", "deepseek-v3", "gemma3-1b", "gpt-oss-20b", "gpt2-xl", "mamba2-tiny", "qwen2-1.5b")
+FAMILIES = ("cpu-8", "v5e-8", "v5p-512", "v6e-256x4", "h100-8", "b200-64", "trn2-16")
+#: Experiments of these names, which come first, have a batch of their own.
+FIXED = {"llama-1b", "qwen3-30b-a3b"}
+
+
+def fits(name, target):
+    composition = kn.compose(name, target)
+    workload, place = composition.workload(), environment(composition, "abstract")
+    workload.abstract_state(place)
+    assert workload.abstract_batch(place).input_ids.sharding.mesh.size == composition.target.jax_devices
+    assert composition.rule is not None
+
+
+@pytest.mark.parametrize("target", FAMILIES)
+@pytest.mark.parametrize("name", AWKWARD)
+def test_a_mesh_rule_fits(name, target):
+    fits(name, target)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", FAMILIES)
+@pytest.mark.parametrize("name", sorted(set(MODELS) - OTHERS - FIXED - set(AWKWARD)))
+def test_a_mesh_rule_fits_every_model(name, target):
+    fits(name, target)
+
+
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_other_models_say_what_to_do(name):
     with pytest.raises(UsageError, match="can't be trained as it is") as error:

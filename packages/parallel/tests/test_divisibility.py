@@ -51,20 +51,26 @@ def test_a_mesh_that_fits():
 def test_everything_at_once():
     cfg = job({"fsdp": 8, "context": 3, "tensor": 5}, data__sequence_length=16, batch_size=12)
     found = mesh_problems(cfg, 8)
-    assert len(found) == 6
+    assert len(found) == 5
     text = "\n".join(found)
     assert "execution.mesh.axes {'fsdp': 8, 'context': 3, 'tensor': 5} needs 120 devices, but there are 8" in text
     assert (
         "model.vocab_size: vocab is 64, which tensor=5 doesn't divide; "
         "execution.mesh.axes.tensor may be 1, 2, 4, 8, 16, 32, 64, or make it a multiple of 5"
     ) in found
-    assert (
-        "model.input_dim: embed is 12, which fsdp=8 doesn't divide; "
-        "execution.mesh.axes.fsdp may be 1, 2, 3, 4, 6, 12, or make it a multiple of 8"
-    ) in found
     assert "model.layer.feed_forward.hidden_dim: mlp is 16, which tensor=5 doesn't divide" in text
     assert "batch_size: batch is 12, which fsdp=8 doesn't divide; execution.mesh.axes.fsdp may be 1, 2, 3, 4, 6" in text
     assert "data.sequence_length: length is 16, which context=3 x tensor=5 doesn't divide" in text
+
+
+def test_a_large_parameter_must_find_an_axis_for_fsdp_and_a_small_one_stays_whole():
+    wide = {"model__input_dim": 20_001}
+    (found,) = mesh_problems(job({"fsdp": 8}, model__vocab_size=65, **wide), 8)
+    assert found.startswith(
+        "model.input_dim: embed is 20001, which fsdp=8 doesn't divide; execution.mesh.axes.fsdp may"
+    )
+    assert mesh_problems(job({"fsdp": 8}, model__vocab_size=64, **wide), 8) == [], "the vocabulary takes its place"
+    assert mesh_problems(job({"fsdp": 8}), 8) == [], "embed is 12, and nothing of this size is worth a split"
 
 
 @pytest.mark.parametrize(

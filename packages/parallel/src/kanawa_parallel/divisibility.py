@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import kanawa as kn
 from kanawa.arrays.axes import MESH_AXES
-from kanawa.arrays.rules import Rules, assign, split_axes
+from kanawa.arrays.rules import Assignment, Rules, assign, assign_param, split_axes
 from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Workload
@@ -100,7 +100,8 @@ def _order(shape: Mapping[str, int], activations: Rules) -> list[str]:
 def _param_uses(model: kn.Module, rules: Rules, shape: Mapping[str, int]) -> Iterator[tuple[_Cause, Dimension]]:
     for path, spec in flatten_paths(param_specs(model)).items():
         if isinstance(spec, ParamSpec):
-            for index, axis, size, names in _split(spec.shape, spec.axes, rules, shape):
+            assignment = assign_param(spec.shape, spec.axes, rules, shape)
+            for index, axis, size, names in _split(spec.shape, spec.axes, assignment):
                 yield _Cause(axis, size, names), Dimension(path, index)
 
 
@@ -117,15 +118,15 @@ def _batch_uses(
             rows //= count
             cuts.append(f"{field} ({count})")
     path = " / ".join([f"{batch.rows_path} ({batch.rows})", *cuts]) if cuts else batch.rows_path
-    for _, axis, size, names in _split((rows, batch.length), ("batch", "length"), rules, shape):
+    sizes, axes = (rows, batch.length), ("batch", "length")
+    for _, axis, size, names in _split(sizes, axes, assign(split_axes(sizes, axes), rules, shape)):
         yield _Cause(axis, size, names), path if axis == "batch" else batch.length_path
 
 
 def _split(
-    sizes: tuple[int, ...], axes: tuple[str | None, ...], rules: Rules, shape: Mapping[str, int]
+    sizes: tuple[int, ...], axes: tuple[str | None, ...], assignment: Assignment
 ) -> Iterator[tuple[int, str, int, tuple[str, ...]]]:
     """Yields (position, logical axis, size, mesh axes) of the dimensions that a mesh axis splits."""
-    assignment = assign(split_axes(sizes, axes), rules, shape)
     for index, (axis, size, names) in enumerate(zip(axes, sizes, assignment, strict=True)):
         if names and axis is not None:
             yield index, axis, size, names

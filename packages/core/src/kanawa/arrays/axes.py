@@ -26,3 +26,6 @@ LogicalAxes = tuple[str | None, ...]
 
 #: Mesh axes in the order that puts the slowest links first.
 MESH_AXES = ("stage", "replica", "data", "fsdp", "expert", "context", "tensor")
+
+#: Of these, what splits parameters for storage alone: each is gathered before it is used.
+STORAGE_AXES = frozenset({"fsdp"})

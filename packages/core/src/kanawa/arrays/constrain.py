@@ -5,7 +5,7 @@ from jax.sharding import AxisType
 
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.arrays.plan import current_plan
-from kanawa.arrays.rules import Rules, assign, check_divides, partition, split_axes
+from kanawa.arrays.rules import assign, assign_param, check_divides, partition, split_axes
 from kanawa.errors import ShardingError
 
 
@@ -26,24 +26,29 @@ def constrain(x: jax.Array, axes: LogicalAxes) -> jax.Array:
 
     Raises ShardingError where a dimension doesn't divide.
     """
-    return _constrain(x, axes, current_plan().activation_rules, "activation")
+    rules = current_plan().activation_rules
+    mesh_shape = auto_mesh_shape()
+    if not rules or not mesh_shape:
+        return x
+    _check_axes(x, axes, "activation")
+    assignment = assign(split_axes(x.shape, axes), rules, mesh_shape)
+    check_divides(x.shape, axes, assignment, mesh_shape, "activation")
+    return jax.lax.with_sharding_constraint(x, partition(assignment))
 
 
 def constrain_param(x: jax.Array, axes: LogicalAxes, path: str) -> jax.Array:
     """Returns a parameter constrained to its stored sharding, so that a cast happens before any gather."""
-    return _constrain(x, axes, current_plan().param_rules, path)
-
-
-def _constrain(x: jax.Array, axes: LogicalAxes, rules: Rules, what: str) -> jax.Array:
-    if not rules:
-        return x
+    rules = current_plan().param_rules
     mesh_shape = auto_mesh_shape()
-    if not mesh_shape:
+    if not rules or not mesh_shape:
         return x
+    _check_axes(x, axes, path)
+    assignment = assign_param(x.shape, axes, rules, mesh_shape)
+    check_divides(x.shape, axes, assignment, mesh_shape, path)
+    return jax.lax.with_sharding_constraint(x, partition(assignment))
+
+
+def _check_axes(x: jax.Array, axes: LogicalAxes, what: str) -> None:
     if len(axes) != x.ndim:
         message = f"{what}: array of shape {x.shape} has {x.ndim} dimensions but axes {axes} name {len(axes)}"
         raise ShardingError(message)
-    axes = split_axes(x.shape, axes)
-    assignment = assign(axes, rules, mesh_shape)
-    check_divides(x.shape, axes, assignment, mesh_shape, what)
-    return jax.lax.with_sharding_constraint(x, partition(assignment))

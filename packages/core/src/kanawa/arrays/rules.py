@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from kanawa.arrays.axes import LogicalAxes
+from kanawa.arrays.axes import STORAGE_AXES, LogicalAxes
 from kanawa.errors import ShardingError
 
 #: Ordered (logical axis, mesh axes) pairs. A logical axis may appear again later as a second choice.
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 
+#: Parameters of at most so many elements may stay whole where no axis of theirs divides: biases and scales.
+SMALL_PARAMETER = 1 << 20
 #: The mesh axes of each dimension of an array; empty where the dimension stays whole.
 Assignment = tuple[tuple[str, ...], ...]
 
@@ -25,6 +27,22 @@ def assign(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> As
     earlier rule has claimed for this array; a logical axis keeps the first rule that gives it any.
     """
     return _assign(axes, rules, tuple(sorted(mesh_shape.items())))
+
+
+def assign_param(shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> Assignment:
+    """Returns the mesh axes that split each dimension of a parameter.
+
+    As `assign`, but on STORAGE_AXES a rule whose axis doesn't divide is passed over: what is gathered before it is
+    used may lie anywhere, so a width that 256 shards don't divide leaves them to the heads. A parameter that no rule
+    can split stays whole if it is small; a large one gets what `assign` says, which `check_divides` refuses.
+    """
+    axes, mesh_items = split_axes(shape, axes), tuple(sorted(mesh_shape.items()))
+    fitting = _assign(axes, rules, mesh_items, shape)
+    if math.prod(shape) <= SMALL_PARAMETER:
+        return fitting
+    preferred = _assign(axes, rules, mesh_items)
+    wanted, claimed = ({name for names in assigned for name in names} for assigned in (preferred, fitting))
+    return fitting if wanted <= claimed else preferred
 
 
 def resolve(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> PartitionSpec:
@@ -41,7 +59,10 @@ def partition(assignment: Assignment) -> PartitionSpec:
 
 
 @functools.lru_cache(maxsize=4096)
-def _assign(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], ...]) -> Assignment:
+def _assign(
+    axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], ...], shape: tuple[int, ...] | None = None
+) -> Assignment:
+    """Returns the assignment; with a shape, without rules for storage that don't divide it."""
     sizes = dict(mesh_items)
     used: set[str] = set()
     assigned: list[tuple[str, ...]] = [()] * len(axes)
@@ -50,6 +71,8 @@ def _assign(axes: LogicalAxes, rules: Rules, mesh_items: tuple[tuple[str, int], 
             if axis != logical or assigned[index]:
                 continue
             free = tuple(m for m in mesh_axes if sizes.get(m, 1) > 1 and m not in used)
+            if shape is not None and STORAGE_AXES.issuperset(free) and shape[index] % math.prod(sizes[m] for m in free):
+                break
             used.update(free)
             assigned[index] = free
             break

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from kanawa.arrays.axes import LogicalAxes
-from kanawa.arrays.rules import Rules, assign, check_divides, partition, split_axes
+from kanawa.arrays.rules import Rules, assign, assign_param, check_divides, partition, split_axes
 from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import map_paths
 
@@ -22,11 +22,18 @@ def array_sharding(
     return NamedSharding(mesh, partition(assignment))
 
 
+def param_sharding(spec: ParamSpec, rules: Rules, mesh: Mesh | AbstractMesh, path: str) -> NamedSharding:
+    """Returns the sharding of a parameter; raises ShardingError for a large one that no rule's axis divides."""
+    assignment = assign_param(spec.shape, spec.axes, rules, mesh.shape)
+    check_divides(spec.shape, spec.axes, assignment, mesh.shape, path)
+    return NamedSharding(mesh, partition(assignment))
+
+
 def param_shardings(specs: Mapping[str, Any], rules: Rules, mesh: Mesh | AbstractMesh) -> dict[str, Any]:
     """Returns the tree of NamedShardings of a tree of ParamSpecs."""
 
     def one(path: str, spec: ParamSpec) -> NamedSharding:
-        sharding = array_sharding(spec.shape, spec.axes, rules, mesh, path)
+        sharding = param_sharding(spec, rules, mesh, path)
         return sharding if spec.memory == "device" else sharding.with_memory_kind(spec.memory)
 
     return map_paths(one, specs)
@@ -38,7 +45,7 @@ def abstract_params(
     """Returns the tree of ShapeDtypeStructs, with shardings where a mesh is given."""
     if mesh is None:
         return map_paths(lambda _, spec: spec.abstract(), specs)
-    return map_paths(lambda path, spec: spec.abstract(array_sharding(spec.shape, spec.axes, rules, mesh, path)), specs)
+    return map_paths(lambda path, spec: spec.abstract(param_sharding(spec, rules, mesh, path)), specs)
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> jax.sharding.NamedSharding:

@@ -8,7 +8,8 @@ from typing import Any
 
 from kanawa.composition.gathering import Problems
 from kanawa.composition.kernel_pins import pin_problems
-from kanawa.composition.mesh_rules import dcn_axes, find_rule
+from kanawa.composition.mesh_fit import fit_mesh
+from kanawa.composition.mesh_rules import find_rule
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
@@ -139,8 +140,7 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
     if rule is None:
         return cfg, None, model
     if target.jax_devices > 1:
-        axes = {"axes": dict(rule.mesh), "dcn_axes": dcn_axes(rule, target)}
-        cfg = apply_modifier(cfg, "mesh", axes, "mesh rule")
+        cfg, rule = fit_mesh(cfg, model, rule, target)
     with rewriting():
         for name, values in rule.modifiers:
             cfg = apply_modifier(cfg, name, dict(values), "mesh rule")

@@ -6,7 +6,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import jax
-from kanawa.arrays.rules import Assignment, assign
+from kanawa.arrays.rules import Assignment, assign, assign_param
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.experiment import Composition
 from kanawa.contracts import BATCH_AXES
@@ -61,7 +61,7 @@ def parameter_rows(
     leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     for path, spec in leaves:
         name = ".".join(str(part.key) for part in path)
-        yield name, tuple(spec.axes), assign(spec.axes, rules, mesh)
+        yield name, tuple(spec.axes), assign_param(spec.shape, spec.axes, rules, mesh)
 
 
 def draw(
