@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kanawa_parallel.plan.read.groups import mesh_axes, replica_groups
 from kanawa_parallel.plan.read.hlo import parse_instruction
 
@@ -42,3 +44,44 @@ def test_permutes_name_pairs():
 def test_an_unknown_form_is_an_error_not_a_guess():
     with pytest.raises(ValueError, match="unknown form"):
         groups("replica_groups=[8]=>[2,4]")
+
+
+def lists(groups):
+    return "replica_groups={" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"
+
+
+@given(data=st.data())
+def test_iota_and_lists_say_the_same(data):
+    """`[groups,members]<=[dims]T(order)` is a reshaped, transposed count: written out it is a list of groups."""
+    dims = data.draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3))
+    order = data.draw(st.permutations(range(len(dims))))
+    devices = int(np.prod(dims))
+    members = data.draw(st.sampled_from([n for n in (1, 2, 4, 8, 16, 32, 64) if devices % n == 0]))
+    flat = np.arange(devices).reshape(dims).transpose(order).reshape(-1, members)
+    turned = f"T({','.join(map(str, order))})" if order != sorted(order) else ""
+    iota = f"replica_groups=[{devices // members},{members}]<=[{','.join(map(str, dims))}]{turned}"
+    np.testing.assert_array_equal(of(iota, devices), flat)
+    np.testing.assert_array_equal(of(lists(flat.tolist()), devices), flat)
+
+
+def of(text, devices):
+    return replica_groups(parse_instruction(f"  %g = f32[8] all-reduce(%x), {text}, to_apply=%add"), devices)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4),
+    along=st.sets(st.integers(0, 3)),
+)
+def test_groups_along_mesh_axes_are_recognised(sizes, along):
+    """Members differ in exactly the axes they were grouped along, of those that have more than one device."""
+    mesh = {f"axis{i}": size for i, size in enumerate(sizes)}
+    along = [i for i in sorted(along) if i < len(sizes)]
+    kept = [i for i in range(len(sizes)) if i not in along]
+    grid = np.arange(int(np.prod(sizes))).reshape(sizes).transpose([*kept, *along])
+    groups = grid.reshape(-1, int(np.prod([sizes[i] for i in along])))
+    assert mesh_axes(groups, mesh) == tuple(f"axis{i}" for i in along if sizes[i] > 1)
+
+
+def test_groups_of_more_devices_than_the_mesh_has_follow_no_axis():
+    assert mesh_axes(np.array([[0, 9]]), MESH) == ()
+    assert mesh_axes(np.array([[0, 1]]), {}) == ()

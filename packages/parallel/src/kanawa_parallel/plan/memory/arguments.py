@@ -18,13 +18,13 @@ def argument_bytes(function: Callable[..., Any], abstract_args: tuple[Any, ...])
     A record's fields stand for themselves, such as a training state's "params"; else the argument's name comes first.
     """
     names = list(inspect.signature(function).parameters)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_args):
         record = len(path) > 1 and isinstance(path[1], jax.tree_util.GetAttrKey)
         parts = [_key(part) for part in path[1:]]
         name = ".".join(parts if record else [names[path[0].idx], *parts])
-        found[name] = found.get(name, 0) + local_bytes(leaf)
-    return found
+        sizes[name] = sizes.get(name, 0) + local_bytes(leaf)
+    return sizes
 
 
 def local_bytes(leaf: Any) -> int:
@@ -49,16 +49,18 @@ def by_module(arguments: dict[str, int]) -> dict[str, dict[str, int]]:
 
     An optimizer's flat names are "transform/parameter path"; an array belongs to the parameter it ends with.
     """
-    found: dict[str, Counter[str]] = {}
+    trained = {path.partition(".")[2] for path in arguments if path.startswith("params.")}
+    modules: dict[str, Counter[str]] = {}
     for path, size in arguments.items():
         first, _, rest = path.partition(".")
         kind = _KINDS.get(first)
         if kind in (None, "caches") or not rest:
             continue
         owner = rest.rpartition("/")[2]
-        module = f"model.{owner.rpartition('.')[0]}" if "." in owner else "learner"
-        found.setdefault(module.rstrip("."), Counter())[kind] += size
-    return {module: dict(kinds) for module, kinds in sorted(found.items())}
+        # Counters and schedules of the optimizer end with no parameter's path: they are the learner's own.
+        module = f"model.{owner}".rpartition(".")[0] if kind != "optimizer" or owner in trained else "learner"
+        modules.setdefault(module, Counter())[kind] += size
+    return {module: dict(kinds) for module, kinds in sorted(modules.items())}
 
 
 def _key(part: Any) -> str:
