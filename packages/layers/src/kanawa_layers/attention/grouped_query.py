@@ -4,11 +4,12 @@ import math
 from typing import Any
 
 import kanawa as kn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
+from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
 from kanawa_layers.attention.output_gate import OutputGate
 from kanawa_layers.attention.projections import Heads, add_fused_projections, add_projections, normed, project
@@ -23,7 +24,8 @@ class GroupedQueryAttention(SequenceMixer):
 
     Slots: projections (`qkv` set: one fused kernel in place of three), mask, positions, query and key norms (over
     one head, or over all at once), scale of queries, sinks, gate, dot product, and cache. `window` narrows a causal
-    mask to that many keys, the query's own included. `scale` multiplies scores; None: head_dim ** -0.5.
+    mask to that many keys, the query's own included. `scale` multiplies scores; None: head_dim ** -0.5. `sharing`
+    offers keys and values to later layers, or takes those of one before: `key`, `value` and `cache` then lie idle.
     Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
@@ -49,6 +51,7 @@ class GroupedQueryAttention(SequenceMixer):
         gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         cache: Cache.Config = DenseCache.Config()
+        sharing: KeySharing.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "query": "q_proj",
@@ -76,6 +79,8 @@ class GroupedQueryAttention(SequenceMixer):
             kv_heads, problems = self.num_kv_heads or self.num_heads, window_problems(self.mask, self.window)
             if self.num_heads % kv_heads != 0:
                 problems.append(f"num_heads ({self.num_heads}) is not a multiple of num_kv_heads ({kv_heads})")
+            if self.qkv is not None and takes_keys(self.sharing):
+                problems.append("qkv makes keys and values, but sharing takes those of another layer; leave qkv unset")
             return problems
 
     def setup(self) -> None:
@@ -89,31 +94,37 @@ class GroupedQueryAttention(SequenceMixer):
         )
         self.heads, self.head_dim = heads, heads.head_dim
         self.mask = narrowed(cfg.mask, cfg.window)
+        self.takes_keys = takes_keys(cfg.sharing)
         if cfg.qkv is None:
             self.add_child("qkv", None)
-            add_projections(self, cfg, heads)
+            add_projections(self, cfg, heads, own_keys=not self.takes_keys)
         else:
             add_fused_projections(self, cfg, heads)
         self.add_child("positions", cfg.positions, head_dim=self.head_dim, num_heads=cfg.num_heads)
         widths = heads.norm_widths(cfg.norm_all_heads)
         self.add_child("query_norm", cfg.query_norm, input_dim=widths[0])
-        self.add_child("key_norm", cfg.key_norm, input_dim=widths[1])
+        self.add_child("key_norm", None if self.takes_keys else cfg.key_norm, input_dim=widths[1])
         self.add_child("query_scale", cfg.query_scale, head_dim=self.head_dim)
         self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
         self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=self.head_dim)
         scale = 1.0 / math.sqrt(self.head_dim) if cfg.scale is None else cfg.scale
         self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
         shape = {"num_kv_heads": heads.kv_heads, "key_dim": self.head_dim, "value_dim": self.head_dim}
-        self.add_child("cache", cfg.cache, reach=reach(self.mask), **shape)
+        self.add_child("cache", None if self.takes_keys else cfg.cache, reach=reach(self.mask), **shape)
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the attended activations and the extended cache."""
-        q, k, v = self._queries_keys_values(x, sequences)
-        keys = CacheView(None, k, v) if cache is None else self.cache.extend(cache, k, v, sequences)
         positions = sequences.token_positions(x.shape[1])
-        kv_positions = positions if cache is None else key_positions(keys)
+        if self.takes_keys:
+            q = self._queries(x, sequences, positions)
+            keys = taken_keys(self, self.config.sharing, self.mask, self.head_dim, self.config.num_heads)
+        else:
+            q, k, v = self._queries_keys_values(x, sequences, positions)
+            keys = CacheView(None, k, v) if cache is None else self.cache.extend(cache, k, v, sequences)
+            offer_keys(self, self.config.sharing, keys, self.mask)
+        kv_positions = positions if keys.state is None else key_positions(keys)
         out = self.dot_product(
             q,
             keys,
@@ -126,11 +137,23 @@ class GroupedQueryAttention(SequenceMixer):
         out = self.tag("attention_output", out)
         out = out if self.gate is None else self.gate(out, x)
         y = self.tag("attention_projection", self.output(out))
-        return kn.constrain(y, ("batch", "length", "embed")), keys.state
+        return kn.constrain(y, ("batch", "length", "embed")), cache if self.takes_keys else keys.state
 
-    def _queries_keys_values(self, x: Float[Array, "B T E"], sequences: Sequences) -> tuple[Any, Any, Any]:
+    def _queries(
+        self, x: Float[Array, "B T E"], sequences: Sequences, positions: Int[Array, "B T"]
+    ) -> Float[Array, "B T H D"]:
+        """Returns queries alone, for keys that are turned already."""
+        q = self.query(x)
+        q = q if self.query_norm is None else normed(self.query_norm, q, self.config.norm_all_heads)
+        turning = positions if sequences.coordinates is None else sequences.coordinates
+        q, _ = self.positions.rotate(q, q[:, :, :0], turning)
+        q = self.tag("query", q if self.query_scale is None else self.query_scale(q, positions))
+        return kn.constrain(q, ("batch", "length", "heads", "head_dim"))
+
+    def _queries_keys_values(
+        self, x: Float[Array, "B T E"], sequences: Sequences, positions: Int[Array, "B T"]
+    ) -> tuple[Any, Any, Any]:
         """Returns what enters the dot product: projected, normed, turned and scaled."""
-        positions = sequences.token_positions(x.shape[1])
         q, k, v = project(self, x)
         everything = self.config.norm_all_heads
         q = q if self.query_norm is None else normed(self.query_norm, q, everything)
@@ -143,8 +166,8 @@ class GroupedQueryAttention(SequenceMixer):
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
-        """Returns the layout of the cache slot."""
-        return self.cache.spec(rows, length, dtype)
+        """Returns the layout of the cache slot; nothing for a layer that takes another's keys."""
+        return {} if self.takes_keys else self.cache.spec(rows, length, dtype)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

@@ -10,6 +10,7 @@ from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, Sequ
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
+from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.latent_projections import add_latent_projections
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
 from kanawa_layers.attention.output_gate import OutputGate
@@ -27,6 +28,7 @@ class LatentAttention(SequenceMixer):
     expand keys and values. With a cache, which keeps latent and rotated key alone, the expansion moves into queries
     and outputs ("absorbed"): every head then attends over the latents themselves. `scale` None is
     (nope_dim + rope_dim) ** -0.5; with YaRN, DeepSeek multiplies it by `yarn_mscale(...) ** 2`.
+    `sharing` offers the latent to later layers, or takes an earlier one's: `kv_down`, `kv_norm`, `cache` then lie idle.
     Tags for remat: query, latent, key, value, attention_output, attention_projection.
     """
 
@@ -54,6 +56,7 @@ class LatentAttention(SequenceMixer):
         gate: OutputGate.Config | None = None
         dot_product: DotProduct.Config = SoftmaxDotProduct.Config()
         cache: Cache.Config = DenseCache.Config()
+        sharing: KeySharing.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 "query": "q_proj",
@@ -79,7 +82,8 @@ class LatentAttention(SequenceMixer):
         """Declares the projections down to the latents and up to the heads, norms, positions and cache."""
         cfg = self.config
         self.mask = narrowed(cfg.mask, cfg.window)
-        add_latent_projections(self, cfg)
+        self.takes_keys = takes_keys(cfg.sharing)
+        add_latent_projections(self, cfg, own_latent=not self.takes_keys)
         self.add_child("positions", cfg.positions, head_dim=cfg.rope_dim, num_heads=cfg.num_heads)
         self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
         self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=cfg.value_dim)
@@ -87,7 +91,7 @@ class LatentAttention(SequenceMixer):
         self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
         self.add_child(
             "cache",
-            cfg.cache,
+            None if self.takes_keys else cfg.cache,
             num_kv_heads=1,
             key_dim=cfg.kv_rank + cfg.rope_dim,
             value_dim=0,
@@ -100,17 +104,26 @@ class LatentAttention(SequenceMixer):
         """Returns the attended activations and the extended cache."""
         cfg = self.config
         positions = sequences.token_positions(x.shape[1])
-        q_nope, q_rope = jnp.split(self._queries(x), [cfg.nope_dim], axis=-1)
-        latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
-        latent = self.tag("latent", self.kv_norm(latent))
         turning = positions if sequences.coordinates is None else sequences.coordinates
-        q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
-        if cache is None:
-            state, out = None, self._expanded(q_nope, q_rope, latent, k_rope, sequences)
+        q_nope, q_rope = jnp.split(self._queries(x), [cfg.nope_dim], axis=-1)
+        if self.takes_keys:
+            q_rope, _ = self.positions.rotate(q_rope, q_rope[:, :, :0], turning)
+            keys = taken_keys(self, cfg.sharing, self.mask, cfg.kv_rank + cfg.rope_dim, cfg.num_heads)
         else:
+            latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
+            latent = self.tag("latent", self.kv_norm(latent))
+            q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
             kept = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
-            keys = self.cache.extend(cache, kept, None, sequences)
-            state, out = keys.state, self._absorbed(q_nope, q_rope, keys, sequences)
+            keys = CacheView(None, kept, None) if cache is None else self.cache.extend(cache, kept, None, sequences)
+            offer_keys(self, cfg.sharing, keys, self.mask)
+        if keys.state is not None:
+            out = self._absorbed(q_nope, q_rope, keys, sequences)
+        else:
+            if self.takes_keys:
+                latent, k_rope = jnp.split(keys.k, [cfg.kv_rank], axis=-1)
+                latent = latent[:, :, 0]
+            out = self._expanded(q_nope, q_rope, latent, k_rope, sequences)
+        state = cache if self.takes_keys else keys.state
         out = self.tag("attention_output", out)
         out = out if self.gate is None else self.gate(out, x)
         y = self.tag("attention_projection", self.output(out))
@@ -134,10 +147,10 @@ class LatentAttention(SequenceMixer):
         k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))
         q = self._sharded(self.tag("query", jnp.concatenate([q_nope, q_rope], axis=-1)))
         k = self.tag("key", jnp.concatenate([k_nope, k_rope], axis=-1))
-        keys = CacheView(None, k, self.tag("value", v))
+        expanded = CacheView(None, k, self.tag("value", v))
         positions = sequences.token_positions(q.shape[1])
         bias = self.positions.bias(positions, positions, self.config.num_heads)
-        return self.dot_product(q, keys, self.mask, sequences, positions, bias=bias, sinks=self._sinks())
+        return self.dot_product(q, expanded, self.mask, sequences, positions, bias=bias, sinks=self._sinks())
 
     def _absorbed(
         self, q_nope: Float[Array, "B T H N"], q_rope: Float[Array, "B T H R"], keys: CacheView, sequences: Sequences
@@ -168,8 +181,8 @@ class LatentAttention(SequenceMixer):
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
-        """Returns the layout of the cache slot: kv_rank + rope_dim numbers a token."""
-        return self.cache.spec(rows, length, dtype)
+        """Returns the layout of the cache slot, kv_rank + rope_dim numbers a token; nothing where keys are taken."""
+        return {} if self.takes_keys else self.cache.spec(rows, length, dtype)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

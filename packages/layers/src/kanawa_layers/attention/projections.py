@@ -21,8 +21,10 @@ class Heads(NamedTuple):
         return (self.heads * self.head_dim, self.kv_heads * self.head_dim) if all_heads else (self.head_dim,) * 2
 
 
-def add_projections(layer: kn.Module, cfg: Any, heads: Heads, memory_dim: int | None = None) -> None:
-    """Declares `query`, `key` and `value` (these two from `memory_dim`, where given), and `output`."""
+def add_projections(
+    layer: kn.Module, cfg: Any, heads: Heads, memory_dim: int | None = None, *, own_keys: bool = True
+) -> None:
+    """Declares `query`, `key` and `value` (from `memory_dim`, where given; none without `own_keys`), and `output`."""
     for name, count, axis, given in (
         ("query", heads.heads, "heads", heads.input_dim),
         ("key", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
@@ -30,7 +32,7 @@ def add_projections(layer: kn.Module, cfg: Any, heads: Heads, memory_dim: int | 
     ):
         layer.add_child(
             name,
-            getattr(cfg, name),
+            getattr(cfg, name) if own_keys or name == "query" else None,
             input_shape=(given,),
             output_shape=(count, heads.head_dim),
             axes=("embed", axis, "head_dim"),
