@@ -16,7 +16,7 @@ HUGE = 100_000_000_000
 
 _ACROSS_SLICES = {"data": -1}
 # A head fills the vector lanes, half a head wastes half of them; the matrix units have time for it.
-_TURN = ("rope-by-matmul", {})
+_TURN = ("rope-by-matmul", {"optional": True})
 # The compiler would fuse norms and activations into every matmul that reads them, and do them once a tile.
 _FIT = (_TURN, ("materialize", {}))
 _SAVE_ATTENTION = (*_FIT, ("remat", {"policy": "save-qkv-and-output"}))

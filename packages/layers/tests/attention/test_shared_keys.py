@@ -52,7 +52,7 @@ def repeated(num_layers, attention=None, **options):
 
 LOCAL_GLOBAL = (block(grouped(window=2, cache=RingCache.Config())), block(grouped()))
 STACKS = {
-    "every-second": lambda: shared(repeated(5)),
+    "every-second": lambda: shared(repeated(3)),
     "every-third-unrolled": lambda: shared(repeated(4, scan=False), every=3),
     "local-and-global": lambda: shared(PatternStack.Config(num_layers=6, pattern=LOCAL_GLOBAL)),
     "last-three": lambda: shared(repeated(6), last=3),
@@ -64,8 +64,12 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in ("every-second", "last-of-a-pattern", "latent")
-                                               else pytest.mark.nightly) for k in STACKS])  # fmt: skip
+def daily(*kinds):
+    """Returns every kind of stack; all but these wait for the night, since each is a program to compile."""
+    return [pytest.param(kind, marks=() if kind in kinds else pytest.mark.nightly) for kind in STACKS]
+
+
+@pytest.mark.parametrize("kind", daily("every-second"))
 class TestSharedKeys(MixerConformance):
     """The kit's checks of layers and of what mixes a sequence, once for each kind of stack."""
 
@@ -91,7 +95,7 @@ def built(kind):
 X = jax.random.normal(jax.random.key(3), (2, 6, WIDTH))
 
 
-@pytest.mark.parametrize("kind", ["every-second", "last-three", "latent", "int8", "paged", "local-and-global"])
+@pytest.mark.parametrize("kind", daily("last-three", "latent"))
 def test_decoding_with_a_cache_equals_the_whole_row(kind):
     module, params, _ = built(kind)
     run = jax.jit(kn.functional(module))
@@ -112,7 +116,7 @@ class Everything(RematPolicy):
         return True
 
 
-@pytest.mark.parametrize("kind", ["every-second", "last-of-a-pattern"])
+@pytest.mark.parametrize("kind", ["every-second", pytest.param("last-of-a-pattern", marks=pytest.mark.nightly)])
 def test_scanned_written_out_and_recomputed_agree(kind):
     def result(**changes):
         cfg = STACKS[kind]()
@@ -209,8 +213,8 @@ class Elsewhere(Stack):
     [
         (lambda: mamba2_tiny().stack, {}, "can share keys and values: RepeatedStack.Config has Mamba2.Config"),
         (lambda: Elsewhere.Config(num_layers=2, layer=block(grouped())), {}, "Elsewhere.Config runs its layers"),
-        (lambda: repeated(2), {"every": 3}, "every=3 needs 3 layers, 3 of each of the 1 kinds that repeat"),
-        (lambda: repeated(2), {"last": 2}, "last=2 leaves 0 of 2 layers with keys of their own, expected at least 1"),
+        (lambda: repeated(2), {"every": 3}, "of 2 layers has too few for every=3: it needs 3 of each of the 1 kinds"),
+        (lambda: repeated(2), {"last": 2}, "of 2 layers has too few for last=2: 1, one of each kind"),
         (lambda: repeated(2), {"every": 1}, "every is 1, expected at least 2"),
     ],
 )  # fmt: skip

@@ -13,7 +13,19 @@ from kanawa_layers.convert.errors import UnknownFamilyError
 KIND = "hf_families"
 #: What only training needs, by its last name: no Hugging Face config records it, so it takes no part in comparing.
 _TRAINING_ONLY = frozenset(
-    {"init_scale", "init_stddev", "scan", "remat", "loss", "dropout", "balance_loss", "z_loss", "cache", "dispatcher"}
+    {
+        "init_scale",
+        "init_stddev",
+        "scan",
+        "remat",
+        "loss",
+        "dropout",
+        "balance_loss",
+        "z_loss",
+        "cache",
+        "dispatcher",
+        "trained_length",
+    }
 )
 #: What a family's `to_foreign` stumbles with over a model that isn't made of its layers.
 _BUILT_DIFFERENTLY = (AttributeError, LookupError, TypeError, ValueError, StopIteration)

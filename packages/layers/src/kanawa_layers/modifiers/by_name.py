@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 import kanawa as kn
-from kanawa.contracts import Cache, Norm, SequenceMixer
-from kanawa.errors import PluginError, UsageError, did_you_mean
+from kanawa.contracts import Cache, Model, Norm, SequenceMixer
+from kanawa.errors import ConfigError, PluginError, UsageError, did_you_mean
 from kanawa.plugins import host
 
 from kanawa_layers.attention.dot_product import DotProduct
@@ -95,3 +95,12 @@ class CacheKind(RoleByName):
         """Returns the cache's config."""
         kept = super().new()
         return QuantisedCache.Config(codes=kept, scales=kept) if self.config.int8 else kept
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with all caches replaced; raises ConfigError where no model in it ever decodes."""
+        models = [node for _, node in cfg.walk() if node._target is not None and issubclass(node._target, Model)]
+        if models and not any(hasattr(node._target, "cache_spec") for node in models):
+            kinds = ", ".join(type(node).__qualname__ for node in models)
+            message = f"cache: {kinds} reads whole rows and never decodes, so that nothing would keep or read a cache"
+            raise ConfigError(message)
+        return super().__call__(cfg)

@@ -1,10 +1,14 @@
 """Modifiers of rotary embeddings: base, partial rotation, and each kind of context stretching."""
 
-import kanawa as kn
-from kanawa.contracts import Positions
+from collections.abc import Callable
+from typing import Any
 
+import kanawa as kn
+from kanawa.errors import ConfigError
+
+from kanawa_layers.modifiers.positions import replace_positions
 from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
-from kanawa_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
+from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearScaling, Llama3Scaling, NTKScaling
 from kanawa_layers.positions.long_rope import LongRopeScaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling
@@ -21,16 +25,21 @@ class Rope(kn.Modifier):
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with all positions replaced."""
         new = Rotary.Config(theta=self.config.theta, fraction=self.config.fraction)
-        kn.replace(cfg, target=Positions, new=new, where=self.config.where)
-        return cfg
+        return replace_positions(cfg, "rope", new, self.config.where)
 
 
 class RopeByMatmul(kn.Modifier):
-    """`rope-by-matmul`: turns by a permutation matrix, for hardware with matrix units; models without rope stay."""
+    """`rope-by-matmul`: turns by a permutation matrix, for hardware with matrix units.
+
+    `optional` leaves a model without rotary embeddings as it is, as mesh rules want, which are for any model.
+    """
+
+    class Config(kn.Modifier.Config):
+        optional: bool = False
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the same numbers computed otherwise."""
-        kn.replace(cfg, target=Rotary, edit=lambda node: node.set(by_matmul=True), allow_none=True)
+        kn.replace(cfg, target=Rotary, edit=lambda node: node.set(by_matmul=True), allow_none=self.config.optional)
         return cfg
 
 
@@ -59,71 +68,113 @@ class RopeNTK(kn.Modifier):
 
 
 class RopeLlama3(kn.Modifier):
-    """`rope-llama3`: Llama 3.1's blend, for `factor` times `original_length` tokens."""
+    """`rope-llama3`: Llama 3.1's blend, for `factor` times `original_length` tokens (None: the model's own)."""
 
     class Config(kn.Modifier.Config):
         factor: float = 8.0
-        original_length: int = 8192
+        original_length: int | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
-        return _scaled(
-            cfg, Llama3Scaling.Config(factor=own.factor, original_length=own.original_length), self.config.where
-        )
+
+        def scaling(length: int) -> FrequencyScaling.Config:
+            return Llama3Scaling.Config(factor=own.factor, original_length=length)
+
+        return _scaled_from(cfg, scaling, "rope-llama3", own.original_length, own.where)
 
 
 class RopeYarn(kn.Modifier):
-    """`rope-yarn`: YaRN for `factor` times `original_length` tokens."""
+    """`rope-yarn`: YaRN for `factor` times `original_length` tokens (None: the model's own)."""
 
     class Config(kn.Modifier.Config):
         factor: float = 4.0
-        original_length: int = 8192
+        original_length: int | None = None
         multiplier: float | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
-        values = {"factor": own.factor, "original_length": own.original_length, "multiplier": own.multiplier}
-        return _scaled(cfg, YarnScaling.Config(**values), self.config.where)
+
+        def scaling(length: int) -> FrequencyScaling.Config:
+            return YarnScaling.Config(factor=own.factor, original_length=length, multiplier=own.multiplier)
+
+        return _scaled_from(cfg, scaling, "rope-yarn", own.original_length, own.where)
 
 
 class RopeDynamicNTK(kn.Modifier):
-    """`rope-dynamic-ntk`: a base for sequences of `length` tokens, trained on `original_length`."""
+    """`rope-dynamic-ntk`: a base for sequences of `length` tokens (None: `factor` times the model's own length)."""
 
     class Config(kn.Modifier.Config):
         factor: float = 2.0
-        original_length: int = 4096
-        length: int = 8192
+        original_length: int | None = None
+        length: int | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
-        values = {"factor": own.factor, "original_length": own.original_length, "length": own.length}
-        return _scaled(cfg, DynamicNTKScaling.Config(**values), self.config.where)
+
+        def scaling(length: int) -> FrequencyScaling.Config:
+            wanted = own.length or round(own.factor * length)
+            return DynamicNTKScaling.Config(factor=own.factor, original_length=length, length=wanted)
+
+        return _scaled_from(cfg, scaling, "rope-dynamic-ntk", own.original_length, own.where)
 
 
 class RopeLongRope(kn.Modifier):
-    """`rope-longrope`: a searched factor for each frequency; both lists are required."""
+    """`rope-longrope`: a searched factor for each frequency, up to `max_length` tokens; both lists are required."""
 
     class Config(kn.Modifier.Config):
         short_factors: tuple[float, ...] = kn.REQUIRED
         long_factors: tuple[float, ...] = kn.REQUIRED
-        original_length: int = 4096
+        original_length: int | None = None
         max_length: int = 131_072
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with every rotary embedding stretched."""
         own = self.config
-        lengths = {"original_length": own.original_length, "max_length": own.max_length}
-        scaling = LongRopeScaling.Config(short_factors=own.short_factors, long_factors=own.long_factors, **lengths)
-        return _scaled(cfg, scaling, self.config.where)
+        factors = {"short_factors": own.short_factors, "long_factors": own.long_factors}
+
+        def scaling(length: int) -> FrequencyScaling.Config:
+            return LongRopeScaling.Config(original_length=length, max_length=own.max_length, **factors)
+
+        return _scaled_from(cfg, scaling, "rope-longrope", own.original_length, own.where)
 
 
 def _scaled(cfg: kn.Config, scaling: kn.Config, where: str) -> kn.Config:
     kn.replace(cfg, target=Rotary, edit=lambda node: node.set(scaling=scaling), where=where)
     return cfg
+
+
+def _scaled_from(
+    cfg: kn.Config, scaling: Callable[[int], kn.Config], modifier: str, length: int | None, where: str
+) -> kn.Config:
+    """Returns `cfg` with every rotary embedding scaled from `length`, or from the one it was trained on itself.
+
+    Raises ConfigError where an embedding doesn't say how long that was.
+    """
+
+    def stretch(node: Any) -> None:
+        original = length if length is not None else trained_length(node)
+        if original is None:
+            message = (
+                f"{modifier}: a rotary embedding under {where!r} doesn't say how long the sequences were that the "
+                f"model was trained on; give original_length=…, or set its trained_length"
+            )
+            raise ConfigError(message)
+        node.set(scaling=scaling(original))
+
+    kn.replace(cfg, target=Rotary, edit=stretch, where=where)
+    return cfg
+
+
+def trained_length(rotary: Any) -> int | None:
+    """Returns how long sequences were before any stretching: what a scaling stretches from, else what the node says."""
+    scaling = rotary.scaling
+    if scaling is not None and "original_length" in scaling.fields():
+        return scaling.original_length
+    return rotary.trained_length

@@ -42,10 +42,15 @@ class SharedKV(kn.Modifier):
             raise ConfigError(message)
         others: dict[str, str] = {}
         reached: list[Stack.Config] = []
+        # The last layers of a chain are its last stack's; those before it have keys of their own.
+        chains = [node.stacks for _, node in cfg.walk() if isinstance(node, ChainedStack.Config)]
+        not_last = {id(stack) for stacks in chains for stack in stacks[:-1]} if self.config.last is not None else set()
 
         def edit(stack: Stack.Config) -> Stack.Config | None:
             if isinstance(stack, ChainedStack.Config):
                 return None  # Its parts are stacks, and have been here already.
+            if id(stack) in not_last:
+                return None
             kind = type(stack).__qualname__
             if not isinstance(stack, (RepeatedStack.Config, PatternStack.Config)):
                 others[kind] = "runs its layers otherwise than a RepeatedStack or PatternStack"
@@ -55,8 +60,12 @@ class SharedKV(kn.Modifier):
                 names = sorted({type(mixer).__qualname__ for mixer in mixers}) or ["no mixer of sequences"]
                 others[kind] = f"has {', '.join(names)}, without keys to share"
                 return None
+            made = self._every(stack) if self.config.last is None else self._last(stack)
+            if isinstance(made, str):
+                others[f"{kind} of {stack.num_layers} layers"] = made
+                return None
             reached.append(stack)
-            return self._last(stack) if self.config.last is not None else self._every(stack)
+            return made
 
         kn.replace(cfg, target=Stack, edit=edit, where=self.config.where)
         if not reached:
@@ -65,27 +74,21 @@ class SharedKV(kn.Modifier):
             raise ConfigError(message)
         return cfg
 
-    def _every(self, stack: Any) -> PatternStack.Config:
+    def _every(self, stack: Any) -> PatternStack.Config | str:
+        """Returns the stack in which one of every so many layers has keys, or what keeps it from being made."""
         pattern, count = _pattern(stack), self.config.every
         if stack.num_layers < count * len(pattern):
-            message = (
-                f"shared-kv: every={count} needs {count * len(pattern)} layers, {count} of each of the "
-                f"{len(pattern)} kinds that repeat, and the stack has {stack.num_layers}"
-            )
-            raise ConfigError(message)
+            return f"has too few for every={count}: it needs {count} of each of the {len(pattern)} kinds that repeat"
         takers = tuple(_sharing(block, place, TakeKeys.Config) for place, block in enumerate(pattern)) * (count - 1)
         givers = tuple(_sharing(block, place, OfferKeys.Config) for place, block in enumerate(pattern))
         return _like(stack, givers + takers, stack.num_layers)
 
-    def _last(self, stack: Any) -> Stack.Config:
+    def _last(self, stack: Any) -> ChainedStack.Config | str:
+        """Returns the chain whose last layers take keys, or what keeps it from being made."""
         pattern, last = _pattern(stack), self.config.last
         first = stack.num_layers - last - len(pattern)
         if first < 0:
-            message = (
-                f"shared-kv: last={last} leaves {stack.num_layers - last} of {stack.num_layers} layers with keys of "
-                f"their own, expected at least {len(pattern)}, one of each kind that repeats"
-            )
-            raise ConfigError(message)
+            return f"has too few for last={last}: {len(pattern)}, one of each kind that repeats, keep keys of their own"
         places = [(place % len(pattern), pattern[place % len(pattern)]) for place in range(stack.num_layers)]
         runs = (
             (0, first, None),

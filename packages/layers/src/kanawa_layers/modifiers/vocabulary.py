@@ -2,6 +2,7 @@
 
 import kanawa as kn
 from kanawa.config import FROM_PARENT
+from kanawa.contracts import Model
 from kanawa.errors import ConfigError
 
 
@@ -33,7 +34,8 @@ class VocabularySize(kn.Modifier):
 
         kn.replace(cfg, target=kn.Module, edit=edit)
         if not reached:
-            kind = type(cfg).__qualname__
+            kinds = [type(node).__qualname__ for _, node in cfg.walk() if isinstance(node, Model.Config)]
+            kind = ", ".join(kinds) or type(cfg).__qualname__
             message = f"vocab: nothing under '**' has a vocab_size of its own: {kind} is no language model"
             raise ConfigError(message)
         return cfg

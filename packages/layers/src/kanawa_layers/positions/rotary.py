@@ -22,6 +22,9 @@ class Rotary(Positions):
     tokens have one position only, all streams are it. Angles and the turn are computed in fp32; results have the
     inputs' dtype.
 
+    `trained_length` says how long the sequences were that a model was trained on with these frequencies: modifiers that
+    stretch them start from it.
+
     `by_matmul` swaps the members of pairs by multiplying with a permutation: the same numbers, and quicker on matrix
     units whose vector lanes are as wide as a head, such as TPUs'. Mesh rules set it.
     """
@@ -33,6 +36,7 @@ class Rotary(Positions):
         interleaved: bool = False
         sections: tuple[int, ...] = ()
         scaling: FrequencyScaling.Config | None = None
+        trained_length: int | None = None
         by_matmul: bool = False
 
         def check(self) -> list[str]:

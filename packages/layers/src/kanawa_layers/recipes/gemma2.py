@@ -72,7 +72,7 @@ def gemma2(
                 window=window if kind == SLIDING else None,
                 scale=query_scalar**-0.5,
                 logit_cap=attention_cap,
-                positions=positions or Rotary.Config(),
+                positions=positions or Rotary.Config(trained_length=8192),
             ),
             hidden_dim,
             norm_eps,

@@ -34,8 +34,9 @@ def gemma3(
 ) -> DecoderLM.Config:
     """Returns a Gemma 3 of any size; scores are multiplied by query_scalar ** -0.5."""
     norm = RMSNorm.Config(eps=norm_eps, zero_centered=True)
-    near = local_positions or Rotary.Config(theta=10_000.0)
-    far = global_positions or Rotary.Config(theta=1_000_000.0, scaling=LinearScaling.Config(factor=8.0))
+    near = local_positions or Rotary.Config(theta=10_000.0, trained_length=32_768)
+    stretched = LinearScaling.Config(factor=8.0)
+    far = global_positions or Rotary.Config(theta=1_000_000.0, scaling=stretched, trained_length=32_768)
     pattern = tuple(
         gemma_block(
             GroupedQueryAttention.Config(
@@ -103,7 +104,7 @@ def gemma3_1b() -> DecoderLM.Config:
         hidden_dim=6912,
         vocab_size=262_144,
         window=512,
-        global_positions=Rotary.Config(theta=1_000_000.0),
+        global_positions=Rotary.Config(theta=1_000_000.0, trained_length=32_768),
     )
 
 

@@ -87,7 +87,14 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
     found = {**(config.get("rope_scaling") or {}), **found}
     theta = found.get("rope_theta", config.get("rope_theta", 10_000.0))
     fraction = found.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
-    return Rotary.Config(theta=float(theta), fraction=float(fraction), scaling=_scaling(found, config), **fields)
+    length = found.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return Rotary.Config(
+        theta=float(theta),
+        fraction=float(fraction),
+        scaling=_scaling(found, config),
+        trained_length=length,
+        **fields,
+    )
 
 
 def _scaling(found: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
@@ -122,6 +129,8 @@ def _scaling(found: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
 def rope_keys(positions: Any) -> dict[str, Any]:
     """Returns the inverse of `rotary`, in the form that every version reads: `rope_theta` and `rope_scaling`."""
     keys: dict[str, Any] = {"rope_theta": positions.theta}
+    if positions.trained_length is not None and positions.scaling is None:
+        keys["max_position_embeddings"] = positions.trained_length
     if positions.fraction != 1.0:
         keys["partial_rotary_factor"] = positions.fraction
     if positions.scaling is not None:

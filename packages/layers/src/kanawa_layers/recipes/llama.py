@@ -29,12 +29,18 @@ def llama(
     tied: bool = False,
     norm_eps: float = 1e-5,
     positions: Rotary.Config | None = None,
+    trained_length: int | None = None,
 ) -> DecoderLM.Config:
-    """Returns a Llama of any size: pre-norm, RMSNorm, rotary GQA, SwiGLU, no biases."""
+    """Returns a Llama of any size: pre-norm, RMSNorm, rotary GQA, SwiGLU, no biases.
+
+    `trained_length`, of the sequences it was trained on, goes with `positions` where those are given.
+    """
     norm = RMSNorm.Config(eps=norm_eps)
     attention = GroupedQueryAttention.Config(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     if positions is not None:
         attention.set(positions=positions)
+    if trained_length is not None:
+        attention.positions.set(trained_length=trained_length)
     layer = PreNormBlock.Config(
         attention=attention,
         feed_forward=GatedFeedForward.Config(hidden_dim=hidden_dim, activation=jax.nn.silu),
@@ -88,39 +94,77 @@ def llama_keys(cfg: Any, architecture: str) -> dict[str, Any]:
 FAMILY = ForeignFamily(from_hf, to_hf)
 
 
+def llama1(num_layers: int, input_dim: int, heads: int, hidden_dim: int, norm_eps: float) -> DecoderLM.Config:
+    """Returns a first Llama: as many key heads as query heads, trained on 2,048 tokens."""
+    shape = {"num_layers": num_layers, "input_dim": input_dim, "num_heads": heads, "num_kv_heads": heads}
+    return llama(**shape, hidden_dim=hidden_dim, norm_eps=norm_eps, trained_length=2048)
+
+
 def llama_7b() -> DecoderLM.Config:
     """Returns Llama 7B: 6,738,415,616 parameters."""
-    return llama(num_layers=32, input_dim=4096, num_heads=32, num_kv_heads=32, hidden_dim=11_008, norm_eps=1e-6)
+    return llama(
+        num_layers=32,
+        input_dim=4096,
+        num_heads=32,
+        num_kv_heads=32,
+        hidden_dim=11_008,
+        norm_eps=1e-6,
+        trained_length=2048,
+    )
 
 
 def llama_13b() -> DecoderLM.Config:
     """Returns Llama 13B: 13,015,864,320 parameters."""
-    return llama(num_layers=40, input_dim=5120, num_heads=40, num_kv_heads=40, hidden_dim=13_824, norm_eps=1e-6)
+    return llama(
+        num_layers=40,
+        input_dim=5120,
+        num_heads=40,
+        num_kv_heads=40,
+        hidden_dim=13_824,
+        norm_eps=1e-6,
+        trained_length=2048,
+    )
 
 
 def llama_30b() -> DecoderLM.Config:
     """Returns Llama 30B, 33B in the paper: 32,528,943,616 parameters."""
-    return llama(num_layers=60, input_dim=6656, num_heads=52, num_kv_heads=52, hidden_dim=17_920, norm_eps=1e-6)
+    return llama(
+        num_layers=60,
+        input_dim=6656,
+        num_heads=52,
+        num_kv_heads=52,
+        hidden_dim=17_920,
+        norm_eps=1e-6,
+        trained_length=2048,
+    )
 
 
 def llama_65b() -> DecoderLM.Config:
     """Returns Llama 65B: 65,285,660,672 parameters."""
-    return llama(num_layers=80, input_dim=8192, num_heads=64, num_kv_heads=64, hidden_dim=22_016, norm_eps=1e-5)
+    return llama(
+        num_layers=80,
+        input_dim=8192,
+        num_heads=64,
+        num_kv_heads=64,
+        hidden_dim=22_016,
+        norm_eps=1e-5,
+        trained_length=2048,
+    )
 
 
 def llama2_7b() -> DecoderLM.Config:
     """Returns Llama 2 7B: 6,738,415,616 parameters."""
-    return llama(num_layers=32, input_dim=4096, num_heads=32, num_kv_heads=32, hidden_dim=11_008)
+    return llama(num_layers=32, input_dim=4096, num_heads=32, num_kv_heads=32, hidden_dim=11_008, trained_length=4096)
 
 
 def llama2_13b() -> DecoderLM.Config:
     """Returns Llama 2 13B: 13,015,864,320 parameters."""
-    return llama(num_layers=40, input_dim=5120, num_heads=40, num_kv_heads=40, hidden_dim=13_824)
+    return llama(num_layers=40, input_dim=5120, num_heads=40, num_kv_heads=40, hidden_dim=13_824, trained_length=4096)
 
 
 def llama2_70b() -> DecoderLM.Config:
     """Returns Llama 2 70B: 68,976,648,192 parameters."""
-    return llama(num_layers=80, input_dim=8192, num_heads=64, num_kv_heads=8, hidden_dim=28_672)
+    return llama(num_layers=80, input_dim=8192, num_heads=64, num_kv_heads=8, hidden_dim=28_672, trained_length=4096)
 
 
 def llama3(
@@ -136,7 +180,7 @@ def llama3(
         hidden_dim=hidden_dim,
         vocab_size=128_256,
         tied=tied,
-        positions=Rotary.Config(theta=500_000.0, scaling=scaling),
+        positions=Rotary.Config(theta=500_000.0, scaling=scaling, trained_length=8192),
     )
 
 
@@ -177,7 +221,7 @@ def llama32_3b() -> DecoderLM.Config:
 
 def llama_1b() -> DecoderLM.Config:
     """Returns a Llama shape of 1.1B parameters, for one accelerator."""
-    return llama(num_layers=22, input_dim=2048, num_heads=32, num_kv_heads=4, hidden_dim=5632)
+    return llama(num_layers=22, input_dim=2048, num_heads=32, num_kv_heads=4, hidden_dim=5632, trained_length=2048)
 
 
 def llama_tiny() -> DecoderLM.Config:
@@ -194,6 +238,7 @@ def llama_tiny() -> DecoderLM.Config:
         hidden_dim=512,
         vocab_size=2048,
         tied=True,
+        trained_length=256,
     )
     cfg.embedding.set(init_stddev=192**-0.5)
     return cfg

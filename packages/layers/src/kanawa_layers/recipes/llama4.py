@@ -68,7 +68,7 @@ def llama4(
     near = GroupedQueryAttention.Config(
         **heads,
         mask=Chunked.Config(size=chunk),
-        positions=positions or Rotary.Config(theta=500_000.0, interleaved=True),
+        positions=positions or Rotary.Config(theta=500_000.0, interleaved=True, trained_length=262_144),
         query_norm=unit,
         key_norm=unit,
     )

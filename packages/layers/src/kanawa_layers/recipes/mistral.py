@@ -41,9 +41,9 @@ _SHAPE = {"num_layers": 32, "input_dim": 4096, "num_heads": 32, "num_kv_heads": 
 
 def mistral_7b() -> DecoderLM.Config:
     """Returns Mistral 7B v0.1: 7,241,732,096 parameters, window 4,096."""
-    return mistral(window=4096, **_SHAPE)
+    return mistral(window=4096, trained_length=32_768, **_SHAPE)
 
 
 def mistral_7b_v3() -> DecoderLM.Config:
     """Returns Mistral 7B v0.3: 7,248,023,552 parameters, no window, base 1,000,000."""
-    return mistral(vocab_size=32_768, positions=Rotary.Config(theta=1_000_000.0), **_SHAPE)
+    return mistral(vocab_size=32_768, positions=Rotary.Config(theta=1_000_000.0, trained_length=32_768), **_SHAPE)

@@ -86,7 +86,7 @@ def mixtral_8x7b() -> DecoderLM.Config:
         num_heads=32,
         num_kv_heads=8,
         hidden_dim=14_336,
-        positions=Rotary.Config(theta=1_000_000.0),
+        positions=Rotary.Config(theta=1_000_000.0, trained_length=32_768),
     )
 
 
@@ -99,5 +99,5 @@ def mixtral_8x22b() -> DecoderLM.Config:
         num_kv_heads=8,
         hidden_dim=16_384,
         vocab_size=32_768,
-        positions=Rotary.Config(theta=1_000_000.0),
+        positions=Rotary.Config(theta=1_000_000.0, trained_length=65_536),
     )

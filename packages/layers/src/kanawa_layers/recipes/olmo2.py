@@ -14,7 +14,7 @@ from kanawa_layers.stack.output_norm import OutputNormBlock
 
 def olmo2(*, vocab_size: int = 100_352, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
     """Returns an OLMo 2 of any size; `shape` as for `llama`."""
-    shape.setdefault("positions", Rotary.Config(theta=500_000.0))
+    shape.setdefault("positions", Rotary.Config(theta=500_000.0, trained_length=4096))
     cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
     layer, norm = cfg.stack.layer, RMSNorm.Config(eps=norm_eps)
     layer.attention.set(query_norm=norm, key_norm=norm, norm_all_heads=True)

@@ -12,7 +12,7 @@ from kanawa_layers.recipes.llama import llama, llama_keys
 
 def qwen2(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
     """Returns a Qwen2 or Qwen2.5 of any size; `shape` as for `llama`."""
-    shape.setdefault("positions", Rotary.Config(theta=1_000_000.0))
+    shape.setdefault("positions", Rotary.Config(theta=1_000_000.0, trained_length=32_768))
     cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
     for name in ("query", "key", "value"):
         getattr(cfg.stack.layer.attention, name).set(bias=True)

@@ -13,7 +13,7 @@ from kanawa_layers.recipes.llama import llama, llama_keys
 
 def qwen3(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
     """Returns a Qwen3 of any size; `shape` as for `llama`."""
-    shape.setdefault("positions", Rotary.Config(theta=1_000_000.0))
+    shape.setdefault("positions", Rotary.Config(theta=1_000_000.0, trained_length=32_768))
     cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
     norm = RMSNorm.Config(eps=norm_eps)
     cfg.stack.layer.attention.set(query_norm=norm, key_norm=norm)

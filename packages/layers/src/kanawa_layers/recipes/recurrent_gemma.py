@@ -63,7 +63,7 @@ def recurrent_gemma(
             num_kv_heads=num_kv_heads,
             window=window,
             output=biased,
-            positions=positions or Rotary.Config(fraction=0.5),
+            positions=positions or Rotary.Config(fraction=0.5, trained_length=8192),
         ),
     }
     feed_forward = GatedFeedForward.Config(
