@@ -38,6 +38,8 @@ PACKAGES = (
     "runtime",
 )
 EVERYTHING = ("kanawa[train,hf,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
+#: Services whose libraries are extras; the larger one is tested with everything installed.
+LOGGERS = "kanawa-runtime[tensorboard,wandb]"
 HEAVY = {"core", "layers", "parallel", "runtime", "integration"}
 RUN = "runs/quickstart"
 EXTRA_STEPS = 50
@@ -138,7 +140,7 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session(default=False)
 def integration(session: nox.Session) -> None:
     """Several packages together: experiments, eight devices, kills, strangers' plugins."""
-    install(session, *EVERYTHING, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
+    install(session, *EVERYTHING, LOGGERS, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
     run_tests(session, "tests/integration")
 
 

@@ -12,9 +12,9 @@ from kanawa_runtime.services.extras import require
 
 
 class TensorBoardLogger(Service):
-    """Writes RUN/`folder`; a resumed run goes on with its curves.
+    """Losses, evaluations, config and samples as TensorBoard event files in RUN/`folder`.
 
-    Points beyond the step that a run resumed from are void, and TensorBoard is told so.
+    A resumed run goes on with its curves: points beyond the step that it resumed from are void, as TensorBoard is told.
     """
 
     class Config(Service.Config):

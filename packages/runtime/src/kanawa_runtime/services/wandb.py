@@ -1,6 +1,7 @@
 """Weights & Biases: the run's losses, evaluations, config and samples, on their server or offline."""
 
 import json
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,11 @@ IDENTITY = "wandb.json"
 
 
 class WandbLogger(Service):
-    """Logs to the run that RUN/wandb.json names, made at the first attempt.
+    """Losses, evaluations, config and samples to Weights & Biases, online or offline.
 
-    `mode` "offline" needs neither account nor network: `wandb sync RUN/wandb/offline-run-*` uploads it later.
-    `stop_seconds` is how long an end waits for uploads.
+    RUN/wandb.json names their run, made at the first attempt, so a resumed one goes on with the same curves. `mode`
+    "offline" needs neither account nor network: `wandb sync RUN/wandb/offline-run-*` uploads it later. `stop_seconds`
+    is how long an end waits for uploads.
     """
 
     class Config(Service.Config):
@@ -75,9 +77,7 @@ class WandbLogger(Service):
 
 def _identity(folder: Path) -> str:
     """Returns the id kept with the run; makes one at the first attempt."""
-    import wandb
-
     file = folder / IDENTITY
     if not file.exists():
-        write_durable(file, json.dumps({"id": wandb.util.generate_id()}).encode())
+        write_durable(file, json.dumps({"id": secrets.token_hex(4)}).encode())
     return str(json.loads(file.read_text())["id"])
