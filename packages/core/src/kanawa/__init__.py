@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kanawa.composition.target import parse_target as parse_target
     from kanawa.config import FROM_PARENT as FROM_PARENT
     from kanawa.config import REQUIRED as REQUIRED
+    from kanawa.config import CallableConfig as CallableConfig
     from kanawa.config import Config as Config
     from kanawa.config import Configurable as Configurable
     from kanawa.config import Modifier as Modifier
@@ -79,7 +80,7 @@ _NAMES = {
     "composition": "compose",
     "composition.target": "Target parse_target",
     "config": (
-        "FROM_PARENT REQUIRED Config Configurable Modifier config_for diff digest "
+        "FROM_PARENT REQUIRED CallableConfig Config Configurable Modifier config_for diff digest "
         "from_json origin replace to_json to_text"
     ),
     "contracts": "Program",

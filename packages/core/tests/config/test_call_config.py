@@ -118,7 +118,68 @@ def test_classes_positional_and_keyword_parameters() -> None:
         config_for(Service, path="p", retry=1)
 
 
-def stars(*parts: int) -> None: ...
+def stars(*parts: int) -> tuple[int, ...]:
+    return parts
+
+
+def mixed(first: int, second: int = 2, /, third: Any = 3, *rest: "int | str", last: Any = None) -> tuple[Any, ...]:
+    return first, second, third, rest, last
+
+
+def chain(*transforms: Schedule) -> tuple[Any, ...]:
+    return transforms
+
+
+def scaled(by: float, rate: float = 1.0) -> tuple[float, float]:
+    return by, rate
+
+
+def test_positional_arguments_are_those_of_the_call() -> None:
+    assert config_for(scaled, 2.0).build() == (2.0, 1.0)
+    cfg = config_for(mixed, 1, 5, 6, 7, "x", last=8)
+    assert (cfg.first, cfg.second, cfg.third, cfg.rest, cfg.last) == (1, 5, 6, (7, "x"), 8)
+    assert cfg.build() == (1, 5, 6, (7, "x"), 8)
+    assert config_for(mixed, 1).build() == (1, 2, 3, (), None)
+    assert config_for(mixed, 1).set(rest=(9,)).build() == (1, 2, 3, (9,), None)
+    assert config_for(stars).build() == ()
+
+
+def test_configs_among_positional_arguments_are_built() -> None:
+    cfg = config_for(chain, config_for(scaled, 1.0), config_for(chain, config_for(scaled, 3.0, rate=4.0)))
+    assert cfg.build() == ((1.0, 1.0), ((3.0, 4.0),))
+    cfg.set_path("transforms[1].transforms[0].by", 5.0)
+    assert cfg.build() == ((1.0, 1.0), ((5.0, 4.0),))
+    for same in (pickle.loads(pickle.dumps(cfg)), copy.deepcopy(cfg), from_json(to_json(cfg))):
+        assert same == cfg
+        assert same.build() == cfg.build()
+    assert f"transforms[0]: {__name__}:scaled\ntransforms[0].by: 1.0" in to_text(cfg)
+
+
+def test_a_runtime_argument_reaches_every_config_that_leaves_it_open() -> None:
+    inner = config_for(chain, config_for(scaled, 2.0, rate=FROM_PARENT))
+    cfg = config_for(chain, config_for(scaled, 1.0, rate=FROM_PARENT), inner, config_for(scaled, 3.0))
+    assert cfg.build(rate=0.5) == ((1.0, 0.5), ((2.0, 0.5),), (3.0, 1.0))
+    assert cfg.build() == ((1.0, 1.0), ((2.0, 1.0),), (3.0, 1.0)), "they have defaults of their own"
+    with pytest.raises(ConfigError, match="scaled can't be called: by not set"):
+        config_for(chain, config_for(scaled, FROM_PARENT)).build()
+    with pytest.raises(ConfigError, match="chain takes no argument 'rat'"):
+        cfg.build(rat=0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values", "message"),
+    [
+        ((1.0, 2.0, 3.0), {}, "scaled.*: it takes 2 positional arguments, 3 were given"),
+        ((1.0,), {"by": 2.0}, "scaled.*: by is given by position and by name"),
+    ],
+)
+def test_arguments_that_a_call_would_refuse(arguments: Any, values: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_for(scaled, *arguments, **values)
+    with pytest.raises(ConfigError, match="fields have names; write name=value"):
+        config_for(Configurable, 1)
+    with pytest.raises(FieldTypeError, match=r"parts\[1\]: expected int .*, got 'x'"):
+        config_for(stars, 1, "x")
 
 
 def taken(walk: int) -> None: ...
@@ -127,7 +188,6 @@ def taken(walk: int) -> None: ...
 @pytest.mark.parametrize(
     ("callable_", "message"),
     [
-        (stars, r"it takes \*parts, which has no field names; wrap it"),
         (taken, r"the parameter 'walk' can't be a field"),
         (dict.fromkeys(["a"]).get, "a built-in method|no public|no signature|can't"),
         (lambda x: x, "it is a lambda"),

@@ -12,7 +12,7 @@ from kanawa.config.field_types import FieldType
 from kanawa.config.origin import Origin
 from kanawa.config.record import Config, revive
 from kanawa.config.schema import Field, Schema
-from kanawa.config.sentinels import CALLEE_DEFAULT, REQUIRED, Sentinel
+from kanawa.config.sentinels import CALLEE_DEFAULT, FROM_PARENT, REQUIRED, Sentinel
 from kanawa.config.values import copy_value, holds_config, same_value
 from kanawa.errors import ConfigError, did_you_mean
 
@@ -21,53 +21,76 @@ class CallableConfig(Config):
     """The config of a callable; `build` calls it."""
 
     def build(self, **runtime: Any) -> Any:
-        """Calls the callable; runtime arguments win, configs among the others are built first."""
+        """Calls the callable; runtime arguments win, configs among the others are built first.
+
+        A runtime argument also reaches the configs inside, where they have FROM_PARENT under its name.
+        """
         callee, signature = self.callee, _signature(self.callee)
-        values = {
-            name: value
-            for name, value in vars(self).items()
-            if not (isinstance(value, Sentinel) and value is not REQUIRED)
-        }
-        extra = runtime.keys() - self.fields().keys()
+        values = {name: value for name, value in vars(self).items() if not _callee_decides(signature, name, value)}
+        below = {name: value for name, value in runtime.items() if name in _left_to_parent(self)}
+        extra = runtime.keys() - self.fields().keys() - below.keys()
         if extra and not _takes_any_name(signature):
             name = min(extra)
             near = did_you_mean(name, self.fields())
             message = f"{public_name(callee)} takes no argument {name!r}{near}"
             raise ConfigError(message)
-        values.update(runtime)
-        missing = [name for name, value in values.items() if value is REQUIRED]
+        values.update({name: value for name, value in runtime.items() if name in self.fields() or name in extra})
+        missing = [name for name, value in values.items() if isinstance(value, Sentinel)]
         if missing:
             message = f"{public_name(callee)} can't be called: {', '.join(missing)} not set"
             raise ConfigError(message)
         for name in values.keys() - runtime.keys():
-            values[name] = self._argument(name, values[name])
-        positional = [
-            values.pop(p.name)
-            for p in signature.parameters.values()
-            if p.kind is p.POSITIONAL_ONLY and p.name in values
-        ]
-        return callee(*positional, **values)
+            values[name] = self._argument(name, values[name], below)
+        return callee(*_positional(signature, values), **values)
 
-    def _argument(self, name: str, value: Any) -> Any:
+    def _argument(self, name: str, value: Any, below: dict[str, Any]) -> Any:
         # A parameter annotated with a Config class asks for the config itself.
         wants_config = self.fields()[name].type.mentions("config")
-        return value if wants_config else _built(value)
+        return value if wants_config else _built(value, below)
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (dict(vars(self)), self._origins, self._frozen)
         return _revive_call, (public_name(self.callee), *state)
 
 
-def _built(value: Any) -> Any:
-    """Returns a value with the configs in it built."""
+def _built(value: Any, below: dict[str, Any]) -> Any:
+    """Returns a value with the configs in it built; `below` are the arguments that those may take from here."""
+    if isinstance(value, CallableConfig):
+        wanted = {*_left_to_parent(value), *(n for n, v in vars(value).items() if v is FROM_PARENT)}
+        return value.build(**{name: below[name] for name in below if name in wanted})
     if isinstance(value, Config):
         return value.build()
     if not holds_config(value):
         return copy_value(value)
     if isinstance(value, dict):
-        return {k: _built(v) for k, v in value.items()}
-    built = [_built(v) for v in value]
+        return {k: _built(v, below) for k, v in value.items()}
+    built = [_built(v, below) for v in value]
     return tuple(built) if isinstance(value, tuple) else built
+
+
+def _left_to_parent(cfg: CallableConfig) -> set[str]:
+    """Returns the parameters that callables inside, not `cfg` itself, leave to whoever builds."""
+    inside = (node for path, node in cfg.walk() if path and isinstance(node, CallableConfig))
+    return {name for node in inside for name, value in vars(node).items() if value is FROM_PARENT}
+
+
+def _callee_decides(signature: inspect.Signature, name: str, value: Any) -> bool:
+    """Returns whether a parameter that nobody has set is left to the callable's own default."""
+    has_default = signature.parameters[name].default is not inspect.Parameter.empty
+    return isinstance(value, Sentinel) and value is not REQUIRED and (value is not FROM_PARENT or has_default)
+
+
+def _positional(signature: inspect.Signature, values: dict[str, Any]) -> list[Any]:
+    """Takes out of `values`, and returns, what has to be given by position: all before *args, where those are given."""
+    several = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    rest = () if several is None else values.pop(several, ())
+    given = []
+    for parameter in signature.parameters.values():
+        in_front = bool(rest) and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        set_by_position = parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in values
+        if in_front or set_by_position:
+            given.append(values.pop(parameter.name, parameter.default))
+    return [*given, *rest]
 
 
 class _CallField(Field):
@@ -105,19 +128,47 @@ class _CallField(Field):
         return FieldType(declared.annotation, declared.text, admit)
 
 
-def config_for(callable_: Callable[..., Any], /, **values: Any) -> Any:
-    """Returns a config with the callable's parameters as fields.
+def config_for(callable_: Callable[..., Any], /, *args: Any, **values: Any) -> Any:
+    """Returns a config with the callable's parameters as fields; `args` and `values` set them as a call would.
 
-    Parameters without a default are REQUIRED; set one to FROM_PARENT to give it to `build` instead.
-    A Configurable gives its own Config. Raises ConfigError for a callable with *args, one without a
-    signature, or one that can't be named (a lambda, closure, partial).
+    Arguments may be configs, which are built first: `config_for(optax.chain, config_for(optax.clip, 1.0), …)`; what a
+    callable takes as *args is a tuple in one field. Parameters without a default are REQUIRED; one set to FROM_PARENT
+    is given to `build` instead.
+    A Configurable gives its own Config. Raises ConfigError for one without a signature, or one that can't be named (a
+    lambda, closure, partial), and for arguments that a call would refuse.
     """
     if isinstance(callable_, type) and issubclass(callable_, Configurable):
+        if args:
+            message = f"config_for({callable_.__qualname__}): fields have names; write name=value"
+            raise ConfigError(message)
         return callable_.Config(**values)
     if not isinstance(callable_, Hashable):
         message = f"config_for({callable_!r}): it is not hashable; wrap it in a function"
         raise ConfigError(message)
-    return call_config_class(callable_)(**values)
+    cls = call_config_class(callable_)
+    return cls(**_by_name(callable_, args, values), **values)
+
+
+def _by_name(callable_: Callable[..., Any], args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """Returns positional arguments by the names of the parameters they are for."""
+    named: dict[str, Any] = {}
+    left = list(args)
+    for parameter in _signature(callable_).parameters.values():
+        if not left:
+            break
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            named[parameter.name], left = tuple(left), []
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            named[parameter.name] = left.pop(0)
+    name = public_name(callable_)
+    if left:
+        message = f"config_for({name}): it takes {len(args) - len(left)} positional arguments, {len(args)} were given"
+        raise ConfigError(message)
+    twice = sorted(named.keys() & values.keys())
+    if twice:
+        message = f"config_for({name}): {', '.join(twice)} is given by position and by name"
+        raise ConfigError(message)
+    return named
 
 
 @functools.lru_cache(maxsize=1024)
@@ -145,14 +196,11 @@ class _Callee:
 def _fields(callable_: Callable[..., Any], name: str, cls: type) -> dict[str, Field]:
     fields: dict[str, Field] = {}
     for parameter in _signature(callable_).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            message = (
-                f"config_for({name}): it takes *{parameter.name}, which has no field names; "
-                "wrap it in a function with named parameters"
-            )
-            raise ConfigError(message)
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            each = Any if parameter.annotation is parameter.empty else parameter.annotation
+            parameter = parameter.replace(annotation=_several(each), kind=parameter.KEYWORD_ONLY, default=())
         if hasattr(Config, parameter.name) or parameter.name.startswith("_"):
             if parameter.default is not parameter.empty:
                 continue
@@ -163,6 +211,11 @@ def _fields(callable_: Callable[..., Any], name: str, cls: type) -> dict[str, Fi
             raise ConfigError(message)
         fields[parameter.name] = _field(callable_, parameter, cls)
     return fields
+
+
+def _several(annotation: Any) -> Any:
+    """Returns the annotation of a tuple of these; one that is still text stays so."""
+    return f"tuple[{annotation}, ...]" if isinstance(annotation, str) else tuple[annotation, ...]
 
 
 def _field(callable_: Callable[..., Any], parameter: inspect.Parameter, cls: type) -> Field:

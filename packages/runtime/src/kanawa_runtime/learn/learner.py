@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 from kanawa.arrays.optimizer_state import from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Configurable
+from kanawa.config import CallableConfig, Configurable
 from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
 from kanawa.contracts.optimizer import Schedule
 from kanawa.module import Last, Metric
 
 from kanawa_runtime.learn.adamw import AdamW
+from kanawa_runtime.learn.from_optax import FromOptax
 from kanawa_runtime.learn.rules import ParameterRule, apply_rules
 from kanawa_runtime.learn.schedules import Constant
 
@@ -21,12 +22,14 @@ Flat = dict[str, jax.Array]
 class Learner(Configurable):
     """An optimizer, its schedule, clipping by global norm (None: off), exceptions by path.
 
+    The optimizer may be any optax transformation: `kn.config_for(optax.adamw, learning_rate=kn.FROM_PARENT)`.
+
     `skip_nonfinite` drops an update whose gradient norm is NaN or infinite, optimizer state and
     counts included, and reports it as the metric `skipped_update`.
     """
 
     class Config(Configurable.Config):
-        optimizer: Optimizer.Config = AdamW.Config()
+        optimizer: Optimizer.Config | CallableConfig = AdamW.Config()
         schedule: ScheduleFactory.Config = Constant.Config(peak=1e-3)
         clip_norm: float | None = 1.0
         rules: tuple[ParameterRule, ...] = ()
@@ -38,10 +41,13 @@ class Learner(Configurable):
         Raises UsageError for rules that can't apply.
         """
         trained = apply_rules(specs, self.config.rules)
+        optimizer = self.config.optimizer
+        if isinstance(optimizer, CallableConfig):
+            optimizer = FromOptax.Config(transform=optimizer)
         schedule = self.config.schedule.build().schedule(total_steps)
         return UpdateRule(
             trained,
-            self.config.optimizer.build(),
+            optimizer.build(),
             schedule,
             self.config.clip_norm,
             skip_nonfinite=self.config.skip_nonfinite,
