@@ -218,7 +218,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Types: mypy, strict on core, which plugin authors build on; `-- layers` for others."""
-    install(session, *EVERYTHING, "mypy>=1.15")
+    # The conformance kit is checked too, and it is written with pytest.
+    install(session, *EVERYTHING, test_group("core"), "mypy>=1.15")
     for package in session.posargs or ("core",):
         folder = f"packages/{package}/src"
         session.run("mypy", folder, env={"MYPYPATH": folder})

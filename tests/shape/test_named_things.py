@@ -151,3 +151,13 @@ def test_a_stale_name_is_seen(definitions):
     assert resolves("kanawa.contracts.FeedForward", definitions)
     assert not resolves("kanawa.contracts.FeedBackward", definitions)
     assert named("`a` and\n```sh\n`b`\n```\n") == ["a"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_changelog_begins_with_the_version_at_hand(package):
+    version = re.search(r'__version__ = "(.+)"', (source(package) / "_version.py").read_text())[1]
+    changelog = (ROOT / "packages" / package / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (\S+) \((.+)\)$", changelog, re.MULTILINE)
+    assert headings, "a heading a version: ## 0.1.0 (unreleased)"
+    assert headings[0][0] == version
+    assert re.search(r"^- \S", changelog, re.MULTILINE)

@@ -59,7 +59,7 @@ def status_line(stream: TextIO | None = None, delay_seconds: float = 0.5) -> Ite
     line = StatusLine(error_stream, delay_seconds)
     outer = sys.stdout, sys.stderr
     token = _line.set(line)
-    sys.stdout, sys.stderr = _Aside(sys.stdout, line), _Aside(sys.stderr, line)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Aside(sys.stdout, line), _Aside(sys.stderr, line)
     try:
         yield
     finally:

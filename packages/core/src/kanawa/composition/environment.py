@@ -31,15 +31,15 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     cfg, target = composition.config, composition.target
     execution = cfg.execution
     rules = [strategy.build() for strategy in execution.strategies]
-    described = target is not None and devices != "process"
+    described = None if devices == "process" else target
     plan = ExecutionPlan(
         param_rules=tuple(rule for s in rules for rule in s.param_rules()),
         activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
         precision=cfg.precision.precision(),
         distributed=tuple(way for s in rules for way in s.distributed()),
         kernels=KernelPolicy(tuple(sorted(execution.kernels.items())), execution.require_fused),
-        platform=target.device.platform if described else None,
-        device_kind=_kind(target) if described else None,
+        platform=None if described is None else described.device.platform,
+        device_kind=None if described is None else _kind(described),
         optimizer_memory=execution.optimizer_memory,
         materialize=execution.materialize,
     )
