@@ -235,3 +235,46 @@ def test_a_strangers_platform_is_read_from_its_device(monkeypatch):
     monkeypatch.setattr(platform.jax.sharding, "get_abstract_mesh", lambda: mesh)
     monkeypatch.setattr(platform, "device_spec_of_kind", {"Abacus 3": abacus}.get)
     assert platform.current_platform() == ("beads", "Abacus 3")
+
+
+def choose_again(recorded, pins=()):
+    policy = KernelPolicy(pins=tuple(("attention", p) for p in pins), recorded=recorded)
+    with use_plan(ExecutionPlan(kernels=policy, platform="gpu")):
+        return select(ATTENTION, BASE).choice
+
+
+def test_what_a_run_chose_is_kept_though_another_ranks_higher_now(install):
+    install(a=values(General, GpuSlow))
+    before = choose()
+    recorded = (("attention", before.problem, before.kernel),)
+    assert choose_again(recorded).note == ""
+    install(a=values(General, GpuSlow, GpuFused))
+    again = choose_again(recorded)
+    assert again.kernel == "attention.gpu.slow"
+    assert again.note == (
+        "kept as this run chose it; attention.gpu.fused, which ranks higher now, is used with "
+        """--set 'execution.kernels={"attention": "attention.gpu.fused"}'"""
+    )
+    assert again.as_json()["note"] == again.note
+
+
+def test_a_recorded_kernel_that_is_gone_or_refuses_is_replaced_with_its_reason(install):
+    install(a=values(General, GpuPicky))
+    problem = choose().problem
+    gone = choose_again((("attention", problem, "attention.gpu.slow"),))
+    assert gone.kernel == "attention.any.general"
+    assert gone.note == "this run had attention.gpu.slow, which can't be used: it is not installed for gpu any more"
+    refusing = choose_again((("attention", problem, "attention.gpu.picky"),))
+    assert refusing.note == "this run had attention.gpu.picky, which can't be used: head_dim 64 is over 32"
+
+
+def test_a_pin_wins_over_the_record_and_other_problems_are_free(install):
+    install(a=values(General, GpuSlow, GpuFused))
+    problem = choose().problem
+    pinned = choose_again((("attention", problem, "attention.gpu.slow"),), pins=("attention.gpu.fused",))
+    assert (pinned.kernel, pinned.note) == (
+        "attention.gpu.fused",
+        "pinned by the config; this run had attention.gpu.slow",
+    )
+    other = choose_again((("attention", "another problem", "attention.gpu.slow"),))
+    assert (other.kernel, other.note) == ("attention.gpu.fused", "")

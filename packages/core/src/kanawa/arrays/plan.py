@@ -17,10 +17,15 @@ from kanawa.arrays.rules import Rules
 
 @dataclasses.dataclass(frozen=True)
 class KernelPolicy:
-    """Which kernels a user insists on: `pins` are (operation, kernel name); `require_fused` refuses fallbacks."""
+    """Which kernels a user insists on: `pins` are (operation, kernel name); `require_fused` refuses fallbacks.
+
+    `recorded` are (operation, problem as text, kernel name) that a run chose before: kept while they can be, and a
+    choice's note says why where they can't.
+    """
 
     pins: tuple[tuple[str, str], ...] = ()
     require_fused: bool = False
+    recorded: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

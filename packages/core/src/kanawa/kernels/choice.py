@@ -13,12 +13,14 @@ class KernelChoice:
         kernel: the full name, such as "attention.gpu.cudnn".
         refused: (kernel, reason) of every installed kernel for the platform that would have ranked
             higher but refused.
+        note: how the choice differs from what a run chose before, or from what would be chosen now; else empty.
     """
 
     operation: str
     problem: str
     kernel: str
     refused: tuple[tuple[str, str], ...] = ()
+    note: str = ""
 
     def as_json(self) -> dict[str, object]:
         """Returns the record as `kanawa kernels --json` prints it."""
@@ -27,4 +29,5 @@ class KernelChoice:
             "problem": self.problem,
             "kernel": self.kernel,
             "refused": [{"kernel": kernel, "reason": reason} for kernel, reason in self.refused],
+            **({"note": self.note} if self.note else {}),
         }

@@ -84,8 +84,14 @@ def _answer(question: _Question) -> Selection:
             supporting.append((state, kernel))
         else:
             refused.append((state.name, verdict.reason))
+    recorded = _recorded_name(question)
+    note = ""
     if pins:
         best = _pinned(question, pins, supporting, refused)
+        if recorded not in ("", best.name):
+            note = f"pinned by the config; this run had {recorded}"
+    elif recorded:
+        best, note = _as_recorded(question, recorded, supporting, refused)
     else:
         best = _best(question, supporting, refused)
     if question.policy.require_fused:
@@ -95,6 +101,7 @@ def _answer(question: _Question) -> Selection:
         problem=question.problem.describe(),
         kernel=best.name,
         refused=tuple(refused),
+        note=note,
     )
     return Selection(best, choice)
 
@@ -148,6 +155,31 @@ def _best(
             )
             raise KernelError(message)
     return kernel
+
+
+def _recorded_name(question: _Question) -> str:
+    """Returns the kernel that the run chose for this very problem before; empty if it never met it."""
+    asked = (question.operation.name, question.problem.describe())
+    return next((kernel for *met, kernel in question.policy.recorded if tuple(met) == asked), "")
+
+
+def _as_recorded(
+    question: _Question,
+    recorded: str,
+    supporting: list[tuple["ComponentState", Kernel]],
+    refused: list[tuple[str, str]],
+) -> tuple[Kernel, str]:
+    """Returns the recorded kernel, or the best of those there are, and what is to be said of it."""
+    kept = next((kernel for _, kernel in supporting if kernel.name == recorded), None)
+    if kept is None:
+        gone = f"it is not installed for {question.platform} any more"
+        best = _best(question, supporting, refused)
+        return best, f"this run had {recorded}, which can't be used: {dict(refused).get(recorded, gone)}"
+    _, first = min(supporting, key=_rank)
+    if first is kept:
+        return kept, ""
+    pin = f"--set 'execution.kernels={{\"{question.operation.name}\": \"{first.name}\"}}'"
+    return kept, f"kept as this run chose it; {first.name}, which ranks higher now, is used with {pin}"
 
 
 def _pinned(

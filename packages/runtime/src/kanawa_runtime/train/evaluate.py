@@ -8,17 +8,24 @@ from typing import Any
 import jax
 import numpy as np
 from kanawa.contracts import DataSource, Program
+from kanawa.kernels import KernelChoice
 
 from kanawa_runtime.data.trigram import ByteTrigram
 from kanawa_runtime.train.placement import global_batch, local_rows
 
 
 class Evaluator:
-    """Runs the compiled evaluation step over held-out rows; compiles on first use."""
+    """Runs the compiled evaluation step over held-out rows; compiles on first use.
 
-    def __init__(self, cfg: Any, program: Program) -> None:
+    `on_kernels` is then told the kernels of its operations, which may differ from those of training.
+    """
+
+    def __init__(
+        self, cfg: Any, program: Program, on_kernels: Callable[[tuple[KernelChoice, ...]], None] = lambda choices: None
+    ) -> None:
         self.cfg = cfg
         self.program = program
+        self.on_kernels = on_kernels
         self.source: DataSource | None = cfg.data.build().held_out()
         self._compiled: Any = None
 
@@ -32,7 +39,9 @@ class Evaluator:
         if self.source is None:
             return None
         if self._compiled is None:
-            self._compiled = self.program.lower().compile()
+            lowered = self.program.lower()
+            self.on_kernels(lowered.kernels)
+            self._compiled = lowered.compile()
         abstract = self.program.abstract_args[2]
         rows = local_rows(abstract)
         loader = self.cfg.loader.build(source=self.source, global_batch=self.cfg.batch_size, local_rows=rows)

@@ -21,6 +21,7 @@ from kanawa_runtime.train.announce import already_there, ending, shown
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.evaluate import trigram_nats_per_byte
 from kanawa_runtime.train.journal import Journal
+from kanawa_runtime.train.kernel_record import KERNELS
 from kanawa_runtime.train.outcome import Outcome
 from kanawa_runtime.train.program_record import memory_peaks
 from kanawa_runtime.train.run_directory import RunDirectory
@@ -249,7 +250,7 @@ class _Running:
                     state=stepper.state.state,
                     opt=stepper.state.opt,
                     data=data | ({"evaluation_due": True} if evaluation_due else {}),
-                    meta=attempt.run.meta(),
+                    meta=attempt.run.meta() | {KERNELS: started.kernels.as_json()},
                 )
             except CheckpointSaveError:
                 if again:

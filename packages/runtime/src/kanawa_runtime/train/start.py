@@ -2,19 +2,21 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from kanawa.contracts import Batch, Program, Restored
 from kanawa.errors import UsageError
+from kanawa.kernels import KernelChoice
 
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.serve.sample import Sampler, sampler_of
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.evaluate import Evaluator
+from kanawa_runtime.train.kernel_record import KernelRecord
 from kanawa_runtime.train.placement import check_vocabulary
 from kanawa_runtime.train.program_record import program_record
 from kanawa_runtime.train.trainer import TrainState
@@ -47,6 +49,7 @@ class Started:
     abstract_batch: Batch
     evaluator: Evaluator
     sampler: Sampler | None
+    kernels: KernelRecord
     digest: str
     evaluation_due: bool
 
@@ -70,15 +73,17 @@ def start(attempt: Attempt) -> Started:
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
     journal.started(origin.step)
-    step_program = _compiled(attempt, programs["train_step"])
-    where, cfg = attempt.prepared.environment, attempt.config
+    kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
+    where, cfg = kernels.applied(attempt.prepared.environment), attempt.config
+    programs = attempt.prepared.on(where).programs
+    step_program = _compiled(attempt, programs["train_step"], kernels)
     journal.write("program", **program_record(attempt.trainer, step_program, where.plan.precision.compute))
     seconds = time.perf_counter() - began
     journal.write("prepared", step=origin.step, origin=origin.kind, path=origin.path or None, seconds=seconds)
     due = restored is not None and bool(restored.data.get("evaluation_due"))
-    evaluator = Evaluator(cfg, programs["eval_step"])
+    evaluator = Evaluator(cfg, programs["eval_step"], lambda choices: _told(attempt, kernels.add(choices)))
     sampler = sampler_of(cfg.sample_prompt, attempt.trainer.model, attempt.trainer.source, where)
-    return Started(origin, state, step_program, abstract_batch, evaluator, sampler, digest, due)
+    return Started(origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due)
 
 
 def _data_digest(attempt: Attempt) -> str:
@@ -135,11 +140,19 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     return Origin("initialised", path=str(attempt.initial)), state
 
 
-def _compiled(attempt: Attempt, program: Program) -> Any:
+def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> Any:
     """Returns the compiled step; every kernel choice is on record before the first step."""
     with attempt.screen.phase("lowering the step"):
         lowered = program.lower()
-    for choice in lowered.kernels:
-        attempt.journal.write("kernel_selected", **choice.as_json())
+    kernels.add(lowered.kernels)
+    _told(attempt, lowered.kernels)
     with attempt.screen.phase("compiling the step"):
         return lowered.compile()
+
+
+def _told(attempt: Attempt, choices: Iterable[KernelChoice]) -> None:
+    """Records choices of kernels; a person hears of those that differ from before, or from what would be chosen now."""
+    for choice in choices:
+        attempt.journal.write("kernel_selected", **choice.as_json())
+        if choice.note:
+            attempt.screen.say(f"kernel {choice.kernel} for {choice.problem}: {choice.note}")
