@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-KINDS = {"layer": "layers", "kernel": "kernels", "service": "services"}
+KINDS = {"layer": "layers", "kernel": "kernels", "service": "services", "experiment": "experiments"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kanawa.arrays.precision import Precision as Precision
     from kanawa.arrays.spec import ParamSpec as ParamSpec
     from kanawa.composition import compose as compose
+    from kanawa.composition.naming import experiment as experiment
     from kanawa.composition.target import Target as Target
     from kanawa.composition.target import parse_target as parse_target
     from kanawa.config import FROM_PARENT as FROM_PARENT
@@ -78,6 +79,7 @@ _NAMES = {
     "arrays.precision": "Precision",
     "arrays.spec": "ParamSpec",
     "composition": "compose",
+    "composition.naming": "experiment",
     "composition.target": "Target parse_target",
     "config": (
         "FROM_PARENT REQUIRED CallableConfig Config Configurable Modifier config_for diff digest "

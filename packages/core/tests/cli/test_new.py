@@ -16,13 +16,14 @@ from kanawa.plugins.kinds import CORE_KINDS
 def test_entry_points_name_what_was_written(kind):
     files = package_files(plugin_names("my-part"), kind)
     project = tomllib.loads(files["pyproject.toml"])["project"]
-    assert "kanawa>=0.1,<0.4" in project["dependencies"]
+    extras = "[train]" if kind == "experiment" else ""
+    assert f"kanawa{extras}>=0.1,<0.4" in project["dependencies"]
     for group, points in project["entry-points"].items():
         assert group.removeprefix("kanawa.") in {kind.name for kind in CORE_KINDS}
         for name, value in points.items():
             module, _, attribute = value.partition(":")
             tree = ast.parse(files[f"src/{module.replace('.', '/')}.py"])
-            assert attribute in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+            assert attribute in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
             assert "my-part" in name
     assert all("$" not in text for text in files.values())
     ast.parse(files["tests/test_conformance.py"])

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kanawa.composition.target import Target
+from kanawa.composition.target import Target, parse_target
 from kanawa.config import Config, origin
 from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
 from kanawa.plugins import component, host
@@ -149,3 +149,13 @@ def _unknown(text: str) -> str:
         near = did_you_mean(text, {state.name for kind in KINDS for state in host().components(kind)})
     lines = [f"no experiment, model or folder is called {text!r}{near}"]
     return "\n".join([*lines, *installation_hint(host().installed())])
+
+
+def experiment(name: str, target: str | Target | None = None, data: str | None = None) -> Config:
+    """Returns the config of an experiment, to change and to train: of a name, a model's name, or a folder.
+
+    The config is not frozen and nothing of the target is in it but the sizes that suit it; `compose` takes it.
+    Raises what `compose` does for a name, a folder or data that are none.
+    """
+    place = parse_target(target) if isinstance(target, str) else target
+    return base_of(name, place, data).config

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.plain import from_plain, is_tuned
 from kanawa.config import Config
@@ -51,10 +52,12 @@ def outline_of(directory: Path) -> StoredModel | None:
 def stored_model(directory: Path) -> StoredModel:
     """Returns the model of a run or of any other known folder; raises UsageError where nobody knows it."""
     check_is_directory(directory)
-    stored = stored_elsewhere(directory)
-    own = component("model_stores", OWN)()
-    if stored is None and own.holds(directory):
-        stored = own.load(directory)
+    # A run that starts from this one has its own mesh in force, and JAX refuses arrays of one device under it.
+    with jax.set_mesh(Mesh(np.array(jax.local_devices()[:1]), ("here",))):
+        stored = stored_elsewhere(directory)
+        own = component("model_stores", OWN)()
+        if stored is None and own.holds(directory):
+            stored = own.load(directory)
     if stored is None:
         names = ", ".join(sorted(state.name for state in host().components("model_stores")))
         message = f"{directory} holds no model of a known kind ({names})"

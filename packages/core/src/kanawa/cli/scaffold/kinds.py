@@ -15,15 +15,19 @@ class Kind:
         entry_points: group, without "kanawa.", to {name: "module:object" under the package}.
         conformance: text of tests/test_conformance.py.
         usage: the README's shell example.
+        extras: of kanawa, such as "[train]", where the package needs more than core.
+        strict: whether its tests run in strict JAX, which optax, and so training, doesn't pass.
     """
 
     sources: dict[str, str]
     entry_points: dict[str, dict[str, str]]
     conformance: str
     usage: str
+    extras: str = ""
+    strict: bool = True
 
 
-NAMES = ("layer", "modifier", "kernel", "optimizer", "data", "service")
+NAMES = ("layer", "modifier", "kernel", "optimizer", "data", "service", "experiment")
 
 
 def kind_called(name: str) -> Kind:

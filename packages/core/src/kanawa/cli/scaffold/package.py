@@ -23,7 +23,7 @@ readme = "README.md"
 requires-python = ">=3.11"
 version = "0.1.0"
 dependencies = [
-  "kanawa>=$core_floor,<$core_end",
+  "kanawa$extras>=$core_floor,<$core_end",
   "jax>=0.10,<0.12",
 ]
 
@@ -37,7 +37,7 @@ test = [
 packages = ["src/$package"]
 
 [tool.pytest.ini_options]
-kanawa_strict = true
+kanawa_strict = $strict
 testpaths = ["tests"]
 """
 _README = """\
@@ -58,7 +58,7 @@ Its tests come from Kanawa's conformance kit, the one that Kanawa's own packages
 pip install pytest && python -m pytest
 ```
 
-`kanawa` is the only Kanawa package it requires. What core 0.N offers is removed no earlier than 0.(N+3).
+Of Kanawa it requires `kanawa$extras` alone. What core 0.N offers is removed no earlier than 0.(N+3).
 """
 _CHANGELOG = """\
 # Changelog
@@ -75,8 +75,13 @@ def package_files(names: Names, kind: str) -> dict[str, str]:
     chosen = kind_called(kind)
     fill = _filler(names)
     files = {
-        "pyproject.toml": fill(_PYPROJECT, entry_points=_entry_points(names, chosen)),
-        "README.md": fill(_README, offers=_offers(names, chosen), usage=fill(chosen.usage)),
+        "pyproject.toml": fill(
+            _PYPROJECT,
+            entry_points=_entry_points(names, chosen),
+            extras=chosen.extras,
+            strict=str(chosen.strict).lower(),
+        ),
+        "README.md": fill(_README, offers=_offers(names, chosen), usage=fill(chosen.usage), extras=chosen.extras),
         "CHANGELOG.md": _CHANGELOG,
         f"src/{names.package}/__init__.py": f'"""{names.class_name} for Kanawa."""\n',
         f"src/{names.package}/py.typed": "",
