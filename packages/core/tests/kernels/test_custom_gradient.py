@@ -1,5 +1,7 @@
 """The one custom_vjp: a kernel's own backward, for every operand, and remat by name."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,11 +29,20 @@ class Scaled(Kernel):
         return {name: full[name] for name in self.found}
 
 
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Nothing is static about it."""
+
+    def describe(self):
+        return "three numbers"
+
+
+PROBLEM = Problem()
 X, IDS = jnp.arange(3.0), jnp.array([1, 2])
 
 
 def loss(kernel):
-    return lambda x, b: jnp.sum(call(kernel, None, {"x": x, "ids": IDS, "b": b}))
+    return lambda x, b: jnp.sum(call(kernel, PROBLEM, {"x": x, "ids": IDS, "b": b}))
 
 
 def test_the_kernels_backward_is_used_and_what_it_leaves_out_is_zero():
@@ -65,7 +76,7 @@ def test_cotangents_of_unknown_operands_are_refused():
 def test_a_remat_policy_can_save_the_outputs_by_name():
     def products(policy):
         def f(x, b):
-            return jnp.sum(jnp.sin(call(Scaled(), None, {"x": x, "ids": IDS, "b": b})))
+            return jnp.sum(jnp.sin(call(Scaled(), PROBLEM, {"x": x, "ids": IDS, "b": b})))
 
         jaxpr = jax.make_jaxpr(jax.grad(jax.checkpoint(f, policy=policy)))(X, X)
         return str(jaxpr).count("reduce_sum")

@@ -1,6 +1,15 @@
 """What was chosen for one call of an operation: hashable text, static data of the outputs."""
 
+import zlib
 from dataclasses import dataclass
+
+
+def scope_name(kernel: str, problem: str) -> str:
+    """Returns a name scope that tells a kernel's calls for one problem from those for another.
+
+    A program may have the same kernel for whole and for windowed attention, whose calls look alike when compiled.
+    """
+    return f"{kernel}~{zlib.crc32(problem.encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -14,6 +23,7 @@ class KernelChoice:
         refused: (kernel, reason) of every installed kernel for the platform that would have ranked
             higher but refused.
         note: how the choice differs from what a run chose before, or from what would be chosen now; else empty.
+        matmul_flops: FLOPs of one matmul of the problem's size; 0 where the operation has none.
     """
 
     operation: str
@@ -21,6 +31,12 @@ class KernelChoice:
     kernel: str
     refused: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    matmul_flops: float = 0.0
+
+    @property
+    def scope(self) -> str:
+        """What the call's instructions are named after in a compiled program."""
+        return scope_name(self.kernel, self.problem)
 
     def as_json(self) -> dict[str, object]:
         """Returns the record as `kanawa kernels --json` prints it."""

@@ -1,7 +1,7 @@
 """The two halves of the kernel contract: what an operation is, what a kernel must offer."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -48,6 +48,7 @@ class Operation:
             mesh axes SUMMED outputs are whole already.
         fused_platforms: where a kernel with `fused=False` counts as a fallback (see
             `require_fused`).
+        matmul_flops: FLOPs of one of the matmuls that a problem is made of; None if it is made of none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Operation:
     manual_axes: tuple[str, ...] | None = None
     dominant: str | None = None
     fused_platforms: tuple[str, ...] = ("gpu", "tpu", "neuron")
+    matmul_flops: Callable[[Any], float] | None = field(default=None, hash=False, compare=False)
 
 
 class Kernel(abc.ABC):
@@ -72,6 +74,9 @@ class Kernel(abc.ABC):
         fused: True if it never materialises what the operation is known for (attention scores, …).
         local: True if it can't be partitioned by the compiler; core then wraps it in `shard_map`.
         autodiff: True if JAX should differentiate through `apply`; `backward` is then not used.
+        compiled_calls: what its calls are named in a compiled program, as (pattern, matmuls of the problem's size that
+            such a call does), the first that matches counting. By these a plan knows what a fused kernel costs that
+            states no cost of its own; an operation says what one matmul is (`Operation.matmul_flops`).
     """
 
     name: ClassVar[str]
@@ -81,6 +86,7 @@ class Kernel(abc.ABC):
     fused: ClassVar[bool] = False
     local: ClassVar[bool] = False
     autodiff: ClassVar[bool] = False
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ()
 
     @abc.abstractmethod
     def supports(self, problem: Any, device: "DeviceSpec | None") -> Verdict:

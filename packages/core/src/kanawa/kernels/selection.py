@@ -102,8 +102,14 @@ def _answer(question: _Question) -> Selection:
         kernel=best.name,
         refused=tuple(refused),
         note=note,
+        matmul_flops=_matmul_flops(question),
     )
     return Selection(best, choice)
+
+
+def _matmul_flops(question: _Question) -> float:
+    count = question.operation.matmul_flops
+    return 0.0 if count is None else count(question.problem)
 
 
 def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:

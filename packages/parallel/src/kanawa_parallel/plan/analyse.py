@@ -11,7 +11,7 @@ from kanawa.plugins import DeviceSpec
 from kanawa_parallel.passes import idle_share
 from kanawa_parallel.plan.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import published
-from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Seconds, Timing
 from kanawa_parallel.plan.memory import arguments as held
@@ -134,13 +134,12 @@ def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing 
         return None
     real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
     mesh = compilation.environment.mesh
-    seen = next((SeenKeys.of(k.problem) for k in compilation.kernels if k.operation == "attention"), None)
     return Timing(
         parse_module(compilation.text),
         device,
         {} if mesh is None else dict(mesh.shape),
         Links.of(device, real, count),
-        seen or SeenKeys(),
+        KernelCosts.of(compilation.kernels),
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from kanawa_parallel.plan.cost.kernel_cost import SeenKeys
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import parse_module
@@ -24,7 +24,7 @@ SENT = 3 * 1024 * 256 * 2
 
 def timing(text, device, mesh=None, **kwargs):
     mesh = mesh or {"fsdp": 4}
-    return Timing(parse_module(text), device, mesh, Links.of(device, None, 4), SeenKeys(), **kwargs)
+    return Timing(parse_module(text), device, mesh, Links.of(device, None, 4), KernelCosts(), **kwargs)
 
 
 def program(*lines):

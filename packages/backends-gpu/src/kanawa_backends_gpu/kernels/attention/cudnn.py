@@ -35,6 +35,8 @@ class CudnnAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    #: Backward does the scores again beside its four gradients.
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"fmha\w*Backward", 5), (r"fmha", 2))
 
     def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""

@@ -38,6 +38,7 @@ class TritonGroupedMatmul(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"grouped_matmul", 1),)
     #: Pallas's interpreter instead of a GPU: for tests.
     interpret: ClassVar[bool] = False
 

@@ -34,6 +34,10 @@ class SplashAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    #: Backward does the scores again: with three gradients in one call that is five matmuls, in two calls seven.
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (
+        *((r"dkv_and_dq|fused_bwd", 5), (r"splash\w*_dkv", 4), (r"splash\w*_dq", 3), (r"splash\w*_fwd", 2)),
+    )
     #: Queries or keys that one step of the grid holds on chip, at most.
     largest_block: ClassVar[int] = 512
     #: Pallas's interpreter instead of a TPU: for tests.

@@ -30,6 +30,7 @@ class Megablox(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"gmm", 1),)
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
+
 from kanawa.kernels.masks import MaskSpec
 from kanawa.kernels.operation import Operation
 
@@ -30,6 +32,7 @@ ATTENTION = Operation(
     },
     output_axes=(("batch", "length", "heads", None),),
     dominant="heads",
+    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 #: Where k and v are page pools, shared by all rows.
@@ -118,6 +121,31 @@ class AttentionProblem:
             return False
         aligned = self.has_default_positions and self.q_length <= self.kv_length
         return not (aligned and self.mask.keeps_own_position)
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of one row and head that causality, window and chunk leave; other conditions count as met."""
+        mask = self.mask
+        # Positions that are operands aren't known here: queries are then taken to be the row's last ones.
+        first = 0 if self.has_default_positions else max(0, self.kv_length - self.q_length)
+        at = np.arange(first, first + self.q_length)
+        low, high = np.zeros_like(at), np.full_like(at, self.kv_length - 1)
+        left, right = mask.window or (None, None)
+        if mask.causal:
+            high = np.minimum(high, at)
+        if left is not None:
+            low = np.maximum(low, at - left)
+        if right is not None:
+            high = np.minimum(high, at + right)
+        if mask.chunk is not None:
+            low = np.maximum(low, at // mask.chunk * mask.chunk)
+            high = np.minimum(high, at // mask.chunk * mask.chunk + mask.chunk - 1)
+        return int(np.maximum(high - low + 1, 0).sum())
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of the scores, or of weighing the values: the mean of both where their widths differ."""
+        return float(self.batch * self.num_heads * self.pairs * (self.head_dim + self.v_head_dim))
 
     def describe(self) -> str:
         """Returns one line, such as "train bfloat16 q[8,4096,32,128] kv[8,4096,8,128] causal"."""

@@ -12,6 +12,7 @@ GROUPED_MATMUL = Operation(
     operand_axes={"lhs": (None, None), "rhs": (None, None, None), "group_sizes": (None,)},
     output_axes=((None, None),),
     manual_axes=(),
+    matmul_flops=lambda problem: 2.0 * problem.rows * problem.inner * problem.columns,
 )
 
 

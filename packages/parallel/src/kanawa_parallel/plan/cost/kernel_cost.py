@@ -1,72 +1,61 @@
-"""What fused kernels cost that state no cost of their own: attention and grouped matmul, by the shapes they take."""
+"""What fused kernels cost that state no cost of their own: by the matmuls that their classes say their calls do."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kanawa_parallel.plan.cost.flops import operand_array
-from kanawa_parallel.plan.read.hlo import Computation, Instruction
+import kanawa as kn
+from kanawa.kernels.choice import KernelChoice
+from kanawa.plugins import host
 
-#: Matmuls of [queries, width] by [keys, width] that each attention kernel does, by what its name says.
-_ATTENTION = (
-    (re.compile(r"dkv_and_dq|fused_bwd|flash.*bwd_d|fmha\w*Backward", re.IGNORECASE), 5),
-    (re.compile(r"splash\w*_dkv|_bwd_dkv", re.IGNORECASE), 4),
-    (re.compile(r"splash\w*_dq|_bwd_dq", re.IGNORECASE), 3),
-    (re.compile(r"splash\w*_fwd|fmhaSoftmax|flash\w*|fmha|\bmha\w*", re.IGNORECASE), 2),
-)
-_GROUPED = re.compile(r"gmm|grouped_matmul|ragged_dot", re.IGNORECASE)
+from kanawa_parallel.plan.read.hlo import Instruction
 
 
 @dataclass(frozen=True)
-class SeenKeys:
-    """How many keys a query sees on average in a program's attention; None if nothing says so: then all."""
+class KernelCost:
+    """One choice of the manifest: the scope of its calls, FLOPs of one of its matmuls, and matmuls by a call's name."""
 
-    average: float | None = None
+    scope: str
+    matmul_flops: float
+    calls: tuple[tuple[str, float], ...]
+
+    def flops(self, label: str) -> float:
+        """Returns the FLOPs of a call of that name; 0 where the kernel has none such."""
+        for pattern, matmuls in self.calls:
+            if re.search(pattern, label, re.IGNORECASE):
+                return matmuls * self.matmul_flops
+        return 0.0
+
+
+@dataclass(frozen=True)
+class KernelCosts:
+    """The costs of a program's kernels, in the order in which it calls them."""
+
+    costs: tuple[KernelCost, ...] = ()
 
     @classmethod
-    def of(cls, problem: str) -> "SeenKeys":
-        """Reads a kernel manifest's problem text, such as "q[4,4096,32,128] kv[4,4096,8,128] causal"."""
-        lengths = re.search(r"q\[\d+,(\d+),.*?kv\[\d+,(\d+),", problem)
-        if lengths is None:
-            return cls()
-        queries, keys = int(lengths[1]), int(lengths[2])
-        if "causal" not in problem:
-            return cls(float(keys))
-        window = re.search(r"window\D*(\d+)", problem)
-        seen = keys - (queries - 1) / 2
-        return cls(min(seen, float(window[1]) + 1) if window else seen)
+    def of(cls, choices: Iterable[KernelChoice]) -> "KernelCosts":
+        """Returns the costs of those chosen kernels that are catalogued and name their calls."""
+        keys = {state.name: state.key for state in host().components("kernels") if state.state.usable}
+        costs = []
+        for choice in choices:
+            key = keys.get(choice.kernel)
+            calls = () if key is None else kn.component("kernels", key).compiled_calls
+            if calls and choice.matmul_flops:
+                costs.append(KernelCost(choice.scope, choice.matmul_flops, calls))
+        return cls(tuple(costs))
 
+    def flops(self, call: Instruction) -> float:
+        """Returns the FLOPs of a kernel's call; 0 for any other instruction.
 
-def kernel_flops(computation: Computation, call: Instruction, seen: SeenKeys) -> float:
-    """Returns the FLOPs of a known kernel; 0 for any other custom call."""
-    label = " ".join((call.name, call.op_name.rpartition("/shard_map/")[2], call.attribute("custom_call_target") or ""))
-    if call.opcode != "custom-call" or not _is_kernel(call):
-        return 0.0
-    for pattern, matmuls in _ATTENTION:
-        if pattern.search(label):
-            return matmuls * _pair_flops(computation, call, seen)
-    if _GROUPED.search(label):
-        wide = [operand_array(computation, call, i) for i in range(len(call.operands))]
-        matrices = [a for a in wide if a is not None and len(a.dims) in (2, 3) and a.dtype.startswith(("bf", "f"))]
-        if len(matrices) >= 2 and call.arrays:
-            return (
-                2.0 * matrices[0].size * (matrices[1].dims[-1] if len(matrices[1].dims) == 3 else matrices[1].dims[1])
-            )
-    return 0.0
-
-
-def _is_kernel(call: Instruction) -> bool:
-    target = call.attribute("custom_call_target") or ""
-    return any(mark in target for mark in ("tpu_custom_call", "fmha", "triton", "mosaic"))
-
-
-def _pair_flops(computation: Computation, call: Instruction, seen: SeenKeys) -> float:
-    """Returns the FLOPs of one matmul over the query-key pairs: 2 * rows * heads * queries * keys seen * width.
-
-    Kernels take [rows, heads, length, width] or [rows, length, heads, width].
-    """
-    found = [operand_array(computation, call, i) for i in range(len(call.operands))]
-    wide = [a for a in found if a is not None and a.dtype in ("bf16", "f16", "f32") and len(a.dims) >= 3]
-    if len(wide) < 2:
-        return 0.0
-    q, k = wide[0], wide[1]
-    return 2.0 * q.size * (max(k.dims[-3:-1]) if seen.average is None else seen.average)
+        A call is its scope's; without one, as where the compiler dropped it, that of the first kernel whose name it
+        bears.
+        """
+        if call.opcode != "custom-call" or not self.costs:
+            return 0.0
+        label = " ".join((call.name, call.op_name.rpartition("/")[2], call.attribute("custom_call_target") or ""))
+        within = [cost for cost in self.costs if cost.scope in call.op_name]
+        if within:
+            # What follows the scope is the kernel's own: its layers may be called anything.
+            label = f"{label} {call.op_name.rpartition(within[0].scope)[2]}"
+        return next((flops for cost in within or self.costs if (flops := cost.flops(label))), 0.0)

@@ -12,7 +12,7 @@ from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.plan.cost.collectives import Collective, collective, ends
 from kanawa_parallel.plan.cost.flops import flops
-from kanawa_parallel.plan.cost.kernel_cost import SeenKeys, kernel_flops
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.traffic import bytes_moved
 from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
@@ -71,11 +71,11 @@ class Timing:
         device: DeviceSpec,
         mesh: Mapping[str, int],
         links: Links,
-        seen: SeenKeys,
+        kernels: KernelCosts,
         efficiency: float = 1.0,
     ) -> None:
         self.efficiency = efficiency
-        self.module, self.device, self.mesh, self.links, self.seen = module, device, mesh, links, seen
+        self.module, self.device, self.mesh, self.links, self.kernels = module, device, mesh, links, kernels
         self.counts = executions(module)
         self._flops: dict[str, float] = {}
         self._collectives: dict[int, Collective | None] = {}
@@ -88,7 +88,7 @@ class Timing:
         """Returns the times at another share of peak."""
         if efficiency == self.efficiency:
             return self
-        return Timing(self.module, self.device, self.mesh, self.links, self.seen, efficiency)
+        return Timing(self.module, self.device, self.mesh, self.links, self.kernels, efficiency)
 
     def step(self) -> Seconds:
         """Returns the seconds of one run of the module."""
@@ -133,7 +133,7 @@ class Timing:
 
     def own_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run of the instruction itself."""
-        return flops(computation, instruction) or kernel_flops(computation, instruction, self.seen)
+        return flops(computation, instruction) or self.kernels.flops(instruction)
 
     def _reached(self) -> list[str]:
         """Returns the computations that are scheduled: the entry, loops and branches, not what a fusion holds."""
