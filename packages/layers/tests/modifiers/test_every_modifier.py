@@ -114,11 +114,10 @@ def outcome(call, name):
 
 @functools.cache
 def parts(name):
-    """Returns what a message may name: classes and places of the model's parts."""
-    nodes = [(path, node) for path, node in family(name).walk() if path]
-    return (
-        {type(node).__qualname__ for _, node in nodes} | {path for path, _ in nodes} | {type(family(name)).__qualname__}
-    )
+    """Returns what a message may name: classes and places of the model's parts, or the vocabulary of a teacher."""
+    nodes = list(family(name).walk())
+    kinds = {node._target.__name__ for _, node in nodes if node._target is not None}
+    return kinds | {path for path, _ in nodes if path} | {"teacher.vocab_size"}
 
 
 @pytest.mark.parametrize("modifier", NAMES)
@@ -137,22 +136,34 @@ def test_every_call_is_of_a_modifier_there_is():
     assert set(CALLS) | set(ALREADY) <= set(NAMES)
 
 
-def test_what_positions_cannot_replace_is_named():
-    message = r"rope: Rotary.Config belongs inside each attention, but the layers share model.encoder.relative_bias"
-    with pytest.raises(ConfigError, match=message):
-        configured("rope", {})(Experiment(model=family("t5")))
-    theirs = configured("rope", {"where": "**.attention.positions"})(Experiment(model=family("t5")))
-    theirs.model.encoder.set(relative_bias=None)
-    theirs.model.decoder.set(relative_bias=None)
-    assert "rotary" in kn.to_text(theirs)
-    program(theirs.model)
+@pytest.mark.parametrize("where", ["**", "**.attention.positions"])
+def test_positions_that_nobody_shares_any_more_are_gone_and_logged(where, caplog):
+    cfg = configured("rope", {"where": where})(Experiment(model=family("t5")))
+    assert cfg.model.encoder.relative_bias is cfg.model.decoder.relative_bias is None
+    assert "rope: model.encoder.relative_bias is gone, as no layer shares it any more" in caplog.text
+    program(cfg.model)
+
+
+def test_positions_that_some_layers_share_stay():
+    cfg = configured("rope", {"where": "model.decoder.**"})(Experiment(model=family("t5")))
+    assert cfg.model.encoder == family("t5").encoder
+    program(cfg.model)
+
+
+def test_what_cannot_be_shared_is_named():
+    cfg = configured("rope", {"where": "**.relative_bias"})(Experiment(model=family("t5")))
+    with pytest.raises(ConfigError, match="encoder: relative_bias is Rotary.Config, which adds nothing to logits"):
+        cfg.model.build()
 
 
 def test_a_block_does_not_lose_a_branch():
-    message = "block: model.decoder.stack.layer can't become ParallelBlock.Config: Cross.* lose its cross_attention"
+    message = "block: CrossPreNormBlock.Config can't become ParallelBlock.Config: it would lose its cross_attention"
     with pytest.raises(ConfigError, match=message):
         configured("block", {"kind": "parallel-block", "where": "model.decoder.**"})(Experiment(model=family("t5")))
-    with pytest.raises(ConfigError, match="MixerBlock.Config has no attention and feed_forward to give it"):
+    with pytest.raises(
+        ConfigError,
+        match="it has no attention and feed_forward to give it and would lose its mixer",
+    ):
         configured("block", {"kind": "parallel-block"})(Experiment(model=family("mamba2")))
 
 

@@ -26,9 +26,14 @@ class Tower(kn.Module):
 
         def check(self) -> list[str]:
             """Returns what is missing for the shared bias."""
-            if self.relative_bias is not None and self.num_heads is None:
-                return ["a shared relative_bias needs num_heads, that of the attention layers"]
-            return []
+            if self.relative_bias is None:
+                return []
+            if self.relative_bias._target.bias is Positions.bias:
+                kind = type(self.relative_bias).__qualname__
+                return [
+                    f"relative_bias is {kind}, which adds nothing to logits that layers could share; set it to None"
+                ]
+            return [] if self.num_heads else ["a shared relative_bias needs num_heads, that of the attention layers"]
 
     def setup(self) -> None:
         """Declares the parts and shares the bias."""

@@ -1,13 +1,15 @@
 """Modifiers that give attention other positions than rotary ones, or none."""
 
+import logging
+
 import kanawa as kn
-from kanawa.config.paths import match_path
 from kanawa.contracts import Positions, SequenceMixer
-from kanawa.errors import ConfigError
 
 from kanawa_layers.positions.alibi import Alibi
 from kanawa_layers.positions.none import NoPositions
-from kanawa_layers.positions.relative_bias import RelativeBias
+from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias
+
+logger = logging.getLogger(__name__)
 
 
 class AlibiPositions(kn.Modifier):
@@ -48,28 +50,21 @@ class RelativePositions(kn.Modifier):
 
 
 def replace_positions(cfg: kn.Config, modifier: str, new: Positions.Config, where: str) -> kn.Config:
-    """Returns `cfg` with `new` in the place of every attention's positions under `where`.
+    """Returns `cfg` with `new` in the place of all positions under `where`, in each attention its own.
 
-    Raises ConfigError where layers share positions of one module outside of them, as T5's do: each attention would get
-    its own, and the shared ones would be trained for nobody.
+    Positions that layers share from outside of attention, as T5's do, have no user then: they are taken away, and
+    logged, since they would else be trained for nobody.
     """
-    inside = [path for path, node in cfg.walk() if _fills(node, SequenceMixer)]
-    shared = {
-        path: type(node).__qualname__
-        for path, node in cfg.walk()
-        if _fills(node, Positions)
-        and match_path(where, path)
-        and not any(path.startswith(f"{mixer}.") for mixer in inside)
-    }
-    if shared:
-        which = ", ".join(f"{path} ({kind})" for path, kind in shared.items())
-        message = (
-            f"{modifier}: {type(new).__qualname__} belongs inside each attention, but the layers share {which}; "
-            f"replace their own with where=**.attention.positions, and drop what they share with "
-            f"--set {next(iter(shared))}=None"
-        )
-        raise ConfigError(message)
     kn.replace(cfg, target=Positions, new=new, where=where)
+    attentions = [path for path, node in cfg.walk() if _fills(node, SequenceMixer)]
+    for path, node in list(cfg.walk()):
+        if not _fills(node, Positions) or any(path.startswith(f"{attention}.") for attention in attentions):
+            continue
+        above = path.rpartition(".")[0]
+        around = cfg.get(above) if above else cfg
+        if not any(isinstance(other, SharedRelativeBias.Config) for _, other in around.walk()):
+            cfg.set_path(path, None)
+            logger.warning("%s: %s is gone, as no layer shares it any more: each has its own positions", modifier, path)
     return cfg
 
 
