@@ -40,6 +40,8 @@ PACKAGES = (
 EVERYTHING = ("kanawa[train,hf,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
 #: Services whose libraries are extras; the larger one is tested with everything installed.
 LOGGERS = "kanawa-runtime[tensorboard,wandb]"
+#: Libraries whose modules fit our slots; a page of the documentation uses them.
+ADAPTED = "kanawa-layers[equinox,flax]"
 HEAVY = {"core", "layers", "parallel", "runtime", "integration"}
 RUN = "runs/quickstart"
 EXTRA_STEPS = 50
@@ -140,7 +142,7 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session(default=False)
 def integration(session: nox.Session) -> None:
     """Several packages together: experiments, eight devices, kills, strangers' plugins."""
-    install(session, *EVERYTHING, LOGGERS, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
+    install(session, *EVERYTHING, LOGGERS, test_group("runtime"), ADAPTED, "pytest-xdist", "pytest-timeout", "uv")
     run_tests(session, "tests/integration")
 
 
@@ -174,7 +176,7 @@ def minimums(session: nox.Session, package: str) -> None:
 @nox.session(python=">=3.12", default=False)
 def latest(session: nox.Session) -> None:
     """Core and integration on Python 3.12 or newer, which brings the newest JAX allowed."""
-    install(session, *EVERYTHING, test_group("core"), "pytest-xdist", "pytest-timeout", "uv")
+    install(session, *EVERYTHING, ADAPTED, test_group("core"), "pytest-xdist", "pytest-timeout", "uv")
     run_tests(session, "packages/core")
     run_tests(session, "tests/integration")
 
@@ -182,7 +184,7 @@ def latest(session: nox.Session) -> None:
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
     """The tests marked nightly, too slow for every change, in every package and together."""
-    install(session, *EVERYTHING, test_group("runtime"), "pytest-xdist", "pytest-timeout", "uv")
+    install(session, *EVERYTHING, test_group("runtime"), ADAPTED, "pytest-xdist", "pytest-timeout", "uv")
     nothing_marked = 5
     for folder in (*(f"packages/{package}" for package in PACKAGES), "tests/integration"):
         run_tests(session, folder, "-m", "nightly", codes=(0, nothing_marked))

@@ -118,6 +118,24 @@ def test_classes_positional_and_keyword_parameters() -> None:
         config_for(Service, path="p", retry=1)
 
 
+class Meta(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        made.finished = True
+        return made
+
+
+class Made(metaclass=Meta):
+    def __init__(self, width: int, depth: int = 2) -> None:
+        self.width, self.depth = width, depth
+
+
+def test_a_class_whose_metaclass_hides_the_signature() -> None:
+    assert list(config_for(Made, 3).fields()) == ["width", "depth"]
+    made = config_for(Made, 3).build()
+    assert (made.width, made.depth, made.finished) == (3, 2, True)
+
+
 def stars(*parts: int) -> tuple[int, ...]:
     return parts
 

@@ -244,6 +244,10 @@ def _globals(callable_: Callable[..., Any]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)
 def _signature(callable_: Callable[..., Any]) -> inspect.Signature:
     try:
+        if isinstance(callable_, type) and type(callable_).__call__ is not type.__call__:
+            # A metaclass that makes instances itself, as Flax NNX's does, hides what __init__ takes.
+            signature = inspect.signature(callable_.__init__)  # type: ignore[misc]
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
         return inspect.signature(callable_)
     except (TypeError, ValueError) as error:
         message = (
