@@ -1,6 +1,9 @@
 """Conformance of a data source: rows are a pure function of their index, with the shapes and types of the contract."""
 
+from typing import ClassVar
+
 import numpy as np
+import pytest
 
 from kanawa.contracts import DataSource
 
@@ -13,12 +16,36 @@ _TYPES = {
 }
 
 
+#: Rows looked at: the first, some in a row, and one far from anything that was asked before.
+_INDICES = (0, 1, 2, 3, 17)
+
+
 class DataSourceConformance:
-    """An author gives a small source; a fresh one must give the same rows in any order."""
+    """An author gives a small source; a fresh one must give the same rows in any order.
+
+    `unsupported` may hold "next token" (targets are something else than the input one place on), with a reason.
+    """
+
+    unsupported: ClassVar[dict[str, str]] = {}
 
     def source(self) -> DataSource:
         """Returns a new source each time."""
         raise AssertionError("implement source() in the conformance class")  # noqa: EM101
+
+    def indices(self) -> list[int]:
+        """Returns those of a few indices that the source has."""
+        count = self.source().num_rows
+        return [index for index in _INDICES if count is None or index < count]
+
+    def rows(self) -> list[dict[str, np.ndarray]]:
+        """Returns the rows at those indices, of one source."""
+        source = self.source()
+        return [source.row(index) for index in self.indices()]
+
+    def skip_unless(self, feature: str) -> None:
+        """Skips the test with the author's reason where the feature is listed as unsupported."""
+        if feature in self.unsupported:
+            pytest.skip(f"{feature}: {self.unsupported[feature]}")
 
     def test_rows_have_the_shapes_and_types_of_the_contract(self) -> None:
         source = self.source()
@@ -30,28 +57,68 @@ class DataSourceConformance:
 
     def test_ids_are_inside_the_vocabulary(self) -> None:
         source = self.source()
-        for index in range(3):
-            row = source.row(index)
+        for row in self.rows():
             for name in ("input_ids", "target_ids"):
                 assert 0 <= row[name].min() <= row[name].max() < source.vocab_size
 
     def test_rows_depend_on_the_index_alone(self) -> None:
-        forwards, backwards = self.source(), self.source()
-        first = [forwards.row(i) for i in range(4)]
-        second = [backwards.row(i) for i in reversed(range(4))][::-1]
-        for one, other in zip(first, second, strict=True):
-            for name in _TYPES:
-                assert np.array_equal(one[name], other[name]), name
+        indices, source = self.indices(), self.source()
+        asked = [{name: array.copy() for name, array in source.row(index).items()} for index in indices]
+        for index, first in zip(indices, asked, strict=True):
+            ways = {
+                "asked a second time": source.row(index),
+                "asked of a new source": self.source().row(index),
+            }
+            backwards = self.source()
+            for later in reversed(indices[indices.index(index) :]):
+                ways["asked after later rows"] = backwards.row(later)
+            for way, row in ways.items():
+                for name in _TYPES:
+                    assert np.array_equal(first[name], row[name]), f"{name} of row {index} is another when {way}"
+
+    def test_a_caller_may_keep_and_change_a_row(self) -> None:
+        source = self.source()
+        kept = source.row(0)
+        before = {name: array.copy() for name, array in kept.items()}
+        source.row(self.indices()[-1])
+        for name, array in before.items():
+            assert np.array_equal(kept[name], array), f"{name} of row 0 changed when another row was asked for"
+
+    def test_it_ends_where_it_says(self) -> None:
+        source = self.source()
+        if source.num_rows is not None:
+            with pytest.raises(IndexError):
+                source.row(source.num_rows)
+
+    def test_rows_differ(self) -> None:
+        ids = [row["input_ids"].tobytes() for row in self.rows()]
+        assert len(ids) == 1 or len(set(ids)) > 1, "every row is the same: is the index used?"
+
+    def test_targets_are_the_next_tokens(self) -> None:
+        self.skip_unless("next token")
+        for row in self.rows():
+            same = (row["segment_ids"][1:] == row["segment_ids"][:-1]) & (row["segment_ids"][1:] > 0)
+            shifted = row["target_ids"][:-1] == row["input_ids"][1:]
+            weighted = row["loss_weights"][:-1] > 0
+            assert shifted[same & weighted].all(), "target_ids must be input_ids one place on, inside a segment"
 
     def test_padding_carries_no_loss(self) -> None:
-        row = self.source().row(0)
-        assert not row["loss_weights"][row["segment_ids"] == 0].any()
+        for row in self.rows():
+            assert not row["loss_weights"][row["segment_ids"] == 0].any()
+            assert (row["loss_weights"] >= 0).all()
 
     def test_positions_count_up_inside_a_segment(self) -> None:
-        row = self.source().row(0)
-        same = row["segment_ids"][1:] == row["segment_ids"][:-1]
-        inside = same & (row["segment_ids"][1:] > 0)
-        assert (np.diff(row["positions"])[inside] == 1).all()
+        for row in self.rows():
+            same = row["segment_ids"][1:] == row["segment_ids"][:-1]
+            inside = same & (row["segment_ids"][1:] > 0)
+            assert (np.diff(row["positions"])[inside] == 1).all()
+            starts = np.flatnonzero(~same) + 1
+            assert (row["positions"][starts][row["segment_ids"][starts] > 0] == 0).all(), "segments start at 0"
 
-    def test_the_digest_is_stable(self) -> None:
-        assert self.source().digest == self.source().digest
+    def test_the_digest_is_stable_and_tells_seeds_apart(self) -> None:
+        source = self.source()
+        assert source.digest == self.source().digest
+        other = source.config.clone(seed=source.config.seed + 1).build()
+        first, second = (each.row(self.indices()[-1]) for each in (source, other))
+        if any(not np.array_equal(first[name], second[name]) for name in _TYPES):
+            assert source.digest != other.digest, "rows of another seed differ and the digest doesn't"

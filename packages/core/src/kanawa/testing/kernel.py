@@ -1,8 +1,13 @@
 """Conformance of a kernel: it equals the reference where it says it applies, and says why where it doesn't."""
 
+from functools import partial
 from typing import Any, ClassVar
 
-from kanawa.kernels.compare import Agreement, compare_with_reference
+import jax
+import numpy as np
+
+from kanawa.kernels.compare import Agreement, compare_with_reference, examples_for
+from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.operation import Kernel
 
 
@@ -35,6 +40,18 @@ class KernelConformance:
         )
         wrong = [agreement.describe() for agreement in compared if not agreement.ok]
         assert not wrong, "\n".join(wrong)
+
+    def test_outputs_have_the_references_shape_and_dtype(self) -> None:
+        kernel, examples = self.kernel(), examples_for(self.kernel().operation)
+        for agreement in self.agreements():
+            if not agreement.refused:
+                problem = agreement.problem
+                operands = examples.operands(problem, np.random.default_rng(0))
+                ours, right = (
+                    jax.eval_shape(partial(call, one, problem), operands) for one in (kernel, examples.reference)
+                )
+                described = [[(x.shape, x.dtype.name) for x in jax.tree.leaves(out)] for out in (ours, right)]
+                assert described[0] == described[1], f"{problem.describe()}: {described[0]}, reference {described[1]}"
 
     def test_every_refusal_has_a_reason(self) -> None:
         for agreement in self.agreements():

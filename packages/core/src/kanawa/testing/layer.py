@@ -17,11 +17,15 @@ from kanawa.config import REQUIRED, Config, from_json, to_json
 from kanawa.foreign import table_of
 from kanawa.module import Module, functional, initial_state, initialize, param_specs, scan
 
+#: How far parameters are moved to see a slope: fp32 sums lose digits below, curvature counts above.
+_STEP = 3e-3
+
 
 class LayerConformance:
     """What every layer promises. An author implements `config` and `inputs`, and lists what isn't supported.
 
-    `unsupported` may hold "gradients", "bfloat16", "scan", "sharding", "foreign names", with a reason each.
+    `unsupported` may hold "gradients", "finite differences" (gradients that are not the derivative, or a step in the
+    function), "bfloat16", "scan", "sharding", "foreign names", with a reason each.
     """
 
     unsupported: ClassVar[dict[str, str]] = {}
@@ -108,8 +112,24 @@ class LayerConformance:
         def loss(p: Any) -> jax.Array:
             return (self.call(p, *inputs).astype(jnp.float32) * weights).sum()
 
-        both = jax.jit(lambda p: (jax.grad(loss)(p), jax.grad(jax.checkpoint(loss))(p)))
-        plain, again = both(params)
+        way = jax.tree.map(lambda p: jax.random.normal(jax.random.key(p.size), p.shape, p.dtype), params)
+
+        def along(p: Any, distance: float) -> Any:
+            return jax.tree.map(lambda x, w: x + distance * w, p, way)
+
+        # One program: compiling takes most of the time.
+        @jax.jit
+        def everything(p: Any) -> tuple[Any, ...]:
+            slope = (loss(along(p, _STEP)) - loss(along(p, -_STEP))) / (2 * _STEP)
+            grads = jax.grad(loss)(p)
+            said = sum(jnp.vdot(g, w) for g, w in zip(jax.tree.leaves(grads), jax.tree.leaves(way), strict=True))
+            return grads, jax.grad(jax.checkpoint(loss))(p), slope, said, self.call(p, *inputs, train=True)
+
+        plain, again, slope, said, trained = everything(params)
+        assert np.isfinite(np.asarray(trained, np.float32)).all(), "not finite in training"
+        if "finite differences" not in self.unsupported:
+            size = max(1e-2, float(jnp.abs(slope)), float(jnp.abs(said)))
+            assert abs(float(slope) - float(said)) < 0.05 * size, f"gradients say {said}, differences {slope}"
         for path, grad in flatten_paths(plain).items():
             assert np.isfinite(grad).all(), path
             assert np.abs(grad).max() > 0, f"{path} has no gradient"

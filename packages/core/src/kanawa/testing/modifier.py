@@ -2,7 +2,10 @@
 
 from typing import ClassVar
 
+import pytest
+
 from kanawa.config import Config, Modifier, diff, from_json, to_json
+from kanawa.module import Module
 
 
 class ModifierConformance:
@@ -28,6 +31,19 @@ class ModifierConformance:
         assert changes, "the modifier changed nothing"
         outside = [c.path for c in changes if not any(match_path(g, c.path) for g in self.touches)]
         assert not outside, f"changed outside of {self.touches}: {outside}"
+
+    def test_it_does_the_same_again(self) -> None:
+        modifier, before = self.modifier(), self.config()
+        own = modifier.config.clone()
+        first, second = modifier(before.clone()), modifier(before.clone())
+        assert first == second, f"the second config came out otherwise: {diff(first, second)}"
+        assert modifier.config == own, "it changed its own config"
+
+    def test_what_could_be_built_still_can(self) -> None:
+        if not isinstance(self.config(), Module.Config):
+            pytest.skip("its config is no module's")
+        self.config().build()
+        self.modifier()(self.config()).build()
 
     def test_the_result_round_trips(self) -> None:
         after = self.modifier()(self.config())

@@ -66,6 +66,17 @@ class OptimizerConformance:
             cls._compiled = transform.init, jax.jit(transform.update)
         return cls._compiled
 
+    def _changes(self, specs: dict[str, ParamSpec], params: Flat, grads: list[Flat]) -> list[Flat]:
+        """Returns the changes of one update after another."""
+        transform = self.transform(specs)
+        state, changes = transform.init(params), []
+        update = jax.jit(transform.update)
+        for grad in grads:
+            change, state = update(grad, state, params)
+            params = {path: param + change[path] for path, param in params.items()}
+            changes.append(change)
+        return changes
+
     def skip_unless(self, feature: str) -> None:
         """Skips the test with the author's reason where the feature is listed as unsupported."""
         if feature in self.unsupported:
@@ -120,6 +131,17 @@ class OptimizerConformance:
                 assert (change.shape, change.dtype) == (SPECS[path].shape, jnp.float32), path
                 assert np.isfinite(change).all(), path
 
+    def test_an_update_depends_on_what_came_before_it_alone(self) -> None:
+        (init, update), params = self.compiled(), self.arrays(0)
+        _, state = update(self.arrays(1), init(params), params)
+        before = {path: np.array(leaf) for path, leaf in to_flat(state).items()}
+        first, _ = update(self.arrays(2), state, params)
+        again, _ = update(self.arrays(2), state, params)
+        for path, change in first.items():
+            np.testing.assert_array_equal(change, again[path], err_msg=f"{path}: one update, two results")
+        for path, leaf in to_flat(state).items():
+            np.testing.assert_array_equal(leaf, before[path], err_msg=f"{path} of the state was changed in place")
+
     def test_the_rate_scale_of_a_parameter_is_respected(self) -> None:
         scales = {"mlp.weight": 0.0, "norm.scale": 0.5}
         specs = {p: dataclasses.replace(s, lr_scale=scales.get(p, 1.0)) for p, s in SPECS.items()}
@@ -154,14 +176,19 @@ class OptimizerConformance:
     def test_each_layer_of_a_stack_is_updated_by_itself(self) -> None:
         self.skip_unless("stacking")
         stacked, alone = SPECS["stack.weight"], SPECS["mlp.weight"]
-        params, grads = ({"w": self.arrays(seed)["stack.weight"]} for seed in (0, 1))
-        whole = self.transform({"w": stacked})
-        changes, _ = whole.update(grads, whole.init(params), params)
-        for layer in range(stacked.shape[0]):
-            one = self.transform({"w": alone})
-            own = {"w": params["w"][layer]}
-            change, _ = one.update({"w": grads["w"][layer]}, one.init(own), own)
-            np.testing.assert_allclose(changes["w"][layer], change["w"], rtol=2e-3, atol=1e-5)
+        layers = range(stacked.shape[0])
+        start = {"w": self.arrays(0)["stack.weight"]}
+        # Layers of unlike size and three unlike gradients: at the first update of like layers a mean or a mask over the
+        # whole stack is, within rounding, what each layer would have by itself.
+        sizes = jnp.asarray([1.0, 30.0, 0.03])[:, None, None]
+        grads = [{"w": sizes * self.arrays(seed)["stack.weight"]} for seed in (1, 2, 3)]
+        together = self._changes({"w": stacked}, start, grads)
+        for layer in layers:
+            own = [{"w": grad["w"][layer]} for grad in grads]
+            by_itself = self._changes({"w": alone}, {"w": start["w"][layer]}, own)
+            for update, (whole, one) in enumerate(zip(together, by_itself, strict=True), 1):
+                where = f"update {update} of layer {layer}: layers are mixed in a reduction"
+                np.testing.assert_allclose(whole["w"][layer], one["w"], rtol=2e-3, atol=1e-5, err_msg=where)
 
     def test_it_descends_a_quadratic(self) -> None:
         self.skip_unless("descent")

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,6 +25,9 @@ EVENTS: tuple[dict[str, Any], ...] = (
 class ServiceConformance:
     """An author gives the service's config; the run is a folder without a trainer."""
 
+    #: How long `stop` may take on the author's machine.
+    stop_seconds: ClassVar[float] = 10.0
+
     def config(self) -> Service.Config:
         """Returns the service's config, with short intervals."""
         raise AssertionError("implement config() in the conformance class")  # noqa: EM101
@@ -38,6 +41,22 @@ class ServiceConformance:
         """A run in a fresh folder."""
         return self.run_of(tmp_path)
 
+    def stopped(self, service: Service, run: Run) -> None:
+        """Stops the service; fails where that raises or takes longer than a trainer would wait."""
+        raised: list[BaseException] = []
+
+        def stop() -> None:
+            try:
+                service.stop(run)
+            except Exception as error:
+                raised.append(error)
+
+        stopping = threading.Thread(target=stop, name="stopping", daemon=True)
+        stopping.start()
+        stopping.join(self.stop_seconds)
+        assert not stopping.is_alive(), f"stop still runs after {self.stop_seconds} s: give what it waits for a limit"
+        assert not raised, f"stop raised {raised[0]!r}"
+
     def test_config_round_trips_through_json(self) -> None:
         cfg = self.config()
         assert from_json(to_json(cfg)) == cfg
@@ -48,7 +67,7 @@ class ServiceConformance:
         service.start(run)
         for event in EVENTS:
             service.event(run, dict(event))
-        service.stop(run)
+        self.stopped(service, run)
         left = [t.name for t in set(threading.enumerate()) - before if t.is_alive()]
         assert not left, f"threads still run after stop: {left}"
 
@@ -67,7 +86,17 @@ class ServiceConformance:
     def test_a_run_that_fails_at_once_can_be_stopped(self, run: Run) -> None:
         service = self.config().build()
         service.start(run)
-        service.stop(run)
+        self.stopped(service, run)
+
+    def test_it_takes_a_run_that_goes_on(self, tmp_path: Path) -> None:
+        for attempt in (1, 2):
+            run = self.run_of(tmp_path)
+            run.attempt, run.start_step = attempt, 2 * (attempt - 1)  # type: ignore[misc]
+            service = self.config().build()
+            service.start(run)
+            for event in EVENTS:
+                service.event(run, {**event, "attempt": attempt})
+            self.stopped(service, run)
 
     def test_two_runs_do_not_share_state(self, tmp_path: Path) -> None:
         for number in (1, 2):
