@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from kanawa._version import __version__
 from kanawa.cli.output import write_message
+from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
 from kanawa.errors import KanawaError, UsageError
-from kanawa.plugins import Command
 from kanawa.status import stage, status_line
 
-TRACEBACK_VARIABLE = "KANAWA_TRACEBACK"
 LOG_VARIABLE = "KANAWA_LOG"
 INTERRUPTED = 130
 
@@ -64,7 +61,7 @@ def _run(arguments: list[str]) -> int:
         commands |= plugin_verbs(commands, verb)
     if verb is not None and verb not in commands and "--version" not in arguments:
         raise UsageError(unknown_verb(verb, commands))
-    parser = _parser(commands)
+    parser = build_parser(commands)
     try:
         args = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse has already written its message
@@ -74,31 +71,6 @@ def _run(arguments: list[str]) -> int:
         return 2
     with stage(f"kanawa {verb}"):
         return int(args.run_verb(args) or 0)
-
-
-def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kanawa",
-        description="Trains and serves large models on any accelerator.",
-        epilog=f"--traceback or {TRACEBACK_VARIABLE}=1 shows where an error comes from.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"kanawa {__version__}")
-    parser.set_defaults(run_verb=None)
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
-    for name, command in sorted(commands.items()):
-        verb = verbs.add_parser(
-            name,
-            help=command.help,
-            description=command.help,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        if command.example:
-            verb.epilog = "\n  ".join(["example:", *command.example.strip().splitlines()])
-        command.configure(verb)
-        verb.set_defaults(run_verb=command.run)  # not `run`: verbs have a --run
-    return parser
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -10,7 +10,7 @@ from kanawa.plugins import Command, host
 from kanawa.plugins.catalog import missing_packages
 
 # Files in this folder, each with a `command()`.
-_FILES = ("plugins", "listing", "doctor", "show", "kernels", "new")
+_FILES = ("plugins", "listing", "doctor", "show", "kernels", "new", "completion")
 
 
 def core_verbs() -> dict[str, Command]:
