@@ -68,7 +68,7 @@ def _from_hf(args: argparse.Namespace) -> dict[str, Any]:
 
     store = HuggingFaceStore(family=args.family)
     folder, _, table, names = store.inspect(args.source)
-    dtypes = {name: folder.tensors[found].dtype for name, found in names.items()}
+    dtypes = {name: folder.tensors[held].dtype for name, held in names.items()}
     if not args.dry_run:
         component(_KIND, "run")().save(args.destination, store.load(args.source))
     skipped = sorted(set(folder.tensors) - set(names.values()))

@@ -14,27 +14,28 @@ from kanawa_layers.convert.safetensors_file import DTYPES, Entry
 _MOST_COMPARED = 400
 
 
-def account(subject: str, table: ForeignTable, found: Mapping[str, Entry]) -> dict[str, str]:
+def account(subject: str, table: ForeignTable, held: Mapping[str, Entry]) -> dict[str, str]:
     """Returns the folder's name of every tensor of the table; raises TensorMismatchError naming all that don't fit."""
-    names = _with_prefix(table, found)
+    names = _with_prefix(table, held)
     asked = table.tensors
     missing = [name for name in asked if name not in names]
     extra = [name for name in names if name not in asked and not _may_be_there(table, name)]
-    problems = _named(missing, extra, table, {name: found[names[name]] for name in extra})
+    problems = _named(missing, extra, table, {name: held[names[name]] for name in extra})
     for name in asked:
         if name in names:
-            problems += _misfits(name, asked[name].shape, found[names[name]])
+            problems += _misfits(name, asked[name].shape, held[names[name]])
+    # A tied tensor that is there twice must be equal, or one of the two is lost in silence.
     for name, original in table.repeats.items():
-        if name in names and original in names and not _equal(found[names[name]], found[names[original]]):
+        if name in names and original in names and not _equal(held[names[name]], held[names[original]]):
             problems.append(f"{name}: is tied to {original} in this model, but has other values")
     if problems:
         raise TensorMismatchError(subject, problems)
     return {name: names[name] for name in asked}
 
 
-def _with_prefix(table: ForeignTable, found: Iterable[str]) -> dict[str, str]:
+def _with_prefix(table: ForeignTable, held: Iterable[str]) -> dict[str, str]:
     """Returns {name with the optional prefix: the folder's name}; a file either uses the prefix or leaves it out."""
-    prefix, names = table.optional_prefix, list(found)
+    prefix, names = table.optional_prefix, list(held)
     if not prefix or any(name.startswith(prefix) for name in names):
         return {name: name for name in names}
     return {name if name in table.tensors or name in table.repeats else prefix + name: name for name in names}
@@ -44,20 +45,20 @@ def _may_be_there(table: ForeignTable, name: str) -> bool:
     return name in table.repeats or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored)
 
 
-def _named(missing: list[str], extra: list[str], table: ForeignTable, found: Mapping[str, Entry]) -> list[str]:
+def _named(missing: list[str], extra: list[str], table: ForeignTable, held: Mapping[str, Entry]) -> list[str]:
     """Returns a line for each missing and each left-over tensor; a pair that looks like a renaming shares one."""
     problems: list[str] = []
     free = dict.fromkeys(extra)
     for name in missing:
         shape = table.tensors[name].shape
-        alike = [e for e in free if found[e].shape == shape] if len(free) <= _MOST_COMPARED else []
+        alike = [e for e in free if held[e].shape == shape] if len(free) <= _MOST_COMPARED else []
         near = difflib.get_close_matches(name, alike, n=1, cutoff=0.6)
         if near:
             del free[near[0]]
             problems.append(f"{name}: missing; {near[0]} of the same shape is left over: was it renamed?")
         else:
             problems.append(f"{name}: missing, expected {list(shape)}")
-    problems += [f"{name}: left over ({found[name].dtype} {list(found[name].shape)})" for name in free]
+    problems += [f"{name}: left over ({held[name].dtype} {list(held[name].shape)})" for name in free]
     return problems
 
 

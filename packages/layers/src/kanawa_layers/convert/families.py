@@ -54,9 +54,9 @@ def model_config(config: Mapping[str, Any]) -> Config:
         message = f"the checkpoint is quantised ({method}); only plain weights convert: dequantise it first"
         raise ForeignConfigError(message)
     kind = config["model_type"]
-    found = family(kind)
+    known = family(kind)
     try:
-        return found.from_foreign(config)
+        return known.from_foreign(config)
     except KeyError as error:
         message = f"the config of a {kind} model lacks {error}"
         raise ForeignConfigError(message) from error
@@ -74,10 +74,10 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     unlike: list[str] = []
     close: dict[str, list[str]] = {}
     for kind in [name] if name else known_families():
-        found = family(kind)
+        known = family(kind)
         try:
-            config = {"model_type": kind, **found.to_foreign(model)}
-            close[kind] = differences(found.from_foreign(config), model)
+            config = {"model_type": kind, **known.to_foreign(model)}
+            close[kind] = differences(known.from_foreign(config), model)
         except ForeignConfigError as error:
             unlike.append(f"{kind}: {str(error).splitlines()[0]}")
         except _BUILT_DIFFERENTLY:

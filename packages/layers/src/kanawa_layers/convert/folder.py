@@ -90,19 +90,20 @@ def _shards(directory: Path) -> list[Path]:
             "read; only safetensors are. Get the safetensors revision of the model, or have transformers save it anew"
         )
         raise PickleRefusedError(message)
-    found = f"; it has {', '.join(others)}, without an index" if others else ""
-    message = f"{directory} has neither {SINGLE} nor {INDEX}{found}"
+    others_text = f"; it has {', '.join(others)}, without an index" if others else ""
+    message = f"{directory} has neither {SINGLE} nor {INDEX}{others_text}"
     raise ConvertError(message)
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
     file = directory / INDEX
     try:
-        found = json.loads(file.read_bytes())["weight_map"]
-        names = {str(tensor): str(name) for tensor, name in found.items()}
+        mapped = json.loads(file.read_bytes())["weight_map"]
+        names = {str(tensor): str(name) for tensor, name in mapped.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         message = f"{file} is not a sound index of shards: {type(error).__name__}: {error}"
         raise ConvertError(message) from error
+    # The index is somebody else's text: "../../x" in it would read any file.
     outside = [name for name in names.values() if Path(name).name != name]
     if outside:
         message = f"{file} points outside of its folder: {', '.join(sorted(set(outside)))}"

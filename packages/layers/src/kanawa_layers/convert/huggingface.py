@@ -44,10 +44,10 @@ class HuggingFaceStore(ModelStore):
     def holds(self, directory: Path) -> bool:
         """Returns whether config.json has a model_type."""
         try:
-            found = json.loads((directory / CONFIG).read_bytes())
+            config = json.loads((directory / CONFIG).read_bytes())
         except (OSError, ValueError):
             return False
-        return isinstance(found, dict) and "model_type" in found and "$type" not in found
+        return isinstance(config, dict) and "model_type" in config and "$type" not in config
 
     def inspect(self, directory: Path) -> tuple[Folder, Config, ForeignTable, dict[str, str]]:
         """Returns the folder, our config, the table, and the folder's name of each tensor; reads headers only."""
@@ -92,6 +92,7 @@ class HuggingFaceStore(ModelStore):
         check_free(directory)
         model = untuned(model)
         config, table, dtypes = self.plan(model)
+        # Written beside its place and renamed: half a model must not look like one.
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

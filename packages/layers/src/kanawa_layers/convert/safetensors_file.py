@@ -80,16 +80,16 @@ def read_header(file: Path) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise _broken(file, f"its header is a {type(header).__name__}, expected an object")
     start = 8 + length
-    entries = {name: _entry(file, name, found, start) for name, found in header.items() if name != METADATA}
+    entries = {name: _entry(file, name, given, start) for name, given in header.items() if name != METADATA}
     _check_layout(file, entries, start, size)
     return entries
 
 
-def _entry(file: Path, name: str, found: Any, start: int) -> Entry:
+def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
     try:
-        dtype, shape, (first, last) = found["dtype"], tuple(found["shape"]), found["data_offsets"]
+        dtype, shape, (first, last) = given["dtype"], tuple(given["shape"]), given["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise _broken(file, f"tensor {name!r} has no sound dtype, shape and data_offsets: {found!r}") from error
+        raise _broken(file, f"tensor {name!r} has no sound dtype, shape and data_offsets: {given!r}") from error
     if dtype not in DTYPES:
         raise _broken(file, f"tensor {name!r} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if not all(isinstance(n, int) and n >= 0 for n in (*shape, first, last)):
@@ -110,11 +110,11 @@ def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: in
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    once = dict(pairs)
+    if len(once) != len(pairs):
         message = "a name occurs twice"
         raise ValueError(message)
-    return found
+    return once
 
 
 def _broken(file: Path, what: str) -> SafetensorsError:

@@ -20,8 +20,8 @@ def prepare_process() -> None:
 
 def cache_directory() -> Path:
     """Returns where caches live: KANAWA_CACHE, else ~/.cache/kanawa."""
-    found = os.environ.get("KANAWA_CACHE")
-    return Path(found) if found else Path.home() / ".cache" / "kanawa"
+    chosen = os.environ.get("KANAWA_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "kanawa"
 
 
 def leave_readers_behind(code: int) -> None:

@@ -98,8 +98,8 @@ class GrainLoader(Loader):
         for name, dtype in _DTYPES.items():
             array = row.get(name)
             if array is None or array.shape != (length,) or array.dtype != dtype:
-                found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-                message = f"{type(self.source).__name__}.row({index})[{name!r}] is {found}; expected {dtype} [{length}]"
+                given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                message = f"{type(self.source).__name__}.row({index})[{name!r}] is {given}; expected {dtype} [{length}]"
                 raise LoaderError(message)
         return row
 

@@ -35,8 +35,7 @@ class Packing(Configurable):
     """Plans rows of at most `capacity` from lengths; every position of an item is used once."""
 
     class Config(Configurable.Config):
-        #: Each piece is a segment of its own, which attends to itself only. False: a row is one
-        #: segment.
+        #: Each piece is a segment of its own, which attends to itself only. False: a row is one segment.
         separate_documents: bool = True
 
     @abc.abstractmethod

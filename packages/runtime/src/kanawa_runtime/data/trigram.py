@@ -26,8 +26,7 @@ class ByteTrigram:
         for chunk in _in_chunks(documents):
             counts += np.bincount(_trigrams(chunk), minlength=_SYMBOLS**3)
         cube = counts.reshape(_SYMBOLS, _SYMBOLS, _SYMBOLS)
-        # A lower order counts in how many contexts a symbol was seen: its job is contexts never
-        # seen.
+        # A lower order counts in how many contexts a symbol was seen: its job is contexts never seen.
         pairs = (cube > 0).sum(0)
         singles = (pairs > 0).sum(0)[None]
         uniform = np.full((1, _SYMBOLS), 1 / _SYMBOLS)

@@ -27,6 +27,7 @@ def render(runs: Sequence[RunData]) -> str:
     """Returns the page's text."""
     names = distinct_names(list(runs))
     title = html.escape(" · ".join(names) if names else "no runs")
+    # What a reader asks first comes first: did it learn, what does it write, how fast; what it was, last.
     built = [
         sections.summary(runs, names),
         sections.losses(runs, names),

@@ -80,6 +80,7 @@ def figure(
         return ""
     plot = f'<div class="broad">{plots[0]}</div><div class="narrow">{plots[1]}</div>'
     shown = [s for s in series if not s.faint]
+    # One curve needs no legend: its title says what it is.
     legend = "".join(f"<span>{_swatch(s)}{escape(s.name)}</span>" for s in shown)
     legend = f'<div class="legend">{legend}</div>' if len(shown) > 1 else ""
     said = f"<p>{escape(note)}</p>" if note else ""

@@ -65,6 +65,7 @@ def line_plot(
     points = [p for s in drawn for p in s.points]
     frame = _frame(points, size, allow_log=allow_log, from_zero=from_zero)
     parts = [_grid(frame, x_label, y_label)]
+    # What is faint goes first, since later shapes cover earlier ones.
     parts += [_curve(s, frame) for s in sorted(drawn, key=lambda s: not s.faint)]
     shown = ", ".join(s.name for s in drawn if not s.faint)
     title = html.escape(f"{y_label} by {x_label}: {shown}")
@@ -84,6 +85,7 @@ def _across(points: Points, left: float, right: float) -> Points:
 def smoothed(points: Points) -> list[tuple[float, float]]:
     """Returns the finite points averaged over neighbours on both sides, fewer near the start where curves are steep."""
     finite = _finite(points)
+    # Half a window each side: the curve may not lag behind what it smooths.
     widest = len(finite) // 80
     result = []
     for index, (x, _) in enumerate(finite):
@@ -122,6 +124,7 @@ class _Frame:
 def _frame(points: Points, size: tuple[int, int], *, allow_log: bool, from_zero: bool) -> _Frame:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     low, high = min(ys), max(ys)
+    # A loss that falls from 10 to 9 is read off a straight scale; one that falls a hundredfold is not.
     is_log = allow_log and low > 0 and high / low > _LOG_RATIO
     if is_log:
         low, high = low / 1.06, high * 1.06

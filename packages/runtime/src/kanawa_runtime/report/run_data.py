@@ -39,6 +39,7 @@ class RunData:
     def curve(self, field: str, kind: str = "step") -> Points:
         """Returns (step, value) of a field, "metrics.x" included, where it was recorded."""
         points = []
+        # After a resume a step may have two records: the last one is of the state that was kept.
         for step, record in step_records(self.events, kind).items() if kind != "step" else self.steps.items():
             value = field_value(record, field)
             if value is not None:
@@ -86,6 +87,7 @@ class RunData:
 
     def time_spent(self) -> dict[str, float]:
         """Returns seconds by what they went into; they add up to the attempts' elapsed time."""
+        # Steps are counted at their median: one that waited for a compiler or a disk took no longer to train.
         elapsed = sum(end - start for start, end in self._spans())
         typical = statistics.median(t for _, t in self.step_seconds()) if self.step_seconds() else 0.0
         done = len(self.of("step"))
@@ -113,6 +115,7 @@ class RunData:
 
 def load_run(path: Path) -> RunData:
     """Returns a run's data; never raises for damaged or missing files."""
+    # Nothing here may raise: a report is wanted most of all of a run that broke.
     events = read_events(path / EVENTS)
     config, problem = None, ""
     try:

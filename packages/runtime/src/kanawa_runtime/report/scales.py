@@ -45,6 +45,7 @@ def tick_text(value: float) -> str:
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
     rough = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
+    # 0.999: a step that only rounding made too small must not double.
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
@@ -53,8 +54,9 @@ def _linear_ticks(low: float, high: float, count: int) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    # The finest set of round numbers that leaves room between their labels.
     for multiples in ((1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
-        found = [m * 10.0**d for d in decades for m in multiples if low <= m * 10.0**d <= high]
-        if len(found) <= 7:
+        ticks = [m * 10.0**d for d in decades for m in multiples if low <= m * 10.0**d <= high]
+        if len(ticks) <= 7:
             break
-    return found
+    return ticks

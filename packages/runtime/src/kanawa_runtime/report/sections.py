@@ -48,6 +48,7 @@ def facts(run: RunData) -> dict[str, str]:
     tokens = sum(value for _, value in run.curve("tokens"))
     if tokens:
         figures["tokens seen"] = human_count(tokens)
+    # Of all attempts together: what a restart cost is in it.
     spent = run.time_spent()
     if sum(spent.values()) > 0:
         figures["time"] = human_duration(sum(spent.values()))
@@ -148,6 +149,7 @@ def kernels(runs: Runs, names: Names) -> str:
         for record in run.of("kernel_selected"):
             operation, problem = str(record.get("operation", "")), str(record.get("problem", ""))
             refused = "; ".join(_refusal(entry) for entry in record.get("refused") or [])
+            # Each attempt records its choices; those of the last one count.
             rows[operation, problem] = [operation, str(record.get("kernel", "")), problem, refused]
         if rows:
             head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""

@@ -60,8 +60,10 @@ class Generator:
         self.environment = environment or Environment()
         self.cache_dtype = cache_dtype
         self.known = known
+        # Layers are taken apart once: a loop over stacked ones slices all their weights for every token.
         self._unstack = jax.jit(model.unstacked)
         self.load(params, state)
+        # Caches are donated: two copies of a long context's would not fit.
         self._prefill = jax.jit(self.prefill, static_argnames=("sampling",), donate_argnums=3)
         self._loop = jax.jit(self.decode_loop, static_argnames=("sampling", "stop_ids"), donate_argnums=2)
 
@@ -114,6 +116,7 @@ class Generator:
         ids, lengths = _padded(prompts)
         rows, padded = ids.shape
         total = -(-(padded + max_tokens) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
+        # Caches are a multiple long as well, or each prompt's length would compile a loop of its own.
         keys = _row_keys(chosen.seed, rows)
         known = self._over_vocabulary(self.known)
         allowed = self._over_vocabulary(first_tokens)

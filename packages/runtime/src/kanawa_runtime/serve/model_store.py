@@ -64,6 +64,7 @@ class RunStore(ModelStore):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             message = f"{directory} already exists; give a new directory, nothing is overwritten"
             raise UsageError(message)
+        # Written beside its place and renamed: half a model must not look like one.
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         (partial / ORIGIN).mkdir(parents=True)

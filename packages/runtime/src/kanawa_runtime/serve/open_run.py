@@ -61,12 +61,12 @@ def open_run(
         read_by(cfg.data, kept)
     composition = compose(cfg, target, modifiers, overrides)
     trainer: Trainer = composition.workload()
-    found = environment(composition)
-    abstract = trainer.abstract_state(found)
+    where = environment(composition)
+    abstract = trainer.abstract_state(where)
     if stored is not None:
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
-        return OpenedRun(directory, composition, trainer, found, params, state, 0)
-    with found.active():
+        return OpenedRun(directory, composition, trainer, where, params, state, 0)
+    with where.active():
         checkpoints = composition.config.checkpointer.build(directory=directory / CHECKPOINTS, read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
         if trainer.rule.averages:
@@ -77,7 +77,7 @@ def open_run(
         raise UsageError(message)
     params = trainer.evaluated(restored.items["params"], restored.items.get("opt", {}))
     state = restored.items["state"]
-    return OpenedRun(directory, composition, trainer, found, params, state, restored.step)
+    return OpenedRun(directory, composition, trainer, where, params, state, restored.step)
 
 
 def tokenizer_of(run: OpenedRun) -> Tokenizer | None:

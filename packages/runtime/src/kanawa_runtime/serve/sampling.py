@@ -51,6 +51,7 @@ def sample(
     A row's draw depends on its own key and the position only, never on who shares the batch.
     """
     logits = logits.astype(jnp.float32)
+    # Static, so a greedy program holds no random numbers.
     if sampling.temperature == 0:
         ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     else:
@@ -64,6 +65,7 @@ def sample(
 def _cut(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]:
     """Returns logits with everything outside of top-k and the top-p nucleus at minus infinity."""
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        # Ties with the k-th all stay: dropping some would depend on their order in the vocabulary.
         smallest = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
         logits = jnp.where(logits < smallest, -jnp.inf, logits)
     if sampling.top_p is not None and sampling.top_p < 1:

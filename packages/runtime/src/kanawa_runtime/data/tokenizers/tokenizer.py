@@ -111,8 +111,8 @@ def tokenizer_from_bytes(content: bytes) -> Tokenizer:
     """Returns the tokenizer that `to_bytes` wrote; raises ValueError if it is none."""
     record = json.loads(content)
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        found = record.get("format") if isinstance(record, dict) else type(record).__name__
-        message = f"expected format {_FORMAT!r}, found {found!r}"
+        given = record.get("format") if isinstance(record, dict) else type(record).__name__
+        message = f"expected format {_FORMAT!r}, found {given!r}"
         raise ValueError(message)
     return from_json(record["config"]).build(state=record["state"])
 
