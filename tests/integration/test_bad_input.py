@@ -63,7 +63,7 @@ def test_an_empty_corpus(installation):
         "--steps",
         "1",
         "--set",
-        "data.corpus=text_files",
+        "data.corpus=text-files",
         "--set",
         'data.corpus.files=["text/*.txt"]',
     )

@@ -16,7 +16,7 @@ class Faster(ReferenceCrossEntropy):
         return Verdict(ok=True)
 '''
 OPTIONS = (
-    "--set", "data=random_tokens", "--set", "data.sequence_length=16", "--set", "data.vocab_size=64",
+    "--set", "data=random-tokens", "--set", "data.sequence_length=16", "--set", "data.vocab_size=64",
     "--set", "batch_size=2", "--set", "evaluation.every_steps=1000", "--run", "runs/a",
 )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """`kanawa new plugin` writes packages that build, install, pass their own tests and are listed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -24,3 +25,8 @@ def test_what_is_generated_works(installation, build, kind, tmp_path):
     assert tested.returncode == 0, tested.stdout
     assert " passed" in tested.stdout
     assert "skipped" not in tested.stdout
+    if kind == "service":
+        done = installation.run("train", "tiny-lm", "--modify", f"service:name={name}", "--run", "run", "--steps", "2")
+        assert done.returncode == 0, done.stderr
+        losses = [e["loss"] for e in installation.events("run") if e["event"] == "step"]
+        assert json.loads((installation.folder / "run" / "best_loss.json").read_text()) == {"loss": min(losses)}

@@ -5,9 +5,10 @@ import tomllib
 
 import pytest
 from kanawa.cli.main import main
-from kanawa.cli.scaffold.kinds import NAMES
+from kanawa.cli.scaffold.kinds import NAMES, kind_called
 from kanawa.cli.scaffold.names import plugin_names
 from kanawa.cli.scaffold.package import package_files
+from kanawa.cli.scaffold.publisher import publisher
 from kanawa.errors import UsageError
 from kanawa.plugins.kinds import CORE_KINDS
 
@@ -58,3 +59,35 @@ def test_an_unknown_kind_lists_the_known(tmp_path, capsys):
     assert main(["new", "plugin", "my-layer", "--kind", "lair", "--into", str(tmp_path)]) == 2
     assert "optimizer" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def project_of(by):
+    return tomllib.loads(package_files(plugin_names("my-part"), "layer", by)["pyproject.toml"])["project"]
+
+
+def test_a_package_says_who_publishes_it_and_how():
+    project = project_of(None)
+    assert project["license"] == "Apache-2.0"
+    assert project["authors"] == [{"name": "The my-part authors"}]
+    project = project_of(publisher("my-part", "mit or apache-2.0", 'Ada "L" Lovelace <ada@example.org>'))
+    assert project["license"] == "MIT OR Apache-2.0"
+    assert project["authors"] == [{"name": 'Ada "L" Lovelace', "email": "ada@example.org"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--license", "Apache"], "--license 'Apache' is no SPDX expression; write one such as Apache-2.0"),
+        (["--author", "Ada <ada>"], "expected a name, or a name and an address"),
+    ],
+)
+def test_bad_publishers_are_refused_before_anything_is_written(tmp_path, capsys, arguments, said):
+    assert main(["new", "plugin", "my-part", "--into", str(tmp_path), *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_no_kind_is_offered_without_somebody_who_looks_it_up():
+    for kind in NAMES:
+        for group in kind_called(kind).entry_points:
+            assert group in {kind.name for kind in CORE_KINDS}, f"new plugin --kind {kind} writes what nobody reads"

@@ -57,7 +57,7 @@ def test_a_name_means_that_experiments_data_at_our_length():
     data = on_other_data(experiment(5000), "quickstart").data
     assert isinstance(data, TextSource.Config)
     assert data.sequence_length == 256
-    assert isinstance(on_other_data(experiment(), "random_tokens").data, RandomTokens.Config)
+    assert isinstance(on_other_data(experiment(), "random-tokens").data, RandomTokens.Config)
 
 
 def test_files_take_the_place_of_tokens_that_were_no_text(texts):

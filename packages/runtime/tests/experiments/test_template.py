@@ -85,7 +85,7 @@ def test_a_run_goes_on_in_its_own_directory(trained):
 
 
 def test_a_run_on_other_data_is_a_new_run_that_starts_from_its_weights(trained, tmp_path):
-    composition = kn.compose(str(trained), data="random_tokens", overrides=["data.vocab_size=64"])
+    composition = kn.compose(str(trained), data="random-tokens", overrides=["data.vocab_size=64"])
     directory, start = run_and_start(composition, None, None)
     assert (directory.as_posix(), start) == ("runs/first-tuned", trained)
     assert run_and_start(composition, str(tmp_path / "mine"), None) == (tmp_path / "mine", trained)

@@ -70,5 +70,5 @@ KIND = Kind(
     sources={"source.py": _SOURCE},
     entry_points={"data": {"$distribution": "source:$class_name"}},
     conformance=_TESTS,
-    usage="kanawa list data",
+    usage="kanawa train quickstart --data $distribution --run runs/$distribution",
 )

@@ -9,6 +9,7 @@ from string import Template
 from kanawa._version import __version__
 from kanawa.cli.scaffold.kinds import Kind, kind_called
 from kanawa.cli.scaffold.names import Names
+from kanawa.cli.scaffold.publisher import Publisher, publisher
 from kanawa.errors import UsageError
 
 _PYPROJECT = """\
@@ -22,6 +23,14 @@ description = "A Kanawa plugin."
 readme = "README.md"
 requires-python = ">=3.11"
 version = "0.1.0"
+license = "$license"
+authors = [$author]
+keywords = ["kanawa", "kanawa-plugin", "jax"]
+classifiers = [
+  "Development Status :: 3 - Alpha",
+  "Programming Language :: Python :: 3 :: Only",
+  "Topic :: Scientific/Engineering :: Artificial Intelligence",
+]
 dependencies = [
   "kanawa$extras>=$core_floor,<$core_end",
   "jax>=0.10,<0.12",
@@ -70,16 +79,18 @@ _CHANGELOG = """\
 _SUPPORTED_MINORS = 3
 
 
-def package_files(names: Names, kind: str) -> dict[str, str]:
+def package_files(names: Names, kind: str, by: Publisher | None = None) -> dict[str, str]:
     """Returns every file of the package: path to text."""
     chosen = kind_called(kind)
-    fill = _filler(names)
+    fill, by = _filler(names), by or publisher(names.distribution)
     files = {
         "pyproject.toml": fill(
             _PYPROJECT,
             entry_points=_entry_points(names, chosen),
             extras=chosen.extras,
             strict=str(chosen.strict).lower(),
+            license=by.license,
+            author=by.author,
         ),
         "README.md": fill(_README, offers=_offers(names, chosen), usage=fill(chosen.usage), extras=chosen.extras),
         "CHANGELOG.md": _CHANGELOG,
@@ -90,14 +101,14 @@ def package_files(names: Names, kind: str) -> dict[str, str]:
     return files | {f"src/{names.package}/{file}": fill(text) for file, text in chosen.sources.items()}
 
 
-def write_package(names: Names, kind: str, into: Path) -> list[Path]:
+def write_package(names: Names, kind: str, into: Path, by: Publisher | None = None) -> list[Path]:
     """Writes the package into a new folder of `into`; raises UsageError, and writes nothing, where it exists."""
     root = into / names.distribution
     if root.exists():
         message = f"{root} exists already; choose another name, another --into, or remove it first"
         raise UsageError(message)
     written = []
-    for path, text in package_files(names, kind).items():
+    for path, text in package_files(names, kind, by).items():
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")

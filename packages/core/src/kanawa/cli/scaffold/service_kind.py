@@ -69,5 +69,5 @@ KIND = Kind(
     sources={"service.py": _SERVICE},
     entry_points={"services": {"$distribution": "service:$class_name"}},
     conformance=_TESTS,
-    usage="kanawa list services",
+    usage="kanawa train quickstart --modify service:name=$distribution --run runs/$distribution",
 )

@@ -18,7 +18,11 @@ def command() -> Command:
         help="write a new plugin package with tests from the conformance kit",
         configure=_configure,
         run=_run,
-        example="kanawa new plugin my-layer\nkanawa new plugin my-kernel --kind kernel --into ~/plugins",
+        example=(
+            "kanawa new plugin my-layer\n"
+            "kanawa new plugin my-kernel --kind kernel --into ~/plugins\n"
+            "kanawa new plugin my-service --kind service --license MIT --author 'Ada Lovelace <ada@example.org>'"
+        ),
     )
 
 
@@ -27,15 +31,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="distribution name: small letters, digits, hyphens")
     parser.add_argument("--kind", choices=NAMES, default="layer", help="what the plugin offers (default layer)")
     parser.add_argument("--into", type=Path, default=Path(), metavar="DIR", help="where its folder goes")
+    parser.add_argument("--license", default="Apache-2.0", metavar="SPDX", help="its licence (default Apache-2.0)")
+    parser.add_argument("--author", default="", metavar="NAME", help="publisher: 'Ada Lovelace <ada@example.org>'")
     json_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     from kanawa.cli.scaffold.names import plugin_names
     from kanawa.cli.scaffold.package import write_package
+    from kanawa.cli.scaffold.publisher import publisher
 
     names = plugin_names(args.name)
-    written = write_package(names, args.kind, args.into)
+    by = publisher(names.distribution, args.license, args.author)
+    written = write_package(names, args.kind, args.into, by)
     if args.json:
         write_json([str(path) for path in written])
         return 0
