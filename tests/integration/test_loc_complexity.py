@@ -82,8 +82,8 @@ def touched(before, after, paths):
     """Returns (changes outside of the paths, paths without a change)."""
     changes = [change.path for change in kn.diff(before, after)]
     under = {p: [c for c in changes if c == p or c.startswith((f"{p}.", f"{p}["))] for p in paths}
-    inside = {c for found in under.values() for c in found}
-    return [c for c in changes if c not in inside], [p for p, found in under.items() if not found]
+    inside = {c for actual in under.values() for c in actual}
+    return [c for c in changes if c not in inside], [p for p, actual in under.items() if not actual]
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------
@@ -91,23 +91,23 @@ def touched(before, after, paths):
 
 @EACH_FEATURE
 def test_models_and_variants_cost_nothing(feature):
-    found = measured(Ours(), feature)
-    assert found.spread.is_constant, str(found.spread)
-    assert found.spread.residual == 0
-    assert all(cost.existing == cost.side_tables == 0 for cost in found.costs.values())
+    actual = measured(Ours(), feature)
+    assert actual.spread.is_constant, str(actual.spread)
+    assert actual.spread.residual == 0
+    assert all(cost.existing == cost.side_tables == 0 for cost in actual.costs.values())
     # New definitions are made once a variant, never once a model.
-    assert found.definition.per_model == found.definition.per_pair == 0, str(found.definition)
+    assert actual.definition.per_model == actual.definition.per_pair == 0, str(actual.definition)
 
 
 def test_a_planted_branch_in_each_model_is_seen():
-    found = measured(BranchPerModel(), FEATURES[0])
-    assert found.spread.per_model == 2
-    assert not found.spread.is_constant
+    actual = measured(BranchPerModel(), FEATURES[0])
+    assert actual.spread.per_model == 2
+    assert not actual.spread.is_constant
 
 
 def test_a_subclass_for_each_pair_is_seen_although_its_files_are_new():
-    found = measured(SubclassPerModel(), FEATURES[0])
-    assert (found.spread.per_pair, found.definition.per_pair) == (1, 2)
+    actual = measured(SubclassPerModel(), FEATURES[0])
+    assert (actual.spread.per_pair, actual.definition.per_pair) == (1, 2)
 
 
 def test_a_shared_branch_for_each_variant_is_seen():
@@ -128,8 +128,8 @@ def test_layout_comments_docstrings_and_imports_are_no_statements():
 
 def test_the_fit_is_exact_and_its_residual_is_too():
     grid = {(n, m): 3 + 2 * n + 5 * m + 7 * n * m for n in MODELS for m in VARIANTS}
-    found = fit(grid)
-    assert (found.constant, found.per_model, found.per_variant, found.per_pair, found.residual) == (3, 2, 5, 7, 0)
+    actual = fit(grid)
+    assert (actual.constant, actual.per_model, actual.per_variant, actual.per_pair, actual.residual) == (3, 2, 5, 7, 0)
     grid[1, 1] += 1
     assert 0 < fit(grid).residual < 1
 
@@ -267,5 +267,5 @@ def already_so(cfg, path, modifier):
 
 
 def test_published_losses_are_what_the_patches_cost():
-    found = {name: (cost.existing, cost.definition, files) for name, (cost, files) in losses().items()}
-    assert found == {"positions_see_activations": (14, 0, 5)}
+    actual = {name: (cost.existing, cost.definition, files) for name, (cost, files) in losses().items()}
+    assert actual == {"positions_see_activations": (14, 0, 5)}

@@ -105,9 +105,9 @@ def test_pages_may_lie_anywhere_and_rows_be_ragged():
     )[None]
     starts = jnp.asarray(np.cumsum([0, *counts]), jnp.int32)
     ragged = Sequences(lengths=PROMPTS, page_table=table, query_starts=starts)
-    (found, _), _ = step(params, {}, flat, ragged, pool)
+    (actual, _), _ = step(params, {}, flat, ragged, pool)
     wanted = [whole[row, n : n + count] for row, (n, count) in enumerate(zip([6, 3, 1], counts, strict=True))]
-    np.testing.assert_allclose(found[0], jnp.concatenate(wanted), atol=2e-5)
+    np.testing.assert_allclose(actual[0], jnp.concatenate(wanted), atol=2e-5)
 
 
 @pytest.mark.parametrize("cache", ["dense", "ring"])
@@ -131,9 +131,9 @@ def test_a_ring_keeps_what_the_window_needs_and_no_more():
 
 def test_int8_codes_take_a_quarter_and_a_scale_each():
     layer = ATTENTIONS["plain"].clone().set(cache=CACHES["quantised"]).build(name="attention")
-    found = {name: (spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 10, "bfloat16").items()}
+    actual = {name: (spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 10, "bfloat16").items()}
     codes, scales = ((2, 10, 2, 8), "int8"), ((2, 10, 2, 1), "float32")
-    assert found == {"codes_keys": codes, "codes_values": codes, "scales_keys": scales, "scales_values": scales}
+    assert actual == {"codes_keys": codes, "codes_values": codes, "scales_keys": scales, "scales_values": scales}
 
 
 def test_inner_caches_of_one_kind():

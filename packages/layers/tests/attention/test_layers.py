@@ -51,20 +51,20 @@ PLAIN = grouped(positions=NoPositions.Config())
 
 @pytest.mark.parametrize("sinks", [LearnedSinks.Config(), ZeroSinks.Config()], ids=["learned", "zero"])
 def test_sinks_are_a_column_more_in_the_softmax(sinks):
-    found, params = outcome(PLAIN.clone().set(sinks=sinks))
+    actual, params = outcome(PLAIN.clone().set(sinks=sinks))
     scores, v = scores_and_values(params)
     logits = np.asarray(params["sinks"]["logits"]) if params.get("sinks") else np.zeros(4)
     column = np.broadcast_to(logits[None, :, None, None], (2, 4, 6, 1))
     weights = np.exp(np.concatenate([scores, column], axis=-1))
     weights = (weights / weights.sum(-1, keepdims=True))[..., :-1]
-    np.testing.assert_allclose(found, projected(weights, v, params), atol=1e-5)
+    np.testing.assert_allclose(actual, projected(weights, v, params), atol=1e-5)
 
 
 def test_sigmoid_weighs_each_key_on_its_own():
-    found, params = outcome(PLAIN.clone().set(dot_product=SigmoidDotProduct.Config(length=6)))
+    actual, params = outcome(PLAIN.clone().set(dot_product=SigmoidDotProduct.Config(length=6)))
     scores, v = scores_and_values(params)
     weights = 1.0 / (1.0 + 6.0 * np.exp(-scores))
-    np.testing.assert_allclose(found, projected(weights, v, params), atol=1e-5)
+    np.testing.assert_allclose(actual, projected(weights, v, params), atol=1e-5)
 
 
 def test_a_sigmoid_has_no_sinks():
@@ -78,30 +78,30 @@ def test_the_fused_kernel_holds_the_three_by_key_heads():
     q, k, v = (np.asarray(params[name]["weight"]) for name in ("query", "key", "value"))
     fused = np.concatenate([q.reshape(WIDTH, 2, 2, 8), k[:, :, None], v[:, :, None]], axis=2)
     params = {"qkv": {"weight": jnp.asarray(fused)}, "output": params["output"]}
-    found, _ = outcome(PLAIN.clone().set(qkv=Linear.Config()), params)
-    np.testing.assert_allclose(found, separate, atol=1e-5)
+    actual, _ = outcome(PLAIN.clone().set(qkv=Linear.Config()), params)
+    np.testing.assert_allclose(actual, separate, atol=1e-5)
 
 
 @pytest.mark.parametrize("gate", [ElementwiseGate.Config(), HeadGate.Config()], ids=["elements", "heads"])
 def test_gates_open_by_a_sigmoid_of_the_input(gate):
-    found, params = outcome(PLAIN.clone().set(gate=gate))
+    actual, params = outcome(PLAIN.clone().set(gate=gate))
     scores, v = scores_and_values(params)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     weight = np.asarray(params["gate"]["projection"]["weight"])
     opened = 1 / (1 + np.exp(-np.tensordot(X, weight, 1)))
     opened = opened if opened.ndim == 4 else opened[..., None]
     heads = np.einsum("bhts,bshd->bthd", weights, v) * opened
-    np.testing.assert_allclose(found, np.einsum("bthd,hde->bte", heads, params["output"]["weight"]), atol=1e-5)
+    np.testing.assert_allclose(actual, np.einsum("bthd,hde->bte", heads, params["output"]["weight"]), atol=1e-5)
 
 
 def test_query_scales():
     q, positions = jnp.ones((1, 5, 2, 4)), jnp.arange(5)[None]
     tuning = TemperatureTuning.Config(coefficient=0.1, floor_scale=2.0).build(name="s")
-    found = kn.functional(tuning)({}, {}, q, positions)[0]
-    np.testing.assert_allclose(found[0, :, 0, 0], 1 + 0.1 * np.log([1, 2, 2, 3, 3]), rtol=1e-6)
+    actual = kn.functional(tuning)({}, {}, q, positions)[0]
+    np.testing.assert_allclose(actual[0, :, 0, 0], 1 + 0.1 * np.log([1, 2, 2, 3, 3]), rtol=1e-6)
     per_dim = PerDimScale.Config(head_dim=4).build(name="s")
-    found = kn.functional(per_dim)({"scale": jnp.zeros(4)}, {}, q, positions)[0]
-    np.testing.assert_allclose(found, q, rtol=1e-6)
+    actual = kn.functional(per_dim)({"scale": jnp.zeros(4)}, {}, q, positions)[0]
+    np.testing.assert_allclose(actual, q, rtol=1e-6)
 
 
 def test_encoders_see_both_ways_and_prefixes_their_own():
@@ -136,10 +136,10 @@ IDS = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 def test_padding_of_the_memory_is_not_seen():
     whole, params = outcome(CROSS, sequences=Sequences(memory=MEMORY, memory_segment_ids=IDS))
     changed = MEMORY.at[1, 3:].set(9.0)
-    found, _ = outcome(CROSS, params, Sequences(memory=changed, memory_segment_ids=IDS))
-    np.testing.assert_allclose(found, whole, atol=1e-6)
+    actual, _ = outcome(CROSS, params, Sequences(memory=changed, memory_segment_ids=IDS))
+    np.testing.assert_allclose(actual, whole, atol=1e-6)
     cut, _ = outcome(CROSS, params, Sequences(memory=MEMORY[:, :3]))
-    np.testing.assert_allclose(found[1], cut[1], atol=1e-5)
+    np.testing.assert_allclose(actual[1], cut[1], atol=1e-5)
 
 
 def test_the_memory_is_projected_once_and_remembered():

@@ -54,10 +54,10 @@ def by_hand(x, weight, strides, dilation, padding, groups):
 def test_against_a_loop(changes, shape, padding, groups):
     cfg = Conv.Config(input_dim=4, output_dim=8, **changes)
     x = DRAW((2, *shape, 4), np.float32)
-    params, found = run(cfg, x)
+    params, actual = run(cfg, x)
     ones = (1,) * len(shape)
     wanted = by_hand(x, params["weight"], cfg.strides or ones, cfg.dilation or ones, padding, groups)
-    np.testing.assert_allclose(found, wanted + params.get("bias", 0.0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, wanted + params.get("bias", 0.0), rtol=1e-4, atol=1e-4)
 
 
 def test_causal_outputs_see_no_later_input():
@@ -74,15 +74,15 @@ def test_causal_outputs_see_no_later_input():
 def test_transposition_is_the_gradient_of_a_strided_convolution(padding):
     cfg = ConvTranspose.Config(input_dim=3, output_dim=2, window=(3, 4), strides=(2, 2), padding=padding, bias=False)
     x = DRAW((1, 3, 4, 3), np.float32)
-    params, found = run(cfg, x)
-    assert found.shape == ((1, 6, 8, 2) if padding == "same" else (1, 7, 10, 2))
+    params, actual = run(cfg, x)
+    assert actual.shape == ((1, 6, 8, 2) if padding == "same" else (1, 7, 10, 2))
     # The kernel is not flipped here, while a gradient flips it: flip it back to compare.
     forward = np.flip(params["weight"], (0, 1)).swapaxes(-1, -2)
     down = lambda y: jax.lax.conv_general_dilated(  # noqa: E731
         y, forward, (2, 2), padding.upper(), dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    (wanted,) = jax.vjp(down, jnp.zeros(found.shape))[1](jnp.asarray(x))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    (wanted,) = jax.vjp(down, jnp.zeros(actual.shape))[1](jnp.asarray(x))
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_flops_and_fans():

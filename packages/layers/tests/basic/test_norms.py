@@ -39,40 +39,40 @@ def test_zero_centred_rms_norm_is_gemmas():
 
 def test_layer_norm_without_bias():
     wanted = (X - X.mean(-1, keepdims=True)) / X.std(-1, keepdims=True) * AFFINE["scale"]
-    found, _ = run(LayerNorm.Config(bias=False, eps=0.0), {"scale": AFFINE["scale"]}, X)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    actual, _ = run(LayerNorm.Config(bias=False, eps=0.0), {"scale": AFFINE["scale"]}, X)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4)
 
 
 def test_l2_norm_gives_length_one_and_keeps_zero():
-    found, _ = run(L2Norm.Config(), {}, X)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1.0, rtol=1e-5)
+    actual, _ = run(L2Norm.Config(), {}, X)
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=-1), 1.0, rtol=1e-5)
     np.testing.assert_array_equal(run(L2Norm.Config(), {}, jnp.zeros((1, 6)))[0], 0.0)
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_group_norm(padded):
     valid = VALID if padded else np.ones_like(VALID)
-    found, _ = run(GroupNorm.Config(num_groups=2, eps=0.0), AFFINE, X, valid if padded else None)
+    actual, _ = run(GroupNorm.Config(num_groups=2, eps=0.0), AFFINE, X, valid if padded else None)
     wanted = np.zeros_like(X)
     for row in range(3):
         for g in (slice(0, 3), slice(3, 6)):
             seen = X[row, valid[row], g]
             wanted[row, :, g] = (X[row, :, g] - seen.mean()) / seen.std()
-    np.testing.assert_allclose(found, affine(wanted), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(actual, affine(wanted), rtol=1e-3, atol=1e-4)
 
 
 def test_batch_norm_trains_on_the_batch_and_remembers_it():
     cfg = BatchNorm.Config(decay=0.75, eps=0.0)
     state = {"mean": jnp.zeros(6), "variance": jnp.ones(6)}
     rows = X[VALID]
-    found, outputs = run(cfg, AFFINE, X, VALID, state=state, train=True)
-    np.testing.assert_allclose(found, affine((X - rows.mean(0)) / rows.std(0)), rtol=1e-3, atol=1e-4)
+    actual, outputs = run(cfg, AFFINE, X, VALID, state=state, train=True)
+    np.testing.assert_allclose(actual, affine((X - rows.mean(0)) / rows.std(0)), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(outputs.state["mean"], 0.25 * rows.mean(0), rtol=1e-5)
     np.testing.assert_allclose(outputs.state["variance"], 0.75 + 0.25 * rows.var(0, ddof=1), rtol=1e-5)
-    found, outputs = run(cfg, AFFINE, X, state=dict(outputs.state))
+    actual, outputs = run(cfg, AFFINE, X, state=dict(outputs.state))
     assert not outputs.state
     running = 0.25 * rows.mean(0), 0.75 + 0.25 * rows.var(0, ddof=1)
-    np.testing.assert_allclose(found, affine((X - running[0]) / np.sqrt(running[1])), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, affine((X - running[0]) / np.sqrt(running[1])), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ RECIPES = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_recipe_is_found_without_naming_its_family(name):
     cfg = component("models", name)()
-    found = foreign_config(cfg)
-    assert found["model_type"] == RECIPES[name]
-    assert differences(model_config(found), cfg) == []
+    actual = foreign_config(cfg)
+    assert actual["model_type"] == RECIPES[name]
+    assert differences(model_config(actual), cfg) == []
 
 
 def test_every_family_of_this_package_has_a_recipe():

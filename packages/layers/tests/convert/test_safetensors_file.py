@@ -20,20 +20,20 @@ ARRAYS = {
 
 def test_reads_what_the_reference_writes(tmp_path):
     save_file(ARRAYS, tmp_path / "x.safetensors", {"format": "np"})
-    found = read_header(tmp_path / "x.safetensors")
-    assert set(found) == set(ARRAYS)
+    actual = read_header(tmp_path / "x.safetensors")
+    assert set(actual) == set(ARRAYS)
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found[name].read(), array)
-        assert found[name].read().dtype == array.dtype
+        np.testing.assert_array_equal(actual[name].read(), array)
+        assert actual[name].read().dtype == array.dtype
 
 
 def test_the_reference_reads_what_we_write(tmp_path):
     names = {"float32": "F32", "float16": "F16", "int64": "I64"}
     layout = {name: (names[array.dtype.name], array.shape) for name, array in ARRAYS.items()}
     write_file(tmp_path / "x.safetensors", layout, ARRAYS.__getitem__, {"format": "pt"})
-    found = load_file(tmp_path / "x.safetensors")
+    actual = load_file(tmp_path / "x.safetensors")
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(actual[name], array)
 
 
 def test_bfloat16_and_fp8_keep_their_bits(tmp_path):

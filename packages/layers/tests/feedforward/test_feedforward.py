@@ -55,8 +55,8 @@ def test_fused_equals_separate_projections():
     gate, up = params["gate"], params["up"]
     joint = {name: jnp.stack([gate[name], up[name]], axis=-2) for name in ("weight", "bias")}
     fused = FusedGatedFeedForward.Config(activation=gelu_tanh, gate_up=BIASED)
-    found = run(fused, {"gate_up": joint, "down": params["down"]})
-    np.testing.assert_allclose(found, run(separate, params), atol=1e-5)
+    actual = run(fused, {"gate_up": joint, "down": params["down"]})
+    np.testing.assert_allclose(actual, run(separate, params), atol=1e-5)
 
 
 def test_a_pair_of_activations():

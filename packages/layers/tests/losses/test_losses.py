@@ -40,12 +40,12 @@ def test_ctc_is_the_sum_over_all_alignments():
         labels[row, : len(wanted)] = wanted
         labels[row, len(wanted) :] = 2  # Padding must not matter.
     frames, counts = np.array([t for t, _ in CASES]), np.array([len(x) for _, x in CASES])
-    found, grad = jax.jit(
+    actual, grad = jax.jit(
         lambda x: (ctc(x, frames, labels, counts), jax.grad(lambda y: jnp.sum(ctc(y, frames, labels, counts)[:4]))(x))
     )(logits)
     wanted = [all_alignments(logits[i, :t], x) for i, (t, x) in enumerate(CASES)]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    assert np.isinf(found[4]), "two equal labels need a blank between them, so three frames"
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+    assert np.isinf(actual[4]), "two equal labels need a blank between them, so three frames"
     assert np.isfinite(grad).all()
     np.testing.assert_array_equal(grad[2, 3:], 0.0)
 

@@ -38,9 +38,9 @@ def test_embedding_scale_is_rounded_to_the_compute_dtype_first():
     module = Embedding.Config(vocab_size=4, output_dim=3, scale_by_sqrt_dim=True).build()
     params = {"weight": jnp.full((4, 3), 0.3)}
     with kn.use_plan(kn.ExecutionPlan(precision=kn.Precision(compute="bfloat16"))):
-        found, _ = kn.functional(module)(params, {}, jnp.zeros((1, 1), int))
+        actual, _ = kn.functional(module)(params, {}, jnp.zeros((1, 1), int))
     wanted = jnp.asarray(0.3, jnp.bfloat16) * jnp.asarray(3**0.5, jnp.bfloat16)
-    np.testing.assert_array_equal(found, jnp.full((1, 1, 3), wanted))
+    np.testing.assert_array_equal(actual, jnp.full((1, 1, 3), wanted))
 
 
 def test_a_sum_of_losses_adds_up():

@@ -19,10 +19,10 @@ def test_patches_are_a_convolution_with_a_stride_of_its_width():
     module = PatchEmbedding.Config(output_dim=5, patch_size=4).build()
     weight = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, 4, 5)), jnp.float32)
     params = {"projection": {"weight": weight, "bias": jnp.arange(5.0)}}
-    found, _ = kn.functional(module)(params, {}, images(2))
+    actual, _ = kn.functional(module)(params, {}, images(2))
     right = jax.lax.conv_general_dilated(images(2), jnp.transpose(weight, (3, 0, 1, 2)), (4, 4), "VALID")
     right = right.reshape(2, 5, 6).transpose(0, 2, 1) + jnp.arange(5.0)[None, None]
-    np.testing.assert_allclose(found, right, atol=1e-4)
+    np.testing.assert_allclose(actual, right, atol=1e-4)
     with pytest.raises(KanawaError, match="images of 3 x 8 x 12 can't be cut in patches of 3 x 5 x 5"):
         PatchEmbedding.Config(output_dim=5, patch_size=5).build().forward(images(1))
 

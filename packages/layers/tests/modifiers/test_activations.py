@@ -82,8 +82,8 @@ def test_a_strangers_activation_is_in_every_feed_forward(stranger, part):
     module = cfg.part.build(name="part")
     params, x = kn.initialize(module, jax.random.key(0)), jax.random.normal(jax.random.key(1), (1, 6, 4))
     plain = part.clone().set(input_dim=4).build(name="part")
-    (found, before) = (kn.functional(each)(params, {}, x, Sequences())[0] for each in (module, plain))
-    assert np.abs(found - before).max() > 1e-4
+    (actual, before) = (kn.functional(each)(params, {}, x, Sequences())[0] for each in (module, plain))
+    assert np.abs(actual - before).max() > 1e-4
     assert "sin" in str(jax.make_jaxpr(lambda p: kn.functional(module)(p, {}, x, Sequences())[0])(params))
 
 

@@ -58,17 +58,17 @@ def mixture(**changes):
 def test_ample_capacity_is_dropless_padding_included():
     module, params = built(mixture(dispatcher=CapacityDispatcher.Config(factor=4.0)))
     dropless, _ = built(mixture())
-    found, outputs = run(module, params, PADDED, train=True)
+    actual, outputs = run(module, params, PADDED, train=True)
     wanted, _ = run(dropless, params, PADDED)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    np.testing.assert_array_equal(found[1, 2:], 0.0)
+    np.testing.assert_allclose(actual, wanted, atol=1e-5)
+    np.testing.assert_array_equal(actual[1, 2:], 0.0)
     assert float(outputs.metrics["dispatcher.dropped"].value()) == 0.0
     assert float(outputs.metrics["dispatcher.dropped"].weight) == 8 * 2
 
 
 def test_a_full_expert_drops_late_copies_first_choices_going_first():
     module, params = built(mixture(dispatcher=CapacityDispatcher.Config(factor=0.5)))
-    found, outputs = run(module, params, PADDED, train=True)
+    actual, outputs = run(module, params, PADDED, train=True)
     valid = np.asarray(PADDED.segment_ids).reshape(-1) > 0
     ids, weights = top_two(params["router"])
     capacity, used, dropped, wanted = 3, np.zeros(4, int), 0, np.zeros((12, 8))
@@ -84,7 +84,7 @@ def test_a_full_expert_drops_late_copies_first_choices_going_first():
             used[expert] += 1
             wanted[token] += weights[token, choice] * each[expert][token]
     assert dropped, "nothing is dropped: the test proves nothing"
-    np.testing.assert_allclose(found.reshape(12, 8), wanted, atol=1e-4)
+    np.testing.assert_allclose(actual.reshape(12, 8), wanted, atol=1e-4)
     assert float(outputs.metrics["dispatcher.dropped"].total) == dropped
 
 
@@ -97,7 +97,7 @@ def test_gpt_oss_experts_with_biases():
     experts = GatedExperts.Config(bias=True, activation=quick_gelu, gating=ClampedProduct.Config(limit=1.5))
     module, params = built(mixture(experts=experts, router=TopKRouter.Config(bias=True)))
     p = params["experts"]
-    found, _ = run(module, params)
+    actual, _ = run(module, params)
     ids, weights = top_two(params["router"])
     for token, x in enumerate(TOKENS):
         wanted = 0.0
@@ -105,7 +105,7 @@ def test_gpt_oss_experts_with_biases():
             gate = np.minimum(x @ p["gate"][e] + p["gate_bias"][e], 1.5)
             up = np.clip(x @ p["up"][e] + p["up_bias"][e], -1.5, 1.5)
             wanted += w * (((up + 1) * gate * sigmoid(1.702 * gate)) @ p["down"][e] + p["down_bias"][e])
-        np.testing.assert_allclose(found.reshape(12, 8)[token], wanted, atol=1e-4)
+        np.testing.assert_allclose(actual.reshape(12, 8)[token], wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -124,11 +124,11 @@ def test_a_shared_feed_forward_is_added(gated):
 def test_llama4_weighs_the_input():
     router = TopKRouter.Config(top_k=1, scoring=Sigmoid.Config(), normalise_weights=False)
     module, params = built(mixture(router=router, weigh_inputs=True))
-    found, _ = run(module, params)
+    actual, _ = run(module, params)
     for token, x in enumerate(TOKENS):
         logits = x @ params["router"]["weight"]
         wanted = expert_output(params["experts"], logits.argmax(), x * sigmoid(logits.max()))
-        np.testing.assert_allclose(found.reshape(12, 8)[token], wanted, atol=1e-4)
+        np.testing.assert_allclose(actual.reshape(12, 8)[token], wanted, atol=1e-4)
 
 
 def test_one_plain_expert_is_the_plain_feed_forward():
@@ -143,7 +143,7 @@ def test_one_plain_expert_is_the_plain_feed_forward():
 def test_experts_choose_their_tokens():
     router = ExpertChoiceRouter.Config(factor=1.0)
     module, params = built(ExpertChoiceMixture.Config(hidden_dim=12, num_experts=4, router=router))
-    found, outputs = run(module, params, PADDED)
+    actual, outputs = run(module, params, PADDED)
     valid = np.asarray(PADDED.segment_ids).reshape(-1) > 0
     odds = np.exp(TOKENS @ params["router"]["weight"])
     scores = odds / odds.sum(-1, keepdims=True) * valid[:, None]
@@ -152,7 +152,7 @@ def test_experts_choose_their_tokens():
         for token in np.argsort(-scores[:, e], kind="stable")[:3]:
             wanted[token] += scores[token, e] * expert_output(params["experts"], e, TOKENS[token])
             visits[token] += valid[token]
-    np.testing.assert_allclose(found.reshape(12, 8), wanted, atol=1e-4)
+    np.testing.assert_allclose(actual.reshape(12, 8), wanted, atol=1e-4)
     unrouted = outputs.metrics["router.unrouted"]
     assert (float(unrouted.total), float(unrouted.weight)) == (((visits == 0) & valid).sum(), valid.sum())
 

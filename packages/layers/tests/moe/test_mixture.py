@@ -31,7 +31,7 @@ def expert(params, index, x):
 @pytest.mark.parametrize(("num_experts", "top_k"), [(4, 1), (4, 2), (5, 3), (4, 4)])
 def test_against_a_loop_over_tokens(num_experts, top_k):
     module, params = mixture(num_experts, top_k)
-    found, _ = jax.jit(kn.functional(module))(params, {}, X, Sequences())
+    actual, _ = jax.jit(kn.functional(module))(params, {}, X, Sequences())
     arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     for row, token in np.ndindex(2, 7):
         x = np.asarray(X[row, token], np.float64)
@@ -39,16 +39,16 @@ def test_against_a_loop_over_tokens(num_experts, top_k):
         chosen = np.argsort(-odds)[:top_k]
         weights = odds[chosen] / odds[chosen].sum()
         wanted = sum(w * expert(arrays, i, x) for w, i in zip(weights, chosen, strict=True))
-        np.testing.assert_allclose(found[row, token], wanted, atol=2e-5)
+        np.testing.assert_allclose(actual[row, token], wanted, atol=2e-5)
 
 
 def test_one_expert_is_the_dense_layer():
     module, params = mixture(1, 1)
     dense = GatedFeedForward.Config(input_dim=8, hidden_dim=12).build(name="ff")
     dense_params = {name: {"weight": params["experts"][name][0]} for name in ("gate", "up", "down")}
-    found, _ = jax.jit(kn.functional(module))(params, {}, X, Sequences())
+    actual, _ = jax.jit(kn.functional(module))(params, {}, X, Sequences())
     wanted, _ = kn.functional(dense)(dense_params, {}, X, Sequences())
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
 def test_balance_loss_is_one_when_balanced_and_padding_does_not_count():

@@ -35,8 +35,8 @@ def test_the_upcycled_model_is_the_dense_one(models):
     )
     assert jax.tree.map(jnp.shape, upcycled) == shapes
     wanted, _ = jax.jit(kn.functional(dense, "predict"))(params, {}, TOKENS)
-    found, _ = jax.jit(kn.functional(sparse, "predict"))(upcycled, {}, TOKENS)
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    actual, _ = jax.jit(kn.functional(sparse, "predict"))(upcycled, {}, TOKENS)
+    np.testing.assert_allclose(actual, wanted, atol=2e-5)
     router = upcycled["stack"]["layer"]["feed_forward"]["router"]["weight"]
     assert np.abs(router[0] - router[1]).min() > 0, "the layers' routers must differ"
 

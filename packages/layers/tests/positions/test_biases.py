@@ -62,8 +62,8 @@ def test_a_relative_bias_is_shared_by_all_layers():
 def test_learned_positions_are_rows_of_a_table():
     module = LearnedPositions.Config(output_dim=3, max_length=6, offset=2).build(name="positions")
     table = jnp.arange(24.0).reshape(8, 3)
-    found = kn.functional(module)({"weight": table}, {}, jnp.array([[0, 5]]))[0]
-    np.testing.assert_array_equal(found[0], table[jnp.array([2, 7])])
+    actual = kn.functional(module)({"weight": table}, {}, jnp.array([[0, 5]]))[0]
+    np.testing.assert_array_equal(actual[0], table[jnp.array([2, 7])])
 
 
 def test_a_row_longer_than_the_table_is_refused():

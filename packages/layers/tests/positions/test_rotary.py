@@ -96,9 +96,9 @@ def test_each_section_turns_by_its_own_stream():
     q, k = rotate({}, {}, Q, K, jnp.array([[[7, 2, 9]]]))[0]
     by_stream = [turned(Rotary.Config(), place, place) for place in (7, 2, 9)]
     stream_of = np.tile([0, 0, 0, 0, 1, 1, 2, 2], 2)
-    for found, which in ((q, 0), (k, 1)):
+    for actual, which in ((q, 0), (k, 1)):
         wanted = np.stack([np.asarray(pair[which])[0, 0] for pair in by_stream])
-        np.testing.assert_allclose(found[0, 0], wanted[stream_of, :, np.arange(16)].T, atol=1e-6)
+        np.testing.assert_allclose(actual[0, 0], wanted[stream_of, :, np.arange(16)].T, atol=1e-6)
 
 
 def test_sections_must_cover_all_frequencies():

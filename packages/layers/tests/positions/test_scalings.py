@@ -77,8 +77,8 @@ def test_longrope_needs_a_factor_for_each_frequency():
 def test_dynamic_ntk_does_nothing_up_to_the_trained_length():
     plain = Rotary.Config(head_dim=16).build(name="r").inverse_frequencies()
     scaling = DynamicNTKScaling.Config(original_length=4096, length=1000)
-    found = Rotary.Config(head_dim=16, scaling=scaling).build(name="r").inverse_frequencies()
-    np.testing.assert_allclose(found, plain, rtol=1e-6)
+    actual = Rotary.Config(head_dim=16, scaling=scaling).build(name="r").inverse_frequencies()
+    np.testing.assert_allclose(actual, plain, rtol=1e-6)
 
 
 def test_mscale_grows_with_the_logarithm():

@@ -30,13 +30,13 @@ CASES = [
 
 def language_recipes():
     """Returns the catalogued causal models of this package, by name."""
-    found = {}
+    actual = {}
     for one in host().components("models"):
         if one.distribution == "kanawa-layers":
             cfg = kn.component("models", one.name)()
             if isinstance(cfg, CausalLM.Config):
-                found[one.name] = cfg
-    return found
+                actual[one.name] = cfg
+    return actual
 
 
 def test_moe_changes_feed_forwards_and_nothing_else():

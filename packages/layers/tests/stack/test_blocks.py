@@ -103,15 +103,15 @@ def test_block_is_its_formula(kind, changes, formula):
     )
     block = cfg.build(name="block")
     params = {name: {"scale": jnp.full(4, NORMS[name])} for name in kn.param_specs(block)}
-    (found, _), _ = kn.functional(block)(params, {}, X, Sequences())
-    np.testing.assert_allclose(found, formula(np.asarray(X, np.float64)), rtol=2e-4, atol=2e-4)
+    (actual, _), _ = kn.functional(block)(params, {}, X, Sequences())
+    np.testing.assert_allclose(actual, formula(np.asarray(X, np.float64)), rtol=2e-4, atol=2e-4)
 
 
 def test_mixer_block_has_one_branch():
     block = MixerBlock.Config(input_dim=4, mixer=Previous.Config()).build(name="block")
-    (found, _), _ = kn.functional(block)({"norm": {"scale": jnp.full(4, 2.0)}}, {}, X, Sequences())
+    (actual, _), _ = kn.functional(block)({"norm": {"scale": jnp.full(4, 2.0)}}, {}, X, Sequences())
     x = np.asarray(X, np.float64)
-    np.testing.assert_allclose(found, x + a(n(x, "attention_norm")), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, x + a(n(x, "attention_norm")), rtol=1e-4, atol=1e-5)
 
 
 def joined(residual, *, train=False, x=X):
@@ -126,17 +126,17 @@ def test_scales_multiply_the_branch_only():
 
 
 def test_a_fresh_bottleneck_is_nearly_the_identity():
-    found = joined(Residual.Config(adapter=Bottleneck.Config(width=2)))
-    np.testing.assert_allclose(found, X + 1.0, atol=0.05)
-    assert np.abs(found - (X + 1.0)).max() > 0
+    actual = joined(Residual.Config(adapter=Bottleneck.Config(width=2)))
+    np.testing.assert_allclose(actual, X + 1.0, atol=0.05)
+    assert np.abs(actual - (X + 1.0)).max() > 0
 
 
 def test_stochastic_depth_drops_rows_whole_and_keeps_the_mean():
     x = jnp.zeros((400, 2, 4))
-    found = np.asarray(joined(Residual.Config(stochastic_depth=StochasticDepth.Config(rate=0.25)), train=True, x=x))
-    assert (found == found[:, :1, :1]).all()
-    np.testing.assert_allclose(np.unique(found), [0.0, 4 / 3], rtol=1e-6)
-    assert found.mean() == pytest.approx(1.0, abs=0.1)
+    actual = np.asarray(joined(Residual.Config(stochastic_depth=StochasticDepth.Config(rate=0.25)), train=True, x=x))
+    assert (actual == actual[:, :1, :1]).all()
+    np.testing.assert_allclose(np.unique(actual), [0.0, 4 / 3], rtol=1e-6)
+    assert actual.mean() == pytest.approx(1.0, abs=0.1)
     np.testing.assert_array_equal(joined(Residual.Config(stochastic_depth=StochasticDepth.Config()), x=x), 1.0)
 
 
@@ -152,6 +152,6 @@ def test_dropout_follows_the_key():
     block = cfg.build(name="block")
     params = kn.initialize(block, jax.random.key(0))
     run = kn.functional(block)
-    found = [run(params, {}, X, Sequences(), key=jax.random.key(k), train=True)[0][0] for k in (0, 0, 1)]
-    np.testing.assert_array_equal(found[0], found[1])
-    assert np.abs(found[0] - found[2]).max() > 0
+    actual = [run(params, {}, X, Sequences(), key=jax.random.key(k), train=True)[0][0] for k in (0, 0, 1)]
+    np.testing.assert_array_equal(actual[0], actual[1])
+    assert np.abs(actual[0] - actual[2]).max() > 0

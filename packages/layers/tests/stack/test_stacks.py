@@ -100,9 +100,9 @@ def scanned():
     return outcome(pattern())
 
 
-def close(found, wanted):
+def close(actual, wanted):
     # Gradients of the first layers are near 10, and the two programs round differently on the way.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-4), found, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-4), actual, wanted)
 
 
 @pytest.mark.parametrize("change", [{"scan": False}, {"remat": Everything.Config()}], ids=["unrolled", "remat"])
@@ -140,7 +140,7 @@ def test_a_pattern_is_its_layers_in_turn(period, num_layers, scan):
     cfg = PatternStack.Config(input_dim=8, num_layers=num_layers, pattern=blocks[:period], scan=scan)
     stack = cfg.build(name="stack")
     params = jax.jit(lambda key: kn.initialize(stack, key))(jax.random.key(3))
-    (found, _), _ = jax.jit(kn.functional(stack))(params, {}, X, Sequences())
+    (actual, _), _ = jax.jit(kn.functional(stack))(params, {}, X, Sequences())
     numbered = {}
     for j in range(period):
         name = f"pattern[{j}]"
@@ -155,7 +155,7 @@ def test_a_pattern_is_its_layers_in_turn(period, num_layers, scan):
             (x, _), _ = kn.functional(stack.children[name])(alone, {}, x, Sequences())
         return x
 
-    np.testing.assert_allclose(found, jax.jit(one_by_one)(X), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, jax.jit(one_by_one)(X), rtol=1e-4, atol=1e-5)
 
 
 def test_caches_follow_the_order_of_layers():

@@ -49,8 +49,8 @@ def losses_of_ten_steps(module, params, trained=lambda path: True, rate=0.3):
         value, grads = jax.value_and_grad(lambda own: loss(module, unflatten_paths({**fixed, **own})))(own)
         return jax.tree.map(lambda p, g: p - rate * g, own, grads), value
 
-    own, found = {path: jnp.array(leaf) for path, leaf in flat.items() if trained(path)}, []
+    own, actual = {path: jnp.array(leaf) for path, leaf in flat.items() if trained(path)}, []
     for _ in range(10):
         own, value = step(own)
-        found.append(float(value))
-    return found
+        actual.append(float(value))
+    return actual

@@ -34,8 +34,8 @@ class SigmoidDotProduct(DotProduct):
     ) -> Float[Array, "B T H V"]:
         """Returns the weighted values; raises ModuleError for sinks and ragged rows, which it doesn't know."""
         if sinks is not None or sequences.query_starts is not None:
-            found = "sinks, which belong to a softmax" if sinks is not None else "query_starts (a ragged row)"
-            message = f"{self.path}: sigmoid attention was given {found}"
+            unknown = "sinks, which belong to a softmax" if sinks is not None else "query_starts (a ragged row)"
+            message = f"{self.path}: sigmoid attention was given {unknown}"
             raise ModuleError(message)
         cfg, k, v = self.config, *_dense(keys)
         group = q.shape[2] // k.shape[2]

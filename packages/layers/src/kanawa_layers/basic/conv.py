@@ -34,21 +34,21 @@ class Conv(kn.Module):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the window and the groups."""
-            rank, found = len(self.window), []
+            rank, problems = len(self.window), []
             for name in ("strides", "dilation"):
                 value = getattr(self, name)
                 if value is not None and len(value) != rank:
-                    found.append(f"{name} {value} doesn't have the {rank} axes of window {self.window}")
+                    problems.append(f"{name} {value} doesn't have the {rank} axes of window {self.window}")
             if not isinstance(self.padding, str) and len(self.padding) != rank:
-                found.append(f"padding {self.padding} doesn't have the {rank} axes of window {self.window}")
+                problems.append(f"padding {self.padding} doesn't have the {rank} axes of window {self.window}")
             if self.depthwise and self.groups != 1:
-                found.append("depthwise means one group a channel; leave groups unset")
+                problems.append("depthwise means one group a channel; leave groups unset")
             if isinstance(self.input_dim, int) and isinstance(self.output_dim, int):
                 groups = self.input_dim if self.depthwise else self.groups
                 if self.input_dim % groups or self.output_dim % groups:
                     sizes = f"input_dim ({self.input_dim}) and output_dim ({self.output_dim})"
-                    found.append(f"{sizes} are not both multiples of the {groups} groups")
-            return found
+                    problems.append(f"{sizes} are not both multiples of the {groups} groups")
+            return problems
 
     def setup(self) -> None:
         """Declares `weight`, drawn with variance 1 / (inputs of one output), and `bias`."""

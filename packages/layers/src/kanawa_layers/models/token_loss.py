@@ -28,10 +28,10 @@ class SumOfLosses(TokenLoss):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the terms: an outer coefficient would be ignored."""
-            found = [] if self.terms else ["terms is empty, expected at least one loss"]
+            problems = [] if self.terms else ["terms is empty, expected at least one loss"]
             if self.coefficient != 1.0:
-                found.append("coefficient is set on a sum; set it on each term")
-            return found
+                problems.append("coefficient is set on a sum; set it on each term")
+            return problems
 
     def setup(self) -> None:
         """Declares the terms."""

@@ -41,14 +41,14 @@ class MixtureOfExperts(FeedForward):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the number of experts and the options."""
-            found = []
+            problems = []
             if self.num_experts < self.router.top_k:
-                found.append(f"num_experts ({self.num_experts}) is less than router.top_k ({self.router.top_k})")
+                problems.append(f"num_experts ({self.num_experts}) is less than router.top_k ({self.router.top_k})")
             if self.weigh_inputs and self.router.top_k != 1:
-                found.append(f"weigh_inputs needs router.top_k 1, found {self.router.top_k}")
+                problems.append(f"weigh_inputs needs router.top_k 1, found {self.router.top_k}")
             if self.shared_gate is not None and self.shared is None:
-                found.append("shared_gate is set, but there is no shared feed-forward to weigh; set shared too")
-            return found
+                problems.append("shared_gate is set, but there is no shared feed-forward to weigh; set shared too")
+            return problems
 
     def setup(self) -> None:
         """Declares router, dispatcher, experts and what is shared."""

@@ -58,11 +58,12 @@ class GroupLimited(Selection):
         cfg = self.config
         if num_experts % cfg.num_groups:
             return [f"num_experts ({num_experts}) is not a multiple of selection.num_groups ({cfg.num_groups})"]
-        size, found = num_experts // cfg.num_groups, super().problems(num_experts, top_k)
+        size, problems = num_experts // cfg.num_groups, super().problems(num_experts, top_k)
         if not 0 < cfg.top_groups <= cfg.num_groups:
-            found.append(f"selection.top_groups is {cfg.top_groups}, expected 1 to num_groups ({cfg.num_groups})")
+            problems.append(f"selection.top_groups is {cfg.top_groups}, expected 1 to num_groups ({cfg.num_groups})")
         elif top_k > cfg.top_groups * size:
-            found.append(f"top_k ({top_k}) is more than the {cfg.top_groups * size} experts of {cfg.top_groups} groups")
+            room = cfg.top_groups * size
+            problems.append(f"top_k ({top_k}) is more than the {room} experts of {cfg.top_groups} groups")
         if not 0 < cfg.group_top <= size:
-            found.append(f"selection.group_top is {cfg.group_top}, expected 1 to the group's {size} experts")
-        return found
+            problems.append(f"selection.group_top is {cfg.group_top}, expected 1 to the group's {size} experts")
+        return problems

@@ -81,46 +81,46 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
 
     `kind` picks a layer type's where they differ. Raises ForeignConfigError for a scaling without a counterpart.
     """
-    found = dict(config.get("rope_parameters") or {})
-    if kind is not None and kind in found:
-        found = dict(found[kind])
-    found = {**(config.get("rope_scaling") or {}), **found}
-    theta = found.get("rope_theta", config.get("rope_theta", 10_000.0))
-    fraction = found.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
-    length = found.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    rope = dict(config.get("rope_parameters") or {})
+    if kind is not None and kind in rope:
+        rope = dict(rope[kind])
+    rope = {**(config.get("rope_scaling") or {}), **rope}
+    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+    length = rope.get("original_max_position_embeddings", config.get("max_position_embeddings"))
     return Rotary.Config(
         theta=float(theta),
         fraction=float(fraction),
-        scaling=_scaling(found, config),
+        scaling=_scaling(rope, config),
         trained_length=length,
         **fields,
     )
 
 
-def _scaling(found: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
-    kind = found.get("rope_type", found.get("type", "default"))
-    original = found.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+def _scaling(rope: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    original = rope.get("original_max_position_embeddings", config.get("max_position_embeddings"))
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling.Config(factor=float(found["factor"]))
+        return LinearScaling.Config(factor=float(rope["factor"]))
     if kind == "llama3":
         return Llama3Scaling.Config(
-            factor=float(found["factor"]),
-            low_frequency_factor=float(found["low_freq_factor"]),
-            high_frequency_factor=float(found["high_freq_factor"]),
+            factor=float(rope["factor"]),
+            low_frequency_factor=float(rope["low_freq_factor"]),
+            high_frequency_factor=float(rope["high_freq_factor"]),
             original_length=original,
         )
     if kind == "yarn":
         return YarnScaling.Config(
-            factor=float(found["factor"]),
+            factor=float(rope["factor"]),
             original_length=original,
-            fast_turns=float(found.get("beta_fast") or 32.0),
-            slow_turns=float(found.get("beta_slow") or 1.0),
-            truncate=found.get("truncate", True),
-            multiplier=found.get("attention_factor"),
-            mscale=found.get("mscale"),
-            mscale_all_dim=found.get("mscale_all_dim"),
+            fast_turns=float(rope.get("beta_fast") or 32.0),
+            slow_turns=float(rope.get("beta_slow") or 1.0),
+            truncate=rope.get("truncate", True),
+            multiplier=rope.get("attention_factor"),
+            mscale=rope.get("mscale"),
+            mscale_all_dim=rope.get("mscale_all_dim"),
         )
     message = f"unknown rope_type {kind!r}; known: default, linear, llama3, yarn"
     raise ForeignConfigError(message)

@@ -18,8 +18,8 @@ def period_of(kinds: Sequence[T]) -> tuple[T, ...]:
 
 def layer_types(config: Mapping[str, Any], usual: Sequence[str]) -> tuple[str, ...]:
     """Returns the repeating pattern of a config's `layer_types`, or `usual` where it has none."""
-    found = config.get("layer_types")
-    return tuple(usual) if found is None else period_of(found)
+    listed = config.get("layer_types")
+    return tuple(usual) if listed is None else period_of(listed)
 
 
 def repeated(pattern: Sequence[T], num_layers: int) -> list[T]:
