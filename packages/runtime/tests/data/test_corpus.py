@@ -65,6 +65,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         ("word " * 100, "word " * 5),
         ("ü" * 100, "ü" * 5),
         ("ab", "b"),
+        ("Hello tiny world.\nBye.\n", "Bye.\n"),
     ],
 )
 def test_an_only_document_gives_its_end(text: str, held_out: str) -> None:

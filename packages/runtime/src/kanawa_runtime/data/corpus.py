@@ -132,19 +132,21 @@ def cut_document(document: Document, one_in: int) -> tuple[Document, Document]:
     text too short to cut.
     """
     data = document.data
-    wanted = len(data) - max(1, len(data) // one_in)
-    for separator in (b"\n", b" "):
-        # Not further than as much again: a file of one long line must not lose half of itself.
-        near = [data.rfind(separator, 2 * wanted - len(data), wanted) + 1, data.find(separator, wanted) + 1]
-        at = next((place for place in near if 0 < place < len(data)), 0)
-        if at and data[:at].strip() and data[at:].strip():
+    share = max(1, len(data) // one_in)
+    # A few times the share before a worse place is taken: a line's end is worth more than an exact share.
+    places = [len(data) - share * times for times in (1, 2, 4) if share * times < len(data)]
+    for place in (*(_after(data, b"\n", p) for p in places), *(_after(data, b" ", p) for p in places), *places):
+        # Bytes 10xxxxxx continue a character in UTF-8.
+        at = next((i for i in range(place, 0, -1) if i < len(data) and data[i] & 0xC0 != 0x80), 0)
+        if data[:at].strip() and data[at:].strip():
             return Document(document.name, data[:at]), Document(document.name, data[at:])
-    # Bytes 10xxxxxx continue a character in UTF-8.
-    at = next((i for i in range(wanted, 0, -1) if data[i] & 0xC0 != 0x80), 0)
-    if not at or not data[:at].strip() or not data[at:].strip():
-        message = f"{document.name} is the only text and too short ({len(data)} bytes) to hold a part of it out"
-        raise CorpusError(message)
-    return Document(document.name, data[:at]), Document(document.name, data[at:])
+    message = f"{document.name} is the only text and too short ({len(data)} bytes) to hold a part of it out"
+    raise CorpusError(message)
+
+
+def _after(data: bytes, separator: bytes, place: int) -> int:
+    """Returns the end of the last separator before a place, at most as far from it as it is from the end; else 0."""
+    return data.rfind(separator, max(0, 2 * place - len(data)), place) + 1
 
 
 def _held_out(documents: list[Document], one_in: int) -> frozenset[str]:
