@@ -123,3 +123,16 @@ def test_our_own_tokenizer_goes_along(kanawa, work):
     assert ours == theirs
     prompt = library.encode("The fox").ids
     assert library.decode(prompt + ours["token_ids"]) == "The fox" + ours["text"]
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("bert", "bert: EncoderLM continues no prompt; models that do are CausalLMs"),
+        ("t5", "t5: EncoderDecoderLM continues no prompt"),
+        ("vit", "ImageClassifier takes no tokens, and runs are of models that do"),
+    ],
+)
+def test_what_continues_no_prompt_says_so(family, message, capsys):
+    assert main(["generate", str(FIXTURES / family), "--prompt-ids", "1,2"]) == 2
+    assert message in capsys.readouterr().err

@@ -49,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; returns 0."""
+    from kanawa.contracts import CausalLM
+
     from kanawa_runtime.commands.process import prepare_process
     from kanawa_runtime.serve.generate import Generator
     from kanawa_runtime.serve.healing import first_tokens
@@ -63,12 +65,16 @@ def run(args: argparse.Namespace) -> int:
     prepare_process()
     with stage(f"reading {args.run_directory}"):
         opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
+    model = opened.trainer.model
+    if not isinstance(model, CausalLM):
+        message = f"{args.run_directory}: {type(model).__name__} continues no prompt; models that do are CausalLMs"
+        raise UsageError(message)
     tokenizer = _tokenizer(opened, needed=bool(args.prompt))
     if args.prompt and tokenizer is None:
         raise no_tokenizer(opened)
     prompts = _prompts(args, tokenizer, opened.composition.config.model.vocab_size)
     generator = Generator(
-        opened.trainer.model,
+        model,
         opened.params,
         state=opened.state,
         environment=opened.environment,

@@ -24,7 +24,14 @@ OWN = "run"
 
 
 def imported_experiment(model: Config) -> Trainer.Config:
-    """Returns an experiment around a model that came without one: random tokens until someone sets `data`."""
+    """Returns an experiment around a model that came without one: random tokens until someone sets `data`.
+
+    Raises UsageError for a model that takes no tokens: there are no rows for it.
+    """
+    if "vocab_size" not in model.fields():
+        kind = type(model).__qualname__.removesuffix(".Config")
+        message = f"{kind} takes no tokens, and runs are of models that do; use it from Python, see docs/encoders.md"
+        raise UsageError(message)
     data = RandomTokens.Config(sequence_length=128, vocab_size=model.vocab_size)
     return Trainer.Config(model=model, data=data, batch_size=8, steps=1)
 
