@@ -5,7 +5,8 @@ import re
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
-from kanawa_backends_gpu import plugin, topology
+from kanawa_backends_gpu import topology
+from kanawa_backends_gpu.plugin import BACKEND
 
 
 def test_missing_wheels():
@@ -14,8 +15,8 @@ def test_missing_wheels():
         pytest.skip("the GPU compiler is installed: see tests/aot")
     text = f'missing: {", ".join(missing)}; run: pip install "kanawa-backends-gpu[compile]"'
     with pytest.raises(TargetError, match=re.escape(text)):
-        plugin.kanawa_topology(parse_target("h100-8"))
+        BACKEND.kanawa_topology(parse_target("h100-8"))
 
 
 def test_other_targets_are_not_ours():
-    assert plugin.kanawa_topology(parse_target("cpu")) is None
+    assert BACKEND.kanawa_topology(parse_target("cpu")) is None

@@ -3,15 +3,16 @@
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
-from kanawa_backends_tpu import plugin, topology
+from kanawa_backends_tpu import topology
+from kanawa_backends_tpu.plugin import BACKEND
 
 
-@pytest.mark.skipif(topology.has_compiler(), reason="libtpu is installed: see tests/aot")
+@pytest.mark.skipif(not topology.missing_wheels(), reason="libtpu is installed: see tests/aot")
 def test_missing_wheel():
     advice = r'libtpu; run: pip install "kanawa-backends-tpu\[tpu\]"'
     with pytest.raises(TargetError, match=advice):
-        plugin.kanawa_topology(parse_target("v5p-512"))
+        BACKEND.kanawa_topology(parse_target("v5p-512"))
 
 
 def test_other_targets_are_not_ours():
-    assert plugin.kanawa_topology(parse_target("cpu")) is None
+    assert BACKEND.kanawa_topology(parse_target("cpu")) is None

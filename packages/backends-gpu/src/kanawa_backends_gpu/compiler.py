@@ -4,10 +4,10 @@ Every option here has been compiled with the versions that the README names. Cor
 out what another version refuses, and says so.
 """
 
-from importlib.metadata import version
 from typing import Any
 
 from kanawa.plugins import DeviceSpec
+from kanawa.plugins.discovery import release_of
 
 _MIB = 2**20
 _SCHEDULE: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
@@ -34,10 +34,5 @@ def compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any]:
     """Returns the options for `device`; `purpose` is "train", "prefill" or "decode"."""
     del device  # No option here depends on the generation so far.
     if purpose == "train":
-        return _SCHEDULE | _COMBINE | (_PIPELINE if _jaxlib() < _WITHOUT_PIPELINE else {})
+        return _SCHEDULE | _COMBINE | (_PIPELINE if release_of("jaxlib") < _WITHOUT_PIPELINE else {})
     return dict(_SCHEDULE)
-
-
-def _jaxlib() -> tuple[int, ...]:
-    """Returns major and minor version of jaxlib, read from its metadata."""
-    return tuple(int(part) for part in version("jaxlib").split(".")[:2])

@@ -5,8 +5,6 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
 
-from kanawa.errors import TargetError
-
 if TYPE_CHECKING:
     import jax
 
@@ -15,15 +13,8 @@ def topology(target: Any) -> "list[jax.Device]":
     """Returns `target.jax_devices` devices that can be compiled for and not run on.
 
     Programs for them are lowered with `jit(f).trace(…).lower(lowering_platforms=("cuda",))`,
-    because the process's own platform is another. Raises TargetError if a wheel is missing.
+    because the process's own platform is another.
     """
-    missing = missing_wheels()
-    if missing:
-        message = (
-            f"target {target.selector} needs the GPU compiler; missing: {', '.join(missing)}; "
-            'run: pip install "kanawa-backends-gpu[compile]"'
-        )
-        raise TargetError(message)
     from jax.experimental.topologies import get_topology_desc
 
     from kanawa_backends_gpu.target_config import target_config

@@ -18,7 +18,7 @@ from kanawa.composition.target import parse_target
 from kanawa.kernels import CAUSAL, FULL, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.grouped_matmul import grouped_matmul
-from kanawa_backends_gpu import plugin
+from kanawa_backends_gpu.plugin import BACKEND
 from kanawa_backends_gpu.topology import missing_wheels
 
 pytestmark = [
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 def mesh_for(selector: str, axis: str) -> Mesh:
-    devices = plugin.kanawa_topology(parse_target(selector))
+    devices = BACKEND.kanawa_topology(parse_target(selector))
     assert len(devices) == parse_target(selector).jax_devices
     return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
 
@@ -117,7 +117,7 @@ def lowered_step(mesh: Mesh) -> jax.stages.Lowered:
 @pytest.mark.parametrize("selector", ["h100", "a100-8", "a100_40gb-8", "h100-8", "h200-8", "b200-8", "h100-64"])
 def test_a_sharded_step_with_the_recommended_options(selector):
     mesh = mesh_for(selector, "fsdp")
-    options = plugin.kanawa_compiler_options(parse_target(selector).device, "train")
+    options = BACKEND.kanawa_compiler_options(parse_target(selector).device, "train")
     program = lowered_step(mesh).compile(compiler_options=options)
     share = 4 * 2048 * 2048 * 2 // mesh.size
     assert share <= program.memory_analysis().argument_size_in_bytes < 2 * share + 2**20
@@ -126,7 +126,7 @@ def test_a_sharded_step_with_the_recommended_options(selector):
 
 @pytest.mark.parametrize("purpose", ["train", "decode"])
 def test_every_option_is_accepted(purpose):
-    options = plugin.kanawa_compiler_options(parse_target("h100").device, purpose)
+    options = BACKEND.kanawa_compiler_options(parse_target("h100").device, purpose)
     mesh = mesh_for("h100-8", "data")
     split = NamedSharding(mesh, PartitionSpec("data"))
     shape = jax.ShapeDtypeStruct((1024,), jnp.float32)

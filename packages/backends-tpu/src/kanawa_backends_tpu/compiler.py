@@ -4,10 +4,10 @@ Every option here has been compiled with the libtpu versions that the README nam
 leaves out what another version refuses, and says so.
 """
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kanawa.plugins import DeviceSpec
+from kanawa.plugins.discovery import release_of
 
 # Overlap collectives with compute: start early, finish late.
 _OVERLAP: dict[str, Any] = {
@@ -23,6 +23,7 @@ _FUSED_GATHERS: dict[str, Any] = {
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
 }
+_FUSED_GATHERS_REFUSED = (0, 0, 48)
 # Gradient sums between slices, one by one while backward still runs.
 _BETWEEN_SLICES: dict[str, Any] = {
     "xla_tpu_enable_data_parallel_all_reduce_opt": True,
@@ -42,18 +43,12 @@ def compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any]:
         options |= _OVERLAP | _BETWEEN_SLICES
         if device.name in ("v4", "v5p"):
             options |= _MEGACORE
-        if device.name == "v5e" or (device.name == "v5p" and _libtpu() < (0, 0, 48)):
+        # Without libtpu the options are for one to come: they are only shown.
+        libtpu = release_of("libtpu") or _FUSED_GATHERS_REFUSED
+        if device.name == "v5e" or (device.name == "v5p" and libtpu < _FUSED_GATHERS_REFUSED):
             options |= _FUSED_GATHERS
     else:
         options["xla_tpu_enable_latency_hiding_scheduler"] = True
     if device.name in _SCOPED_VMEM_KIB:
         options["xla_tpu_scoped_vmem_limit_kib"] = _SCOPED_VMEM_KIB[device.name]
     return options
-
-
-def _libtpu() -> tuple[int, ...]:
-    """Returns the first three numbers of the installed libtpu's version; of one to come where none is installed."""
-    try:
-        return tuple(int(part) for part in version("libtpu").split(".")[:3])
-    except (PackageNotFoundError, ValueError):
-        return (1, 0, 0)

@@ -5,9 +5,9 @@ from kanawa.plugins import Finding
 
 def findings() -> list[Finding]:
     """Returns one finding: the compiler is there, or why it should be."""
-    from kanawa_backends_tpu.topology import has_compiler, has_tpu
+    from kanawa_backends_tpu.topology import has_tpu, missing_wheels
 
-    if has_compiler():
+    if not missing_wheels():
         return [Finding("ok", "tpu", "libtpu is installed: TPU targets can be compiled")]
     fix = 'pip install "kanawa-backends-tpu[tpu]"'
     if has_tpu():

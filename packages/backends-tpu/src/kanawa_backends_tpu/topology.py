@@ -16,17 +16,10 @@ _MEGACORE = ("v4",)
 
 
 def topology(target: Any) -> "list[jax.Device]":
-    """Returns `target.jax_devices` devices that can be compiled for and not run on, slice by
-    slice.
+    """Returns `target.jax_devices` devices that can be compiled for and not run on, slice by slice.
 
-    Raises TargetError if the libtpu wheel is missing or refuses the topology.
+    Raises TargetError if libtpu refuses the topology.
     """
-    if not has_compiler():
-        message = (
-            f"target {target.selector} needs the TPU compiler; missing: libtpu; "
-            'run: pip install "kanawa-backends-tpu[tpu]"'
-        )
-        raise TargetError(message)
     from jax.errors import JaxRuntimeError
     from jax.experimental.topologies import get_topology_desc
 
@@ -45,9 +38,9 @@ def topology(target: Any) -> "list[jax.Device]":
     return list(devices)
 
 
-def has_compiler() -> bool:
-    """Returns whether libtpu is there, as a wheel or where TPU_LIBRARY_PATH points."""
-    return find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ
+def missing_wheels() -> list[str]:
+    """Returns what the TPU compiler lacks: libtpu, unless a wheel is there or TPU_LIBRARY_PATH points to one."""
+    return [] if find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ else ["libtpu"]
 
 
 def has_tpu() -> bool:

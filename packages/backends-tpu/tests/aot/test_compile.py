@@ -19,12 +19,12 @@ from kanawa.errors import TargetError
 from kanawa.kernels import CAUSAL, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.grouped_matmul import grouped_matmul
-from kanawa_backends_tpu import plugin
-from kanawa_backends_tpu.topology import has_compiler
+from kanawa_backends_tpu.plugin import BACKEND
+from kanawa_backends_tpu.topology import missing_wheels
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),
-    pytest.mark.skipif(not has_compiler(), reason='no libtpu: pip install "kanawa-backends-tpu[tpu]"'),
+    pytest.mark.skipif(missing_wheels(), reason='no libtpu: pip install "kanawa-backends-tpu[tpu]"'),
     # libtpu's own start-up message about the environment that it doesn't find.
     pytest.mark.filterwarnings("default"),
 ]
@@ -32,7 +32,7 @@ MIB = 2**20
 
 
 def mesh_for(selector: str, axis: str) -> Mesh:
-    devices = plugin.kanawa_topology(parse_target(selector))
+    devices = BACKEND.kanawa_topology(parse_target(selector))
     assert len(devices) == parse_target(selector).jax_devices
     return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
 
@@ -128,7 +128,7 @@ def lowered_step(mesh: Mesh) -> jax.stages.Lowered:
 @pytest.mark.parametrize("selector", ["v4-16", "v5e-16x2", "v5p-128", "v6e-16", "v7x-16", "v5e-1"])
 def test_a_sharded_step_with_the_recommended_options(selector):
     mesh = mesh_for(selector, "fsdp")
-    options = plugin.kanawa_compiler_options(parse_target(selector).device, "train")
+    options = BACKEND.kanawa_compiler_options(parse_target(selector).device, "train")
     program = lowered_step(mesh).compile(compiler_options=options)
     memory = program.memory_analysis()
     share = 4 * 2048 * 2048 * 2 // mesh.size
@@ -138,7 +138,7 @@ def test_a_sharded_step_with_the_recommended_options(selector):
 @pytest.mark.parametrize("selector", ["v4-8", "v5e-4", "v5p-8", "v6e-4", "v7x-8"])
 @pytest.mark.parametrize("purpose", ["train", "decode"])
 def test_every_option_is_accepted(selector, purpose):
-    options = plugin.kanawa_compiler_options(parse_target(selector).device, purpose)
+    options = BACKEND.kanawa_compiler_options(parse_target(selector).device, purpose)
     split = NamedSharding(mesh_for(selector, "data"), PartitionSpec("data"))
     double = jax.jit(lambda x: 2 * x, in_shardings=split)
     lowered = double.lower(jax.ShapeDtypeStruct((1024,), jnp.float32))
@@ -155,4 +155,4 @@ def test_a_topology_that_libtpu_lacks():
 
     target = dataclasses.replace(parse_target("v5e-16"), topology="3x5")
     with pytest.raises(TargetError, match="libtpu has no topology 'v5e:3x5'"):
-        plugin.kanawa_topology(target)
+        BACKEND.kanawa_topology(target)

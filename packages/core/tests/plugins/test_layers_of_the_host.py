@@ -7,7 +7,10 @@ import kanawa.plugins
 
 FOLDER = Path(kanawa.plugins.__file__).parent
 #: From records to host. A function-level import is still a dependency: it only hides a cycle until it is called.
-ORDER = ("records", "kinds", "discovery", "states", "catalog", "specs", "startup", "manager", "fillers", "devices")
+ORDER = (
+    *("records", "kinds", "discovery", "states", "catalog", "specs", "backend", "startup"),
+    *("manager", "fillers", "devices"),
+)
 
 
 def imported(path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +11,7 @@ from glob import glob
 from typing import Literal
 
 from kanawa.plugins import ComponentState, Finding, PluginState, host
-from kanawa.plugins.discovery import installed_version
+from kanawa.plugins.discovery import installed_version, release
 
 # JAX platform to: signs of the hardware, a distribution of its JAX plugin, what installs it.
 _HARDWARE = {
@@ -51,12 +50,12 @@ def check_jax(version_of: Callable[[str], str | None]) -> Finding:
         message = f"jax {jax or 'missing'}, jaxlib {jaxlib or 'missing'}"
         return Finding("error", "jax", message, 'pip install "jax>=0.10,<0.12"')
     message = f"jax {jax}, jaxlib {jaxlib}"
-    if _release(jaxlib) > _release(jax):
+    if release(jaxlib) > release(jax):
         return Finding("error", "jax", f"{message}: jaxlib is newer", f"pip install jaxlib=={jax}")
-    if _release(jax)[:2] != _release(jaxlib)[:2]:
+    if release(jax)[:2] != release(jaxlib)[:2]:
         fix = f"pip install jaxlib=={jax}"
         return Finding("error", "jax", f"{message}: they don't fit each other", fix)
-    if not (0, 10) <= _release(jax) < (0, 12):
+    if not (0, 10) <= release(jax) < (0, 12):
         return Finding("error", "jax", f"{message} is outside our range", 'pip install "jax>=0.10,<0.12"')
     return Finding("ok", "jax", message)
 
@@ -144,8 +143,3 @@ def plugin_findings() -> list[Finding]:
 def _asks_for(forced: str, name: str) -> bool:
     names = {"gpu": {"gpu", "cuda"}}.get(name, {name})
     return bool(names & set(forced.split(",")))
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Returns the leading numbers of a version."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kanawa.plugins.backend import Backend as Backend
     from kanawa.plugins.catalog import compare_plugin_sets as compare_plugin_sets
     from kanawa.plugins.catalog import plugin_set_digest as plugin_set_digest
     from kanawa.plugins.manager import PluginHost as PluginHost
@@ -30,6 +31,7 @@ _HOME = {
     "compare_plugin_sets": "catalog",
     "component": "manager",
     "plugin_set_digest": "catalog",
+    "Backend": "backend",
     "PluginHost": "manager",
     "host": "manager",
     "set_host": "manager",

@@ -87,6 +87,16 @@ def installed_version(name: str) -> str | None:
         return None
 
 
+def release_of(name: str) -> tuple[int, ...]:
+    """Returns the leading numbers of an installed distribution's version, (0, 10, 2); empty where there is none."""
+    return release(installed_version(name) or "")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version, three at most."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
 def normalise(name: str) -> str:
     """Returns a distribution name in the one spelling used for comparing (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()

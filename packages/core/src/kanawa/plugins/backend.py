@@ -1,0 +1,79 @@
+"""The hooks of a backend, once for all: a backend package says where its parts lie, and nothing of them is copied."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from kanawa.errors import TargetError
+from kanawa.plugins.catalog import load_value
+from kanawa.plugins.records import DeviceSpec, Finding, MeshRule
+from kanawa.plugins.specs import hookimpl
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A plugin object for devices of one platform; each part is "module:object", imported when a hook asks for it.
+
+    Attributes:
+        platform: whose devices the options and topologies are for.
+        devices: a sequence of DeviceSpecs.
+        mesh_rules: a sequence of MeshRules.
+        findings: a function that returns a preflight's findings.
+        compiler_options: a function (device, purpose) -> options; empty where the compiler takes none from XLA.
+        topology: a function (target) -> compile-only devices; empty where no compiler is public.
+        missing_compiler: a function that returns the distributions the compiler lacks here.
+        install: what `pip install` makes good what is missing, such as "kanawa-backends-gpu[compile]".
+    """
+
+    platform: str
+    devices: str
+    mesh_rules: str
+    findings: str
+    compiler_options: str = ""
+    topology: str = ""
+    missing_compiler: str = ""
+    install: str = ""
+
+    @hookimpl
+    def kanawa_device_specs(self) -> Sequence[DeviceSpec]:
+        """Returns the backend's devices."""
+        specs: Sequence[DeviceSpec] = load_value(self.devices)
+        return specs
+
+    @hookimpl
+    def kanawa_mesh_rules(self) -> Sequence[MeshRule]:
+        """Returns the backend's mesh rules."""
+        rules: Sequence[MeshRule] = load_value(self.mesh_rules)
+        return rules
+
+    @hookimpl
+    def kanawa_compiler_options(self, device: DeviceSpec, purpose: str) -> dict[str, Any] | None:
+        """Returns XLA options for one of the platform's devices; None for any other."""
+        if device.platform != self.platform:
+            return None
+        return dict(load_value(self.compiler_options)(device, purpose)) if self.compiler_options else {}
+
+    @hookimpl
+    def kanawa_topology(self, target: Any) -> list[Any] | None:
+        """Returns compile-only devices for one of the platform's targets; None for any other, or without a compiler.
+
+        Raises TargetError, saying what to install, where the compiler isn't there.
+        """
+        if target.device.platform != self.platform or not self.topology:
+            return None
+        missing = load_value(self.missing_compiler)() if self.missing_compiler else ()
+        if missing:
+            message = (
+                f"target {target.selector} needs the {self.platform.upper()} compiler; missing: {', '.join(missing)}; "
+                f'run: pip install "{self.install}"'
+            )
+            raise TargetError(message)
+        return list(load_value(self.topology)(target))
+
+    @hookimpl
+    def kanawa_doctor(self) -> Sequence[Finding]:
+        """Returns what the backend's preflight found."""
+        findings: Sequence[Finding] = load_value(self.findings)()
+        return findings
