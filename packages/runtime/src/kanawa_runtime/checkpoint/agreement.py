@@ -20,6 +20,7 @@ def agreed_steps(steps: list[int], limit: int = 64) -> list[int]:
         return steps
     from jax.experimental import multihost_utils
 
+    # Broadcasts have one shape in all processes, so the list is padded to a fixed length.
     padded = np.full(limit, -1, np.int32)
     recent = steps[-limit:]
     padded[: len(recent)] = recent

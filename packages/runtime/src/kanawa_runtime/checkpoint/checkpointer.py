@@ -104,6 +104,7 @@ class OrbaxCheckpointer(Checkpointer):
     ) -> bool:
         """Starts saving `step`; see the contract. Raises CheckpointStructureError for leaves that can't be saved."""
         started = time.perf_counter()
+        # One save at a time: a second one would hold another copy of the whole state in host memory.
         self.wait()
         if step == self._current_step:
             return False
@@ -113,6 +114,7 @@ class OrbaxCheckpointer(Checkpointer):
         texts = {"data": data, "meta": dict(meta or {})}
         pending = self._snapshot(step, trees, texts, started)
         try:
+            # A run that fell back past a damaged step reaches that number again.
             if agreement.is_primary() and (self.directory / str(step)).exists():
                 layout.set_aside_replaced(self.directory, step)
             self._writer().start(pending.folder, _stored(trees), texts)
@@ -120,6 +122,7 @@ class OrbaxCheckpointer(Checkpointer):
             raise self._failed(pending, error) from error
         self._current_step = step
         pending.blocking_seconds = time.perf_counter() - started
+        # No daemon: an interpreter that exits waits for the checkpoint it has begun.
         self._thread = threading.Thread(target=self._finish, args=(pending,), name=f"checkpoint-{step}")
         self._thread.start()
         return True
@@ -195,6 +198,8 @@ class OrbaxCheckpointer(Checkpointer):
         key = f"kanawa/checkpoint/{pending.folder}/{self._saves}"
         try:
             self._writer().wait()
+            # Arrays of all processes are on disk. Only the first one says that the step counts; the others wait for it
+            # through the coordination service, since a collective here would meet those of the training thread.
             if agreement.is_primary():
                 num_bytes = self._commit(pending)
                 agreement.publish(key, "")
@@ -232,6 +237,7 @@ class OrbaxCheckpointer(Checkpointer):
             }
             for item, leaves in pending.arrays.items()
         }
+        # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
         num_bytes = sync_tree(pending.folder)
         write_commit(pending.folder, Manifest(pending.step, entries, pending.texts))
         layout.remove_unfinished(self.directory)
@@ -241,6 +247,7 @@ class OrbaxCheckpointer(Checkpointer):
 
     def _failed(self, pending: _Pending, error: BaseException) -> CheckpointSaveError:
         """Reports a failed save, frees its space and returns the error to raise."""
+        # Not saved after all: asking for the same step again must not be taken for done.
         self._current_step = None
         if agreement.is_primary() and not is_committed(pending.folder):
             layout.remove_unfinished(self.directory)

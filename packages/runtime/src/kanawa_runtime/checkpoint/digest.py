@@ -46,6 +46,7 @@ def _positions(shape: tuple[int, ...], lane: int) -> jax.Array:
 
 def _words(array: jax.Array) -> jax.Array:
     """Returns the array's bits as uint32: one word an element, or two in a last dimension for 8-byte elements."""
+    # A bool has no bits of its own to cast: XLA keeps it as a byte that is 0 or 1.
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint32)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -76,6 +77,7 @@ def start_digest(array: jax.Array) -> jax.Array:
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         return _compiled(None)(array)
+    # Optimizer state that waits in host memory: XLA computes on devices only.
     if sharding.memory_kind not in (None, "device"):
         sharding = sharding.with_memory_kind("device")
         array = jax.device_put(array, sharding)

@@ -12,6 +12,7 @@ def write_durable(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # Atomic within a file system only, hence beside and not in the temporary folder.
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ def steps_to_delete(steps: list[int], keep_last_n: int, keep_every_n_steps: int 
 def delete_step(directory: Path, step: int) -> None:
     """Removes a step, its commit file first, so that a crash half-way leaves nothing that counts."""
     folder = directory / str(step)
+    # Synced before the arrays go: else a crash could leave the commit file and half of what it vouches for.
     (folder / COMMIT).unlink(missing_ok=True)
     sync_directory(folder)
     shutil.rmtree(folder, ignore_errors=True)

@@ -68,6 +68,7 @@ def write_commit(directory: Path, manifest: Manifest) -> None:
     }
     data = json.dumps(body, indent=1).encode()
     write_durable(directory / MANIFEST, data)
+    # Last of all, so that its presence means that everything it covers is there.
     commit = {"step": manifest.step, "manifest_sha256": hashlib.sha256(data).hexdigest()}
     write_durable(directory / COMMIT, json.dumps(commit).encode())
 
@@ -94,6 +95,7 @@ def read_manifest(directory: Path) -> Manifest:
     if actual != expected:
         message = f"{directory / MANIFEST} has SHA-256 {actual}, but it was committed with {expected}"
         raise CheckpointDamagedError(message)
+    # A copied or renamed folder would resume at a step whose data and random keys are others.
     if str(step) != directory.name:
         message = f"{directory} holds step {step}: the directory was renamed"
         raise CheckpointDamagedError(message)

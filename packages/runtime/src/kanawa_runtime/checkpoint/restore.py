@@ -30,15 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 def restore_step(directory: Path, step: int, asked: Mapping[str, Any]) -> Restored:
-    """Returns one step exactly.
-
-    Raises CheckpointNotFoundError, CheckpointStructureError, CheckpointDamagedError.
-    """
+    """Returns one step exactly; raises CheckpointNotFoundError, CheckpointStructureError, CheckpointDamagedError."""
     folder = directory / str(step)
     if not is_committed(folder):
         steps = layout.committed_steps(directory)
         message = f"{directory} has no committed checkpoint {step}; it has {steps or 'none'}"
         raise CheckpointNotFoundError(message)
+    # Structure before bytes: a wrong config is the user's to mend, and must not look like damage.
     manifest = _agreed_manifest(folder)
     leaves = {item: flatten(tree) for item, tree in asked.items()}
     check_structure(f"checkpoint {folder}", leaves, manifest.arrays)
@@ -51,10 +49,7 @@ def restore_step(directory: Path, step: int, asked: Mapping[str, Any]) -> Restor
 def restore_newest(
     directory: Path, steps: list[int], asked: Mapping[str, Any]
 ) -> tuple[Restored | None, dict[int, tuple[str, ...]]]:
-    """Returns the newest sound step and the reasons against each newer one.
-
-    (None, {}) where there are no steps.
-    """
+    """Returns the newest sound step and the reasons against each newer one; (None, {}) where there are no steps."""
     damaged: dict[int, tuple[str, ...]] = {}
     for step in sorted(steps, reverse=True):
         try:
@@ -109,6 +104,7 @@ def _read(
             continue
         if text_digest(texts[name]) != digest:
             reasons.append(f"{name} is not what was saved: its SHA-256 differs")
+    # Digests below are collective: a process that failed to read and left would make all others wait for ever.
     if not agreement.all_agree(not reasons):
         _raise_damaged(folder, reasons or ["another process could not read its part"])
     return arrays, texts.get("data"), texts.get("meta")

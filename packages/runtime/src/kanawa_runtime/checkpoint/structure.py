@@ -19,6 +19,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 def rebuild(tree: Any, leaves: Mapping[str, Any]) -> Any:
     """Returns `tree` with each leaf replaced by the one of its path."""
     structure = jax.tree.structure(tree)
+    # By path, not by position: the store gives leaves back in its own order.
     return jax.tree.unflatten(structure, [leaves[path] for path in flatten(tree)])
 
 

@@ -44,9 +44,9 @@ class Adafactor(ScheduledOptimizer):
         )
 
     def _layouts(self, specs: Mapping[str, ParamSpec]) -> dict[str, MatrixLayout]:
-        found = {path: matrix_layout(spec) for path, spec in specs.items() if spec.factored}
+        layouts = {path: matrix_layout(spec) for path, spec in specs.items() if spec.factored}
         smallest = self.config.min_factored
-        return {path: layout for path, layout in found.items() if layout and min(layout.fans) >= smallest}
+        return {path: layout for path, layout in layouts.items() if layout and min(layout.fans) >= smallest}
 
     def _factored(self, specs: Mapping[str, ParamSpec]) -> optax.GradientTransformation:
         cfg, layouts = self.config, self._layouts(specs)
@@ -59,6 +59,7 @@ class Adafactor(ScheduledOptimizer):
 
         def update(grads: Flat, state: FactoredState, params: Flat | None = None) -> tuple[Flat, FactoredState]:
             count = optax.safe_increment(state.count)
+            # 0 at the first update: the average starts as that gradient's square, and needs no bias correction.
             keep = 1.0 - count.astype(jnp.float32) ** -cfg.decay_exponent
             row, column, whole, updates = {}, {}, {}, {}
             for path, grad in grads.items():

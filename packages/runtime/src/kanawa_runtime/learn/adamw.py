@@ -26,10 +26,7 @@ class AdamW(ScheduledOptimizer):
         first_moment_dtype: str | None = None
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
-        """Returns the transformation.
-
-        Its state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count".
-        """
+        """Returns the transformation; its state is "adam/mu/…", "adam/nu/…", "adam/count", "rate/count"."""
         cfg = self.config
         dtype = None if cfg.first_moment_dtype is None else jnp.dtype(cfg.first_moment_dtype)
         return optax.named_chain(

@@ -36,10 +36,7 @@ class Learner(Configurable):
         skip_nonfinite: bool = False
 
     def update_rule(self, specs: Mapping[str, ParamSpec], total_steps: int) -> "UpdateRule":
-        """Returns the pure functions for these parameters.
-
-        Raises UsageError for rules that can't apply.
-        """
+        """Returns the pure functions for these parameters; raises UsageError for rules that can't apply."""
         trained = apply_rules(specs, self.config.rules)
         optimizer = self.config.optimizer
         if isinstance(optimizer, CallableConfig):
@@ -87,21 +84,20 @@ class UpdateRule:
         return {**params, **self._optimizer.evaluated(self._trained(params), opt)}
 
     def update(self, gradients: Flat, opt: Flat, params: Flat) -> tuple[Flat, Flat, dict[str, Metric]]:
-        """Returns parameters and state after one update.
-
-        And the metrics `gradient_norm` and `learning_rate`.
-        """
+        """Returns parameters and state after one update, and the metrics `gradient_norm` and `learning_rate`."""
         trained, grads = self._trained(params), self._trained(gradients)
         norm = global_norm(grads)
         metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
         count = self._optimizer.num_updates(opt)
         if count is not None:
             metrics["learning_rate"] = Last(self._schedule(count))
+        # Shapes alone: the structure of optax's state isn't kept anywhere, since it changes with optax.
         state = from_flat(jax.eval_shape(self._transform.init, trained), opt)
         updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
         after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}
         flat = to_flat(state)
         if self._skip_nonfinite:
+            # A select, not a branch: both sides exist anyway, and XLA fuses it into the update.
             finite = jnp.isfinite(norm)
             after = {path: jnp.where(finite, new, trained[path]) for path, new in after.items()}
             flat = {path: jnp.where(finite, new, opt[path]) for path, new in flat.items()}
@@ -115,11 +111,13 @@ class UpdateRule:
         """Returns the gradients scaled down to the clip norm, unchanged below it."""
         if self._clip_norm is None:
             return grads
+        # A norm of 0 gives infinity, and the minimum 1; a NaN stays one, and the loop stops at the loss it makes.
         scale = jnp.minimum(1.0, self._clip_norm / norm)
         return {path: grad * scale.astype(grad.dtype) for path, grad in grads.items()}
 
 
 def global_norm(arrays: Flat) -> jax.Array:
     """Returns the Euclidean norm over all elements, summed in fp32."""
+    # In fp32: bf16 gradients of a large model overflow when squared, and lose small ones when summed.
     squares = [jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays.values()]
     return jnp.sqrt(jnp.sum(jnp.stack(squares)) if squares else jnp.zeros((), jnp.float32))

@@ -45,6 +45,7 @@ def matrix_layout(spec: ParamSpec) -> MatrixLayout | None:
     )
     batch = tuple(a for a in range(len(spec.shape)) if a not in rows and a not in columns)
     layout = MatrixLayout(spec.shape, batch, rows, columns)
+    # A column such as a gate's [embed, 1] is a vector, whatever its shape; a bias has one axis as both fans.
     return None if set(rows) & set(columns) or min(layout.fans) == 1 else layout
 
 

@@ -56,6 +56,7 @@ class Muon(ScheduledOptimizer):
 
         def update(grads: Flat, state: MuonState, params: Flat | None = None) -> tuple[Flat, MuonState]:
             del params
+            # A plain sum, not an average: the update is orthogonalised, so its scale doesn't matter.
             momentum = {path: cfg.momentum * state.momentum[path] + grad for path, grad in grads.items()}
             ahead = momentum
             if cfg.nesterov:

@@ -13,8 +13,10 @@ def orthogonalised(matrices: Float[Array, "N I O"], steps: int, dtype: str) -> F
 
     Computed in `dtype`; bfloat16 is enough (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
     """
+    # Of the two products of a matrix with its transpose, the smaller one has the same singular values.
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = jnp.swapaxes(matrices, -1, -2) if tall else matrices
+    # The iteration converges for singular values up to 1 only, and the Frobenius norm bounds the largest.
     norm = jnp.linalg.norm(x.astype(jnp.float32), axis=(-2, -1), keepdims=True)
     x = (x.astype(jnp.float32) / jnp.maximum(norm, 1e-7)).astype(dtype)
     a, b, c = (jnp.asarray(value, dtype) for value in COEFFICIENTS)

@@ -17,6 +17,7 @@ def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) 
     Raises ParameterRuleError for a rule that matches nothing, and where nothing is left to train.
     """
     changed = dict(specs)
+    # Not trainable by the layer's own word, such as a quantised weight under an adapter.
     fixed = {path for path, spec in specs.items() if not spec.trainable}
     frozen: set[str] = set()
     for rule in rules:

@@ -14,10 +14,10 @@ from kanawa_runtime.learn.transforms import Flat, decay_by_spec
 
 
 class ScheduleFreeAdamW(ScheduledOptimizer):
-    """Wants a constant rate after a warm-up. The parameters are the point y where gradients are taken; evaluation
-    uses the average x that `evaluated` gives.
+    """Wants a constant rate after a warm-up.
 
-    `b1` places y between the fast iterate z and x, instead of a first moment; iterates count by rate ** `power`.
+    The parameters are the point y where gradients are taken; evaluation uses the average x that `evaluated` gives. `b1`
+    places y between the fast iterate z and x, instead of a first moment; iterates count by rate ** `power`.
     """
 
     class Config(ScheduledOptimizer.Config):

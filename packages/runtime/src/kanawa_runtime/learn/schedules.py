@@ -71,10 +71,7 @@ class WarmupStableDecay(ScheduleFactory):
         final_fraction: float = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
-        """Returns the schedule of a run of `total_steps`.
-
-        Raises UsageError where the warm-up reaches the decay.
-        """
+        """Returns the schedule of a run of `total_steps`; raises UsageError where the warm-up reaches the decay."""
         cfg, warmup = self.config, _warmup(self.config, total_steps)
         falling = max(1, round(total_steps * cfg.decay_fraction))
         stable = total_steps - falling - warmup

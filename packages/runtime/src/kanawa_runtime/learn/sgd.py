@@ -11,10 +11,7 @@ from kanawa_runtime.learn.transforms import decay_by_spec
 
 
 class SGD(ScheduledOptimizer):
-    """Follows the gradient, or its running sum where `momentum` is not 0.
-
-    The baseline others are tested against.
-    """
+    """Follows the gradient, or its running sum where `momentum` is not 0; the baseline others are tested against."""
 
     class Config(ScheduledOptimizer.Config):
         momentum: float = 0.0

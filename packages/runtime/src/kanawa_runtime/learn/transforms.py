@@ -1,7 +1,4 @@
-"""Pieces of optimizers that read each parameter's traits from its ParamSpec.
-
-Updates are flat, keyed by path.
-"""
+"""Pieces of optimizers that read each parameter's traits from its ParamSpec. Updates are flat, keyed by path."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -16,10 +13,7 @@ Flat = Mapping[str, jax.Array]
 
 
 def decay_by_spec(specs: Mapping[str, ParamSpec], weight_decay: float) -> optax.GradientTransformation:
-    """Adds `weight_decay` x the spec's weight_decay x the parameter to its update.
-
-    No operation where that is 0.
-    """
+    """Adds `weight_decay` x the spec's weight_decay x the parameter to its update; no operation where that is 0."""
 
     def update(updates: Flat, state: Any, params: Flat | None = None) -> tuple[Flat, Any]:
         if params is None:

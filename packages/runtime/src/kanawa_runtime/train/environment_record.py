@@ -14,10 +14,7 @@ _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 
 @functools.cache
 def environment_record() -> dict[str, Any]:
-    """Returns {"plugins", "versions", "python", "host", "devices", "processes"}.
-
-    Versions by distribution.
-    """
+    """Returns {"plugins", "versions", "python", "host", "devices", "processes"}; versions by distribution."""
     return {
         "plugins": dict(sorted({**host().plugin_set(), "kanawa": _version("kanawa")}.items())),
         "versions": {name: _version(name) for name in _LIBRARIES},

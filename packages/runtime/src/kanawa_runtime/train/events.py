@@ -41,20 +41,19 @@ class EventLog:
         self._lock = threading.Lock()
         self._held: list[bytes] = []
         self._descriptor: int | None = None
-        found = 0
+        before = 0
         if path is not None:
             mend_torn_line(path)
-            found = last_attempt(read_events(path))
+            before = last_attempt(read_events(path))
+            # A descriptor, not a file object: one write is one system call, which a kill can't cut into two.
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self.attempt = found + 1 if attempt is None else attempt
+        self.attempt = before + 1 if attempt is None else attempt
 
     def write(self, event: str, /, **fields: Any) -> dict[str, Any]:
-        """Appends one record and returns it.
-
-        `time` is seconds since the epoch, `clock` a monotonic one.
-        """
+        """Appends one record and returns it; `time` is seconds since the epoch, `clock` a monotonic one."""
         record = {"event": event, "attempt": self.attempt}
         record |= {name: plain(value) for name, value in fields.items()}
+        # Two clocks: the first says when, but jumps with the machine's; durations are differences of the second.
         record |= {"time": round(time.time(), 6), "clock": round(time.monotonic(), 6)}
         if self.path is None:
             return record
@@ -117,6 +116,7 @@ class EventLog:
             except OSError as error:
                 whole, reason = False, str(error)
             if not whole:
+                # Else the next line would continue this one, and both would be unreadable.
                 os.ftruncate(descriptor, size)
                 if len(self._held) == 1:
                     logger.error("events are held in memory: %s: %s", self.path, reason)
@@ -126,10 +126,7 @@ class EventLog:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON can hold it: NumPy and JAX scalars as numbers.
-
-    Non-finite floats as strings.
-    """
+    """Returns a value as JSON can hold it: NumPy and JAX scalars as numbers, non-finite floats as strings."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -169,10 +166,7 @@ def mend_torn_line(path: Path) -> None:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the records in order.
-
-    Unreadable lines are skipped, with a warning unless it is the torn last one.
-    """
+    """Returns the records in order; unreadable lines are skipped, with a warning unless it is the torn last one."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
@@ -187,12 +181,9 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def step_records(events: list[dict[str, Any]], kind: str = "step") -> dict[int, dict[str, Any]]:
-    """Returns records of a kind by step, in step order.
-
-    After a resume the last record of a step wins.
-    """
-    found = {r["step"]: r for r in events if r["event"] == kind and isinstance(r.get("step"), int)}
-    return dict(sorted(found.items()))
+    """Returns records of a kind by step, in step order; after a resume the last record of a step wins."""
+    last = {r["step"]: r for r in events if r["event"] == kind and isinstance(r.get("step"), int)}
+    return dict(sorted(last.items()))
 
 
 def last_attempt(events: list[dict[str, Any]]) -> int:

@@ -107,6 +107,7 @@ class _Running:
             raise
         finally:
             attempt.journal.write("run_ended", outcome=kind, step=self.step, **fields)
+            # Before services end, which may take a while: a bar that stands still would look like a hang.
             attempt.screen.close()
             attempt.journal.close()
         for line in ending(outcome, self.command, attempt.trainer.source, attempt.config.sample_prompt):
@@ -156,7 +157,8 @@ class _Running:
                 last = local is None or stepper.step >= attempt.total
                 if attempt.stop.reached(stepper.step):
                     stepper.drain()
-                    due = last or stepper.step % config.evaluation.every_steps == 0
+                    # A step that was just taken is not evaluated yet; one before which data was waited for is.
+                    due = local is not None and (last or stepper.step % config.evaluation.every_steps == 0)
                     self._save(started, stepper, evaluation_due=due, last=True)
                     return False
                 if last:
@@ -164,6 +166,7 @@ class _Running:
                 if not self._between(started, stepper):
                     self._save(started, stepper, evaluation_due=True, last=True)
                     return False
+        # Only now is the last loss known to be finite; what is evaluated and saved below must be.
         stepper.drain()
         evaluated = self._evaluate(started, stepper, final=True)
         self._save(started, stepper, evaluation_due=not evaluated, last=True)

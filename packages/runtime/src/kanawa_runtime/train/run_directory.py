@@ -250,14 +250,14 @@ def _check_fresh(path: Path) -> None:
 def _check_format(path: Path) -> None:
     try:
         record = json.loads((path / PLUGINS).read_text())
-        found = int(record["format"])
+        layout = int(record["format"])
     except (OSError, ValueError, KeyError, TypeError):
         # It only describes; without it config.json's own schema versions still protect.
         return
-    if found > FORMAT:
+    if layout > FORMAT:
         wrote = record.get("plugins", {}).get("kanawa-runtime", "a newer version")
         message = (
-            f"{path} was written by kanawa-runtime {wrote} in layout {found}; this one "
+            f"{path} was written by kanawa-runtime {wrote} in layout {layout}; this one "
             f"knows layout {FORMAT}. Upgrade kanawa-runtime"
         )
         raise RunDirectoryError(message)
@@ -274,11 +274,11 @@ def _recorded_plugins(path: Path) -> dict[str, str]:
     return recorded
 
 
-def _damaged(path: Path, found: str) -> RunDirectoryError:
+def _damaged(path: Path, reason: str) -> RunDirectoryError:
     steps = committed_steps(path / CHECKPOINTS)
     kept = f"its checkpoints are intact (steps {steps})" if steps else "it has no checkpoint yet"
     message = (
-        f"{path / CONFIG} can't be read: {found}\n{kept}. To recover, put back the run's {CONFIG} "
+        f"{path / CONFIG} can't be read: {reason}\n{kept}. To recover, put back the run's {CONFIG} "
         "from a backup, or delete it and write it anew: "
         f"kanawa show EXPERIMENT --json > {path / CONFIG}"
     )

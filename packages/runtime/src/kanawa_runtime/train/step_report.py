@@ -42,11 +42,11 @@ class StepReport:
 
         `values` may be the sum of several steps' vectors, as in an evaluation. Waits for the step to finish.
         """
-        found = np.asarray(self.values if values is None else values)
+        sums = np.asarray(self.values if values is None else values)
         numbers: dict[str, float] = {}
         at = 0
         for name, kind, count in self.layout:
-            part = found[at : at + count]
+            part = sums[at : at + count]
             at += count
             ratio = kind is Loss or count > 1
             numbers[name] = float(part[0] / part[1]) if ratio and part[1] else float(part[0])
