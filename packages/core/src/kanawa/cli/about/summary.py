@@ -29,8 +29,10 @@ def first_sentence(text: str) -> str:
     """Returns the first sentence of a docstring on one line, without the component's own name before it."""
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
     paragraph = _LEAD.sub("", paragraph).removeprefix("Returns ")
-    end = _SENTENCE_END.search(paragraph)
-    line = paragraph[: end.start()] if end else paragraph.rstrip(".")
+    ends = (end.start() for end in _SENTENCE_END.finditer(paragraph))
+    # A semicolon between two sources in parentheses ends nothing.
+    whole = (paragraph[:end] for end in ends if paragraph.count("(", 0, end) == paragraph.count(")", 0, end))
+    line = next(whole, paragraph.rstrip("."))
     return line if _FORMULA.match(line) else line[:1].upper() + line[1:]
 
 
