@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import pytest
 import tiny_lm
+from replay.pages import RUN
+from replay.replay import Replay
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugins" / "kanawa-example-layer"
@@ -157,3 +159,35 @@ def environment_with_pip(tmp_path) -> Callable[[dict[str, str]], tuple[pathlib.P
         return python, {**os.environ, **variables, "PATH": path, "VIRTUAL_ENV": str(environment)}
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shared_environment(tmp_path_factory):
+    """The installed packages, on CPU, with a cache of their own."""
+    here = pathlib.Path(sys.executable)
+    return here, {
+        **os.environ,
+        "PATH": f"{here.parent}{os.pathsep}{os.environ['PATH']}",
+        "KANAWA_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "",
+        "COLUMNS": "120",
+    }
+
+
+@pytest.fixture
+def replay(shared_environment, environment_with_pip, tmp_path):
+    """Replays a page in an empty folder; pages that install something get an environment of their own."""
+
+    def of(name, *, nightly=False):
+        blocks = RUN[name]
+        python, environment = shared_environment
+        if any("pip install" in block.text for block in blocks if block.is_run):
+            python, environment = environment_with_pip(environment)
+        folder = tmp_path / "here"
+        folder.mkdir()
+        wrong = Replay(name, folder, environment, python).run(blocks, nightly=nightly)
+        if wrong is not None:
+            pytest.fail(str(wrong), pytrace=False)
+
+    return of

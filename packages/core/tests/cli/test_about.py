@@ -178,7 +178,7 @@ def test_kinds_in_the_singular():
         ("Returns a thing: 3 parts. More.", "A thing: 3 parts"),
         ("`moe`: every part becomes\nanother; or none. Then.\n\nAnd.", "Every part becomes another; or none"),
         ("x / rms(x) * scale, as in 3.5 of it.", "x / rms(x) * scale, as in 3.5 of it"),
-        ("Norms outside only (One, section 3.2; Two's paper). More.", "Norms outside only (One, section 3.2; Two's paper)"),
+        ("Norms outside only (One, 3.2; Two's paper). More.", "Norms outside only (One, 3.2; Two's paper)"),
         ("", ""),
     ],
 )
