@@ -30,11 +30,11 @@ class Mesh(kn.Modifier):
 
 def _replaced(execution: ExecutionConfig, wanted: tuple[Strategy.Config, ...]) -> tuple[Strategy.Config, ...]:
     """Returns `wanted` in place of what an earlier mesh, such as a rule's, had chosen; a user's own choice stays."""
-    found, mesh = tuple(execution.strategies), execution.mesh
+    chosen, mesh = tuple(execution.strategies), execution.mesh
     derived = () if mesh is None else strategies_for({*mesh.axes, *mesh.dcn_axes})
-    if any(strategy not in found for strategy in derived) or (found and not derived):
-        return found
-    return (*(strategy for strategy in found if strategy not in derived), *wanted)
+    if any(strategy not in chosen for strategy in derived) or (chosen and not derived):
+        return chosen
+    return (*(strategy for strategy in chosen if strategy not in derived), *wanted)
 
 
 def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
@@ -49,8 +49,8 @@ def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
         ("context", RingAttention.Config()),
         ("fsdp", FSDP.Config()),
     )
-    found = [strategy for axis, strategy in by_axis if axis in named]
-    return (*found, ExpertParallel.Config(), *([] if "fsdp" in named else [DataParallel.Config()]))
+    called_for = [strategy for axis, strategy in by_axis if axis in named]
+    return (*called_for, ExpertParallel.Config(), *([] if "fsdp" in named else [DataParallel.Config()]))
 
 
 class Materialize(kn.Modifier):

@@ -102,13 +102,13 @@ def compare_with_reference(
     """
     examples = examples or examples_for(kernel.operation)
     limits = {**TOLERANCES, **(tolerances or {})}
-    found = []
+    agreements = []
     for problem in examples.problems if problems is None else problems:
         verdict = kernel.supports(problem, device)
         limit = limits[problem.dtype]
         errors = {} if not verdict else compare_one(kernel, problem, examples, seed)
-        found.append(Agreement(problem, verdict.reason, errors, limit))
-    return found
+        agreements.append(Agreement(problem, verdict.reason, errors, limit))
+    return agreements
 
 
 def compare_one(kernel: Kernel, problem: Any, examples: Examples, seed: int) -> dict[str, float]:

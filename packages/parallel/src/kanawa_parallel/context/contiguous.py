@@ -45,10 +45,10 @@ class Contiguous(Layout):
         problem = block_problem(self.problem)
         known = problem.has_default_positions and problem.mask.uses <= _SHIFTLESS
         explicit = dataclasses.replace(problem, has_q_positions=True, has_kv_positions=True)
-        found = {"own": problem if known else explicit}
+        blocks = {"own": problem if known else explicit}
         if self.steps:
-            found["other"] = problem if problem.mask.is_full else explicit
-        return found
+            blocks["other"] = problem if problem.mask.is_full else explicit
+        return blocks
 
     def arrange(self, x: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
         """Returns `x`."""

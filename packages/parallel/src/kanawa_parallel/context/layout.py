@@ -89,6 +89,6 @@ def attend(kernel: Kernel, problem: AttentionProblem, operands: Operands) -> tup
 
 def differentiate(kernel: Kernel, problem: AttentionProblem, operands: Operands, saved: Saved) -> Gradients:
     """Returns the cotangents of one block by its kernel."""
-    found = kernel.backward(problem, operands, saved.out, saved.lse, saved.dout)
-    dq, dk, dv = (found[name].astype(jnp.float32) for name in "qkv")
+    gradients = kernel.backward(problem, operands, saved.out, saved.lse, saved.dout)
+    dq, dk, dv = (gradients[name].astype(jnp.float32) for name in "qkv")
     return dq, dk, dv

@@ -69,6 +69,7 @@ class Ring(Travel):
     def add(self, collected: Arrays, grads: Arrays, t: Any, index: jax.Array) -> Arrays:
         """Returns the sum that follows the keys now at hand."""
         del t, index
+        # The sum travels one step behind its keys: it arrives where they are now, just as their next gradient is ready.
         arrived = self._hop(collected, 1)
         return {name: arrived[name] + grad for name, grad in grads.items()}
 

@@ -28,6 +28,8 @@ _Pairs = list[tuple[int, int]]
 
 def balances(problem: AttentionProblem) -> bool:
     """Returns whether the order helps and applies: causal, packed or not, positions 0, 1, 2, …, parts that halve."""
+    # With contiguous parts the last shard has n times the first's work, and all wait for it; halves i and 2n - 1 - i
+    # add up to the same for everyone.
     causal = problem.mask.without_segments == CAUSAL
     return causal and problem.has_default_positions and problem.q_length % 2 == 0
 
@@ -89,6 +91,8 @@ class ZigZag(Layout):
             no_out, no_lse = (jnp.split(x, 2, axis)[0] for x, axis in zip(self.nothing(), (1, 2), strict=True))
             return jnp.concatenate([no_out, out], 1), jnp.concatenate([no_lse, lse], 2)
 
+        # Both branches are half a block's work, so that shards on either side take the same time: that is the point of
+        # the order.
         return jax.lax.cond(t <= index, early_keys, late_queries)
 
     def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
@@ -113,6 +117,7 @@ class ZigZag(Layout):
 
 def _moves(shards: int, parity: int) -> _Pairs:
     """Returns (from, to) of each shard's first (parity 0) or second half."""
+    # Half h of 2n goes to shard h while they last, and back from the end after that: 0 1 2 3 3 2 1 0 for four shards.
     halves = ((i, 2 * i + parity) for i in range(shards))
     return [(i, half if half < shards else 2 * shards - 1 - half) for i, half in halves]
 

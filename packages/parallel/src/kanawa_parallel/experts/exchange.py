@@ -32,6 +32,8 @@ def through_shards(experts: Experts, axis: str, capacity_factor: float | None) -
             dropped = jnp.sum(counts - kept).astype(jnp.float32)
             current_context().module.record("dropped_rows", kn.Mean(dropped, jnp.float32(rows.shape[0])))
             counts = kept
+        # Rows arrive by source and then by expert; a grouped matmul wants them by expert, whoever sent them. Stable, so
+        # that results don't depend on how a backend breaks ties.
         order = jnp.argsort(_expert_of_row(counts, room), stable=True)
         out = experts(jnp.take(received, order, axis=0), jnp.sum(counts, axis=0, dtype=jnp.int32))
         out = jnp.take(out, jnp.argsort(order), axis=0)
@@ -44,6 +46,8 @@ def through_shards(experts: Experts, axis: str, capacity_factor: float | None) -
 
 def _room(rows: int, shards: int, capacity_factor: float | None) -> int:
     """Returns how many rows a shard may receive: all there are, or its share times the factor."""
+    # All tokens may choose the experts of one shard, and shapes are static: without a factor there must be room for
+    # that.
     every = rows * shards
     return every if capacity_factor is None else min(every, math.ceil(rows * capacity_factor))
 

@@ -58,16 +58,16 @@ class OneForwardOneBackward(GradientStrategy):
 
 
 def _pipelined(loss: LossProgram) -> tuple[str, PipelinedStack]:
-    found = {}
+    stacks = {}
     if isinstance(loss, ModelLoss):
-        found = {name: m for name, m in loss.model.children.items() if isinstance(m, PipelinedStack)}
-    if len(found) != 1:
+        stacks = {name: m for name, m in loss.model.children.items() if isinstance(m, PipelinedStack)}
+    if len(stacks) != 1:
         message = (
             "1F1B takes apart a model with one pipelined stack among its children, and found "
-            f"{len(found) or 'none'}; apply the modifier `pipeline`, or use another gradient strategy"
+            f"{len(stacks) or 'none'}; apply the modifier `pipeline`, or use another gradient strategy"
         )
         raise ConfigError(message)
-    return next(iter(found.items()))
+    return next(iter(stacks.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,7 @@ class _Parts:
         held_state = (self.state.get(self.name) or {}).get(_LAYER) or {}
         per_stage = self.stack.config.num_layers // self.stages
         mine = jax.tree.map(lambda leaf: leaf[stage, 0], by_stage((fixed, held_state), self.stages, 1))
+        # The key that the pipelined stack derives for this microbatch, so that dropout agrees with the other schedules.
         key = jax.random.fold_in(fold_name(fold_name(self.key, self.name), "microbatch"), microbatch)
         y, outputs = kn.functional(self.stack, "stage")(
             {_LAYER: merge_trees(mine[0], layers)},
@@ -165,12 +166,17 @@ class _Parts:
         last = self.stages - 1
         here = jnp.arange(self.stages)
         microbatch = t - 2 * last + here
+        # In its idle ticks a stage computes on whatever lies there, as it must: all stages run one program. Only the
+        # gradients are masked out.
         works = (microbatch >= 0) & (microbatch < self.count)
+        # Stage s puts microbatch m away in tick m + s; 2 S - 1 places are enough, because it fetches it again before
+        # the ring of places comes round.
         slots = (microbatch + here) % carry.inputs.shape[0]
         cotangents = on_stages(jnp.roll(carry.cotangents, -1, axis=0).at[-1].set(arriving))
 
         def one(p: Any, inputs: Any, dy: Any, stage: Any, micro: Any, slot: Any, work: Any) -> tuple[Any, Any]:
             x = jax.lax.dynamic_index_in_dim(inputs, slot, keepdims=False)
+            # Forward again from the stage's input: keeping what layers save would cost memory for 2 S - 1 microbatches.
             _, pull = jax.vjp(lambda p, x: self.stage(p, x, stage, micro)[:2], p, x)
             grads = pull((dy, jnp.ones((), jnp.float32)))
             return jax.tree.map(lambda g: jnp.where(work, g, jnp.zeros_like(g)), grads)
@@ -200,6 +206,7 @@ class _Parts:
         rest = {**params, self.name: {n: leaf for n, leaf in below.items() if n != _LAYER}}
         shape, _ = jax.eval_shape(self.embed, rest, jnp.int32(0))
         stream = on_stages(jnp.zeros((self.stages, *shape.shape), shape.dtype))
+        # The first stage waits longest for its backward: S - 1 ticks there and S - 1 back, and the tick itself.
         kept = jnp.zeros((2 * self.stages - 1, *stream.shape), stream.dtype)
         carry = _Carry(stream, kept, stream, *(_zeros(tree) for tree in (layers, rest)))
         last = self.stages - 1

@@ -116,10 +116,13 @@ class PipelinedStack(Stack):
             first = (chunk * stages + stage) * per_round
             return run_detached(context, self.stage, {_LAYER: held[0]}, {_LAYER: held[1]}, key, (y, mine, first))
 
+        # Named, so that sharding constraints inside stay valid: each then has one more, leading dimension on the stage
+        # axis.
         every = jax.vmap(one_stage, spmd_axis_name=axes if len(axes) > 1 else axes[0])
 
         def tick(carry: tuple[Any, Any], t: jax.Array) -> tuple[tuple[Any, Any], Outputs]:
             moving, returned = carry
+            # New microbatches enter until all are in; after that what comes back from the last stage goes round again.
             entering = jnp.where(t < count, pick(rows, t), pick(returned, t % count)) if rounds > 1 else pick(rows, t)
             moving = on_stages(jnp.roll(moving, 1, axis=0).at[0].set(entering))
             local = t - here
@@ -214,6 +217,8 @@ def collect(outputs: Outputs, stages: int, count: int, rounds: int) -> Outputs:
     Each leaf is [ticks, S, …]. State keeps what the last microbatch left, in layer order.
     """
     chunk, micro, stage = np.meshgrid(np.arange(rounds), np.arange(count), np.arange(stages), indexing="ij")
+    # Microbatch m of round r is at stage s in tick r M + m + s: picking just those leaves the idle ticks' metrics and
+    # losses out.
     done = jax.tree.map(lambda leaf: leaf[chunk * count + micro + stage, stage], outputs)
     last = {path: x[:, -1].reshape(-1, *x.shape[4:]) for path, x in done.state.items()}
     for _ in range(3):

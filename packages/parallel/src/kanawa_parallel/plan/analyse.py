@@ -110,13 +110,13 @@ class Asked:
 
 def installed() -> dict[str, str]:
     """Returns the versions that a plan depends on."""
-    found = {}
+    versions = {}
     for name in _VERSIONS:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int, float, int]:
@@ -180,12 +180,12 @@ def _bubble(compilation: Compilation) -> float:
 
 
 def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:
-    found: dict[tuple[str, str, str], list[float]] = {}
+    sums: dict[tuple[str, str, str], list[float]] = {}
     for runs, item in timing.communication() if timing else []:
-        row = found.setdefault(("+".join(item.axes) or "none", item.link, item.kind), [0.0, 0.0, 0.0])
+        row = sums.setdefault(("+".join(item.axes) or "none", item.link, item.kind), [0.0, 0.0, 0.0])
         for position, value in enumerate((1.0, item.bytes, item.seconds)):
             row[position] += runs * value
-    rows = [Traffic(*key, *row) for key, row in found.items()]
+    rows = [Traffic(*key, *row) for key, row in sums.items()]
     total: Counter[tuple[str, str]] = Counter()
     for row in rows:
         total[row.axes, row.link] += row.seconds

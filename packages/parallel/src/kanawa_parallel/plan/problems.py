@@ -19,7 +19,7 @@ def compositions(
     data: str | None = None,
 ) -> list[Composition]:
     """Returns one composition a target; raises CompositionError with all problems of all targets at once."""
-    found: list[Composition] = []
+    composed: list[Composition] = []
     problems: list[str] = []
     for selector in targets:
         try:
@@ -31,16 +31,16 @@ def compositions(
             problems.append(f"--on {selector}: {error} {notes}".rstrip())
         else:
             problems += [f"--on {selector}: {problem}" for problem in _unspread(composition)]
-            found.append(composition)
+            composed.append(composition)
     if problems:
-        raise CompositionError(list(dict.fromkeys([*problems, *missing_compilers(found)])))
-    return found
+        raise CompositionError(list(dict.fromkeys([*problems, *missing_compilers(composed)])))
+    return composed
 
 
-def missing_compilers(found: Sequence[Composition]) -> list[str]:
+def missing_compilers(composed: Sequence[Composition]) -> list[str]:
     """Returns what each target's backend says of a compiler that isn't installed, or that can't make its topology."""
     problems = []
-    for composition in found:
+    for composition in composed:
         try:
             host().collect("kanawa_topology", target=composition.target)
         except KanawaError as error:

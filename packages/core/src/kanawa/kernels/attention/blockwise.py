@@ -77,6 +77,7 @@ class BlockwiseAttention(Kernel):
         queries, keys = self._sizes(problem)
         block = block_problem(problem, queries, keys)
         explicit = with_positions(problem, operands)
+        # Blocks that the mask rules out for all of a block's queries are never visited: half of a causal mask's.
         first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
         empty = _nothing_seen(block)
 
@@ -87,6 +88,7 @@ class BlockwiseAttention(Kernel):
             def one_key_block(j: jax.Array, seen: Any) -> Any:
                 return _attend(block, key_block(mine, j, keys), seen)
 
+            # Sinks have no value, so they join once, after all keys, as one more term of the sum of weights.
             out, lse = _finish(block, jax.lax.fori_loop(start, stop, one_key_block, empty))
             if problem.has_sinks:
                 out, lse = merge_sinks(out, lse, operands["sinks"])
@@ -111,6 +113,7 @@ class BlockwiseAttention(Kernel):
         """Returns cotangents, recomputing each block's scores from the log-sum-exp."""
         queries, keys = self._sizes(problem)
         block = block_problem(problem, queries, keys)
+        # The row's sum of out * dout stands for the softmax's own gradient, which would need all of a row's weights.
         delta = row_delta(out, cotangents)
         explicit = {**with_positions(problem, operands), "dout": cotangents}
         first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
@@ -128,6 +131,8 @@ class BlockwiseAttention(Kernel):
             )
 
             def one_key_block(j: jax.Array, total: tuple[jax.Array, Any]) -> Any:
+                # dk and dv of all keys travel through both loops: each query block adds to the keys it saw. They stay
+                # fp32, because hundreds of blocks add to them.
                 dq, whole = total
                 theirs = key_block(mine, j, keys)
                 dout = theirs.pop("dout")
@@ -173,6 +178,8 @@ def _attend(problem: AttentionProblem, operands: Operands, seen: Any) -> Any:
     """
     values, total, top = seen
     scores, _ = sc.masked_scores(problem, operands, mask_array(problem, operands))
+    # Online softmax: what was summed under a smaller maximum is scaled down to the new one. A maximum of MASKED is
+    # finite, so that MASKED - MASKED gives exp(0) and no NaN.
     higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - higher)
     kept = jnp.exp(top - higher)
@@ -184,6 +191,7 @@ def _attend(problem: AttentionProblem, operands: Operands, seen: Any) -> Any:
 def _finish(problem: AttentionProblem, seen: Any) -> tuple[jax.Array, jax.Array]:
     """Returns (out fp32 [B, T, H, D], log-sum-exp [B, H, T]); rows that saw no key have 0 and -inf."""
     values, total, top = seen
+    # Rows that saw nothing divide by 1 and take the logarithm of 1: what is chosen after must not come from a NaN.
     saw = top > sc.MASKED
     share = jnp.where(saw, 1.0 / jnp.where(saw, total, 1.0), 0.0)
     lse = jnp.where(saw, top + jnp.log(jnp.where(saw, total, 1.0)), -jnp.inf)

@@ -74,34 +74,34 @@ def example_operands(problem: AttentionProblem, rng: np.random.Generator) -> dic
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(jnp.dtype(p.dtype))
 
-    found: dict[str, Any] = {
+    operands: dict[str, Any] = {
         "q": normal(p.batch, p.q_length, p.num_heads, p.head_dim),
         "k": normal(*kv, p.num_kv_heads, p.head_dim),
         "v": normal(*kv, p.num_kv_heads, p.v_head_dim),
     }
     if p.bias_shape is not None:
-        found["bias"] = normal(*p.bias_shape)
+        operands["bias"] = normal(*p.bias_shape)
     if p.has_sinks:
-        found["sinks"] = normal(p.num_heads)
+        operands["sinks"] = normal(p.num_heads)
     first = max(p.kv_length - p.q_length, 0)
     if p.has_q_positions:
-        found["q_positions"] = np.arange(first, first + p.q_length)[None]
+        operands["q_positions"] = np.arange(first, first + p.q_length)[None]
     if p.has_kv_positions:
-        found["kv_positions"] = np.arange(p.kv_length)[None]
+        operands["kv_positions"] = np.arange(p.kv_length)[None]
     if p.mask.needs_segments:
         ids = _segments(rng, p.batch, max(p.q_length, p.kv_length))
-        found["q_segment_ids"] = ids[:, ids.shape[1] - p.q_length :]
-        found["kv_segment_ids"] = ids[:, ids.shape[1] - p.kv_length :]
+        operands["q_segment_ids"] = ids[:, ids.shape[1] - p.q_length :]
+        operands["kv_segment_ids"] = ids[:, ids.shape[1] - p.kv_length :]
     if p.mask.needs_prefix:
-        found["prefix_lengths"] = rng.integers(0, p.kv_length + 1, p.batch)
+        operands["prefix_lengths"] = rng.integers(0, p.kv_length + 1, p.batch)
     if p.has_kv_lengths:
         least = min(p.q_length, p.kv_length)
-        found["kv_lengths"] = rng.integers(least, p.kv_length + 1, rows)
+        operands["kv_lengths"] = rng.integers(least, p.kv_length + 1, rows)
     if p.page_size is not None:
-        found["page_table"] = rng.permutation(rows * entries).reshape(rows, entries)
+        operands["page_table"] = rng.permutation(rows * entries).reshape(rows, entries)
     if p.ragged_sequences is not None:
-        found["query_starts"] = np.linspace(0, p.q_length, p.ragged_sequences + 1).astype(int)
-    return {n: x.astype(np.int32) if x.dtype == np.int64 else x for n, x in found.items()}
+        operands["query_starts"] = np.linspace(0, p.q_length, p.ragged_sequences + 1).astype(int)
+    return {n: x.astype(np.int32) if x.dtype == np.int64 else x for n, x in operands.items()}
 
 
 def _segments(rng: np.random.Generator, batch: int, length: int) -> np.ndarray:

@@ -33,8 +33,8 @@ def diagonal_recurrence(
     fits = x.ndim == 3 and decay.shape == x.shape and x.shape[1] > 0
     fits = fits and (initial_state is None or initial_state.shape == rows)
     if not fits or (segment_ids is not None and segment_ids.shape != x.shape[:2]):
-        found = {"initial_state": initial_state, "segment_ids": segment_ids}
-        others = "".join(f", {name} {array.shape}" for name, array in found.items() if array is not None)
+        given = {"initial_state": initial_state, "segment_ids": segment_ids}
+        others = "".join(f", {name} {array.shape}" for name, array in given.items() if array is not None)
         message = (
             f"diagonal_recurrence: decay {decay.shape}, x {x.shape}{others}; expected [B, T, C] twice with T > 0, "
             f"[B, C] and [B, T]"

@@ -59,10 +59,13 @@ class ChunkedLinearRecurrence(Kernel):
         else:
             states, final = _decayed_states(span, k, v, start)
             written = v
+        # Within a chunk the recurrence is attention without a softmax, whose weights are decays; between chunks only
+        # the state is passed on. Both parts are matmuls, where token by token there would be none.
         scores = jnp.einsum("bntgk,bnsgk->bngts", q, k, preferred_element_type=jnp.float32)
         weights = scores[:, :, :, None] * span.between
         out = _product("bngrts,bngrsv->bntgrv", weights.astype(v.dtype), written)
         out += _product("bntgk,bngrkv->bntgrv", q, states) * jnp.moveaxis(span.reach, -1, 2)[..., None]
+        # Padding has a query too, which would read the state it stands in: zero, as the reference gives.
         out = jnp.where(span.real[..., None, None, None], out, 0.0)
         out = out.reshape(p.batch, -1, p.num_heads, p.value_dim)[:, : p.length]
         return out.astype(v.dtype), final.reshape(p.batch, p.num_heads, p.key_dim, p.value_dim)
@@ -111,6 +114,8 @@ def _span(problem: LinearRecurrenceProblem, operands: Operands, size: int) -> _S
     if p.has_segments:
         resets, real = segments(operands["segment_ids"])
     real, log_decay = _chunks(p, real, size), _by_head(p, _chunks(p, log_decay, size))
+    # Decays multiply, so their logarithms add: a difference of two sums is the decay between two tokens. As products
+    # of many factors below one they would vanish in fp32.
     total = jnp.cumsum(jnp.where(real[:, :, None, None], log_decay, 0.0), axis=-1)
     # Tokens that fill the last chunk belong to the last segment, so that its state passes through them.
     fill = -p.length % size
@@ -153,7 +158,10 @@ def _delta_states(
     beta32 = beta.astype(jnp.float32)
     overlap = jnp.einsum("bntgk,bnsgk->bngts", k, k, preferred_element_type=jnp.float32)
     below = jnp.tril(span.between, -1) * overlap[:, :, :, None]
+    # Solved once for each chunk and for all heads together; a loop over tokens would run a matrix unit on vectors.
     inverse = unit_lower_inverse(below * beta32[..., None])
+    # The inverse has entries that grow with the chunk: products with it in bf16 passes lose what the delta rule
+    # corrects.
     exact = jax.lax.Precision.HIGHEST
     own = jnp.matmul(inverse, beta32[..., None] * v.astype(jnp.float32), precision=exact)
     keys = (beta32 * span.reach)[..., None] * jnp.moveaxis(k, 2, 3).astype(jnp.float32)[:, :, :, None]
@@ -161,6 +169,8 @@ def _delta_states(
 
     def one_chunk(state: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         own, corrected, k, leave, through = chunk
+        # What the entering state holds for these keys already isn't written again; only this step needs the state, so
+        # only this is sequential.
         written = own - _product("bgrtk,bgrkv->bgrtv", corrected, state)
         added = _product("bsgk,bgrsv->bgrkv", k, (written * leave[..., None]).astype(k.dtype))
         return through[..., None, None] * state + added, (state, written.astype(k.dtype))

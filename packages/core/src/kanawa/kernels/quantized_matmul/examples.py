@@ -41,12 +41,12 @@ def example_operands(problem: QuantizedMatmulProblem, rng: np.random.Generator) 
     weight = jnp.asarray(rng.standard_normal(p.rhs_shape), jnp.float32)
     rhs, rhs_scale = quantize_rhs(weight, format_named(p.rhs_format), p.num_contracted, p.groups)
     lhs = jnp.asarray(rng.standard_normal(p.lhs_shape), jnp.float32)
-    found = {"rhs": rhs, "rhs_scale": rhs_scale}
+    operands = {"rhs": rhs, "rhs_scale": rhs_scale}
     if p.lhs_format in FORMATS:
-        found["lhs"], found["lhs_scale"] = quantize_lhs(lhs, format_named(p.lhs_format), p.num_contracted)
+        operands["lhs"], operands["lhs_scale"] = quantize_lhs(lhs, format_named(p.lhs_format), p.num_contracted)
     else:
-        found["lhs"] = lhs.astype(p.lhs_format)
-    return {name: np.asarray(x) for name, x in found.items()}
+        operands["lhs"] = lhs.astype(p.lhs_format)
+    return {name: np.asarray(x) for name, x in operands.items()}
 
 
 EXAMPLES = Examples(

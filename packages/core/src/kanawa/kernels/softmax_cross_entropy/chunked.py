@@ -63,10 +63,13 @@ class ChunkedCrossEntropy(Kernel):
             hidden, targets, loss_weights = chunk
             logits = project(problem, hidden, weight)
             losses = token_losses(problem, logits, targets)
+            # Gradients are taken while the chunk's logits are at hand: the backward pass then only scales them, and no
+            # logits are kept or computed twice. That holds because the loss is a sum, whose cotangent is one number.
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
             across, by_weight = ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
             dhidden = jnp.einsum(across, dlogits, weight)
             pair = (dlogits, hidden) if problem.tied else (hidden, dlogits)
+            # Summed over all chunks in fp32: in bf16 the later ones would be lost in the sum.
             dweight += jnp.einsum(by_weight, *pair, preferred_element_type=jnp.float32)
             return (_add(sums, weighted_sums(losses, loss_weights)), dweight), (
                 dhidden,
@@ -102,6 +105,7 @@ class ChunkedCrossEntropy(Kernel):
 def chunk_size(problem: CrossEntropyProblem) -> int:
     """Returns how many tokens a chunk holds: as many as asked for, or as fit, evenly."""
     largest = problem.chunk_tokens or max(1, CHUNK_BYTES // (4 * problem.vocab))
+    # As many chunks as are needed, then evenly filled: a last chunk of few tokens would cost a whole one.
     count = math.ceil(problem.tokens / largest)
     return math.ceil(problem.tokens / count)
 
@@ -138,6 +142,7 @@ def _dlogits(
 ) -> jax.Array:
     """Returns the gradient of the loss sum by the logits before the cap, fp32."""
     probs = jnp.exp(logits - losses.log_sum_exp[:, None])
+    # d(z * lse^2) = 2 z lse * softmax: the same probabilities, a little more of them.
     if problem.z_loss:
         probs = probs * (1 + 2 * problem.z_loss * losses.log_sum_exp[:, None])
     smoothing = problem.label_smoothing
@@ -145,6 +150,7 @@ def _dlogits(
     if smoothing:
         grad = grad - smoothing / whole_vocab(problem)
     if problem.logit_cap is not None:
+        # These logits are capped already: tanh' = 1 - tanh^2, and tanh is logits / cap.
         grad = grad * (1 - jnp.square(logits / problem.logit_cap))
     return grad * loss_weights.astype(jnp.float32)[:, None]
 

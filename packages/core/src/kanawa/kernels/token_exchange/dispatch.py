@@ -40,9 +40,9 @@ def token_exchange(
     shards = math.prod(_axis_size(name) for name in names)
     sizes = [send_sizes] if receive_offsets is None else [send_sizes, receive_offsets]
     if rows.ndim != 2 or any(s.shape != (shards,) for s in sizes):
-        found = ", ".join(str(s.shape) for s in sizes)
+        shapes = ", ".join(str(s.shape) for s in sizes)
         message = (
-            f"token_exchange over {names or 'no axis'}: rows {rows.shape}, sizes {found}; "
+            f"token_exchange over {names or 'no axis'}: rows {rows.shape}, sizes {shapes}; "
             f"expected [M, D] and ({shards},), one entry a shard"
         )
         raise KernelError(message)

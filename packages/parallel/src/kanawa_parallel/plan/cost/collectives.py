@@ -43,11 +43,12 @@ def collective(
     module: HloModule, computation: Computation, instruction: Instruction, mesh: Mapping[str, int], links: Links
 ) -> Collective | None:
     """Returns what an instruction communicates; None if it doesn't, or if it only waits for what was started."""
-    found = _inner(module, computation, instruction)
-    if found is None:
+    inside = _inner(module, computation, instruction)
+    if inside is None:
         return None
-    kind, scope, inner, starts = found
+    kind, scope, inner, starts = inside
     groups = replica_groups(inner, math.prod(mesh.values()) or 1)
+    # A permute's pairs aren't rings: every device sends to one other, whatever the length of the cycle.
     members = 2 if kind == "collective-permute" else groups.shape[-1]
     if members <= 1:
         return None
@@ -95,6 +96,7 @@ def _operand_bytes(computation: Computation, instruction: Instruction) -> int:
 
 def _sent(kind: str, operand_bytes: int, members: int) -> float:
     """Returns the bytes each device sends around a ring of `members`."""
+    # Each of the ring's hops passes on a part; the last hop would bring a device its own.
     others = members - 1
     if kind == "all-gather":
         return float(operand_bytes * others)

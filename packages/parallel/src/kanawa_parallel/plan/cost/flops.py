@@ -61,9 +61,9 @@ def _gemm(computation: Computation, call: Instruction) -> float:
     left = operand_array(computation, call, 0)
     if "matmul" not in target and "gemm" not in target or left is None or not call.arrays:
         return 0.0
-    found = re.search(r'"dot_dimension_numbers":(\{[^}]*\})', call.attributes)
-    if found:
-        contracted = [int(d) for d in json.loads(found[1]).get("lhs_contracting_dimensions", [])]
+    dimensions = re.search(r'"dot_dimension_numbers":(\{[^}]*\})', call.attributes)
+    if dimensions:
+        contracted = [int(d) for d in json.loads(dimensions[1]).get("lhs_contracting_dimensions", [])]
         return 2.0 * call.arrays[0].size * math.prod(left.dims[d] for d in contracted)
     return 2.0 * call.arrays[0].size * left.dims[-1]
 
@@ -88,8 +88,8 @@ def _convolution(computation: Computation, conv: Instruction) -> float:
 
 def _window(conv: Instruction) -> dict[str, list[int]]:
     """Returns stride, low padding and dilations for each spatial dimension."""
-    found = re.search(r"window=\{([^}]*)\}", conv.attributes)
-    fields = dict(_WINDOW_FIELD.findall(found[1])) if found else {}
+    window = re.search(r"window=\{([^}]*)\}", conv.attributes)
+    fields = dict(_WINDOW_FIELD.findall(window[1])) if window else {}
     rank = len(fields.get("size", "").split("x")) if fields else 0
 
     def ints(name: str, default: int) -> list[int]:
@@ -106,12 +106,14 @@ def _window(conv: Instruction) -> dict[str, list[int]]:
 
 def _pairs(size: int, outputs: int, taps: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
     """Returns how many (output, tap) pairs of one dimension read an element that is there."""
+    # A pointwise dimension: every output reads the element of its own place.
     if taps == 1 and low == 0 and stride == 1 and lhs_dilate == 1:
         return min(outputs, size)
     reach = (size - 1) * lhs_dilate + 1
     count = 0
     for tap in range(taps):
         offset = tap * rhs_dilate - low
+        # Counted by the first and last output that a tap reaches: images have many outputs, kernels few taps.
         if lhs_dilate == 1:
             first = max(0, -(offset // stride))
             last = min(outputs - 1, (reach - 1 - offset) // stride)

@@ -50,6 +50,7 @@ class Links:
         reached = np.unique(self.domains[group])
         if len(reached) <= 1:
             return Link(self.device.link_name, inside)
+        # As many members of a domain send at once as it has; unequal parts are limited by the smallest, near this mean.
         members = max(1, len(group) // len(reached))
         outside = self.device.network_bandwidth / shared * members
         return Link(self.device.network_name, min(outside, inside) if members > 1 else outside)

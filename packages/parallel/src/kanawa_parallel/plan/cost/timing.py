@@ -104,18 +104,18 @@ class Timing:
 
     def communication(self) -> list[tuple[float, Collective]]:
         """Returns (runs, collective) of every collective that is scheduled."""
-        found = []
+        scheduled = []
         for name in self._reached():
             computation = self.module.computations[name]
             for instruction in computation.instructions:
                 each = self._collective(computation, instruction)
                 if each is not None and not self._continues(each):
-                    found.append((self.counts[name], each))
-        return found
+                    scheduled.append((self.counts[name], each))
+        return scheduled
 
     def work(self) -> list[Work]:
         """Returns the work of every scheduled instruction that computes."""
-        found = []
+        items = []
         for name in self._reached():
             computation = self.module.computations[name]
             for instruction in computation.instructions:
@@ -125,11 +125,11 @@ class Timing:
                 if seconds or own or moved:
                     cycles = float(instruction.estimated_cycles or 0)
                     label = instruction.op_name
-                    found.append(
+                    items.append(
                         Work(label, count, own * count, moved * count, seconds * count, cycles * count, bound,
                              instruction.name)
                     )  # fmt: skip
-        return found
+        return items
 
     def own_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run of the instruction itself."""
@@ -170,6 +170,7 @@ class Timing:
                 if ended is not None:
                     _wait(spent, *running.pop(ended))
             elif each is not None and not self._continues(each):
+                # A link carries one collective at a time: the second waits for the first, while the cores go on.
                 begin = max(spent.total, free.get(each.link, 0.0))
                 free[each.link] = begin + each.seconds
                 if each.starts:
@@ -199,6 +200,8 @@ class Timing:
                 spent.add(max(branches, key=lambda branch: branch.total))
         else:
             seconds, bound = self._seconds_of(computation, instruction)
+            # An instruction counts whole as what binds it: a fusion's bytes move behind its FLOPs, or the other way
+            # round.
             if bound == "compute":
                 spent.compute += seconds
                 if not self._has_estimate(instruction):
@@ -253,6 +256,8 @@ class Timing:
         """Returns FLOP/s in the narrowest floating dtype at hand: matmuls of fp32 results have bf16 operands."""
         dtypes = {device_dtype(a.dtype) for a in instruction.arrays}
         peaks = self.device.peak_flops
+        # Accumulators are fp32 whatever the operands are, so a result's dtype says little; narrow operands are the
+        # rule.
         half = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
         only_single = dtypes == {"float32"} and self.device.exact_float32
         peak = peaks.get("float32", half) if only_single else half

@@ -25,6 +25,7 @@ def bytes_moved(module: HloModule, computation: Computation, instruction: Instru
     if opcode in _SLICES:
         return 2.0 * _bytes(instruction)
     if opcode == "dynamic-update-slice":
+        # The array itself stays where it is: compilers update in place, or copy in an instruction of its own.
         return 2.0 * _operand_bytes(computation, instruction, 1)
     if opcode in ("broadcast", "iota"):
         return float(_bytes(instruction))

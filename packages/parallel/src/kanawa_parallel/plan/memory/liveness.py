@@ -70,16 +70,16 @@ def peak(assignment: str, live_ranges: str) -> Peak:
     return Peak(_named(_fullest(buffers), buffers), reserved)
 
 
-def by_owner(found: Peak, owner: Callable[[str], str]) -> dict[str, int]:
+def by_owner(fullest: Peak, owner: Callable[[str], str]) -> dict[str, int]:
     """Returns bytes at the peak by `owner(instruction's name)`, largest first."""
     total: Counter[str] = Counter()
-    for buffer in found.buffers:
+    for buffer in fullest.buffers:
         total[owner(buffer.name.partition("{")[0])] += buffer.size
     return dict(total.most_common())
 
 
 def _ranges(text: str) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     inside = False
     for line in text.splitlines():
         if line.startswith("  ") and not line.startswith("   "):
@@ -87,8 +87,8 @@ def _ranges(text: str) -> dict[str, tuple[int, int]]:
             continue
         match = _RANGE.match(line) if inside else None
         if match:
-            found[match[1] + (match[2] or "{}")] = int(match[3]), int(match[4])
-    return found
+            ranges[match[1] + (match[2] or "{}")] = int(match[3]), int(match[4])
+    return ranges
 
 
 def _fullest(buffers: list[Buffer]) -> tuple[Buffer, ...]:
@@ -99,6 +99,7 @@ def _fullest(buffers: list[Buffer]) -> tuple[Buffer, ...]:
     ends = np.array([b.end for b in buffers])
     best: tuple[Buffer, ...] = ()
     best_bytes = -1
+    # Memory grows only where a value begins, so one of those moments is the fullest.
     for moment in np.unique(starts[ends >= starts]):
         alive = [buffers[i] for i in np.flatnonzero((starts <= moment) & (ends >= moment))]
         kept = _disjoint(alive)
@@ -108,10 +109,12 @@ def _fullest(buffers: list[Buffer]) -> tuple[Buffer, ...]:
     return best
 
 
-def _named(found: tuple[Buffer, ...], buffers: list[Buffer]) -> tuple[Buffer, ...]:
+def _named(alive: tuple[Buffer, ...], buffers: list[Buffer]) -> tuple[Buffer, ...]:
     """Returns the buffers with those that a loop carries under the name of the instruction that fills their place."""
+    # A loop's carried value has the loop's name, which belongs to no module; whoever fills the place does. Reversed:
+    # the first maker wins.
     makers = {(b.offset, b.size): b for b in reversed(buffers) if not b.carried}
-    return tuple(makers.get((b.offset, b.size), b) if b.carried else b for b in found)
+    return tuple(makers.get((b.offset, b.size), b) if b.carried else b for b in alive)
 
 
 def _disjoint(alive: list[Buffer]) -> tuple[Buffer, ...]:
@@ -119,6 +122,7 @@ def _disjoint(alive: list[Buffer]) -> tuple[Buffer, ...]:
     kept: list[Buffer] = []
     reach = -1
     for buffer in sorted(alive, key=lambda b: (b.offset, -b.size)):
+        # Sorted by offset, larger ones first: a buffer that ends before another's end lies inside it.
         if buffer.offset + buffer.size > reach:
             kept.append(buffer)
             reach = buffer.offset + buffer.size

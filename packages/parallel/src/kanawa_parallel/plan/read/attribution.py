@@ -13,16 +13,16 @@ UNNAMED = "(compiler)"
 
 def module_paths(model: Any) -> frozenset[str]:
     """Returns the dotted paths of all modules under the root, such as "stack.layer.attention"."""
-    found: set[str] = set()
+    paths: set[str] = set()
 
     def walk(module: Any, above: str) -> None:
         for name, child in module.children.items():
             path = f"{above}.{name}" if above else name
-            found.add(path)
+            paths.add(path)
             walk(child, path)
 
     walk(model, "")
-    return frozenset(found)
+    return frozenset(paths)
 
 
 def module_of(op_name: str, paths: Iterable[str]) -> str:
@@ -33,6 +33,7 @@ def module_of(op_name: str, paths: Iterable[str]) -> str:
     if not op_name:
         return UNNAMED
     known = paths if isinstance(paths, frozenset) else frozenset(paths)
+    # Module paths are a subsequence of the name stack: transforms and loop bodies stand between their parts.
     at = ""
     for token in op_name.split("/"):
         name = _unwrapped(token)

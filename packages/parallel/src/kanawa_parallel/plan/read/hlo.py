@@ -37,10 +37,10 @@ class Instruction:
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
         """The computations it calls, in the order of its attributes."""
-        found = _CALLED.findall(self.attributes)
+        names = _CALLED.findall(self.attributes)
         for group in _BRANCHES.findall(self.attributes):
-            found += [name.strip().lstrip("%") for name in group.split(",") if name.strip()]
-        return tuple(found)
+            names += [name.strip().lstrip("%") for name in group.split(",") if name.strip()]
+        return tuple(names)
 
     @functools.cached_property
     def op_name(self) -> str:

@@ -26,13 +26,13 @@ def executions(module: HloModule) -> dict[str, float]:
 
 def calls(module: HloModule, computation: Computation, instruction: Instruction) -> dict[str, float]:
     """Returns how often one run of an instruction runs each computation it calls."""
-    found: dict[str, float] = {}
+    times_called: dict[str, float] = {}
     times = float(trip_count(module, computation, instruction)) if instruction.opcode == "while" else 1.0
     condition = (instruction.attribute("condition") or "").lstrip("%")
     for called in instruction.called:
         if called in module.computations:
-            found[called] = found.get(called, 0.0) + times + (called == condition)
-    return found
+            times_called[called] = times_called.get(called, 0.0) + times + (called == condition)
+    return times_called
 
 
 def trip_count(module: HloModule, computation: Computation, loop: Instruction) -> int:
@@ -48,6 +48,7 @@ def trip_count(module: HloModule, computation: Computation, loop: Instruction) -
         return 1
     index, bound = limit
     start = _start(computation, loop, index)
+    # Counters of the loops that JAX writes step by one.
     return max(0, bound - start)
 
 
@@ -64,18 +65,18 @@ def _limit(module: HloModule, condition: Computation) -> tuple[int, int] | None:
         return None
     index, bound = None, None
     for operand in compare.operands:
-        found = scope.by_name.get(operand)
-        if found is not None and found.opcode == "parameter":
-            found = condition.by_name.get(arguments.get(operand, ""))
-        while found is not None and found.opcode in ("copy", "bitcast", "convert"):
-            found = condition.by_name.get(found.operands[0])
-        if found is None:
+        source = scope.by_name.get(operand)
+        if source is not None and source.opcode == "parameter":
+            source = condition.by_name.get(arguments.get(operand, ""))
+        while source is not None and source.opcode in ("copy", "bitcast", "convert"):
+            source = condition.by_name.get(source.operands[0])
+        if source is None:
             continue
-        if found.opcode == "constant":
-            number = _CONSTANT.search(found.operand_text)
+        if source.opcode == "constant":
+            number = _CONSTANT.search(source.operand_text)
             bound = int(number[0]) if number else None
-        elif found.opcode == "get-tuple-element":
-            index = int(found.attribute("index") or 0)
+        elif source.opcode == "get-tuple-element":
+            index = int(source.attribute("index") or 0)
     if bound is None:
         return None
     direction = (compare.attribute("direction") or "LT").strip()
@@ -84,11 +85,11 @@ def _limit(module: HloModule, condition: Computation) -> tuple[int, int] | None:
 
 def _arguments(called: Computation, operands: tuple[str, ...]) -> dict[str, str]:
     """Returns {parameter's name inside: operand's name outside} of a fusion."""
-    found = {}
+    outside = {}
     for instruction in called.instructions:
         if instruction.opcode == "parameter" and instruction.operand_text.strip().isdigit():
-            found[instruction.name] = operands[int(instruction.operand_text)]
-    return found
+            outside[instruction.name] = operands[int(instruction.operand_text)]
+    return outside
 
 
 def _start(computation: Computation, loop: Instruction, index: int) -> int:
@@ -120,4 +121,5 @@ def _callers_first(module: HloModule) -> list[str]:
         order.append(name)
 
     visit(module.entry)
+    # Post-order reversed: a computation's count is complete before it is passed on to what it calls.
     return order[::-1]

@@ -39,11 +39,11 @@ def bits(dtype: str) -> int:
 
 def arrays(text: str) -> list[ArrayShape]:
     """Returns the arrays of a shape text in order; a tuple's leaves. Layouts and comments are skipped."""
-    found = []
+    leaves = []
     for match in _ARRAY.finditer(text):
         dims = tuple(int(d.replace("<=", "")) for d in match[2].split(",") if d.strip())
-        found.append(ArrayShape(match[1], dims))
-    return found
+        leaves.append(ArrayShape(match[1], dims))
+    return leaves
 
 
 def device_dtype(dtype: str) -> str:

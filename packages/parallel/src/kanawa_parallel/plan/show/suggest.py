@@ -35,9 +35,9 @@ def suggestions(
         changed = _changed(composition, report, [*modifiers, *change], overrides)
         if changed is None:
             continue
-        found = analyse(changed, compile_program(changed, report.program, dump))
+        outcome = analyse(changed, compile_program(changed, report.program, dump))
         text = " ".join(f"--modify {part}" for part in change)
-        one = Suggestion(text, found.fits, found.memory_per_device_bytes, found.step_seconds or None)
+        one = Suggestion(text, outcome.fits, outcome.memory_per_device_bytes, outcome.step_seconds or None)
         (fitting if one.fits else failing).append(one)
         if len(fitting) == _ENOUGH:
             break
@@ -70,6 +70,7 @@ def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
     if fixed < report.memory_limit_bytes:
         if full:
             yield full
+        # Temporaries shrink with the rows at best in proportion; what can't be enough isn't worth a minute's compiling.
         enough = report.memory["temporaries"] / max(1, report.memory_limit_bytes - fixed)
         for count in _splits(composition, report) if "accumulate" in installed else ():
             if full or count >= enough:
