@@ -25,8 +25,8 @@ def differences(runs: Runs, names: Names) -> str:
             continue
         changes = [str(change).split(": ", 1) for change in diff(runs[0].config, run.config)]
         rows = [[path, *change.split(" -> ", 1)] for path, change in changes]
-        body = table(["path", names[0], name], rows, code=True) if rows else "<p>The configs are equal.</p>"
-        blocks.append(card(body))
+        shown = table(["path", names[0], name], rows, code=True, stacked=True)
+        blocks.append(card(shown if rows else "<p>The configs are equal.</p>"))
     return section("Config differences", "".join(blocks)) if blocks else ""
 
 
@@ -42,9 +42,10 @@ def assignments(runs: Runs, names: Names) -> str:
             if isinstance(change, dict)
         ]
         head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-        body = table(["path", "value", "set by"], rows, code=True) if rows else ""
+        body = table(["path", "value", "set by"], rows, code=True, stacked=True) if rows else ""
         if later:
-            body += "<h3>Changed when resuming</h3>" + table(["path", "before", "after"], later, code=True)
+            changed = table(["path", "before", "after"], later, code=True, stacked=True)
+            body += f"<h3>Changed when resuming</h3>{changed}"
         if body:
             blocks.append(card(head + body))
     return section("Set on top of the experiment", "".join(blocks)) if blocks else ""

@@ -19,7 +19,7 @@ def launches(runs: Runs, names: Names) -> str:
         rows = [_launch(record) for record in run.of("run_started") if record.get("command")]
         if rows:
             head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
-            blocks.append(card(head + table(["attempt", "command", "in", "commit"], rows, code=True)))
+            blocks.append(card(head + table(["attempt", "command", "in", "commit"], rows, code=True, stacked=True)))
     return section("Commands", "".join(blocks)) if blocks else ""
 
 

@@ -40,20 +40,25 @@ def table(
     *,
     numbers: Collection[int] = (),
     code: bool = False,
+    stacked: bool = False,
 ) -> str:
     """Returns a table of texts; columns in `numbers` are set right, `code` sets all in monospace.
 
-    Wide tables scroll within their card, so that the page itself never does.
+    Wide tables scroll within their card, so that the page itself never does. One of long texts is `stacked`: on narrow
+    pages its cells stand below one another, each with its column's name.
     """
 
     def cell(tag: str, index: int, text: str) -> str:
         shown = f"<code>{escape(text)}</code>" if code and tag == "td" and text else escape(text)
         kind = ' class="n"' if index in numbers else ""
+        if stacked and tag == "td":
+            kind += f' data-column="{escape(head[index])}"'
         return f"<{tag}{kind}>{shown}</{tag}>"
 
     lines = ["".join(cell("th", i, text) for i, text in enumerate(head))]
     lines += ["".join(cell("td", i, text) for i, text in enumerate(row)) for row in rows]
-    return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+    opening = '<table class="stacked">' if stacked else "<table>"
+    return f'<div class="scroll">{opening}{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
 def figure(

@@ -154,7 +154,7 @@ def kernels(runs: Runs, names: Names) -> str:
         if rows:
             head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
             titles = ["operation", "kernel", "problem on each device", "refused"]
-            blocks.append(card(head + table(titles, list(rows.values()), code=True)))
+            blocks.append(card(head + table(titles, list(rows.values()), code=True, stacked=True)))
     return section("Kernels", "".join(blocks)) if blocks else ""
 
 
@@ -174,7 +174,7 @@ def checkpoints(runs: Runs, names: Names) -> str:
         if rows or problems:
             head = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
             warned = "".join(f'<p class="warn">{escape(problem)}</p>' for problem in problems)
-            titles = ["updates", "megabytes", "training waited (ms)", "until durable (s)"]
+            titles = ["updates", "MB", "training waited (ms)", "durable (s)"]
             shown = table(titles, rows[-12:], numbers=range(4)) if rows else ""
             blocks.append(card(head + warned + shown))
     return section("Checkpoints", "".join(blocks)) if blocks else ""
