@@ -1,10 +1,13 @@
 """Activations that jax.nn doesn't have under a name of their own; `jax.nn.gelu` itself is the tanh approximation.
 
-The catalog's kind `activations` names these, jax.nn's, and any stranger's.
+The catalog's kind `activations` names these, some of jax.nn's, and any stranger's.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.nn import relu as relu
+from jax.nn import sigmoid as sigmoid
+from jax.nn import silu as silu
 from jaxtyping import Array, Float
 
 
