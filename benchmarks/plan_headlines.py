@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kanawa.composition.target import parse_target
 from kanawa.plugins import PublishedStep
 from kanawa_parallel.plan.cost.calibration import published_steps, share_of_peak
 
-#: Kinds of device by the first letters of a target; a share holds for a kind.
-FAMILIES = {"v5p": "tpu-3d", "h100": "hopper", "b200": "blackwell", "trn2": "trainium"}
 #: Cycles of MaxText's step, the same batch and topology, compiled with the same libtpu under full remat.
 MAXTEXT_CYCLES = {"llama2-7b": 4.387e9, "llama2-70b": 2.062e10}
 
@@ -39,7 +38,8 @@ def planned(work: PublishedStep, folder: Path | None) -> dict[str, Any] | None:
 
 def row(work: PublishedStep, plan: dict[str, Any], shares: dict[str, float]) -> dict[str, Any]:
     """Returns what is worth keeping of a plan, with the error of its family's share."""
-    family = FAMILIES[work.target.partition("-")[0]]
+    # A share holds for a kind of device, whose members run the same kernels.
+    family = parse_target(work.target).device.family
     estimate, unestimated = plan["estimated_seconds"], plan["unestimated_seconds"]
     first = family not in shares
     share = shares.setdefault(family, share_of_peak(work.seconds, estimate, unestimated))
