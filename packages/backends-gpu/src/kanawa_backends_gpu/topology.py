@@ -42,12 +42,12 @@ def arrangement(target: Any) -> str:
 
 def missing_wheels() -> list[str]:
     """Returns the distributions of the GPU compiler that aren't installed."""
-    found = {
+    present_by_wheel = {
         "jax-cuda13-plugin": bool(_folders("jax_plugins.xla_cuda13")),
         "nvidia-cuda-nvcc": _has_assembler(),
         "nvidia-cudnn-cu13": bool(_folders("nvidia.cudnn")),
     }
-    return [wheel for wheel, present in found.items() if not present]
+    return [wheel for wheel, present in present_by_wheel.items() if not present]
 
 
 def _has_assembler() -> bool:

@@ -13,13 +13,13 @@ _FLOAT32_PASSES = 6
 
 
 def _topologies(*shapes: str) -> dict[int, str]:
-    found: dict[int, str] = {}
+    shapes_by_chips: dict[int, str] = {}
     for shape in shapes:
         chips = 1
         for side in shape.split("x"):
             chips *= int(side)
-        found[chips] = shape
-    return found
+        shapes_by_chips[chips] = shape
+    return shapes_by_chips
 
 
 _SLICES_2D = _topologies("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")

@@ -62,14 +62,14 @@ def check_jax(version_of: Callable[[str], str | None]) -> Finding:
 
 def found_hardware() -> dict[str, str]:
     """Returns platform to the sign of its hardware on this machine."""
-    found = {}
+    sign_of = {}
     for name, (patterns, _, _) in _HARDWARE.items():
         signs = sorted(path for pattern in patterns for path in glob(pattern))
         if signs:
-            found[name] = signs[0]
-    if "gpu" not in found and shutil.which("nvidia-smi"):
-        found["gpu"] = "nvidia-smi"
-    return found
+            sign_of[name] = signs[0]
+    if "gpu" not in sign_of and shutil.which("nvidia-smi"):
+        sign_of["gpu"] = "nvidia-smi"
+    return sign_of
 
 
 def check_platforms(
@@ -85,36 +85,36 @@ def check_platforms(
         if name in hardware and any(version_of(wheel) for wheel in wheels)
     ]
     chosen = forced or ",".join([*usable, "cpu"])
-    found = [Finding("ok", "platform", f"JAX will try: {chosen}")]
+    findings_so_far = [Finding("ok", "platform", f"JAX will try: {chosen}")]
     for name, sign in hardware.items():
         _, wheels, extra = _HARDWARE[name]
         if name not in usable:
             message = f"{sign} is here but no JAX plugin for it: runs would use the CPU by accident"
             fix = f'pip install "kanawa[{extra}]"'
-            found.append(Finding("error", name, message, fix))
+            findings_so_far.append(Finding("error", name, message, fix))
         elif forced and not _asks_for(forced, name):
             message = f"{sign} is here but JAX_PLATFORMS={forced} leaves it out"
-            found.append(Finding("warning", name, message, "unset JAX_PLATFORMS"))
+            findings_so_far.append(Finding("warning", name, message, "unset JAX_PLATFORMS"))
         else:
-            found.append(Finding("ok", name, f"{sign} is here, and so is its JAX plugin"))
-    return found
+            findings_so_far.append(Finding("ok", name, f"{sign} is here, and so is its JAX plugin"))
+    return findings_so_far
 
 
 def check_xla_flags(environment: Mapping[str, str]) -> list[Finding]:
     """Returns what is odd about XLA_FLAGS: what is no flag, or is set twice to different values."""
     flags = environment.get("XLA_FLAGS", "").split()
     values: dict[str, str] = {}
-    found = []
+    oddities = []
     for flag in flags:
         name, _, value = flag.partition("=")
         if not name.startswith("--"):
             fix = "every flag starts with --xla_"
-            found.append(Finding("error", "XLA_FLAGS", f"{flag!r} is not a flag", fix))
+            oddities.append(Finding("error", "XLA_FLAGS", f"{flag!r} is not a flag", fix))
         elif values.setdefault(name, value) != value:
             message = f"{name} is both {values[name]!r} and {value!r}; the last one wins"
-            found.append(Finding("warning", "XLA_FLAGS", message, "keep one"))
+            oddities.append(Finding("warning", "XLA_FLAGS", message, "keep one"))
             values[name] = value
-    return found or [Finding("ok", "XLA_FLAGS", " ".join(flags) or "not set")]
+    return oddities or [Finding("ok", "XLA_FLAGS", " ".join(flags) or "not set")]
 
 
 def check_disk(folder: str) -> Finding:
@@ -128,7 +128,7 @@ def check_disk(folder: str) -> Finding:
 
 def plugin_findings() -> list[Finding]:
     """Returns the state of each plugin, and of each component that can't be used."""
-    found = []
+    states_told = []
     states: list[PluginState | ComponentState] = list(host().plugins())
     states += [component for component in host().components() if component.state.bad]
     for state in states:
@@ -136,8 +136,8 @@ def plugin_findings() -> list[Finding]:
         message = f"{state.distribution} {state.version} is {state.state}"
         if state.reason:
             message += f": {state.reason}"
-        found.append(Finding(level, f"{state.label} {state.name}", message))
-    return found or [Finding("warning", "plugins", "none", 'pip install "kanawa[train]"')]
+        states_told.append(Finding(level, f"{state.label} {state.name}", message))
+    return states_told or [Finding("warning", "plugins", "none", 'pip install "kanawa[train]"')]
 
 
 def _asks_for(forced: str, name: str) -> bool:

@@ -52,8 +52,8 @@ def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "t
     givers: dict[str, str] = {}
     if target is None:
         return options
-    for plugin, found in host().collect("kanawa_compiler_options", device=target.device, purpose=purpose):
-        for name, value in (found or {}).items():
+    for plugin, advised in host().collect("kanawa_compiler_options", device=target.device, purpose=purpose):
+        for name, value in (advised or {}).items():
             if name in own:
                 continue
             if options.get(name, value) != value:
@@ -73,10 +73,10 @@ def tried(options: Mapping[str, Any], devices: Sequence[jax.Device]) -> Checked:
     """
     if not options:
         return Checked()
-    found = checked(options, empty_program(devices).compile)
-    for name, reason in found.refused.items():
+    answer = checked(options, empty_program(devices).compile)
+    for name, reason in answer.refused.items():
         logger.warning("compiler option %s=%r is left out: %s", name, options[name], reason)
-    return found
+    return answer
 
 
 def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:

@@ -48,8 +48,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     options = recommended(target, own)
     if devices == "abstract":
         return Environment(plan, mesh, {**options, **own})
-    found = tried(options, _compiled_for(mesh, devices)) if options else Checked()
-    return Environment(plan, mesh, {**found.accepted, **own}, found.refused)
+    checked_options = tried(options, _compiled_for(mesh, devices)) if options else Checked()
+    return Environment(plan, mesh, {**checked_options.accepted, **own}, checked_options.refused)
 
 
 def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:
@@ -72,14 +72,14 @@ def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | Abstr
         shape = builder.shape(target.jax_devices, target.slices)
         kinds = (AxisType.Auto,) * len(shape)
         return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=kinds)
-    found = jax.devices() if devices == "process" else list(devices)
+    chosen = jax.devices() if devices == "process" else list(devices)
     if target is not None:
-        if len(found) < target.jax_devices:
+        if len(chosen) < target.jax_devices:
             message = (
-                f"target {target.selector} has {target.jax_devices} devices, but this run sees {len(found)} "
-                f"({found[0].platform}); choose a smaller target with --on"
+                f"target {target.selector} has {target.jax_devices} devices, but this run sees {len(chosen)} "
+                f"({chosen[0].platform}); choose a smaller target with --on"
                 + (f", or set JAX_NUM_CPU_DEVICES={target.jax_devices}" if target.device.platform == "cpu" else "")
             )
             raise TargetError(message)
-        found = found[: target.jax_devices]
-    return builder.mesh(found, 1 if target is None else target.slices)
+        chosen = chosen[: target.jax_devices]
+    return builder.mesh(chosen, 1 if target is None else target.slices)

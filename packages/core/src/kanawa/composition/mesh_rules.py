@@ -17,7 +17,7 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
     if own:
         return max(own, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
-    rules = [rule for _, found in host().collect("kanawa_mesh_rules") for rule in found]
+    rules = [rule for _, offered_rules in host().collect("kanawa_mesh_rules") for rule in offered_rules]
     fitting = [rule for rule in rules if fits(rule, target, num_parameters)]
     if fitting:
         return max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))

@@ -52,12 +52,12 @@ class Catalog:
                 self._set(position, State.LOADED)
         return self._objects[position]
 
-    def locate(self, found: object) -> ComponentState | None:
-        """Returns the component that `found` is, even if it was imported by other means."""
+    def locate(self, component: object) -> ComponentState | None:
+        """Returns the component that an object is, even if it was imported by other means."""
         for position, loaded in self._objects.items():
-            if loaded is found:
+            if loaded is component:
                 return self._states[position]
-        value = f"{getattr(found, '__module__', '')}:{getattr(found, '__qualname__', '')}"
+        value = f"{getattr(component, '__module__', '')}:{getattr(component, '__qualname__', '')}"
         return next((state for state in self._states if state.value == value), None)
 
     def _set(self, position: int, state: State, reason: str = "", traceback: str = "") -> None:
@@ -100,14 +100,14 @@ def load_value(value: str) -> Any:
     Raises ImportError, also for a missing attribute, and whatever importing the module raises.
     """
     module_name, _, attributes = value.partition(":")
-    found: Any = import_module(module_name.strip())
+    value_there: Any = import_module(module_name.strip())
     for attribute in filter(None, attributes.strip().split(".")):
         try:
-            found = getattr(found, attribute)
+            value_there = getattr(value_there, attribute)
         except AttributeError as error:
             message = f"{value}: {error}"
             raise ImportError(message) from error
-    return found
+    return value_there
 
 
 def installation_hint(installed: Mapping[str, str]) -> list[str]:

@@ -20,17 +20,17 @@ def device_specs() -> dict[str, DeviceSpec]:
 
     Raises PluginError if two plugins describe one name.
     """
-    found = {"cpu": cpu_spec()}
+    specs_by_name = {"cpu": cpu_spec()}
     givers = defaultdict(list, {"cpu": ["kanawa"]})
     for plugin, specs in host().collect("kanawa_device_specs"):
         for spec in specs:
             givers[spec.name].append(plugin)
-            found[spec.name] = spec
+            specs_by_name[spec.name] = spec
     twice = [f"{name!r} by {' and '.join(by)}" for name, by in givers.items() if len(by) > 1]
     if twice:
         message = f"devices are described more than once: {', '.join(twice)}; uninstall one"
         raise PluginError(message)
-    return found
+    return specs_by_name
 
 
 def device_spec_of_kind(device_kind: str) -> DeviceSpec | None:

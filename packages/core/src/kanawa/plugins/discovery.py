@@ -140,9 +140,9 @@ def unmet_requirements(requires: Iterable[str], version_of: Callable[[str], str 
 def _problem(requirement: Requirement, version_of: Callable[[str], str | None]) -> str:
     """Returns what is wrong with one requirement, or an empty string."""
     wanted = f"{requirement.name}{requirement.specifier}"
-    found = version_of(requirement.name)
-    if found is None:
+    installed = version_of(requirement.name)
+    if installed is None:
         return f"needs {wanted}, which is not installed"
-    if not requirement.specifier.contains(found, prereleases=True):
-        return f"needs {wanted}, found {found}"
+    if not requirement.specifier.contains(installed, prereleases=True):
+        return f"needs {wanted}, found {installed}"
     return ""

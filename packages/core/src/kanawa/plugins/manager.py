@@ -86,13 +86,13 @@ class PluginHost:
         """Returns a catalogued object, importing it now; see `Catalog.load`."""
         return self._start().catalog.load(kind, name)
 
-    def locate(self, found: object) -> ComponentState | None:
+    def locate(self, component: object) -> ComponentState | None:
         """Returns the component that an object is, or None."""
-        return self._start().catalog.locate(found)
+        return self._start().catalog.locate(component)
 
-    def name_of(self, found: object) -> str | None:
+    def name_of(self, component: object) -> str | None:
         """Returns an object's catalog name (with its distribution if in conflict), or None."""
-        state = self.locate(found)
+        state = self.locate(component)
         if state is None:
             return None
         return state.key if state.state is State.CONFLICT else state.name

@@ -51,9 +51,9 @@ class BackendConformance(PluginConformance):
 
     def devices(self) -> list[DeviceSpec]:
         """Returns the backend's device specs."""
-        found = [spec for specs in self.contributed("kanawa_device_specs") for spec in specs]
-        assert found, f"{self.distribution} describes no device"
-        return found
+        described = [spec for specs in self.contributed("kanawa_device_specs") for spec in specs]
+        assert described, f"{self.distribution} describes no device"
+        return described
 
     def selectors(self, device: DeviceSpec) -> list[str]:
         """Returns selectors of every size of slice the device is sold in; powers of two hosts if any is."""
@@ -107,7 +107,7 @@ class BackendConformance(PluginConformance):
 
     def test_rules_name_known_devices(self) -> None:
         known = set(device_specs())
-        rules = [rule for found in self.contributed("kanawa_mesh_rules") for rule in found]
+        rules = [rule for offered in self.contributed("kanawa_mesh_rules") for rule in offered]
         assert rules, f"{self.distribution} has no mesh rules"
         for rule in rules:
             assert set(rule.devices) <= known, rule.name
@@ -128,11 +128,11 @@ class BackendConformance(PluginConformance):
         self.skip_unless("topology")
         for device in self.devices():
             target = parse_target(self.selectors(device)[0])
-            found = self._topology(target)
-            if isinstance(found, str):
-                assert "pip install" in found, found
+            answer = self._topology(target)
+            if isinstance(answer, str):
+                assert "pip install" in answer, answer
             else:
-                assert len(found) == target.jax_devices, device.name
+                assert len(answer) == target.jax_devices, device.name
 
     def test_options_are_accepted_or_refused_with_a_reason(self) -> None:
         self.skip_unless("topology")
@@ -140,18 +140,18 @@ class BackendConformance(PluginConformance):
         from kanawa.composition.compiler_options import checked, empty_program
 
         target = parse_target(self.selectors(self.devices()[0])[0])
-        found = self._topology(target)
-        if isinstance(found, str):
-            pytest.skip(found)
+        answered = self._topology(target)
+        if isinstance(answered, str):
+            pytest.skip(answered)
         for purpose in PURPOSES:
             asked = {**self._options(target.device, purpose), "xla_no_such_option": True}
-            answer = checked(asked, empty_program(found).compile)
+            answer = checked(asked, empty_program(answered).compile)
             assert {*answer.accepted, *answer.refused} == set(asked)
             assert "xla_no_such_option" in answer.refused
             assert all(len(reason) > 10 for reason in answer.refused.values()), answer.refused
 
     def test_doctor_says_what_to_do(self) -> None:
-        findings = [f for found in self.contributed("kanawa_doctor") for f in found]
+        findings = [f for reported in self.contributed("kanawa_doctor") for f in reported]
         assert findings, f"{self.distribution} has nothing to say to `kanawa doctor`"
         assert all(finding.fix for finding in findings if finding.level != "ok")
 

@@ -106,10 +106,10 @@ class OptimizerConformance:
         state = to_flat(jax.eval_shape(self.transform().init, self.arrays(0)))
         for path, leaf in state.items():
             if parameter_of(path) == "stack.weight":
-                found = state_sharding(leaf.shape, param, whole)
+                sharding = state_sharding(leaf.shape, param, whole)
                 expected = split if leaf.shape[1] == param.shape[1] else whole
-                assert found is not None, path
-                assert found.is_equivalent_to(expected, len(leaf.shape)), path
+                assert sharding is not None, path
+                assert sharding.is_equivalent_to(expected, len(leaf.shape)), path
 
     def test_state_survives_a_checkpoint(self) -> None:
         (init, update), params = self.compiled(), self.arrays(0)
@@ -147,9 +147,9 @@ class OptimizerConformance:
         specs = {p: dataclasses.replace(s, lr_scale=scales.get(p, 1.0)) for p, s in SPECS.items()}
         (init, update), params, grads = self.compiled(), self.arrays(0), self.arrays(1)
         scaled = self.transform(specs)
-        found, _ = jax.jit(scaled.update)(grads, scaled.init(params), params)
+        scaled_changes, _ = jax.jit(scaled.update)(grads, scaled.init(params), params)
         plain, _ = update(grads, init(params), params)
-        for path, change in found.items():
+        for path, change in scaled_changes.items():
             expected = scales.get(path, 1.0) * plain[path]
             np.testing.assert_allclose(change, expected, rtol=1e-5, atol=2e-7, err_msg=path)
         assert np.abs(plain["mlp.weight"]).max() > 0

@@ -42,11 +42,11 @@ class StrategyConformance:
 
     def plan(self) -> ExecutionPlan:
         """Returns the plan of the strategies."""
-        found = self.strategies()
+        strategies = self.strategies()
         return ExecutionPlan(
-            param_rules=tuple(r for s in found for r in s.param_rules()),
-            activation_rules=tuple(r for s in found for r in s.activation_rules()),
-            distributed=tuple(way for s in found for way in s.distributed()),
+            param_rules=tuple(r for s in strategies for r in s.param_rules()),
+            activation_rules=tuple(r for s in strategies for r in s.activation_rules()),
+            distributed=tuple(way for s in strategies for way in s.distributed()),
         )
 
     def _loss_and_grads(self, params: Any, batch: Batch) -> tuple[jax.Array, Any]:
@@ -70,9 +70,9 @@ class StrategyConformance:
             placed = jax.device_put(params, shardings)
             rows = array_sharding(batch.input_ids.shape, BATCH_AXES.input_ids, plan.activation_rules, mesh, "batch")
             split = jax.tree.map(lambda x: jax.device_put(x, rows), batch)
-            found = jax.jit(self._loss_and_grads)(placed, split)
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-        for path, grad in flatten_paths(found[1]).items():
+            split_result = jax.jit(self._loss_and_grads)(placed, split)
+        np.testing.assert_allclose(split_result[0], expected[0], rtol=1e-5)
+        for path, grad in flatten_paths(split_result[1]).items():
             wanted = flatten_paths(expected[1])[path]
             np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-6, err_msg=path)
         for path in self.sharded:

@@ -99,10 +99,10 @@ class CudnnAttention(Kernel):
     ) -> dict[str, Any]:
         """Returns cotangents of q, k and v from out and a log-sum-exp, maybe over more keys."""
         saved = (*_arrays(operands), residuals, out)
-        found = cudnn._dot_product_attention_bwd_rule(
+        cotangents_of_inputs = cudnn._dot_product_attention_bwd_rule(
             *_static(problem), True, False, saved, cotangents.astype(out.dtype)
         )
-        return dict(zip("qkv", found, strict=False))
+        return dict(zip("qkv", cotangents_of_inputs, strict=False))
 
 
 def _arrays(operands: Operands) -> tuple[jax.Array, ...]:

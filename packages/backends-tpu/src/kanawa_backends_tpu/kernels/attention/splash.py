@@ -101,7 +101,7 @@ class SplashAttention(Kernel):
             do: jax.Array,
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             saved = (q, k, v, ids, None, o, lse, call.dq_mask_info, call.dkv_mask_info)
-            found = splash._splash_attention_bwd(
+            cotangents_of_inputs = splash._splash_attention_bwd(
                 residual_checkpoint_name=None,
                 save_residuals=False,
                 mask_value=_MASK_VALUE,
@@ -113,7 +113,7 @@ class SplashAttention(Kernel):
                 res=saved,
                 do=do,
             )
-            return found[3], found[4], found[5]
+            return cotangents_of_inputs[3], cotangents_of_inputs[4], cotangents_of_inputs[5]
 
         q, k, v = _head_major(problem, operands)
         rows = (0, 0, 0, 0 if problem.has_segments else None, 0, 0, 0)

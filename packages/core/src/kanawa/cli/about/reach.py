@@ -47,7 +47,7 @@ class _Reader:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name == "replace":
             targets = [word.value for word in node.keywords if word.arg == "target"]
-            yield from (found for target in targets for found in self._names(target))
+            yield from (reached for target in targets for reached in self._names(target))
         elif name == "set" and isinstance(node.func, ast.Attribute):
             path = self._path(node.func.value)
             yield from (f"{path}{word.arg}" for word in node.keywords if word.arg and path is not None)
