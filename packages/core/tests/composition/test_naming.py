@@ -1,5 +1,6 @@
 """What an EXPERIMENT argument may be, and what is said where it is none."""
 
+import kanawa as kn
 import pytest
 from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
@@ -138,3 +139,13 @@ def test_without_a_template_the_package_to_install_is_named(fake_distribution, m
     fake_distribution("fake-names", {"kanawa.models": ["small = fake_names:small"]}, {"fake_names": FAKE})
     with pytest.raises(UsageError, match="nothing installed supplies data and a learner"):
         base_of("small")
+
+
+def test_an_experiment_to_change_comes_from_a_name_or_from_a_model(installed):
+    cfg = kn.experiment("small", "cpu-8", data="texts")
+    assert (cfg.rows, cfg.data, cfg.is_frozen) == (32, "texts read by anyone", False)
+    model = kn.component("models", "small")()
+    cfg = kn.experiment(model, data="texts")
+    assert (cfg.model, cfg.data) == (model, "texts read by anyone")
+    with pytest.raises(UsageError, match="can't be trained as it is"):
+        kn.experiment(kn.component("models", "picture")())

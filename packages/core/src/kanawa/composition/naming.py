@@ -151,11 +151,19 @@ def _unknown(text: str) -> str:
     return "\n".join([*lines, *installation_hint(host().installed())])
 
 
-def experiment(name: str, target: str | Target | None = None, data: str | None = None) -> Config:
-    """Returns the config of an experiment, to change and to train: of a name, a model's name, or a folder.
+def experiment(what: str | Config, target: str | Target | None = None, data: str | None = None) -> Config:
+    """Returns the config of an experiment, to change and to train: of a name, a folder, or a model's own config.
 
-    The config is not frozen and nothing of the target is in it but the sizes that suit it; `compose` takes it.
-    Raises what `compose` does for a name, a folder or data that are none.
+    The config is not frozen, and nothing of the target is in it but the sizes that suit it; `compose` takes it.
+    Raises what `compose` does for a name, a folder or data that are none, and UsageError for a config that no
+    installed template makes an experiment of.
     """
     place = parse_target(target) if isinstance(target, str) else target
-    return base_of(name, place, data).config
+    if isinstance(what, str):
+        return base_of(what, place, data).config
+    template, refusals = _willing(what)
+    if template is None:
+        message = "\n".join([f"{type(what).__qualname__} can't be trained as it is:", *refusals])
+        raise NoTemplateError(message, what)
+    around = template.experiment(what.clone(), *_where(place))
+    return around if data is None else template.with_data(around, data)
