@@ -23,13 +23,13 @@ def function_locals(cls: type, frame: types.FrameType) -> dict[str, Any]:
         return {}
     annotations = vars(cls).get("__annotations__", {}).values()
     wanted = {n for a in annotations if has_forward(a) for n in _NAMES.findall(str(a))}
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     at: types.FrameType | None = frame
     while at is not None and wanted and at.f_code.co_name != "<module>":
         for name in wanted & at.f_locals.keys():
-            found.setdefault(name, at.f_locals[name])
+            names.setdefault(name, at.f_locals[name])
         at = at.f_back
-    return found
+    return names
 
 
 def has_forward(annotation: Any) -> bool:

@@ -60,14 +60,14 @@ def public_name(obj: Any) -> str:
         module = sys.modules.get(name)
         if module is not None and _is_public(name, qualname) and _leads_to(module, qualname, obj):
             return f"{name}:{qualname}"
-    found = sorted(_elsewhere(obj, home, qualname), key=lambda n: (n.count("."), len(n), n))
-    if not found:
+    public = sorted(_elsewhere(obj, home, qualname), key=lambda n: (n.count("."), len(n), n))
+    if not public:
         message = (
             f"{home}:{qualname} can't be stored in a config: no public module:attribute is this "
             "object; export it from a public module under its own name"
         )
         raise CallableNameError(message)
-    return found[0]
+    return public[0]
 
 
 def resolve_callable(name: str) -> Any:
@@ -152,15 +152,15 @@ def _is_public(module: str, qualname: str) -> bool:
 
 
 def _leads_to(module: types.ModuleType, qualname: str, obj: Any) -> bool:
-    found: Any = module
+    reached: Any = module
     for attribute in qualname.split("."):
         try:
-            found = getattr(found, attribute)
+            reached = getattr(reached, attribute)
         except (AttributeError, ImportError):
             return False
     # A class method is a new object at each look-up.
     bound = isinstance(obj, types.MethodType | types.BuiltinMethodType)
-    return found is obj or (bound and type(found) is type(obj) and found == obj)
+    return reached is obj or (bound and type(reached) is type(obj) and reached == obj)
 
 
 def _elsewhere(obj: Any, home: str, qualname: str) -> Iterator[str]:

@@ -33,15 +33,15 @@ def digest(cfg: Config, part: Part = "experiment") -> str:
 
 
 def _placement(value: Any, at: tuple[Key, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    placed: dict[str, Any] = {}
     if isinstance(value, Node):
         chosen = value._schema.placement  # type: ignore[attr-defined]
         for name, inner in vars(value).items():
             if name in chosen:
-                found[join_path((*at, name))] = encode_value(inner, Encoding(versions=False, intrinsic=False))
+                placed[join_path((*at, name))] = encode_value(inner, Encoding(versions=False, intrinsic=False))
             elif name not in value._schema.intrinsic:  # type: ignore[attr-defined]
-                found.update(_placement(inner, (*at, name)))
+                placed.update(_placement(inner, (*at, name)))
     elif holds_config(value):
         for key, inner in items_of(value):
-            found.update(_placement(inner, (*at, key)))
-    return found
+            placed.update(_placement(inner, (*at, key)))
+    return placed

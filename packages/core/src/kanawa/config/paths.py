@@ -145,28 +145,28 @@ def _segments(text: str, name_pattern: re.Pattern[str]) -> list[Segment]:
 
 
 def _subscripts(text: str, at: int, name_pattern: re.Pattern[str]) -> tuple[tuple[Key | _Any, ...], int]:
-    found: list[Key | _Any] = []
+    keys: list[Key | _Any] = []
     while at < len(text) and text[at] == "[":
         at += 1
         if (index := _INDEX.match(text, at)) is not None:
-            found.append(int(index.group()))
+            keys.append(int(index.group()))
             at = index.end()
         elif text[at : at + 1] == '"':
             try:
                 key, at = _STRING.raw_decode(text, at)
             except json.JSONDecodeError:
                 raise _unreadable(text, at, "a closing quote") from None
-            found.append(key)
+            keys.append(key)
         elif text[at : at + 1] == "*" and name_pattern is _GLOB_NAME:
-            found.append(_ANY)
+            keys.append(_ANY)
             at += 1
         elif (name := _NAME.match(text, at)) is not None:
-            found.append(name.group())
+            keys.append(name.group())
             at = name.end()
         else:
             raise _unreadable(text, at, "an index or a quoted key")
         at = _expect(text, at, "]")
-    return tuple(found), at
+    return tuple(keys), at
 
 
 def _expect(text: str, at: int, character: str) -> int:
@@ -176,8 +176,8 @@ def _expect(text: str, at: int, character: str) -> int:
 
 
 def _unreadable(text: str, at: int, expected: str) -> PathError:
-    found = repr(text[at : at + 8]) if at < len(text) else "the end"
+    there = repr(text[at : at + 8]) if at < len(text) else "the end"
     return PathError(
-        f"can't read path {text!r}: expected {expected} at character {at + 1}, found {found}; "
+        f"can't read path {text!r}: expected {expected} at character {at + 1}, found {there}; "
         'paths look like a.b[0].c or a["any key"]'
     )

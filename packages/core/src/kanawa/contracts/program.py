@@ -105,8 +105,8 @@ def _no_collection() -> Iterator[None]:
 
 def manifest(tree: Any) -> tuple[Any, ...]:
     """Returns all kernel choices carried by the Outputs found in a tree."""
-    found: dict[Any, None] = {}
+    kernels: dict[Any, None] = {}
     for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Outputs)):
         if isinstance(node, Outputs):
-            found.update(dict.fromkeys(node.kernels))
-    return tuple(found)
+            kernels.update(dict.fromkeys(node.kernels))
+    return tuple(kernels)

@@ -141,11 +141,11 @@ class _Walker:
             owner, _, parameter = shared.partition(".")
             self.repeats[_joined_name(prefix, name)] = f"{_path_of(module.shared(owner))}.{parameter}"
         grouped = {part: group for group in foreign.joined for part in group.parts}
-        found: list[ForeignTensor] = []
+        collected: list[ForeignTensor] = []
         waiting: dict[str, list[ForeignTensor]] = {}
         for name, item, spec in _own_arrays(module):
             tensors = self._own(module, foreign, prefix, (path, name, item), (index, spec), name in grouped)
-            (waiting.setdefault(name, []) if name in grouped else found).extend(tensors)
+            (waiting.setdefault(name, []) if name in grouped else collected).extend(tensors)
         for name, child in module.children.items():
             if not _has_arrays(child):
                 continue
@@ -154,12 +154,12 @@ class _Walker:
                 waiting[name] = self.walk(child, "", below, index, first_layer)
             elif name in foreign.apart:
                 whole = self.walk(child, "", below, index, first_layer)
-                found += _cut(foreign.apart[name], prefix, whole)
+                collected += _cut(foreign.apart[name], prefix, whole)
             else:
-                found += self._child(module, name, child, (prefix, path, index, first_layer))
+                collected += self._child(module, name, child, (prefix, path, index, first_layer))
         for group in foreign.joined:
-            found += _join(module, group, prefix, {p: waiting[p] for p in group.parts if p in waiting})
-        return found
+            collected += _join(module, group, prefix, {p: waiting[p] for p in group.parts if p in waiting})
+        return collected
 
     def _own(
         self,
@@ -204,13 +204,13 @@ class _Walker:
         if "{}" not in relative and child.num_stacked is None:
             offset = first_layer + module.first_layer(name)
             return self.walk(child, _joined_name(prefix, relative), below, index, offset)
-        found: list[ForeignTensor] = []
+        copies: list[ForeignTensor] = []
         for i in range(child.num_stacked or 1):
             number = module.layer_number(name, i if child.num_stacked is not None else position) + first_layer
             inside = (*index, i) if child.num_stacked is not None else index
             full = _joined_name(prefix, relative.replace("{}", str(number)))
-            found += self.walk(child, full, below, inside, 0)
-        return found
+            copies += self.walk(child, full, below, inside, 0)
+        return copies
 
 
 def _join(
@@ -236,7 +236,7 @@ def _join(
 
 def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]) -> list[ForeignTensor]:
     """Returns a child's tensors cut into the named slices."""
-    found = []
+    pieces = []
     for piece, tensor in itertools.product(slices, tensors):
         (part,) = tensor.parts
         axis = piece.axis % len(part.spec.shape)
@@ -245,8 +245,8 @@ def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]
         shape = (*part.spec.shape[:axis], length, *part.spec.shape[axis + 1 :])
         cut = (*(slice(None),) * axis, taken)
         part = dataclasses.replace(part, spec=dataclasses.replace(part.spec, shape=shape), cut=cut)
-        found.append(ForeignTensor(_joined_name(prefix, _joined_name(piece.name, tensor.name)), (part,)))
-    return found
+        pieces.append(ForeignTensor(_joined_name(prefix, _joined_name(piece.name, tensor.name)), (part,)))
+    return pieces
 
 
 def _own_arrays(module: NamedModule) -> list[tuple[str, str, ParamSpec]]:

@@ -81,10 +81,10 @@ class Scope:
         while True:
             try:
                 return attempt(self.carried)
-            except StateFound as found:
-                if found.scope is not self:
+            except StateFound as signal:
+                if signal.scope is not self:
                     raise
-                self.carried |= {path: value_at(self.context, path) for path in sorted(found.paths)}
+                self.carried |= {path: value_at(self.context, path) for path in sorted(signal.paths)}
 
     def next_carried(self, state: Mapping[str, Any], carried: Mapping[str, Any]) -> dict[str, Any]:
         """Returns carried state after a run of the body; raises StateFound where it updated more than that."""

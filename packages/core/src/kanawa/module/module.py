@@ -154,10 +154,10 @@ class Module(Configurable, abstract=True):
                     f"doesn't have{did_you_mean(field, fields)}"
                 )
                 raise ModuleError(message)
-            found = getattr(cfg, field)
-            if found is not FROM_PARENT and found != value:
+            present = getattr(cfg, field)
+            if present is not FROM_PARENT and present != value:
                 message = (
-                    f"{self.path}.{name}.{field} is set to {found!r}, but its parent derives {value!r}; "
+                    f"{self.path}.{name}.{field} is set to {present!r}, but its parent derives {value!r}; "
                     f"leave it unset (FROM_PARENT)"
                 )
                 raise ModuleError(message)
