@@ -12,6 +12,7 @@ from kanawa.errors import ShardingError
 def auto_mesh_shape() -> dict[str, int]:
     """Returns {axis: size} of the context mesh, without axes that an enclosing shard_map has made manual."""
     mesh = jax.sharding.get_abstract_mesh()
+    # Without a mesh nothing is placed: the same layers run in a test of one device.
     if mesh is None or mesh.empty:
         return {}
     return {

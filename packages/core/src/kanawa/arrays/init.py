@@ -59,6 +59,7 @@ class FanNormal:
 
 def _draw(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, stddev: float, truncated: bool) -> jax.Array:
     if not truncated:
+        # Drawn in fp32 and rounded: a model in another dtype starts from the same numbers.
         return (stddev * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
     # Truncation at two deviations shrinks the spread to 0.8796 of the normal's; divide to keep `stddev` exact.
     draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)

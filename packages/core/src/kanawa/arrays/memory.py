@@ -22,4 +22,5 @@ def on_device(state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns optimizer state in device memory, for a step that computes with it; its outputs go back by themselves."""
     if current_plan().optimizer_memory == "device":
         return dict(state)
+    # Scalars (counts) never leave: the transfer would cost more than they weigh.
     return {name: jax.device_put(x, jax.memory.Space.Device) if x.ndim else x for name, x in state.items()}

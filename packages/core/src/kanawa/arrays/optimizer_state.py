@@ -24,6 +24,7 @@ def to_flat(state: Any) -> dict[str, jax.Array]:
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     flat = {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
+    # A checkpoint is keyed by these: a collision would drop one of the two without a word.
     if len(flat) != len(leaves):
         message = "two arrays of the optimizer's state share a path: give each transform its own name"
         raise OptimizerStateError(message)

@@ -9,6 +9,7 @@ import jax
 @functools.cache
 def name_hash(name: str) -> int:
     """Returns the fixed 32-bit hash of a name: the first four bytes of its SHA-256, big-endian."""
+    # Python's own hash of a string differs between processes.
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
@@ -19,4 +20,5 @@ def fold_name(key: jax.Array, name: str) -> jax.Array:
 
 def step_key(seed: int, step: jax.Array | int) -> jax.Array:
     """Returns the key of one training step: `fold_in(key(seed), step)`, threefry on every platform."""
+    # Named, not the default: a process may set another generator, and a run must not change with that.
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)

@@ -226,6 +226,7 @@ def _field(callable_: Callable[..., Any], parameter: inspect.Parameter, cls: typ
         try:
             default = admit_any(default, True)
         except Mismatch:
+            # No config can hold it (an object, a function without a name); the callable still has it.
             default = CALLEE_DEFAULT
     field = _CallField(parameter.name, parameter.annotation, default, cls, _globals(callable_))
     code = getattr(inspect.unwrap(callable_), "__code__", None)

@@ -60,6 +60,7 @@ def public_name(obj: Any) -> str:
         module = sys.modules.get(name)
         if module is not None and _is_public(name, qualname) and _leads_to(module, qualname, obj):
             return f"{name}:{qualname}"
+    # Shortest first, then by name: the text of a config must not depend on the order of imports.
     public = sorted(_elsewhere(obj, home, qualname), key=lambda n: (n.count("."), len(n), n))
     if not public:
         message = (

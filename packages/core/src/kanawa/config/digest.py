@@ -33,6 +33,7 @@ def digest(cfg: Config, part: Part = "experiment") -> str:
 
 
 def _placement(value: Any, at: tuple[Key, ...]) -> dict[str, Any]:
+    # Keyed by path: a field that moves to another node must change the digest.
     placed: dict[str, Any] = {}
     if isinstance(value, Node):
         chosen = value._schema.placement  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ class IncompleteConfigError(ConfigError):
 
 def freeze_tree(root: Any) -> None:
     """Freezes every node under `root`, or raises IncompleteConfigError and freezes nothing."""
+    # Listed once: a check may read any node, and none may be frozen until all of them are sound.
     nodes = list(walk_keys(root))
     problems = [problem for keys, node in nodes for problem in _problems(node, join_path(keys))]
     if problems:

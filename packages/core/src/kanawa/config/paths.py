@@ -87,6 +87,7 @@ def _path_segments(path: str) -> tuple[Segment, ...]:
 
 def _match(glob: tuple[Segment, ...], path: tuple[Segment, ...]) -> bool:
     """Advances the set of glob positions reachable after each path segment."""
+    # Sets of positions, not backtracking: '**.a.**.b.**' would else take exponential time on a deep tree.
     reachable = _skip_any_depth(glob, {0})
     for segment in path:
         following = set()

@@ -161,6 +161,7 @@ class Config(Node):
             message = f"{type(self).__qualname__} is a plain record: there is nothing to build"
             raise ConfigError(message)
         refuse_role(target)
+        # A caller may go on changing its config: what was built keeps the values it was built from.
         return target(self if self._frozen else self.clone().freeze(), **runtime)
 
     # Provenance
@@ -194,6 +195,7 @@ class Config(Node):
         if not self._frozen:
             message = f"{type(self).__qualname__} may still change; freeze() it before hashing"
             raise UnhashableConfigError(message)
+        # The class takes part: two records with the same values may mean different things.
         return hash((type(self), tuple(hash_value(v) for v in self.__dict__.values())))
 
     def __repr__(self) -> str:
@@ -219,6 +221,7 @@ class Config(Node):
             what = f"{type(self).__qualname__} (setting {', '.join(values)})"
             raise FrozenConfigError(what)
         fields = self._schema.fields
+        # All are admitted before one is stored, so that a refused value leaves the config as it was.
         admitted = {}
         for name, value in values.items():
             field = fields.get(name)

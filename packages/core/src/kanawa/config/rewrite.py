@@ -160,9 +160,11 @@ def _put(cfg: Config, path: str, node: Config) -> None:
 def _carry_over(old: Config, fresh: Config, path: str) -> None:
     kept = old.fields().keys() & fresh.fields().keys()
     if type(old) is not type(fresh):
+        # What others call the old class's parts says nothing about the new one's.
         kept = kept - old._schema.intrinsic
     for name in kept:
         value = vars(old)[name]
+        # A default describes the class it stands in; only what somebody chose is worth carrying.
         if isinstance(value, Sentinel) or not old.is_set(name) or fresh.is_set(name):
             continue
         try:
@@ -177,6 +179,7 @@ def _carry_over(old: Config, fresh: Config, path: str) -> None:
 
 def _edit_all(cfg: Config, paths: list[str], edit: Callable[[Any], Config | None]) -> list[str]:
     changed: list[str] = []
+    # Innermost first: an edit that wraps a node must not be given its own result again.
     for path in reversed(paths):
         node = cfg.get(path) if path else cfg
         before = node.clone()

@@ -34,6 +34,7 @@ class Environment:
         """Puts plan and mesh in force for tracing and running."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(use_plan(self.plan))
+            # An abstract mesh has no devices to set: it serves tracing and lowering for a machine that isn't here.
             if isinstance(self.mesh, Mesh):
                 stack.enter_context(jax.set_mesh(self.mesh))
             elif self.mesh is not None:

@@ -178,6 +178,7 @@ class TokenDispatcher(Module):
         weights: Float[Array, "... top_k"],
     ) -> Float[Array, "... E"]:
         """Returns what `through` does, for tokens and experts that are all at hand."""
+        # Rows of the batch mean nothing to experts: each token is on its own.
         flat = (array.reshape(-1, array.shape[-1]) for array in (x, expert_ids, weights))
         tokens, ids, shares = flat
         rows, sizes, plan = self.dispatch(tokens, ids)

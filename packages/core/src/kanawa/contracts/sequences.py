@@ -52,5 +52,7 @@ class Sequences(NamedTuple):
         if starts is None:
             message = "only rows with query_starts have owners"
             raise ValueError(message)
+        # Right of equal starts: a sequence without tokens owns none, and the next one owns its first.
         owners = jnp.searchsorted(starts, jnp.arange(length, dtype=starts.dtype), side="right") - 1
+        # Padding past the last sequence gets a valid index; what it computes is thrown away.
         return jnp.clip(owners, 0, starts.shape[0] - 2)

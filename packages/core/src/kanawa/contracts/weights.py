@@ -126,6 +126,7 @@ class Weighted(Module, abstract=True):
     def product(self, x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the fan-in dimensions, which lead, of the weight."""
         settled = current_plan().materialize
+        # See arrays/materialize.py: a TPU compiler would compute x again for every tile of the product.
         x = materialized(x) if settled else x
         if self.form is not None:
             y = self.form.product(x, self._kept(name), self.weight_specs[name])

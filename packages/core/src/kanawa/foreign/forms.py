@@ -36,6 +36,7 @@ class Matrix(Form):
 
     def _order(self, spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the permutation of our axes, and the foreign shape."""
+        # Which axes are inputs, the layer says once, for its fans; forms need no second table.
         rank = len(spec.shape)
         inputs = [a % rank for a in spec.fan_in_axes]
         outputs = [a % rank for a in spec.fan_out_axes]
@@ -93,5 +94,6 @@ class Permuted(Form):
 
     def from_foreign(self, tensor: np.ndarray, spec: ParamSpec) -> np.ndarray:
         """Returns our order."""
+        # New axes have length one: dropping them is a reshape, and all bits stay.
         order = [a for a in self.config.order if a >= 0]
         return tensor.reshape([spec.shape[a] for a in order]).transpose(np.argsort(order))

@@ -74,6 +74,7 @@ class ForeignTensor:
             return arrays[0]
         if not self.interleaved:
             return np.concatenate(arrays, axis=self.axis)
+        # Stacked behind the axis and flattened: part i lies at i, i + n, i + 2n, as gpt-oss stores gate and up.
         return np.stack(arrays, axis=self.axis % arrays[0].ndim + 1).reshape(self.shape)
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
@@ -118,6 +119,7 @@ def table_of(model: NamedModule) -> ForeignTable:
             )
             raise ForeignNameError(message)
         tensors[tensor.name] = tensor
+    # A repeat is compared bit by bit, so only tensors that hold one whole array can have one.
     whole = [tensor for tensor in tensors.values() if len(tensor.parts) == 1 and not tensor.parts[0].where]
     by_path = {tensor.parts[0].path: tensor.name for tensor in whole}
     repeats = {name: by_path[path] for name, path in walker.repeats.items() if path in by_path}
@@ -174,6 +176,7 @@ class _Walker:
         (path, name, item), (index, spec) = where, what
         entry = foreign.tensors.get(name, Tensor() if joined else None)
         if entry is None:
+            # State without a name is ours alone (a count of calls): others' files don't have it.
             if item == "state":
                 return []
             raise ForeignNameError(_undeclared(module, name, "parameter", foreign.tensors))
@@ -202,6 +205,7 @@ class _Walker:
             raise ForeignNameError(_undeclared(module, base, "child", foreign.children))
         below = f"{path}.{name}" if path else name
         if "{}" not in relative and child.num_stacked is None:
+            # A stack without '{}' numbers nothing itself: its layers go on from those before it.
             offset = first_layer + module.first_layer(name)
             return self.walk(child, _joined_name(prefix, relative), below, index, offset)
         copies: list[ForeignTensor] = []

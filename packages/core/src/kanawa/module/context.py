@@ -45,6 +45,7 @@ class LazyKey:
 
 def trace_state() -> Any:
     """Returns a comparable mark of the JAX trace that runs now."""
+    # Two marks compare equal only inside one trace; JAX offers no other public way to tell.
     return get_opaque_trace_state(convention="flax")
 
 
@@ -75,6 +76,7 @@ class Context:
         """Returns the context for a call of the child `name`; `call` tells it from other calls of the same child."""
         key = self.key
         if key is not None:
+            # The index is folded as data, not as a name: inside a scan it is traced, and has no text.
             index = self.layer_index.get(name)
             key = key.fold(name) if index is None else key.fold(name, index)
             key = key.fold(call) if call else key
@@ -125,6 +127,7 @@ class Context:
         owner = self.collector.drawn_by.setdefault(self.path, self.call)
         if owner is not self.call:
             raise ContextError(twice(self.path, "random draws"))
+        # Counted, not split: adding a draw at the end leaves those before it as they were.
         self.num_keys += 1
         return self.key.fold(self.num_keys - 1).draw()
 
@@ -207,6 +210,7 @@ def child_context(target: "Module") -> Context | None:
             chain.append(node)
             node = node.parent
         if node is not None:
+            # Through every level between: each has its own slice of the parameters and its own key.
             for module in reversed(chain):
                 context = context.child(module, module.name, call if module is target else "")
             return context

@@ -26,6 +26,7 @@ def cond(predicate: Any, true_function: Callable[..., Any], false_function: Call
     def branch(function: Callable[..., Any], side: bool, carried: dict[str, Any]) -> Callable[..., Any]:
         def pure(*inner: Any) -> tuple[Any, Outputs, dict[str, Any]]:
             result, out = scope.run(function, context.params, state, context.key, inner, carried=carried)
+            # Both branches return the union, so that one which leaves state alone gives back what was there.
             kept = scope.next_carried(out.state, carried)
             traced[side] = out
             if len(traced) == 2:

@@ -102,6 +102,7 @@ def _draw(module: Module, key: jax.Array, declared: Callable[[Module], Mapping[s
         if child.num_stacked is None:
             below = _draw(child, child_key, declared)
         else:
+            # By index, not split: layer 3 of a deeper model draws what layer 3 of this one does.
             indices = jnp.arange(child.num_stacked)
             keys = jax.vmap(lambda i, k=child_key: jax.random.fold_in(k, i))(indices)
             below = jax.vmap(lambda k, c=child: _draw(c, k, declared))(keys)

@@ -80,6 +80,7 @@ class Mean(Metric):
 
     def value(self) -> Any:
         """Returns total / weight, 0 where the weight is 0."""
+        # A batch of padding alone has no weight: 0 is shown, and no NaN reaches an average.
         return self.total / jnp.where(self.weight == 0, 1, self.weight)
 
 

@@ -53,6 +53,7 @@ class Module(Configurable, abstract=True):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, method in list(vars(cls).items()):
+            # Private methods run in their caller's context; `setup` runs before there is any.
             if name.startswith("_") or name == "setup" or not inspect.isfunction(method):
                 continue
             if getattr(method, "__isabstractmethod__", False) or hasattr(method, "_kanawa_nowrap"):
@@ -271,6 +272,7 @@ class Module(Configurable, abstract=True):
             raise ModuleError(message)
         value, spec = context.params[name], self.param_specs[name]
         wanted = jnp.dtype(current_plan().precision.compute if dtype is None else dtype)
+        # Integers (codes of a quantised weight) keep their dtype, whatever maths runs in.
         if value.dtype == wanted or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
         return constrain_param(value.astype(wanted), spec.axes, f"{self.path}.{name}")
@@ -386,6 +388,7 @@ def _in_own_context(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _note_call(error: Exception, module: Module, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Adds to a traceback which module failed, and on what shapes; only the innermost call says so."""
+    # The innermost module is where it failed; every caller above would only repeat its own shapes.
     if getattr(error, "_kanawa_noted", False):
         return
     shown = [_shape_text(a) for a in args] + [f"{k}={_shape_text(v)}" for k, v in kwargs.items()]

@@ -36,6 +36,7 @@ class Loss:
 
     def reduce_leading(self) -> "Loss":
         """Returns the term over all slices along the leading axis."""
+        # A scan stacks it like everything else, and it is the same in every iteration.
         coefficient = jnp.asarray(self.coefficient)[-1] if jnp.ndim(self.coefficient) else self.coefficient
         return Loss(jnp.sum(self.total, 0), jnp.sum(self.weight, 0), coefficient, self.primary)
 

@@ -51,6 +51,7 @@ def scan(
     step = _step(scope, body, names, start, {**whole}, offers=length == 1)
     if remat is not False:
         policy = None if remat is True else remat
+        # Inside lax.scan the compiler can't merge the two computations anyway; unrolled, it would.
         step = jax.checkpoint(step, policy=policy, prevent_cse=unrolled)
     if unrolled:
         run = functools.partial(_unrolled, step, carry, xs, params, state, length)
@@ -83,6 +84,7 @@ def _step(
     def step(carry: Any, x: Any, layer: Any, kept: Any, index: Any, carried: Any) -> tuple[Any, Any, Outputs, Any]:
         key = context.key
         if not names and key is not None:
+            # Layers have their own keys by index; a loop over data has only this.
             key = key.fold("scan", index)
         (carry, y), outputs = scope.run(
             body,
