@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from kanawa.plugins import Command, MeshRule, hookimpl
+from kanawa.plugins import Command, Kind, MeshRule, hookimpl
+
+
+@hookimpl
+def kanawa_kinds() -> list[Kind]:
+    """Returns the kind under which the modifier `pipeline` finds its schedules."""
+    return [Kind("pipelines", "schedules of a pipeline", instance_of="collections.abc:Callable")]
 
 
 @hookimpl

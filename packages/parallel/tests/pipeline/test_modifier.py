@@ -3,7 +3,7 @@
 import kanawa as kn
 import pytest
 from kanawa.contracts import Stack
-from kanawa.errors import ConfigError
+from kanawa.errors import ConfigError, UnknownNameError, UsageError
 from kanawa_parallel.pipeline.modifier import PipelineModifier
 from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from kanawa_parallel.pipeline.stack import PipelinedStack
@@ -58,6 +58,36 @@ def test_a_stack_without_equal_layers_is_named():
         PipelineModifier.Config().build()(experiment(EveryOther.Config(num_layers=2)))
 
 
-def test_bad_settings():
-    with pytest.raises(ConfigError, match="schedule is 'dualpipe', expected one of gpipe, 1f1b, interleaved"):
-        PipelineModifier.Config(schedule="dualpipe").freeze()
+STRANGER = """
+from kanawa_parallel.pipeline.named import PipelineParts
+from kanawa_parallel.pipeline.stack import PipelinedStack
+
+def doubled(microbatches, rounds):
+    return PipelineParts(PipelinedStack.Config(microbatches=2 * microbatches))
+
+def nonsense(microbatches, rounds):
+    return microbatches
+"""
+
+
+def test_a_strangers_schedule_needs_an_entry_point_and_nothing_else(stranger):
+    stranger("timetable", STRANGER, pipelines=["doubled = timetable:doubled", "nonsense = timetable:nonsense"])
+    cfg = experiment(PipelinedStack.Config(num_layers=6, layer=SumBlock.Config()))
+    PipelineModifier.Config(microbatches=3, schedule="doubled").build()(cfg)
+    assert (cfg.model.stack.microbatches, cfg.model.stack.num_layers) == (6, 6)
+    with pytest.raises(UsageError, match="the schedule 'nonsense' gives int, expected PipelineParts"):
+        PipelineModifier.Config(schedule="nonsense").build()(cfg)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"schedule": "1f1"}, UnknownNameError, "'1f1' of kind 'pipelines'.*did you mean '1f1b'"),
+        ({"schedule": "1f1b", "rounds": 2}, ConfigError, "2 rounds need schedule=interleaved, and schedule is 1f1b"),
+        ({"microbatches": 0}, ConfigError, r"microbatches \(0\) and rounds \(1\) must be at least 1"),
+    ],
+)
+def test_bad_settings(settings, error, said):
+    cfg = experiment(PipelinedStack.Config(num_layers=6, layer=SumBlock.Config()))
+    with pytest.raises(error, match=said):
+        PipelineModifier.Config(**settings).build()(cfg)

@@ -1,21 +1,22 @@
-"""`pipeline`: spreads every stack's layers over the mesh's stages."""
+"""`pipeline`: spreads every stack's layers over the mesh's stages, by a schedule from the catalog."""
 
 import kanawa as kn
 from kanawa.contracts import Stack
-from kanawa.errors import ConfigError
+from kanawa.errors import ConfigError, UsageError
 
-from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
-from kanawa_parallel.pipeline.stack import PipelinedStack
+from kanawa_parallel.pipeline.named import PipelineParts
 from kanawa_parallel.strategies.pipeline import Pipeline
 
-#: Schedules by name: rounds are free where the name says so.
-_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+#: The catalog's kind: entry points of the group `kanawa.pipelines` name functions (microbatches, rounds) ->
+#: PipelineParts.
+KIND = "pipelines"
 
 
 class PipelineModifier(kn.Modifier):
     """Replaces every stack by a pipelined one and adds the strategy that puts layers on stages.
 
-    Stages idle (S - 1) / (M + S - 1) of the time: four microbatches a stage keep that under a fifth.
+    `schedule` is gpipe, interleaved, 1f1b or another of `kanawa list pipelines`. Stages idle (S - 1) / (M + S - 1) of
+    the time: four microbatches a stage keep that under a fifth.
     """
 
     class Config(kn.Modifier.Config):
@@ -24,27 +25,33 @@ class PipelineModifier(kn.Modifier):
         rounds: int = 1
 
         def check(self) -> list[str]:
-            """Returns what is wrong with schedule and counts."""
-            problems = []
-            if self.schedule not in _SCHEDULES:
-                problems.append(f"schedule is {self.schedule!r}, expected one of {', '.join(_SCHEDULES)}")
-            if self.rounds > 1 and self.schedule != "interleaved":
-                problems.append(f"{self.rounds} rounds need schedule=interleaved, found {self.schedule}")
-            if self.microbatches < 1 or self.rounds < 1:
-                problems.append(f"microbatches ({self.microbatches}) and rounds ({self.rounds}) must be at least 1")
-            return problems
+            """Returns what is wrong with the counts."""
+            if self.microbatches >= 1 and self.rounds >= 1:
+                return []
+            return [f"microbatches ({self.microbatches}) and rounds ({self.rounds}) must be at least 1"]
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` pipelined."""
-        own = self.config
         uneven = [path for path, node in cfg.walk() if isinstance(node, Stack.Config) and "layer" not in node.fields()]
         if uneven:
             kinds = ", ".join(f"{path} ({type(cfg.get(path)).__qualname__})" for path in uneven)
             message = f"the modifier pipeline takes stacks of equal layers, with a field `layer`; found {kinds}"
             raise ConfigError(message)
-        rounds = max(own.rounds, 2) if own.schedule == "interleaved" else 1
-        kn.replace(cfg, target=Stack, new=PipelinedStack.Config(microbatches=own.microbatches, rounds=rounds))
-        if own.schedule == "1f1b":
-            cfg.set(gradients=OneForwardOneBackward.Config(microbatches=own.microbatches))
+        parts = self._parts()
+        kn.replace(cfg, target=Stack, new=parts.stack)
+        if parts.gradients is not None:
+            cfg.set(gradients=parts.gradients)
         cfg.execution.set(strategies=(Pipeline.Config(), *cfg.execution.strategies))
         return cfg
+
+    def _parts(self) -> PipelineParts:
+        """Returns what the schedule of that name puts into a config."""
+        own = self.config
+        parts = kn.component(KIND, own.schedule)(own.microbatches, own.rounds)
+        if not isinstance(parts, PipelineParts):
+            message = (
+                f"pipeline: the schedule {own.schedule!r} gives {type(parts).__qualname__}, expected PipelineParts "
+                "(a stack's config, and a gradient strategy's or None)"
+            )
+            raise UsageError(message)
+        return parts
