@@ -104,3 +104,10 @@ def test_an_error_under_tracing_is_told_without_jaxs_footer(fake_distribution, c
     told = capsys.readouterr().err
     assert "did you mean 'grouped_matmul.any.reference'" in told
     assert "JAX" not in told
+
+
+def test_the_command_line_counts_problems_and_sets_them_apart(double, capsys):
+    assert main(["show", "nothing-like-it", "--on", "cpu-x", "--modify", "dubble"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("kanawa: error: 3 problems:\n- target 'cpu-x' can't be read")
+    assert "\n- no installed distribution provides 'dubble'" in told

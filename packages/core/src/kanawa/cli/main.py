@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kanawa.cli.output import write_message
 from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
-from kanawa.errors import KanawaError, UsageError
+from kanawa.errors import CompositionError, KanawaError, UsageError
 from kanawa.status import stage, status_line
 
 LOG_VARIABLE = "KANAWA_LOG"
@@ -46,7 +46,7 @@ def _told(arguments: list[str], show_traceback: bool) -> int:
     except KanawaError as error:
         if show_traceback:
             write_message(traceback.format_exc())
-        write_message("\n".join([f"kanawa: error: {error}", *_notes(error)]))
+        write_message("\n".join([f"kanawa: error: {_text(error)}", *_notes(error)]))
         return error.exit_code
     except Exception as error:
         write_message(traceback.format_exc())
@@ -71,6 +71,15 @@ def _run(arguments: list[str]) -> int:
         return 2
     with stage(f"kanawa {verb}"):
         return int(args.run_verb(args) or 0)
+
+
+def _text(error: KanawaError) -> str:
+    """Returns an error's message; several problems are counted and set apart, since each may have lines of its own."""
+    problems = error.problems if isinstance(error, CompositionError) else ()
+    if len(problems) < 2:
+        return str(error)
+    apart = ["- " + problem.replace("\n", "\n  ") for problem in problems]
+    return "\n".join([f"{len(problems)} problems:", *apart])
 
 
 def _notes(error: BaseException) -> list[str]:
