@@ -173,3 +173,23 @@ def test_configs_without_a_counterpart(llama, change, error, says):
     (llama / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
     with pytest.raises(error, match=says):
         HuggingFaceStore().load(llama)
+
+
+def test_what_is_carried_lies_in_the_folder_or_in_the_hubs_cache(llama, tmp_path):
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    (llama / "tokenizer_config.json").symlink_to(secret)
+    with pytest.raises(ConvertError, match=r"tokenizer_config\.json is a link out of its folder, to .*secret\.json"):
+        open_folder(llama)
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (llama / "tokenizer_config.json").unlink()
+    (llama / "tokenizer.json").write_text("{}")
+    for file in llama.iterdir():
+        shutil.copyfile(file, blobs / file.name)
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    outline = HuggingFaceStore().outline(snapshot)
+    assert list(outline.files) == ["tokenizer.json"]
+    assert not outline.params
+    assert outline.config == HuggingFaceStore().load(snapshot).config

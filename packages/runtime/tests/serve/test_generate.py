@@ -10,7 +10,7 @@ import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
-from kanawa_runtime.serve.continuation import Continuation, continued
+from kanawa_runtime.serve.continuation import Continuation, continued, visible
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.healing import first_tokens, heal
 from kanawa_runtime.serve.sampling import Sampling, SamplingConfig, sample
@@ -149,3 +149,7 @@ def test_the_prompts_blanks_come_once_and_characters_whole():
     assert not any("\ufffd" in piece for piece in pieces)
     cut = Continuation(tokenizer, healed)
     assert [cut.push([*ids, 0xE6]), cut.finish()] == ["", "ü 漢字 🎉\ufffd"]
+
+
+def test_a_terminal_is_shown_no_control_characters():
+    assert visible("a\tb\nc\x1b[2Jd\0\x7f\x9bé") == "a\tb\nc\u241b[2Jd\u2400\u2421\ufffdé"

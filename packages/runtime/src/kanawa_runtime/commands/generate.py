@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -101,8 +102,10 @@ def _show_json(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], tok
 
 def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], tokenizer: Any) -> None:
     """Writes the first completion while it grows, then the others, which were decoded beside it."""
-    from kanawa_runtime.serve.continuation import Continuation, continued
+    from kanawa_runtime.serve.continuation import Continuation, continued, visible
 
+    # A file or a pipe gets the text as it is; only a terminal obeys what it is shown.
+    safe = visible if sys.stdout.isatty() else str
     if not args.prompt:
         *_, completions = pieces
         for completion in completions:
@@ -115,11 +118,11 @@ def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], 
     write_piece(args.prompt[0])
     for completions in itertools.chain([first], pieces):
         ids = completions[0].token_ids
-        write_piece(growing.push(ids[shown:]))
+        write_piece(safe(growing.push(ids[shown:])))
         shown = len(ids)
-    write(growing.finish())
+    write(safe(growing.finish()))
     for text, prompt, completion in zip(args.prompt[1:], prompts[1:], completions[1:], strict=True):
-        write(text + continued(tokenizer, prompt, completion.token_ids))
+        write(text + safe(continued(tokenizer, prompt, completion.token_ids)))
 
 
 def _tokenizer(opened: Any, *, needed: bool) -> Any:

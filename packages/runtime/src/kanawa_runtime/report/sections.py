@@ -11,6 +11,7 @@ from kanawa_runtime.report.parts import card, figure, large, section, table, til
 from kanawa_runtime.report.plot import HALF
 from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value
+from kanawa_runtime.serve.continuation import visible
 from kanawa_runtime.train.pace import human_count, human_duration
 
 Runs = Sequence[RunData]
@@ -131,7 +132,7 @@ def samples(runs: Runs, names: Names) -> str:
         records = run.of("sample")
         chosen = [records[i] for i in sorted({0, len(records) // 2, len(records) - 1})] if records else []
         for record in chosen:
-            text, prompt = str(record.get("text", "")), str(record.get("prompt", ""))
+            text, prompt = visible(str(record.get("text", ""))), str(record.get("prompt", ""))
             where = f"after {record.get('step', '?')} updates" + (f", {name}" if len(runs) > 1 else "")
             shown = f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>"
             if record.get("error"):

@@ -6,6 +6,10 @@ from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.healing import HealedPrompt
 
+#: U+2400 and on show the control characters, U+2421 delete. C1 controls have no pictures.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
 
 class Continuation:
     """Gives out the text that new ids add to a prompt; characters are whole, and the prompt's last blanks not again."""
@@ -28,6 +32,14 @@ class Continuation:
             return ""
         again, self._again = self._again, ""
         return text.removeprefix(again)
+
+
+def visible(text: str) -> str:
+    """Returns the text with control characters as pictures of them, line ends and tabs aside.
+
+    What a model writes is nobody's word: on a terminal an escape could move the cursor, or worse.
+    """
+    return text.translate(_PICTURES)
 
 
 def continued(tokenizer: Tokenizer, prompt: HealedPrompt, ids: Iterable[int]) -> str:

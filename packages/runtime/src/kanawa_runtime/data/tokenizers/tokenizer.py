@@ -137,7 +137,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
         return HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
     except OSError as error:
-        message = f"can't read the tokenizer {file}: {error.strerror or error}"
+        message = (
+            f"can't read the tokenizer {file}: {error.strerror or error}; a run keeps its own: "
+            "--set data.tokenizer_file=RUN/tokenizer.json"
+        )
         raise TokenizerError(message) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{file} isn't a saved tokenizer: {error}"
