@@ -1,6 +1,7 @@
 """Gates on what attention returns (Qiu et al. 2025, arXiv:2505.06708): sigmoid of a projection of the layer's input."""
 
 import abc
+from typing import ClassVar
 
 import jax
 import kanawa as kn
@@ -19,6 +20,21 @@ class OutputGate(kn.Module):
         projection: Linear.Config = Linear.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": "gate_proj"})
 
+    #: Whether each element of a head has a gate, or the head as a whole.
+    each_element: ClassVar[bool]
+
+    def setup(self) -> None:
+        """Declares the projection, [embed, heads, head_dim] or [embed, heads]."""
+        cfg = self.config
+        gates = ((cfg.num_heads, "heads"), (cfg.head_dim, "head_dim"))[: 2 if self.each_element else 1]
+        self.add_child(
+            "projection",
+            cfg.projection,
+            input_shape=(cfg.input_dim,),
+            output_shape=tuple(size for size, _ in gates),
+            axes=("embed", *(axis for _, axis in gates)),
+        )
+
     @abc.abstractmethod
     def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
         """Returns gated outputs; `x` is what the attention layer was given."""
@@ -27,16 +43,7 @@ class OutputGate(kn.Module):
 class ElementwiseGate(OutputGate):
     """A gate for each element of each head."""
 
-    def setup(self) -> None:
-        """Declares the projection, [embed, heads, head_dim]."""
-        cfg = self.config
-        self.add_child(
-            "projection",
-            cfg.projection,
-            input_shape=(cfg.input_dim,),
-            output_shape=(cfg.num_heads, cfg.head_dim),
-            axes=("embed", "heads", "head_dim"),
-        )
+    each_element = True
 
     def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
         """Returns out * sigmoid(projection(x))."""
@@ -46,16 +53,7 @@ class ElementwiseGate(OutputGate):
 class HeadGate(OutputGate):
     """One gate for each head."""
 
-    def setup(self) -> None:
-        """Declares the projection, [embed, heads]."""
-        cfg = self.config
-        self.add_child(
-            "projection",
-            cfg.projection,
-            input_shape=(cfg.input_dim,),
-            output_shape=(cfg.num_heads,),
-            axes=("embed", "heads"),
-        )
+    each_element = False
 
     def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
         """Returns out * sigmoid(projection(x)), the same for a whole head."""

@@ -1,4 +1,6 @@
-"""Dropout (Srivastava et al. 2014)."""
+"""Dropout (Srivastava et al. 2014), and what it has in common with other ways to drop parts of an array."""
+
+import abc
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +8,8 @@ import kanawa as kn
 from jaxtyping import Array, Float
 
 
-class Dropout(kn.Module):
-    """Zeroes elements with probability `rate` in training and scales the rest by 1 / (1 - rate)."""
+class RandomDrop(kn.Module):
+    """Zeroes parts of an array with probability `rate` in training and scales the rest by 1 / (1 - rate)."""
 
     class Config(kn.Module.Config):
         rate: float = 0.1
@@ -18,10 +20,23 @@ class Dropout(kn.Module):
                 return []
             return [f"rate is {self.rate}, expected 0 <= rate < 1"]
 
+    @abc.abstractmethod
+    def parts(self, x: Float[Array, "..."]) -> tuple[int, ...]:
+        """Returns the shape, broadcasting to x's, of what is kept or dropped as one."""
+
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns x itself outside of training or at rate 0."""
         rate = self.config.rate
         if not self.train or rate == 0.0:
             return x
-        keep = jax.random.bernoulli(self.next_key(), 1.0 - rate, x.shape)
+        keep = jax.random.bernoulli(self.next_key(), 1.0 - rate, self.parts(x))
         return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+class Dropout(RandomDrop):
+    """Zeroes elements with probability `rate` in training and scales the rest by 1 / (1 - rate)."""
+
+    @kn.nowrap
+    def parts(self, x: Float[Array, "..."]) -> tuple[int, ...]:
+        """Returns the shape of x: each element on its own."""
+        return x.shape

@@ -1,27 +1,15 @@
 """Stochastic depth (Huang et al. 2016, arXiv:1603.09382): whole residual branches are dropped, row by row."""
 
-import jax
-import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 
+from kanawa_layers.basic.dropout import RandomDrop
 
-class StochasticDepth(kn.Module):
+
+class StochasticDepth(RandomDrop):
     """Zeroes a whole row of a branch with probability `rate` in training and scales the others by 1 / (1 - rate)."""
 
-    class Config(kn.Module.Config):
-        rate: float = 0.1
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the rate."""
-            if 0.0 <= self.rate < 1.0:
-                return []
-            return [f"rate is {self.rate}, expected 0 <= rate < 1"]
-
-    def forward(self, x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
-        """Returns x itself outside of training or at rate 0."""
-        rate = self.config.rate
-        if not self.train or rate == 0.0:
-            return x
-        keep = jax.random.bernoulli(self.next_key(), 1.0 - rate, (x.shape[0],) + (1,) * (x.ndim - 1))
-        return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+    @kn.nowrap
+    def parts(self, x: Float[Array, "B ..."]) -> tuple[int, ...]:
+        """Returns [B, 1, ...]: each row on its own."""
+        return (x.shape[0],) + (1,) * (x.ndim - 1)

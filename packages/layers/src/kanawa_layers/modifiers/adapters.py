@@ -1,5 +1,7 @@
 """`lora`, `dora`, `qlora`: adapters beside the projections of any model; where there is a learner, only they train."""
 
+from typing import ClassVar
+
 import kanawa as kn
 from kanawa.contracts import Adapter, ParameterRule, Weighted
 from kanawa.errors import ConfigError
@@ -13,48 +15,48 @@ from kanawa_layers.tune.weight_only import NF4Weights
 _ADAPTERS = "**.adapter.**"
 
 
-class LoRAModifier(kn.Modifier):
+class LowRank(kn.Modifier):
+    """Gives every projection under `targets` a low-rank change of a kind, and freezes all else."""
+
+    class Config(kn.Modifier.Config):
+        rank: int = 8
+        alpha: float = 16.0
+        targets: tuple[str, ...] = ("**",)
+
+    #: The kind of change.
+    adapter: ClassVar[type[LoRA] | type[DoRA]]
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with adapters, and with the learner's rules where there is one."""
+        own = self.config
+        return adapt(cfg, self.adapter.Config(rank=own.rank, alpha=own.alpha), own.targets)
+
+
+class LoRAModifier(LowRank):
     """`lora`: gives every projection under `targets` a low-rank change, and freezes all else."""
 
-    class Config(kn.Modifier.Config):
-        rank: int = 8
-        alpha: float = 16.0
-        targets: tuple[str, ...] = ("**",)
-
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with adapters, and with the learner's rules where there is one."""
-        own = self.config
-        return adapt(cfg, LoRA.Config(rank=own.rank, alpha=own.alpha), own.targets)
+    adapter = LoRA
 
 
-class DoRAModifier(kn.Modifier):
+class DoRAModifier(LowRank):
     """`dora`: as `lora`, with a trained magnitude for each output column."""
 
-    class Config(kn.Modifier.Config):
-        rank: int = 8
-        alpha: float = 16.0
-        targets: tuple[str, ...] = ("**",)
-
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with adapters, and with the learner's rules where there is one."""
-        own = self.config
-        return adapt(cfg, DoRA.Config(rank=own.rank, alpha=own.alpha), own.targets)
+    adapter = DoRA
 
 
-class QLoRAModifier(kn.Modifier):
+class QLoRAModifier(LowRank):
     """`qlora`: as `lora`, over weights kept in 4-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314)."""
 
-    class Config(kn.Modifier.Config):
-        rank: int = 8
-        alpha: float = 16.0
+    adapter = LoRA
+
+    class Config(LowRank.Config):
         group_size: int = 64
-        targets: tuple[str, ...] = ("**",)
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with quantised weights, adapters, and the learner's rules where there is one."""
         own = self.config
         set_form(cfg, NF4Weights.Config(group_size=own.group_size), own.targets)
-        return adapt(cfg, LoRA.Config(rank=own.rank, alpha=own.alpha), own.targets)
+        return super().__call__(cfg)
 
 
 def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> kn.Config:
@@ -71,8 +73,14 @@ def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> 
         if not kn.replace(cfg, target=Weighted, edit=put, where=where):
             message = f"nothing under {where!r} has a slot `adapter` that isn't filled so already"
             raise ConfigError(message)
+    return train_adapters_only(cfg)
+
+
+def train_adapters_only(cfg: kn.Config) -> kn.Config:
+    """Returns `cfg`, whose learner, where it has one with rules, changes nothing but parameters of adapters."""
     learner = vars(cfg).get("learner")
     if isinstance(learner, kn.Config) and "rules" in learner.fields():
+        # The last rule that matches a parameter wins, so these come after a user's own.
         only = (ParameterRule(where="**", frozen=True), ParameterRule(where=_ADAPTERS))
         learner.set(rules=(*learner.rules, *only))
     return cfg

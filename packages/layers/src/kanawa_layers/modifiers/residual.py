@@ -1,11 +1,11 @@
 """`dropout`, `stochastic-depth` and `bottleneck`: what happens to every branch on its way to the residual stream."""
 
 import kanawa as kn
-from kanawa.contracts import ParameterRule
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.stochastic_depth import StochasticDepth
 from kanawa_layers.feedforward.bottleneck import Bottleneck
+from kanawa_layers.modifiers.adapters import train_adapters_only
 from kanawa_layers.modifiers.fields import set_fields
 from kanawa_layers.stack.residual import Residual
 
@@ -48,8 +48,4 @@ class BottleneckAdapters(kn.Modifier):
         """Returns `cfg` with adapters, and with the learner's rules where there is one."""
         own = self.config
         set_fields(cfg, Residual, own.where, adapter=Bottleneck.Config(width=own.width))
-        learner = vars(cfg).get("learner")
-        if isinstance(learner, kn.Config) and "rules" in learner.fields():
-            only = (ParameterRule(where="**", frozen=True), ParameterRule(where="**.adapter.**"))
-            learner.set(rules=(*learner.rules, *only))
-        return cfg
+        return train_adapters_only(cfg)
