@@ -116,16 +116,33 @@ def test_files_exist():
                 wrong.append(f"{page}: {name}")
     assert not wrong, "\n".join(wrong)
 
+#: The hooks that a backend's parts answer (`kanawa.plugins.Backend`).
+BACKEND_HOOKS = {
+    "devices": "kanawa_device_specs",
+    "mesh_rules": "kanawa_mesh_rules",
+    "compiler_options": "kanawa_compiler_options",
+    "topology": "kanawa_topology",
+    "findings": "kanawa_doctor",
+}
+
+
+def implemented(tree: ast.AST) -> set[str]:
+    """Returns the hooks that a file implements."""
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any("hookimpl" in ast.unparse(d) for d in node.decorator_list)
+    }
+
 
 @pytest.mark.parametrize("package", [name for name in PACKAGES if name != "core"])
 def test_a_readme_lists_the_packages_hooks_and_verbs(package):
     readme = PAGES[f"packages/{package}/README.md"]
     tree = ast.parse((source(package) / "plugin.py").read_text())
-    hooks = {
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and any("hookimpl" in ast.unparse(d) for d in node.decorator_list)
-    }
+    hooks = implemented(tree)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if ast.unparse(call.func) == "Backend":
+            hooks |= {BACKEND_HOOKS[word.arg] for word in call.keywords if word.arg in BACKEND_HOOKS}
     told = {name for name in named(readme) if re.fullmatch(r"kanawa_[a-z_]+", name)}
     packages = {source(name).name for name in PACKAGES}
     assert told - packages == hooks
@@ -145,6 +162,17 @@ def test_pages_give_the_order_of_cores_parts():
     order = " < ".join([*(", ".join(rank) for rank in ranks[:-2]), f"{ranks[-2][0]}, {ranks[-1][0]}"])
     for page in ("docs/architecture.md", "packages/core/README.md"):
         assert order in re.sub(r"\s+", " ", PAGES[page]), f"{page} should say: {order}"
+
+
+def test_the_readme_counts_what_there_is():
+    projects = [tomllib.loads((ROOT / "packages" / p / "pyproject.toml").read_text())["project"] for p in PACKAGES]
+    groups = [project.get("entry-points", {}) for project in projects]
+    kinds = ("models", "hf_families", "modifiers")
+    offered = [sum(len(group.get(f"kanawa.{kind}", {})) for group in groups) for kind in kinds]
+    text = re.sub(r"\s+", " ", PAGES["README.md"])
+    told = re.search(r"There are (\d+) models of (\d+) families .+? and (\d+) modifiers", text)
+    assert told, "the README says how many models, families and modifiers there are"
+    assert [int(number) for number in told.groups()] == offered
 
 
 def test_a_stale_name_is_seen(definitions):
