@@ -60,6 +60,13 @@ def losses(run):
     return [by_step[step] for step in sorted(by_step)]
 
 
+def wait_for(gang, condition):
+    deadline = time.monotonic() + 200
+    while not condition() and all(p.poll() is None for p in gang):
+        assert time.monotonic() < deadline, "the gang makes no progress"
+        time.sleep(0.01)
+
+
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
     run = tmp_path_factory.mktemp("one") / "run"
@@ -80,16 +87,22 @@ def test_two_processes_give_the_losses_of_one_and_resume_together(one_device, tm
     run = tmp_path / "run"
     slow = ("--set", "checkpoints.every_steps=1")
     gang = start_gang(run, *slow)
-    deadline = time.monotonic() + 200
-    while len(losses(run)) < 8 and all(p.poll() is None for p in gang):
-        assert time.monotonic() < deadline, "the gang makes no progress"
-        time.sleep(0.01)
+    wait_for(gang, lambda: len(losses(run)) >= 8)
     gang[1].send_signal(signal.SIGTERM)
     codes, err = finish(*gang)
     assert codes == [42, 42], err
     stopped = events(run)[-1]
     assert (stopped["event"], stopped["outcome"]) == ("run_ended", "preempted")
     assert 8 <= stopped["step"] < STEPS
+    # A terminal gives Ctrl-C to all of them; the coordination service makes one stop of it.
+    gang = start_gang(run, *slow)
+    wait_for(gang, lambda: len(losses(run)) > stopped["step"] + 2)
+    for process in gang:
+        process.send_signal(signal.SIGINT)
+    codes, err = finish(*gang)
+    assert codes == [42, 42], err
+    assert events(run)[-1]["outcome"] == "stopped"
+    assert "press Ctrl-C again to stop at once" in err
     codes, err = finish(*start_gang(run))
     assert codes == [0, 0], err
     assert [e["step"] for e in events(run) if e["event"] == "step"] == list(range(1, STEPS + 1))

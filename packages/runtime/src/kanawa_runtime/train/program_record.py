@@ -48,7 +48,7 @@ def by_module(counts: Mapping[str, int], depth: int = _DEPTH) -> dict[str, int]:
 
 def device_record(precision: str) -> dict[str, Any]:
     """Returns the chips of the run, and what one can do at best in dtype `precision`, where a backend knows."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]  # others of a gang keep no account that this process may read
     spec = device_spec_of_kind(device.device_kind)
     known = spec is not None and spec.platform != "cpu"
     return {
