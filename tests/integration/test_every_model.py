@@ -72,6 +72,24 @@ def test_a_model_takes_the_place_of_an_experiments(name):
     assert by_modifier.data.vocab_size == by_modifier.model.vocab_size
 
 
+def test_a_masked_model_gets_the_same_rows_with_tokens_hidden_and_back():
+    masked = kn.compose("quickstart", modifiers=["model:name=bert-base"]).config
+    assert masked.data.source == kn.compose("quickstart").config.data
+    back = kn.compose(masked, modifiers=["model:name=gpt2"]).config
+    assert back.data == kn.compose("quickstart").config.data
+    random = kn.compose("llama2-7b", modifiers=["model:name=bert-base"], overrides=["data.sequence_length=512"]).config
+    assert random.data.build().vocab_size == random.model.vocab_size
+
+
+def test_models_that_would_learn_nothing_of_the_data_are_refused():
+    with pytest.raises(UsageError, match="EncoderLM predicts hidden tokens, and data hides none"):
+        kn.compose("quickstart", overrides=["model=bert-base"])
+    with pytest.raises(UsageError, match="DecoderLM predicts the next token, and data hides some"):
+        kn.compose("bert-base", overrides=["model=gpt2"])
+    with pytest.raises(UsageError, match="EncoderDecoderLM learns from records of EncoderDecoderBatch"):
+        kn.compose("quickstart", modifiers=["model:name=t5-small"])
+
+
 def test_a_model_too_small_for_the_data_is_refused_at_once():
     with pytest.raises(UsageError, match="data has 32000 token ids, but model.vocab_size is 2048"):
         kn.compose("llama2-7b", overrides=["model=llama-tiny"])

@@ -81,7 +81,7 @@ def test_a_run_goes_on_in_its_own_directory(trained):
     assert composition.config.steps == 100
     assert run_and_start(composition, None, None) == (trained, None)
     assert run_and_start(composition, str(trained), None) == (trained, None)
-    assert Loop(composition, trained, steps=3).execute() == 0
+    assert Loop(composition, trained, steps=3).execute().start_step == 2
 
 
 def test_a_run_on_other_data_is_a_new_run_that_starts_from_its_weights(trained, tmp_path):

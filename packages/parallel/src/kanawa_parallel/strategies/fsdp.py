@@ -9,8 +9,9 @@ from kanawa_parallel.rules import BATCH
 class FSDP(Strategy):
     """Shards parameters, gradients and optimizer state over `fsdp`, and the batch over it too.
 
-    Each parameter is sharded on its widest role: the model width first, then whatever else it has. With a `replica` or
-    `data` axis every replica holds one copy in shards: hybrid sharding (HSDP).
+    Each parameter is sharded on its widest role: the model width first, then whatever else it has and the axis divides;
+    a small one that has nothing of the kind stays whole. With a `replica` or `data` axis every replica holds one copy
+    in shards: hybrid sharding (HSDP).
     """
 
     def param_rules(self) -> Rules:

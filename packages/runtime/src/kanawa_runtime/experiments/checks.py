@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from kanawa.contracts import CausalLM, MaskedLM
+from kanawa.contracts import Batch, CausalLM, MaskedLM, Model
 from kanawa.errors import KanawaError
 
+from kanawa_runtime.data.masked import MaskedTokens
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.train.placement import check_vocabulary
+from kanawa_runtime.train.trainer import Trainer
 
 
 def data_problems(config: Any) -> list[str]:
@@ -14,10 +18,42 @@ def data_problems(config: Any) -> list[str]:
     A tokenizer that can't be read here may be there where the run starts: that is for the run to say.
     """
     kind = config.model._target
-    if kind is None or not issubclass(kind, CausalLM | MaskedLM):
+    if kind is None or not issubclass(kind, Model):
         return []
+    problems = [sentence for sentence in (_record(config, kind), _hiding(config, kind)) if sentence]
+    if problems or not issubclass(kind, CausalLM | MaskedLM):
+        return problems
     try:
         problem = check_vocabulary(config.data.build(), config.model.vocab_size)
     except KanawaError:
         return []
     return [problem] if problem else []
+
+
+def _record(config: Any, kind: type[Model]) -> str:
+    """Returns what is wrong with a model whose batches this trainer doesn't make."""
+    if type(config) is not Trainer.Config or kind.batch is Batch:
+        return ""
+    return (
+        f"model: {kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
+        "rows of tokens; train it from Python, as docs/your-own-experiment.md shows"
+    )
+
+
+def _hiding(config: Any, kind: type[Model]) -> str:
+    """Returns what is wrong where a model that sees both sides would be shown what it is to tell, or the reverse.
+
+    It would train, and its loss would fall: nothing else would say that it learned nothing.
+    """
+    shown = isinstance(config.data, TextSource.Config | RandomTokens.Config)
+    if issubclass(kind, MaskedLM) and shown:
+        return (
+            f"model: {kind.__qualname__} predicts hidden tokens, and data hides none; take the model with --modify "
+            "model:name=NAME, which hides them, or put the data into `masked`"
+        )
+    if issubclass(kind, CausalLM) and isinstance(config.data, MaskedTokens.Config):
+        return (
+            f"model: {kind.__qualname__} predicts the next token, and data hides some, for one that sees both sides; "
+            "take the model with --modify model:name=NAME, or set data to the source inside"
+        )
+    return ""
