@@ -21,6 +21,7 @@ def write_after(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Arr
 
     A scalar length writes one slice; a length per row writes one slice a row, a scatter.
     """
+    # An update slice takes one dtype; the cache keeps its own.
     new = new.astype(cache.dtype)
     if lengths.ndim == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, lengths, axis=1)

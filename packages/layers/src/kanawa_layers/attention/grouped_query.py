@@ -123,7 +123,9 @@ class GroupedQueryAttention(SequenceMixer):
         else:
             q, k, v = self._queries_keys_values(x, sequences, positions)
             keys = CacheView(None, k, v) if cache is None else self.cache.extend(cache, k, v, sequences)
+            # After the cache was extended, so that layers which take keys see those of earlier calls too.
             offer_keys(self, self.config.sharing, keys, self.mask)
+        # Asked of the keys, not of `cache`: a layer that takes keys has an empty cache of its own either way.
         kv_positions = positions if keys.state is None else key_positions(keys)
         out = self.dot_product(
             q,
@@ -146,6 +148,7 @@ class GroupedQueryAttention(SequenceMixer):
         q = self.query(x)
         q = q if self.query_norm is None else normed(self.query_norm, q, self.config.norm_all_heads)
         turning = positions if sequences.coordinates is None else sequences.coordinates
+        # No keys to turn, so none are given: an array without heads costs nothing.
         q, _ = self.positions.rotate(q, q[:, :, :0], turning)
         q = self.tag("query", q if self.query_scale is None else self.query_scale(q, positions))
         return kn.constrain(q, ("batch", "length", "heads", "head_dim"))

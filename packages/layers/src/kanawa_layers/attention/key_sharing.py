@@ -72,6 +72,7 @@ def taken_keys(layer: kn.Module, sharing: KeySharing.Config, mask: MaskSpec, key
             f"layer has {num_heads} query heads of width {key_dim}; layers that share keys need the same sizes"
         )
         raise ModuleError(message)
+    # A ring has overwritten what lies further back; in training nothing is missing yet, and it is said then already.
     wanted = reach(mask)
     if shared.reach is not None and (wanted is None or wanted > shared.reach):
         message = (

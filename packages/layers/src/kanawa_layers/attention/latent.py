@@ -113,6 +113,7 @@ class LatentAttention(SequenceMixer):
             latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
             latent = self.tag("latent", self.kv_norm(latent))
             q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
+            # Unused, and gone once compiled, where there is no cache and nobody takes the keys.
             kept = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
             keys = CacheView(None, kept, None) if cache is None else self.cache.extend(cache, kept, None, sequences)
             offer_keys(self, cfg.sharing, keys, self.mask)
@@ -144,6 +145,7 @@ class LatentAttention(SequenceMixer):
     ) -> Float[Array, "B T H V"]:
         """Returns attention over the keys and values of every head."""
         k_nope, v = jnp.split(self.kv_up(latent), [self.config.nope_dim], axis=-1)
+        # Kernels want keys of one width, so the shared rotated part is written out for every head.
         k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))
         q = self._sharded(self.tag("query", jnp.concatenate([q_nope, q_rope], axis=-1)))
         k = self.tag("key", jnp.concatenate([k_nope, k_rope], axis=-1))

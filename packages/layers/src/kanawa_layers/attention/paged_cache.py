@@ -72,4 +72,5 @@ def _places(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tup
 
 def _page_of(table: jax.Array, owners: jax.Array, entry: jax.Array, pages: int) -> jax.Array:
     """Returns the page in the pool; `pages`, which isn't written, past the end of the table."""
+    # The clamp keeps the gather in bounds; the page past the pool then drops the write.
     return jnp.where(entry < table.shape[1], table[owners, jnp.minimum(entry, table.shape[1] - 1)], pages)

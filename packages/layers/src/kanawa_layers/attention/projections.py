@@ -75,6 +75,7 @@ def project(layer: Any, x: Float[Array, "B T E"]) -> tuple[jax.Array, jax.Array,
         return layer.query(x), layer.key(x), layer.value(x)
     fused = layer.qkv(x)
     batch, length, kv_heads, parts, width = fused.shape
+    # [K, H / K] flattens to query heads in the order in which attention groups them, so no head moves between devices.
     q = fused[:, :, :, : parts - 2].reshape(batch, length, kv_heads * (parts - 2), width)
     return q, fused[:, :, :, parts - 2], fused[:, :, :, parts - 1]
 

@@ -23,6 +23,7 @@ class QuantisedCache(Cache):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the inner caches."""
+            # Both are told the same sequences; only the same kind then writes codes and scales to the same places.
             if type(self.codes) is type(self.scales):
                 return []
             return ["codes and scales are caches of different kinds, so their places would differ"]

@@ -26,6 +26,7 @@ class RingCache(Cache):
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of `keys` and `values`, [rows, min(length, reach), kv_heads, width]."""
+        # A ring longer than the row would only hold entries that are never written.
         size = min(length, self.config.reach or length)
         return layout(self.config, (rows, size), ("batch", None), dtype)
 
@@ -48,6 +49,7 @@ class RingCache(Cache):
         positions = lengths[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
         real = jnp.ones(positions.shape, bool) if sequences.segment_ids is None else sequences.segment_ids != 0
         entries = _entries_to_write(positions, real, size)
+        # mode="drop" with an entry past the end is how padding and overwritten tokens stay out.
         put = jax.vmap(lambda row, at, array: row.at[at].set(array.astype(row.dtype), mode="drop"))
         rows = {name: put(old[name], entries, array) for name, array in new.items()}
         seen = {name: jnp.concatenate([old[name], new[name].astype(old[name].dtype)], 1) for name in new}

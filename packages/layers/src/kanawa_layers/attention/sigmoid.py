@@ -44,6 +44,7 @@ class SigmoidDotProduct(DotProduct):
         if cfg.logit_cap is not None:
             scores = cfg.logit_cap * jnp.tanh(scores / cfg.logit_cap)
         scores = scores if bias is None else scores + bias.astype(jnp.float32)
+        # Without the shift a row of n keys would sum to n / 2 at the start, and the stream with it.
         weights = jax.nn.sigmoid(scores - math.log(cfg.length))
         allowed = _allowed(q, keys, mask, sequences, positions, kv_segment_ids)
         weights = weights if allowed is None else jnp.where(allowed[:, None], weights, 0.0)

@@ -26,6 +26,7 @@ class LearnedSinks(Sinks):
 
     def setup(self) -> None:
         """Declares `logits`, [heads]."""
+        # Decay would pull every head towards attending to nothing, whatever the data say.
         self.add_param("logits", (self.config.num_heads,), axes=("heads",), init=kn.zeros, weight_decay=0.0)
 
     def forward(self) -> Float[Array, " H"]:

@@ -54,8 +54,10 @@ class BatchNorm(Norm):
         mean = jnp.sum(rows * weight, axis=0) / count
         centred = rows - mean[None]
         variance = jnp.sum(centred * centred * weight, axis=0) / count
+        # Normalised by the biased variance, remembered as the unbiased one: what PyTorch does, so checkpoints agree.
         unbiased = variance * count / jnp.maximum(count - 1.0, 1.0)
         decay = self.config.decay
+        # Running statistics are a record of the batch, no path for gradients.
         self.update("mean", decay * self.state("mean") + (1.0 - decay) * jax.lax.stop_gradient(mean))
         self.update("variance", decay * self.state("variance") + (1.0 - decay) * jax.lax.stop_gradient(unbiased))
         return mean, variance

@@ -53,6 +53,7 @@ class Linear(Weighted):
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns x @ weight (+ bias) over the trailing axes."""
         y = self.product(x, "weight")
+        # The weight goes in as a function: DoRA needs its norm, LoRA doesn't, and a quantised one is dear to restore.
         if self.adapter is not None:
             y = self.adapter(x, y, lambda: self.dense_weight("weight"))
         return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y

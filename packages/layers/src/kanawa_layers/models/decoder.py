@@ -40,6 +40,7 @@ class DecoderLM(CausalLM):
         self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
         self.add_child("head", cfg.head, **sizes)
         self.add_child("loss", cfg.loss)
+        # A tied head finds the table by this name, wherever in the tree it sits.
         self.share("embedding", self.embedding)
 
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:

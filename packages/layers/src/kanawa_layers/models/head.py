@@ -81,5 +81,6 @@ def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
     """Returns fp32 logits of hidden states, scaled and capped."""
     weight, cap = head.weight(), head.config.logit_cap
     spec = "bte,ve->btv" if head.tied else "bte,ev->btv"
+    # Accumulated in fp32 whatever the weights are: a cap or a softmax over 100,000 logits shows bfloat16 steps.
     logits = jnp.einsum(spec, head.scaled(x), weight, preferred_element_type=jnp.float32)
     return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -29,6 +29,7 @@ def edit_with(cfg: kn.Config, target: Any, where: str, names: Sequence[str], edi
         reached.append(node)
 
     kn.replace(cfg, target=target, edit=visit, where=where)
+    # Some without the field are fine (a model may mix attention and recurrences); all without it is a mistake.
     if not reached:
         fits = "; ".join(f"{kind} has no {absent}" for kind, absent in sorted(lacking.items()))
         message = f"nothing under {where!r} takes {' and '.join(names)}: {fits}"

@@ -57,6 +57,7 @@ def replace_positions(cfg: kn.Config, modifier: str, new: Positions.Config, wher
     """
     kn.replace(cfg, target=Positions, new=new, where=where)
     attentions = [path for path, node in cfg.walk() if _fills(node, SequenceMixer)]
+    # A list: nodes are taken away on the walk.
     for path, node in list(cfg.walk()):
         if not _fills(node, Positions) or any(path.startswith(f"{attention}.") for attention in attentions):
             continue

@@ -174,6 +174,7 @@ def _scaled_from(
 
 def trained_length(rotary: Any) -> int | None:
     """Returns how long sequences were before any stretching: what a scaling stretches from, else what the node says."""
+    # A scaling that is replaced has itself stretched from an earlier length: that one is what the weights have seen.
     scaling = rotary.scaling
     if scaling is not None and "original_length" in scaling.fields():
         return scaling.original_length

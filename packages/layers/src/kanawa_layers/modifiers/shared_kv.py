@@ -125,6 +125,7 @@ def _sharing(block: Block.Config, place: int, kind: type[KeySharing.Config] | No
             continue
         if _SLOT in node.fields():
             node.set(**{_SLOT: kind(name=f"keys of {path} {place}")})
+            # A fused kernel makes all three; a layer that takes keys needs queries alone.
             if kind is TakeKeys.Config and "qkv" in node.fields():
                 node.set(qkv=None)
     return copy
@@ -133,6 +134,7 @@ def _sharing(block: Block.Config, place: int, kind: type[KeySharing.Config] | No
 def _like(stack: Any, blocks: tuple[Block.Config, ...], num_layers: int) -> PatternStack.Config:
     """Returns a stack of these blocks, run as `stack` is, whose layers have the foreign names they had."""
     new = PatternStack.Config(num_layers=num_layers, pattern=blocks, input_dim=stack.input_dim)
+    # Only what was set: the rest keeps following the defaults, and the text stays short.
     for name in ("scan", "remat"):
         if stack.is_set(name):
             new.set(**{name: getattr(stack, name)})

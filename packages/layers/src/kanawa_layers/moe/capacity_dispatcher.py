@@ -43,11 +43,13 @@ class CapacityDispatcher(TokenDispatcher):
         factor = self.config.factor if self.train else self.config.eval_factor
         # More rows than tokens are never used: a token chooses an expert once.
         capacity = min(num_tokens, math.ceil(factor * num_tokens * top_k / num_experts))
+        # All first choices come before any second one, so that a full expert drops second choices first.
         expert = expert_ids.T.reshape(-1)
         chosen = (expert[:, None] == jnp.arange(num_experts)[None]).astype(jnp.int32)
         earlier = jnp.sum((jnp.cumsum(chosen, axis=0) - chosen) * chosen, axis=1)
         real = expert < num_experts
         kept = real & (earlier < capacity)
+        # One slot past the end for what is dropped: writes there vanish, reads there give zeros.
         slots = jnp.where(kept, expert * capacity + earlier, num_experts * capacity)
         tokens = jnp.tile(jnp.arange(num_tokens), top_k)
         source = jnp.full(num_experts * capacity, num_tokens).at[slots].set(tokens, mode="drop")

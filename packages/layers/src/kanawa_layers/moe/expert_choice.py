@@ -43,6 +43,7 @@ class ExpertChoiceRouter(kn.Module):
         logits = jnp.matmul(x.astype(jnp.float32), weight, precision=jax.lax.Precision.HIGHEST)
         scores = jax.nn.softmax(logits, axis=-1) * valid[:, None]
         weights, tokens = jax.lax.top_k(scores.T, capacity)
+        # Experts fill up with weight-0 tokens where too few are real; such a visit is none.
         visits = jnp.zeros(num_tokens).at[tokens.reshape(-1)].add((weights > 0.0).reshape(-1).astype(jnp.float32))
         self.record("unrouted", kn.Mean(jnp.sum(jnp.where(visits == 0.0, valid, 0.0)), jnp.sum(valid)))
         return tokens, weights

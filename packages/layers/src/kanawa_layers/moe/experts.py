@@ -31,6 +31,7 @@ class Experts(Weighted):
             (cfg.num_experts, cfg.input_dim, cfg.hidden_dim) if up else (cfg.num_experts, cfg.hidden_dim, cfg.input_dim)
         )
         axes: LogicalAxes = ("experts", "embed", "mlp") if up else ("experts", "mlp", "embed")
+        # A weight's first dimension counts as its inputs unless told otherwise; here it counts experts.
         self.add_weight(name, shape, axes=axes, fan_in_axes=(1,), fan_out_axes=(2,))
         if cfg.bias:
             width, axis = shape[2], axes[2]

@@ -80,6 +80,7 @@ class TopKRouter(Router):
         scores = self._scoring.scores(logits)
         preference = jax.lax.stop_gradient(scores)
         if self.balancing is not None:
+            # The bias moves the choice alone: weights below are those of the scores, so no gradient sees it.
             preference = preference + self.balancing.bias()[None]
         expert_ids = self._selection.choose(preference, cfg.top_k)
         weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
@@ -105,7 +106,9 @@ class TopKRouter(Router):
         valid: Float[Array, " N"],
     ) -> None:
         cfg, count = self.config, jnp.sum(valid)
+        # Counted over all k choices at once: top-k ids of a token differ, so entries are 0 or 1.
         chosen = jax.nn.one_hot(expert_ids, cfg.num_experts, dtype=jnp.float32).sum(1)
+        # A microbatch of nothing but padding would divide by 0, and its zero weight would not mend a NaN.
         safe = jnp.maximum(count, 1.0)
         load = jnp.sum(chosen * valid[:, None], 0) / (safe * cfg.top_k)
         self.record("max_load", kn.Max(jnp.max(load)))

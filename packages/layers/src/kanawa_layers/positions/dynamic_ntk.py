@@ -22,6 +22,7 @@ class DynamicNTKScaling(FrequencyScaling):
         """Returns the frequencies of the larger base."""
         del theta
         cfg = self.config
+        # Up to the trained length this is 1, and the frequencies are those the model was trained with.
         growth = cfg.factor * max(cfg.length, cfg.original_length) / cfg.original_length - cfg.factor + 1.0
         exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
         return inv_freq * (growth ** (dim / (dim - 2))) ** -exponents

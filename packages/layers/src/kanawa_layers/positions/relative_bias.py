@@ -63,6 +63,7 @@ def relative_bucket(
     else:
         distance = jnp.maximum(-relative, 0)
     exact = num_buckets // 2
+    # fp32 and then truncated, as T5's own code does: another order of rounding moves distances between buckets.
     far = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
     far = exact + (far * (num_buckets - exact)).astype(relative.dtype)
     return first + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))

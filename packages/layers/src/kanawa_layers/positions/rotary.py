@@ -66,6 +66,7 @@ class Rotary(Positions):
         """Returns q and k turned; scores then depend on position differences only."""
         scaling = self.config.scaling
         factor = 1.0 if scaling is None else scaling.build().attention_factor()
+        # fp32 throughout: at position 100,000 bfloat16 angles would be off by hundreds of radians.
         angles = self._of_each_frequency(positions) * along_last(self.inverse_frequencies(), 3)
         cos, sin = factor * jnp.cos(angles)[:, :, None, :], factor * jnp.sin(angles)[:, :, None, :]
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
@@ -119,6 +120,7 @@ def _turned(
     x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 R"], sin: Float[Array, "B T 1 R"], swap: Float[Array, "R R"]
 ) -> Float[Array, "B T H R"]:
     """Returns x * cos + (x @ swap) * sin. A row of `swap` has one entry, so the product is exact in any dtype."""
+    # A row of `swap` has one entry, so nothing is summed; a lower precision would still round x itself.
     partner = jnp.matmul(x, swap, precision=jax.lax.Precision.HIGHEST)
     return (x.astype(jnp.float32) * cos + partner.astype(jnp.float32) * sin).astype(x.dtype)
 

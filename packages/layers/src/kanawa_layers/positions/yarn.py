@@ -41,6 +41,7 @@ class YarnScaling(FrequencyScaling):
         if cfg.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
+        # The published code's guard: a ramp of no width would divide by 0.
         width = 0.001 if high == low else high - low
         divided = jnp.clip((jnp.arange(dim // 2, dtype=jnp.float32) - low) / width, 0.0, 1.0)
         return divided * inv_freq / cfg.factor + (1.0 - divided) * inv_freq

@@ -49,9 +49,11 @@ class CausalConv(kn.Module):
         if segments is not None:
             x = jnp.where(segments.real[..., None], x, jnp.zeros((), x.dtype))
         inputs = jnp.concatenate([before, x], axis=1)
+        # Zeros before the row match a first segment that goes on from the tail, and no other.
         resets = None if segments is None else jnp.pad(segments.resets, ((0, 0), (lags, 0)))
         weight = self.param("weight", jnp.float32)
         y = jnp.zeros(x.shape, jnp.float32)
+        # A handful of shifted products, which XLA fuses, and which can stop at a segment: a convolution can't.
         for tap in range(lags + 1):
             shifted = inputs[:, tap : tap + length].astype(jnp.float32) * along_last(weight[tap], 3)
             if resets is not None:

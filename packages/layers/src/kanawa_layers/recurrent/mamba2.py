@@ -77,6 +77,7 @@ class Mamba2(SequenceMixer):
         for name in _CONVOLVED:
             width, axis = parts[name]
             self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=width, axis=axis)
+        # Weight decay would pull rates to exp(0) and step biases to softplus(0): it would change what is remembered.
         for name, init in (("log_rate", LogOfUniform()), ("skip", kn.ones), ("step_bias", StepBias())):
             self.add_param(name, (cfg.num_heads,), axes=("heads",), init=init, weight_decay=0.0)
         self.add_child("norm", cfg.norm, input_dim=inner, groups=cfg.num_groups)
@@ -96,11 +97,13 @@ class Mamba2(SequenceMixer):
         value = mixed["value"].reshape(*x.shape[:2], cfg.num_heads, self.head_dim)
         value = kn.constrain(value, ("batch", "length", "heads", "head_dim"))
         key, query = (mixed[n].reshape(*x.shape[:2], cfg.num_groups, cfg.state_dim) for n in ("key", "query"))
+        # Steps and rates stay fp32: they are summed over the chunk before they are exponentiated.
         step = self._step(x)
         rate = -jnp.exp(self.param("log_rate", jnp.float32))
         out, carried["state"] = linear_recurrence(
             query,
             key,
+            # The product in fp32: steps start as small as 0.001, of which bfloat16 keeps two to three digits.
             (value.astype(jnp.float32) * step[..., None]).astype(value.dtype),
             log_decay=step * rate[None, None],
             initial_state=old.get("state"),
@@ -123,6 +126,7 @@ class Mamba2(SequenceMixer):
         """Returns the layout of three tails in `dtype` and an fp32 state; `length` doesn't matter."""
         cfg = self.config
         shape = (rows, cfg.num_heads, cfg.state_dim, self.head_dim)
+        # fp32 whatever the cache's dtype: a state is added to at every token, and rounding would pile up.
         state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
         tails = {f"{name}_tail": self.children[f"{name}_conv"].tail_spec(rows, dtype) for name in _CONVOLVED}
         return {**tails, "state": state}

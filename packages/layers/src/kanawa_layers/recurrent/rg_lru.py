@@ -71,4 +71,5 @@ class RGLRU(kn.Module):
         """Returns two FLOPs a weight of the gates, and two a channel for the recurrence."""
         del context_length
         cfg = self.config
+        # Gates are block-diagonal, so each of the two costs input_dim^2 / num_blocks weights.
         return 4.0 * cfg.input_dim**2 / cfg.num_blocks + 2.0 * cfg.input_dim

@@ -33,6 +33,7 @@ class ResidualBlock(Block):
         """Declares every slot."""
         for name in self.config.fields():
             slot = getattr(self.config, name)
+            # An absent slot is declared too: `self.<name>` is then None.
             if slot is None or isinstance(slot, kn.Module.Config):
                 self.add_child(name, slot, input_dim=self.config.input_dim)
 
@@ -60,6 +61,7 @@ class ResidualBlock(Block):
         self, branch: str, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         y, cache = getattr(self, branch)(self._read(branch, x), sequences, cache)
+        # Before norms and scales, so that blocks of all kinds can be compared.
         self.emit(f"{branch}_output", y)
         return self._join(branch, x, y), cache
 

@@ -42,6 +42,7 @@ class ChainedStack(Stack):
         """Returns the last residual stream, and the caches as a tuple with one entry a layer (None in training)."""
         extended: tuple[Any, ...] = ()
         for name, first in self._first.items():
+            # One flat tuple for all stacks: who decodes needn't know how the tower is built.
             own = None if caches is None else caches[first : first + self._counts[name]]
             x, own = self.children[name](x, sequences, own)
             extended += () if own is None else tuple(own)

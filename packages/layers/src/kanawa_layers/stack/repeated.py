@@ -57,6 +57,7 @@ class RepeatedStack(Stack):
         extended = []
 
         def body(carry: Float[Array, "B T E"], _: None) -> tuple[Float[Array, "B T E"], None]:
+            # The body runs once a layer while tracing, in order, so the list counts the layers.
             y, cache = self.layer(carry, sequences, caches[len(extended)])
             extended.append(cache)
             return y, None

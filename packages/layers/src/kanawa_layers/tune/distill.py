@@ -45,6 +45,7 @@ class Distilled(CausalLM):
         sequences = Sequences(positions=batch.positions, segment_ids=batch.segment_ids)
         x = _last_stream(self.student, batch.input_ids, sequences)
         self.student.head_and_loss(x, batch)
+        # An evaluation measures the student; the teacher's forward would only cost time.
         if not self.train:
             return
         with kn.call_name("distillation"):
