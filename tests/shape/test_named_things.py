@@ -18,7 +18,7 @@ PATH = re.compile(r"^[\w./-]*/[\w./-]*\.(?:py|md|toml|txt)$|^[\w-]+\.py$")
 #: Classes of others, or of the page's own example.
 OTHERS = {"MaxText", "RecurrentGemmaForCausalLM", "ForCausalLM", "JobSet", "MyLayer", "UseMyLayer", "PyTorch"}
 #: Files that a run, a model or a reader's own package has.
-THEIRS = re.compile(r"^(my_package|my-layer|my-study|runs|src|exports|downloads|checkpoints|signum|group|status|swish)")
+THEIRS = re.compile(r"^(my_package|my-[a-z]+|runs|src|exports|downloads|checkpoints|signum|group|status|swish)")
 
 
 def _tracked(*patterns: str) -> list[str]:

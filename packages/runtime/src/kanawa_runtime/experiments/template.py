@@ -54,7 +54,7 @@ class LanguageModelTemplate(ExperimentTemplate):
         return (
             f"{kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
             "rows of tokens for a CausalLM or MaskedLM; train it from Python with a loop of your own, as "
-            "docs/your-own-experiment.md shows"
+            "docs/your-own/experiment.md shows"
         )
 
     def experiment(self, model: Config, platform: str | None = None, devices: int = 1) -> Trainer.Config:
