@@ -15,7 +15,7 @@ def run(tmp_path_factory):
         (folder / "text" / f"{number}.txt").write_text(f"What number {number} says of words.\n" * 20)
     cfg = tiny()
     cfg.set(model=TinyLM.Config(vocab_size=300), steps=3, batch_size=8)
-    return train(cfg, folder / "run", data=str(folder / "text"))
+    return train(cfg, folder / "run", target="cpu", data=str(folder / "text"))
 
 
 def test_what_comes_back(run):
@@ -32,10 +32,10 @@ def test_it_says_something_after_a_prompt(run):
 
 
 def test_it_goes_on_in_its_own_directory_and_starts_others(run, tmp_path):
-    further = train(str(run.directory), run.directory, steps=4)
+    further = train(str(run.directory), run.directory, target="cpu", steps=4)
     assert further.losses[:3] == run.losses[:3]
     assert further.outcome.start_step == 3
-    other = train(str(run.directory), tmp_path / "other", steps=1)
+    other = train(str(run.directory), tmp_path / "other", target="cpu", steps=1)
     noted = [event["path"] for event in other.events if event["event"] == "initialised_from"]
     assert noted == [str(run.directory)]
 
@@ -47,4 +47,4 @@ def test_a_composition_takes_no_further_arguments(tmp_path):
 
 def test_a_run_without_text_has_nothing_to_say(tmp_path):
     with pytest.raises(UsageError, match="tokenizer"):
-        train(tiny(), tmp_path / "run", steps=1).generate("a")
+        train(tiny(), tmp_path / "run", target="cpu", steps=1).generate("a")

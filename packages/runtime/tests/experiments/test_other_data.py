@@ -13,7 +13,7 @@ from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import JsonLines, TextFiles
 from kanawa_runtime.experiments.other_data import on_other_data
 from kanawa_runtime.experiments.template import LanguageModelTemplate
-from tiny_lm import TinyLM
+from tiny_lm import CountingTokens, TinyLM
 
 
 class Both(MaskedLM):
@@ -54,8 +54,8 @@ def test_files(texts, text, corpus, files):
 
 
 def test_a_name_means_that_experiments_data_at_our_length():
-    data = on_other_data(experiment(5000), "quickstart").data
-    assert isinstance(data, TextSource.Config)
+    data = on_other_data(experiment(5000), "tiny-lm").data
+    assert isinstance(data, CountingTokens.Config)
     assert data.sequence_length == 256
     assert isinstance(on_other_data(experiment(), "random-tokens").data, RandomTokens.Config)
 
@@ -79,9 +79,8 @@ def test_the_folders_tokenizer_reads_the_new_text(texts):
     cfg.data.set(corpus=on_other_data(cfg, "mytext").data.corpus)
     source = cfg.data.build()
     source.tokenizer.save(texts / "tokenizer.json")
-    for other in ("records.jsonl", "quickstart"):
-        data = on_other_data(experiment(), other, texts / "tokenizer.json").data
-        assert data.build().tokenizer.digest == source.tokenizer.digest
+    data = on_other_data(experiment(), "records.jsonl", texts / "tokenizer.json").data
+    assert data.build().tokenizer.digest == source.tokenizer.digest
 
 
 @pytest.mark.parametrize(
