@@ -1,0 +1,112 @@
+"""Conformance of a checkpointer: every bit comes back, what is kept is what was asked, a reader changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kanawa.config import from_json, to_json
+from kanawa.contracts import Checkpointer, Restored
+
+_DATA = {"row": 24, "digest": "abc"}
+_META = {"plugins": {"kanawa": "0.1.0"}}
+
+
+class CheckpointerConformance:
+    """An author gives the checkpointer's config; steps lie in a fresh folder each time."""
+
+    def config(self) -> Checkpointer.Config:
+        """Returns the checkpointer's config."""
+        raise AssertionError("implement config() in the conformance class")  # noqa: EM101
+
+    def trees(self, step: int) -> dict[str, Any]:
+        """Returns the arrays of a step, with leaves that tempt to be lost: bf16, scalars, NaN, minus zero, empty."""
+        odd = np.array([[np.nan, -0.0, np.inf, 1e-40]], np.float32)
+        params: dict[str, Any] = {
+            "embed": jnp.arange(12, dtype=jnp.float32).reshape(3, 4) + step,
+            "stack": {"layer[0]": {"w": jnp.full((2, 2), step, jnp.bfloat16)}, "odd": jnp.asarray(odd)},
+            "nothing": jnp.zeros((0, 2), jnp.float32),
+        }
+        opt = {"adam/mu/embed": params["embed"] * 2, "adam/count": jnp.asarray(step, jnp.int32)}
+        return {"params": params, "opt": opt, "state": {"seen": jnp.asarray([True, False])}}
+
+    def saved(self, folder: Path, *steps: int, **policy: Any) -> Checkpointer:
+        """Returns a checkpointer that has saved these steps."""
+        checkpointer: Checkpointer = self.config().build(directory=folder, **policy)
+        for step in steps:
+            assert checkpointer.save(step, **self.trees(step), data=_DATA, meta=_META)
+        checkpointer.wait()
+        return checkpointer
+
+    def restored(self, checkpointer: Checkpointer, step: int | None = None) -> Restored:
+        """Returns a step, or the newest one, restored into the shapes of the trees."""
+        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self.trees(0))
+        found = checkpointer.restore(abstract, step=step)
+        assert found is not None, "what was saved can't be restored"
+        return found
+
+    def test_config_round_trips_through_json(self) -> None:
+        assert from_json(to_json(self.config())) == self.config()
+
+    def test_a_fresh_folder_has_nothing_to_restore(self, tmp_path: Path) -> None:
+        checkpointer: Checkpointer = self.config().build(directory=tmp_path)
+        assert checkpointer.steps() == []
+        assert checkpointer.latest() is None
+        assert checkpointer.restore({"params": {}}) is None
+        checkpointer.close()
+
+    def test_every_bit_comes_back_to_another_process(self, tmp_path: Path) -> None:
+        self.saved(tmp_path, 7).close()
+        reader = self.config().build(directory=tmp_path, read_only=True)
+        restored = self.restored(reader)
+        assert (restored.step, restored.data, dict(restored.meta)) == (7, _DATA, _META)
+        for name, tree in self.trees(7).items():
+            same: bool = jax.tree.structure(restored.items[name]) == jax.tree.structure(tree)  # type: ignore[operator]
+            assert same, name
+            for one, other in zip(jax.tree.leaves(restored.items[name]), jax.tree.leaves(tree), strict=True):
+                assert one.dtype == other.dtype
+                assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
+        reader.close()
+
+    def test_steps_are_counted_and_found_where_they_are_said_to_lie(self, tmp_path: Path) -> None:
+        checkpointer = self.saved(tmp_path, 1, 2)
+        assert checkpointer.steps() == [1, 2]
+        assert checkpointer.latest() == 2
+        assert self.restored(checkpointer, 1).step == 1
+        assert Path(checkpointer.location(2)).exists()
+        checkpointer.close()
+
+    def test_arrays_may_be_donated_once_save_returns(self, tmp_path: Path) -> None:
+        checkpointer: Checkpointer = self.config().build(directory=tmp_path)
+        trees = self.trees(3)
+        checkpointer.save(3, **trees, data=_DATA, meta=_META)
+        for leaf in jax.tree.leaves(trees):
+            leaf.delete()
+        checkpointer.wait()
+        embed = self.restored(checkpointer).items["params"]["embed"]
+        assert np.array_equal(embed, self.trees(3)["params"]["embed"])
+        checkpointer.close()
+
+    def test_the_newest_are_kept_and_every_nth_for_good(self, tmp_path: Path) -> None:
+        checkpointer = self.saved(tmp_path, 1, 2, 3, 4, 5, keep_last_n=2, keep_every_n_steps=2)
+        assert checkpointer.steps() == [2, 4, 5]
+        checkpointer.close()
+
+    def test_a_committed_step_is_told_with_its_place(self, tmp_path: Path) -> None:
+        told: list[tuple[str, int, str]] = []
+        checkpointer = self.saved(
+            tmp_path, 4, on_event=lambda kind, fields: told.append((kind, fields["step"], fields["path"]))
+        )
+        checkpointer.close()
+        assert told == [("checkpoint_committed", 4, checkpointer.location(4))]
+
+    def test_reading_changes_nothing(self, tmp_path: Path) -> None:
+        self.saved(tmp_path, 1, 2).close()
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        reader = self.config().build(directory=tmp_path, read_only=True)
+        self.restored(reader)
+        reader.close()
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -1,0 +1,16 @@
+"""Our checkpointer and loader pass the kit that a stranger's must."""
+
+from kanawa.testing.checkpointer import CheckpointerConformance
+from kanawa.testing.loader import LoaderConformance
+from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.data.loader import GrainLoader
+
+
+class TestOrbaxCheckpointer(CheckpointerConformance):
+    def config(self):
+        return OrbaxCheckpointer.Config()
+
+
+class TestGrainLoader(LoaderConformance):
+    def config(self):
+        return GrainLoader.Config()
