@@ -12,7 +12,16 @@ KEYS = {
     "flops_per_step", "step_seconds", "step_seconds_by", "mfu", "mesh", "kernels", "suggestions",
 }  # fmt: skip
 SMALL = (
-    *("--set", "model.vocab_size=256", "--set", "data.sequence_length=64", "--set", "batch_size=16"),
+    *(
+        "--set",
+        "model.vocab_size=256",
+        "--set",
+        "data.vocab_size=256",
+        "--set",
+        "data.sequence_length=64",
+        "--set",
+        "batch_size=16",
+    ),
     *("--set", "model.input_dim=64", "--set", "model.stack.layer.feed_forward.hidden_dim=128"),
     *("--set", "model.stack.layer.attention.num_heads=4", "--set", "model.stack.layer.attention.num_kv_heads=4"),
 )
@@ -65,10 +74,10 @@ def test_a_saved_program_warms_a_run(installation, monkeypatch):
     ("arguments", "said"),
     [
         (["plan", "tiny-lm"], ["plan needs a target: --on"]),
-        (["plan", "tinny", "--on", "cpu-8"], ["did you mean 'tiny'"]),
+        (["plan", "tinny", "--on", "cpu-8"], ["did you mean 'tiny-lm'"]),
         (
             ["plan", "tiny-lm", "--on", "v9-8,v5p-7,cpu-8", "--set", "model.input_dim=12", "--set", "batch_size=9"],
-            ["unknown device 'v9'", "v5p-7", "--on cpu-8", "model.input_dim", "batch_size"],
+            ["unknown device 'v9'", "v5p-7", "--on cpu-8", "batch_size"],
         ),
         (["plan", "tiny-lm", "--on", "cpu-8", "--modify", 'mesh:axes={"fsdp":16}'], ["execution.mesh.axes", "8"]),
         (["plan", "tiny-lm", "--on", "cpu-8", "--modify", 'mesh:axes={"fdsp":-1}'], ["'fdsp'", "did you mean 'fsdp'"]),

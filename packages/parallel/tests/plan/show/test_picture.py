@@ -3,7 +3,13 @@
 from xml.etree import ElementTree
 
 import pytest
-from kanawa_parallel.plan.show.picture import draw
+from jax.sharding import AbstractMesh, AxisType
+from kanawa.arrays.rules import partition
+from kanawa.arrays.shardings import abstract_params
+from kanawa.arrays.tree import flatten_paths
+from kanawa.module import param_specs
+from kanawa_parallel.plan.show.picture import draw, parameter_rows
+from kanawa_parallel.strategies.fsdp import FSDP
 
 MESH = {"data": 2, "fsdp": 4}
 KERNEL = ("stack.layer.up.kernel", ("layers", "embed", "mlp"), ((), ("fsdp",), ()))
@@ -27,3 +33,14 @@ def test_every_array_has_its_row(mesh):
 def test_colours_are_the_mesh_axes():
     text = draw("t", MESH, [KERNEL], [TOKENS])
     assert text.count('opacity="0.55"') == 3
+
+
+@pytest.mark.parametrize("shards", [3, 4, 8])
+def test_rows_show_where_parameters_really_lie(job, shards):
+    """Also where the first choice of an axis doesn't divide, and storage takes another one or none."""
+    model = job.Job.Config().build().model
+    rules = FSDP.Config().build().param_rules()
+    mesh = AbstractMesh((shards,), ("fsdp",), axis_types=(AxisType.Auto,))
+    placed = flatten_paths(abstract_params(param_specs(model), rules, mesh))
+    rows = {path: partition(split) for path, _, split in parameter_rows(model, rules, {"fsdp": shards})}
+    assert rows == {path: leaf.sharding.spec for path, leaf in placed.items()}
