@@ -125,6 +125,23 @@ def test_our_own_tokenizer_goes_along(kanawa, work):
     assert library.decode(prompt + ours["token_ids"]) == "The fox" + ours["text"]
 
 
+@pytest.mark.parametrize("verb", [("train", "--run", "never"), ("eval",)])
+def test_text_never_goes_through_another_tokenizer(work, verb, monkeypatch, capsys):
+    monkeypatch.chdir(work)
+    folder = work / "pieces"
+    if not folder.exists():
+        write_model(folder, 512)
+        (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert main([verb[0], "pieces", "--data", "mytext", *verb[1:]]) == 2
+    error = capsys.readouterr().err
+    assert "pieces has tokenizer.model, a SentencePiece model, and no tokenizer.json" in error
+    assert "save_pretrained" in error
+    assert not (work / "never").exists()
+    assert main(["generate", "pieces", "--prompt", "a"]) == 2
+    assert "a SentencePiece model" in capsys.readouterr().err
+    assert main(["generate", "pieces", "--prompt-ids", "1,2", "--max-tokens", "2"]) == 0
+
+
 @pytest.mark.parametrize(
     ("family", "message"),
     [

@@ -9,10 +9,13 @@ from kanawa.errors import ConfigError, UsageError, did_you_mean
 from kanawa.plugins import component, host
 
 from kanawa_runtime.data.corpus import Corpus
+from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.masked import MaskedTokens
 from kanawa_runtime.data.own_text import names_files, own_corpus
 from kanawa_runtime.data.source import TextSource
+from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
 from kanawa_runtime.experiments.default_data import default_data
+from kanawa_runtime.train.run_directory import ORIGIN
 
 
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
@@ -79,6 +82,19 @@ def read_by(data: DataSource.Config, file: Path) -> None:
     inner = data.source if isinstance(data, MaskedTokens.Config) else data
     if isinstance(inner, TextSource.Config):
         inner.set(tokenizer_file=str(file.resolve()))
+
+
+def check_read_by_its_own(data: DataSource.Config, directory: Path) -> None:
+    """Raises TokenizerError where text would go to the model of a folder through another tokenizer than its own.
+
+    So it would where its own lies there in a form that isn't read: the model would learn its language anew.
+    """
+    inner = data.source if isinstance(data, MaskedTokens.Config) else data
+    if not isinstance(inner, TextSource.Config) or inner.tokenizer_file is not None:
+        return
+    for folder in (directory, directory / ORIGIN):
+        if other_tokenizers(folder):
+            raise TokenizerError(unreadable(folder))
 
 
 def _unknown(text: str) -> str:

@@ -9,7 +9,7 @@ from kanawa.errors import UsageError
 from kanawa.module import count_parameters
 
 from kanawa_runtime.experiments.default_data import default_data
-from kanawa_runtime.experiments.other_data import on_other_data, read_by
+from kanawa_runtime.experiments.other_data import check_read_by_its_own, on_other_data, read_by
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
@@ -101,4 +101,7 @@ class LanguageModelTemplate(ExperimentTemplate):
         """Returns the experiment on other data, read by the tokenizer of `source` where that folder has one."""
         from kanawa_runtime.experiments.folders import tokenizer_file
 
-        return on_other_data(experiment, data, None if source is None else tokenizer_file(source))
+        cfg = on_other_data(experiment, data, None if source is None else tokenizer_file(source))
+        if source is not None:
+            check_read_by_its_own(cfg.data, source)
+        return cfg

@@ -9,13 +9,13 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.folder import unreadable
+from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from kanawa_runtime.experiments.folders import tokenizer_file
-from kanawa_runtime.experiments.other_data import on_other_data, read_by
+from kanawa_runtime.experiments.other_data import check_read_by_its_own, on_other_data, read_by
 from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
 from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
-from kanawa_runtime.train.run_directory import CHECKPOINTS, read_config
+from kanawa_runtime.train.run_directory import CHECKPOINTS, ORIGIN, read_config
 from kanawa_runtime.train.trainer import Trainer
 
 
@@ -56,6 +56,7 @@ def open_run(
     kept = tokenizer_file(directory)
     if data is not None:
         cfg = on_other_data(cfg, data, kept)
+        check_read_by_its_own(cfg.data, directory)
     elif kept is not None:
         # The corpus may have changed since, and a tokenizer learned from it now would be another one.
         read_by(cfg.data, kept)
@@ -101,4 +102,6 @@ def tokenizer_of(run: OpenedRun) -> Tokenizer | None:
 
 def no_tokenizer(run: OpenedRun) -> UsageError:
     """Returns the error of a prompt in text for a run without a tokenizer."""
-    return UsageError(f"{unreadable(run.directory)}; or give --prompt-ids 1,2,3 instead of --prompt")
+    folders = (run.directory / ORIGIN, run.directory)
+    place = next((folder for folder in folders if other_tokenizers(folder)), run.directory)
+    return UsageError(f"{unreadable(place)}; or give --prompt-ids 1,2,3 instead of --prompt")

@@ -27,14 +27,19 @@ _END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 
 def unreadable(folder: Path) -> str:
     """Returns why a folder without `tokenizer.json` has no tokenizer we read, and what to do."""
-    present = [f"{name}, {kind}" for name, kind in _UNREADABLE.items() if (folder / name).exists()]
-    present += [f"{path.name}, a tiktoken vocabulary" for path in sorted(folder.glob("*.tiktoken"))]
-    if not present:
+    others = other_tokenizers(folder)
+    if not others:
         return f"{folder} has no {TOKENIZER}"
     return (
-        f"{folder} has {present[0]}, and no {TOKENIZER}, which is the one kind that is read; write it with "
+        f"{folder} has {others[0]}, and no {TOKENIZER}, which is the one kind that is read; write it with "
         f"transformers: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
     )
+
+
+def other_tokenizers(folder: Path) -> list[str]:
+    """Returns the tokenizers in a folder that are of kinds we don't read, each with what it is."""
+    named = [f"{name}, {kind}" for name, kind in _UNREADABLE.items() if (folder / name).exists()]
+    return named + [f"{path.name}, a tiktoken vocabulary" for path in sorted(folder.glob("*.tiktoken"))]
 
 
 def folder_state(folder: Path) -> dict[str, Any]:
