@@ -62,7 +62,7 @@ def test_a_plugin_module_imports_the_host_and_the_standard_library(module):
     foreign = {n for n in ours if n.split(".")[0] not in ("kanawa", package)}
     assert not foreign
     core = {name for name in ours if name.startswith("kanawa.")}
-    assert all(n.split(".")[1] in ("plugins", "errors", "_version") for n in core), sorted(core)
+    assert all(n.split(".")[1] in ("plugins", "errors", "status", "_version") for n in core), sorted(core)
 
 
 def test_the_probe_sees_what_it_should():

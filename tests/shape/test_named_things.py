@@ -143,6 +143,7 @@ def test_a_readme_lists_the_packages_hooks_and_verbs(package):
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if ast.unparse(call.func) == "Backend":
             hooks |= {BACKEND_HOOKS[word.arg] for word in call.keywords if word.arg in BACKEND_HOOKS}
+    hooks |= _hooks_of_a_backend(tree)
     told = {name for name in named(readme) if re.fullmatch(r"kanawa_[a-z_]+", name)}
     packages = {source(name).name for name in PACKAGES}
     assert told - packages == hooks
@@ -153,6 +154,14 @@ def test_a_readme_lists_the_packages_hooks_and_verbs(package):
     }
     missing = {verb for verb in verbs if f"`{verb}`" not in readme}
     assert not missing
+
+
+def _hooks_of_a_backend(tree: ast.Module) -> set[str]:
+    """Returns the hooks that a module's `Backend(...)` answers: every backend's, and those of the parts it names."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Backend"]
+    parts = {keyword.arg for call in calls for keyword in call.keywords}
+    always = {"kanawa_device_specs", "kanawa_mesh_rules", "kanawa_doctor"} if calls else set()
+    return always | {f"kanawa_{part}" for part in parts & {"compiler_options", "topology"}}
 
 
 def test_pages_give_the_order_of_cores_parts():
