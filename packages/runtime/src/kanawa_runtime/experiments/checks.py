@@ -36,7 +36,7 @@ def _record(config: Any, kind: type[Model]) -> str:
         return ""
     return (
         f"model: {kind.__qualname__} learns from records of {kind.batch.__name__}, and the trainer's data sources make "
-        "rows of tokens; train it from Python, as docs/your-own-experiment.md shows"
+        "rows of tokens; train it from Python, as docs/your-own/experiment.md shows"
     )
 
 
