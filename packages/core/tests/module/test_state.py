@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from kanawa.errors import ContextError, ModuleError
 
 
@@ -314,3 +316,21 @@ def test_a_loop_without_state_is_traced_once():
 
     kn.functional(Plain.Config().build())({}, {}, X)
     assert len(traces) == 1
+
+
+def test_shards_start_from_what_was_written_before_them(holder):
+    class Sharded(Holder):
+        """Calls its child once outside of shard_map and once inside."""
+
+        class Config(Holder.Config):
+            """The same."""
+
+        def forward(self, x: jax.Array) -> jax.Array:
+            run = kn.shard_map(self.child.counts_only, in_specs=(P("data"),), out_specs=P("data"), axis_names=("data",))
+            return run(self.child.counts_only(x))
+
+    module = Sharded.Config().build()
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        _, outputs = jax.jit(kn.functional(module))({}, holder[1], X)
+    assert int(outputs.state["child.calls"]) == 2

@@ -70,7 +70,7 @@ class PipelinedStack(Stack):
 
     def _run(self, x: Any, sequences: Sequences, first: jax.Array, caches: Any) -> tuple[Any, Any]:
         context = current_context()
-        params, state = context.params[_LAYER], context.state.get(_LAYER, {})
+        params, state = context.params[_LAYER], context.current_state().get(_LAYER, {})
         length = jax.tree.leaves(params)[0].shape[0]
 
         def one(carry: Any, item: tuple[Any, ...]) -> tuple[Any, tuple[Any, Outputs]]:
@@ -83,7 +83,7 @@ class PipelinedStack(Stack):
                 context,
                 run,
                 {**context.params, _LAYER: layer_params},
-                {**context.state, _LAYER: layer_state},
+                {**context.current_state(), _LAYER: layer_state},
                 context.key,
                 (carry,),
                 {_LAYER: first + index},
@@ -104,7 +104,7 @@ class PipelinedStack(Stack):
         context = current_context()
         count, rounds = cfg.microbatches, cfg.rounds
         check_schedule(cfg.num_layers, stages, count, rounds, self.path)
-        params, state = (by_stage(t.get(_LAYER, {}), stages, rounds) for t in (context.params, context.state))
+        params, state = (by_stage(t.get(_LAYER, {}), stages, rounds) for t in (context.params, context.current_state()))
         rows, facts = split_rows((x, sequences), count)
         per_round = cfg.num_layers // (stages * rounds)
         here = jnp.arange(stages)
@@ -145,7 +145,7 @@ class PipelinedStack(Stack):
         context = current_context()
         check_schedule(self.config.num_layers, stages, stages, 1, self.path)
         params, state, kept = (
-            by_stage(t, stages, 1) for t in (context.params[_LAYER], context.state.get(_LAYER, {}), caches)
+            by_stage(t, stages, 1) for t in (context.params[_LAYER], context.current_state().get(_LAYER, {}), caches)
         )
         per_stage = self.config.num_layers // stages
         here = jnp.arange(stages)
