@@ -12,6 +12,12 @@ from kanawa_runtime.train.program_record import by_module, memory_peaks, program
 from tiny_lm import tiny
 
 
+@pytest.fixture(autouse=True)
+def outside_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run in a folder below a repository, such as nox's: git looks no higher than theirs."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True)
