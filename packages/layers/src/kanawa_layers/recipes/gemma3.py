@@ -70,12 +70,14 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
     local = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
     usual = (SLIDING,) * (config.get("sliding_window_pattern", 6) - 1) + (FULL,)
     nested = SLIDING in (config.get("rope_parameters") or {})
+    near = rotary(config, SLIDING) if nested else rotary(local)
+    far = rotary({"rope_theta": 1_000_000.0, **config}, FULL)
     cfg = gemma3(
         **gemma_sizes(config),
         window=config["sliding_window"],
         kinds=layer_types(config, usual),
-        local_positions=rotary(config, SLIDING) if nested else rotary(local),
-        global_positions=rotary({"rope_theta": 1_000_000.0, **config}, FULL),
+        local_positions=near.set(trained_length=far.trained_length),
+        global_positions=far,
     )
     for block in cfg.stack.pattern:
         block.feed_forward.set(activation=activation(config.get("hidden_activation", "gelu_pytorch_tanh")))

@@ -87,14 +87,22 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
     rope = {**(config.get("rope_scaling") or {}), **rope}
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
-    length = rope.get("original_max_position_embeddings", config.get("max_position_embeddings"))
     return Rotary.Config(
         theta=float(theta),
         fraction=float(fraction),
         scaling=_scaling(rope, config),
-        trained_length=length,
+        trained_length=_trained_length(rope, config),
         **fields,
     )
+
+
+def _trained_length(rope: Foreign, config: Foreign) -> int | None:
+    """Returns how long sequences were before a scaling; of a linear one, the longest divided by its factor."""
+    if "original_max_position_embeddings" in rope:
+        return rope["original_max_position_embeddings"]
+    longest = config.get("max_position_embeddings")
+    linear = rope.get("rope_type", rope.get("type")) == "linear"
+    return round(longest / float(rope["factor"])) if linear and longest else longest
 
 
 def _scaling(rope: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
@@ -129,8 +137,10 @@ def _scaling(rope: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
 def rope_keys(positions: Any) -> dict[str, Any]:
     """Returns the inverse of `rotary`, in the form that every version reads: `rope_theta` and `rope_scaling`."""
     keys: dict[str, Any] = {"rope_theta": positions.theta}
-    if positions.trained_length is not None and positions.scaling is None:
-        keys["max_position_embeddings"] = positions.trained_length
+    scaling = positions.scaling
+    if positions.trained_length is not None and (scaling is None or isinstance(scaling, LinearScaling.Config)):
+        stretched = 1.0 if scaling is None else scaling.factor
+        keys["max_position_embeddings"] = round(positions.trained_length * stretched)
     if positions.fraction != 1.0:
         keys["partial_rotary_factor"] = positions.fraction
     if positions.scaling is not None:
