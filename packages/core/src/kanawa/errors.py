@@ -14,6 +14,14 @@ class KanawaError(Exception):
     exit_code = 1
 
 
+class Interruption(BaseException):
+    """Somebody outside asked the program to stop, as Ctrl-C does; raised through everything that catches errors."""
+
+
+#: What passes even where a stranger's code is called, which may raise anything else, SystemExit too, and be blamed.
+INTERRUPTIONS = (KeyboardInterrupt, Interruption)
+
+
 class UsageError(KanawaError):
     """The caller asked for something that can't be: fix the command or the config."""
 

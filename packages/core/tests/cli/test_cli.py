@@ -32,6 +32,8 @@ def run(args):
         raise error
     if args.how == "interrupted":
         raise KeyboardInterrupt
+    if args.how == "exit":
+        raise SystemExit(0)
     if args.how == "bug":
         raise ZeroDivisionError("oops")
     return int(args.how)
@@ -116,6 +118,12 @@ def test_exit_code_and_message_of_a_plugin_verb(capsys, plugin_verb, how, code, 
     plugin_verb("fake-verbs", "pretend")
     assert main(["pretend", how]) == code
     assert capsys.readouterr() == ("", message)
+
+
+def test_a_verb_that_ends_the_program_is_not_taken_for_success(capsys, plugin_verb):
+    plugin_verb("fake-verbs", "pretend")
+    assert main(["pretend", "exit"]) == 1
+    assert "this is a bug: SystemExit" in capsys.readouterr().err
 
 
 def test_bug_shows_its_traceback(capsys, plugin_verb):

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from kanawa.errors import PluginError
+from kanawa.errors import Interruption, PluginError
 from kanawa.plugins import MeshRule, PluginHost, hookimpl, host, plugin_set_digest
 
 GROUP = "kanawa.plugins"
@@ -69,7 +69,7 @@ def test_requirement_of_an_extra_or_another_platform_does_not_count(fake_distrib
     assert state_of("ok").state == "loaded"
 
 
-@pytest.mark.parametrize("source", ["1/0", "import nowhere_at_all", "raise SystemExit(3)", "x ="])
+@pytest.mark.parametrize("source", ["1/0", "import nowhere_at_all", "raise SystemExit", "raise GeneratorExit", "x ="])
 def test_failing_import_is_one_warning_and_breaks_only_its_own(fake_distribution, caplog, source):
     fake_distribution(
         "fake-bad",
@@ -161,6 +161,63 @@ def test_contributor_that_raises_or_lies_becomes_broken(fake_distribution):
     assert state_of("one").reason == "kanawa_mesh_rules: KeyError: 'boom'"
     assert "must return a list of MeshRule" in state_of("two").reason
     assert answers() == []
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "GeneratorExit()", "type('Own', (BaseException,), {})()"])
+@pytest.mark.parametrize("hook", ["kanawa_config_checks(config)", "kanawa_components()", "kanawa_hookspecs()"])
+def test_a_hook_that_ends_the_program_is_a_broken_plugin(fake_distribution, caplog, hook, raised):
+    source = f"""
+    from kanawa.plugins import hookimpl
+    @hookimpl
+    def {hook}:
+        raise {raised}
+    """
+    fake_distribution("fake-exit", {GROUP: ["exit = fake_exit"]}, {"fake_exit": source})
+    fake_distribution(
+        "fake-good", {GROUP: ["good = fake_good"]}, {"fake_good": CHECKS.format(priority=1, name="good")}
+    )
+    with caplog.at_level(logging.WARNING, "kanawa.plugins"):
+        assert answers() == ["good"]
+    state = state_of("exit")
+    assert (state.state, "Traceback" in state.traceback) == ("broken", True)
+    assert [r.message for r in caplog.records if "fake-exit" in r.message] == [
+        f"plugin fake-exit:exit 1.0 is broken: {state.reason}"
+    ]
+
+
+def test_a_component_whose_import_ends_the_program_is_broken(fake_distribution):
+    entry = {"kanawa.layers": ["gone = fake_gone:Thing"]}
+    fake_distribution("fake-gone", entry, {"fake_gone": "import sys; sys.exit(0)"})
+    with pytest.raises(PluginError, match="SystemExit: 0"):
+        host().load("layers", "gone")
+
+
+def test_an_observer_that_ends_the_program_is_logged(fake_distribution, caplog):
+    source = """
+    from kanawa.plugins import hookimpl
+    @hookimpl
+    def kanawa_config_checks(config):
+        raise SystemExit(0)
+    """
+    fake_distribution("fake-exit", {GROUP: ["exit = fake_exit"]}, {"fake_exit": source})
+    for _ in range(4):
+        host().notify("kanawa_config_checks", config=None, target=None, model=None)
+    assert "no longer observes: failed 3 times" in state_of("exit").reason
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, Interruption])
+def test_somebody_who_interrupts_gets_through_every_plugin(fake_distribution, raised):
+    source = f"""
+    from kanawa.errors import Interruption
+    from kanawa.plugins import hookimpl
+    @hookimpl
+    def kanawa_config_checks(config):
+        raise {raised.__name__}
+    """
+    fake_distribution("fake-stop", {GROUP: ["stop = fake_stop"]}, {"fake_stop": source})
+    with pytest.raises(raised):
+        answers()
+    assert state_of("stop").state == "loaded"
 
 
 def test_deliberate_error_about_an_argument_reaches_the_caller(fake_distribution):

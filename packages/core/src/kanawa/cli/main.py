@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kanawa.cli.output import write_message
 from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
-from kanawa.errors import CompositionError, KanawaError, UsageError
+from kanawa.errors import INTERRUPTIONS, CompositionError, KanawaError, UsageError
 from kanawa.status import stage, status_line
 
 LOG_VARIABLE = "KANAWA_LOG"
@@ -37,7 +37,7 @@ def _told(arguments: list[str], show_traceback: bool) -> int:
             code = _run(arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except INTERRUPTIONS:
         write_message("kanawa: interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -48,7 +48,7 @@ def _told(arguments: list[str], show_traceback: bool) -> int:
             write_message(traceback.format_exc())
         write_message("\n".join([f"kanawa: error: {_text(error)}", *_notes(error)]))
         return error.exit_code
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: some library that gave up would end the program in silence
         write_message(traceback.format_exc())
         write_message(f"kanawa: this is a bug: {type(error).__name__} should not get here")
         return 1

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kanawa.errors import ConfigError, did_you_mean
+from kanawa.errors import INTERRUPTIONS, ConfigError, did_you_mean
 
 
 class CallableNameError(ConfigError):
@@ -102,9 +102,12 @@ def _imported(name: str) -> Any:
         raise CallableNameError(message)
     try:
         value: Any = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # a module may raise anything while it is imported, or call sys.exit
         message = (
-            f"can't load {name!r}: importing {module_name!r} failed ({error}); install the package that provides it"
+            f"can't load {name!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); install or "
+            "mend the package that provides it"
         )
         raise CallableNameError(message) from error
     for attribute in qualname.split("."):

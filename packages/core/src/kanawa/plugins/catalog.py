@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from kanawa.errors import PluginError, UnknownNameError, did_you_mean
+from kanawa.errors import INTERRUPTIONS, PluginError, UnknownNameError, did_you_mean
 from kanawa.plugins.discovery import CORE, normalise, packages_by_extra
 from kanawa.plugins.states import ComponentState, Failure, State
 from kanawa.status import stage
@@ -44,7 +44,9 @@ class Catalog:
             try:
                 with stage(f"importing {state.name}"):
                     self._objects[position] = load_value(state.value)
-            except Exception as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 failure = Failure.of(error)
                 self._set(position, State.BROKEN, failure.reason, failure.traceback)
                 raise PluginError(_unusable(self._states[position])) from error

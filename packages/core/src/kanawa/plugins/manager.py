@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kanawa.config import set_refusal
-from kanawa.errors import KanawaError, PluginError
+from kanawa.errors import INTERRUPTIONS, KanawaError, PluginError
 from kanawa.plugins.catalog import Catalog, plugin_set_digest
 from kanawa.plugins.discovery import Provider, discover
 from kanawa.plugins.kinds import merged
@@ -141,7 +141,9 @@ class PluginHost:
             if running.observer_failures[key] < OBSERVER_FAILURES_ALLOWED:
                 try:
                     call()
-                except Exception as error:
+                except INTERRUPTIONS:
+                    raise
+                except BaseException as error:
                     _observer_failed(running, key, hook, error)
 
     def register(self, plugin: object, name: str) -> None:
@@ -219,7 +221,9 @@ class PluginHost:
             try:
                 result = call()
                 check_contribution(hook, result)
-            except Exception as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 if arguments and isinstance(error, KanawaError):
                     raise
                 manager.unregister(name=key)
@@ -252,7 +256,7 @@ def _one_each(states: Iterable[ComponentState]) -> list[ComponentState]:
     return list({(s.distribution, s.reason): s for s in reversed(bad)}.values())
 
 
-def _observer_failed(running: _Running, key: str, hook: str, error: Exception) -> None:
+def _observer_failed(running: _Running, key: str, hook: str, error: BaseException) -> None:
     running.observer_failures[key] += 1
     count = running.observer_failures[key]
     if count == 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pluggy import HookImpl, PluginManager, PluginValidationError
 
-from kanawa.errors import PluginError, did_you_mean
+from kanawa.errors import INTERRUPTIONS, PluginError, did_you_mean
 from kanawa.plugins import specs
 from kanawa.plugins.catalog import load_value
 from kanawa.plugins.discovery import Provider
@@ -40,7 +40,9 @@ def start_plugins(
             try:
                 plugin = objects[key] if key in objects else load_value(state.value)
                 priorities[key] = int(getattr(plugin, "PRIORITY", 0))
-            except (Exception, SystemExit) as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 states[key] = broken(state, Failure.of(error))
             else:
                 objects[key] = plugin
@@ -125,7 +127,9 @@ def _register(manager: PluginManager, plugins: Mapping[str, object]) -> dict[str
     for key, plugin in reversed(list(plugins.items())):  # pluggy calls the last registered first
         try:
             manager.register(plugin, key)
-        except Exception as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             failed[key] = Failure.of(error)
     return failed
 
@@ -138,7 +142,9 @@ def _add_specs(manager: PluginManager, plugins: Mapping[str, object]) -> dict[st
         except PluginValidationError as error:  # some plugin's implementation doesn't fit the spec
             culprit = next((k for k, p in plugins.items() if p is error.plugin), key)
             return {culprit: Failure.of(error)}
-        except Exception as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             return {key: Failure.of(error)}
         unprefixed = [n for n in _spec_names(manager) - known if not n.startswith(PREFIX)]
         if unprefixed:

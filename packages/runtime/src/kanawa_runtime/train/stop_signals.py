@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from kanawa.errors import Interruption
+
 #: What people call the signals.
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 #: A wrapper such as `uv run` forwards the Ctrl-C that the terminal already gave to its whole group: one press, twice.
 _SAME_PRESS_SECONDS = 0.05
 
 
-class RunStopped(BaseException):  # noqa: N818 - no error, like KeyboardInterrupt: nothing that catches errors may take it
+class RunStopped(Interruption):  # no error, like KeyboardInterrupt: nothing that catches errors may take it
     """A signal came where nothing needs to be finished; raised in the main thread."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kanawa.cli.about.summary import source_file
+from kanawa.errors import INTERRUPTIONS
 from kanawa.plugins import ComponentState, component, host
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def _counted(state: ComponentState) -> Count | None:
         return None
     try:
         return count_of(component(state.kind, state.key)())
-    except Exception:  # a stranger's recipe may fail in any way; a list of names is no place to say so
+    except INTERRUPTIONS:
+        raise
+    except BaseException:  # a stranger's recipe may fail in any way; a list of names is no place to say so
         return None
 
 
