@@ -6,13 +6,16 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from kanawa.kernels.compare import Agreement, compare_with_reference, examples_for
+from kanawa.kernels.compare import Agreement, Examples, compare_with_reference, examples_for
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.operation import Kernel
 
 
 class KernelConformance:
-    """An author gives the kernel; the sweep is the operation's own, unless `problems` names others."""
+    """An author gives the kernel; the sweep is the operation's own, unless `problems` names others.
+
+    For a kernel of an operation of the author's own, `examples` gives the reference, the sweep and the operands.
+    """
 
     #: Relative error allowed, by dtype, where the kit's own is too strict; say why beside it.
     tolerances: ClassVar[dict[str, float] | None] = None
@@ -22,6 +25,10 @@ class KernelConformance:
         """Returns the kernel."""
         raise AssertionError("implement kernel() in the conformance class")  # noqa: EM101
 
+    def examples(self) -> Examples:
+        """Returns what comparing takes: core's for one of its operations."""
+        return examples_for(self.kernel().operation)
+
     def problems(self) -> tuple[Any, ...] | None:
         """Returns the problems to compare on; None for the operation's sweep."""
         return None
@@ -30,7 +37,10 @@ class KernelConformance:
         """Returns how the kernel compared, computed once a class."""
         cls = type(self)
         if "_agreements" not in vars(cls):
-            cls._agreements = tuple(compare_with_reference(self.kernel(), self.problems(), tolerances=self.tolerances))
+            compared = compare_with_reference(
+                self.kernel(), self.problems(), examples=self.examples(), tolerances=self.tolerances
+            )
+            cls._agreements = tuple(compared)
         return cls._agreements
 
     def test_outputs_and_gradients_equal_the_reference(self) -> None:
@@ -42,7 +52,7 @@ class KernelConformance:
         assert not wrong, "\n".join(wrong)
 
     def test_outputs_have_the_references_shape_and_dtype(self) -> None:
-        kernel, examples = self.kernel(), examples_for(self.kernel().operation)
+        kernel, examples = self.kernel(), self.examples()
         for agreement in self.agreements():
             if not agreement.refused:
                 problem = agreement.problem
