@@ -40,6 +40,11 @@ def test_text_is_the_default(capsys):
     assert shown(capsys, "--text").splitlines() == lines
 
 
+def test_the_heading_says_what_the_experiment_was_changed_by(capsys):
+    assert "# changed by steps=30" in shown(capsys, "--set", "steps=30").splitlines()
+    assert "# changed" not in shown(capsys)
+
+
 def test_json_is_the_config_tree_with_set_applied(capsys):
     tree = json.loads(shown(capsys, "--json", "--set", "optimizer.rate=0.5"))
     assert (tree["steps"], tree["optimizer"]["rate"]) == (20, 0.5)

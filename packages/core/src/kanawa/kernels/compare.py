@@ -82,7 +82,10 @@ def examples_for(operation: str) -> Examples:
     """Returns core's examples for one of its operations; raises KernelError for another's."""
     if operation not in _EXAMPLES:
         near = did_you_mean(operation, _EXAMPLES)
-        message = f"core has no examples for operation {operation!r}{near}; return Examples of your own from the conformance class's `examples`, or pass them"
+        message = (
+            f"core has no examples for operation {operation!r}{near}; return Examples of your own from the "
+            f"conformance class's `examples`, or pass them"
+        )
         raise KernelError(message)
     return import_module(_EXAMPLES[operation]).EXAMPLES
 

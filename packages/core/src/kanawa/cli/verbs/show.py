@@ -109,6 +109,9 @@ def _heading(composition: Composition) -> list[str]:
     if kind is not None:
         state = next(s for s in host().components(kind) if asked in (s.name, s.key))
         lines.append(f"{asked}: {summary(state)}")
+        if composition.changes:
+            # The line above is of what was asked for, which a change may have left little of.
+            lines.append(f"changed by {', '.join(composition.changes)}")
     if composition.source is not None:
         lines.append(f"{composition.name}: derived from {composition.source}")
     count = count_of(composition.config)
