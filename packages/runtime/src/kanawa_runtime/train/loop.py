@@ -104,6 +104,7 @@ class _Running:
         except BaseException as error:
             kind = "failed" if isinstance(error, Exception) else "interrupted"
             self._drain_quietly()
+            self._close_quietly()
             raise
         finally:
             attempt.journal.write("run_ended", outcome=kind, step=self.step, **fields)
@@ -273,6 +274,13 @@ class _Running:
             self.stepper.drain()
         except KanawaError:
             logger.debug("the last step can't be recorded", exc_info=True)
+
+    def _close_quietly(self) -> None:
+        """Lets a save that is under way finish: the run's lock must outlive it, and so must the interpreter."""
+        try:
+            self.attempt.checkpoints.close()
+        except KanawaError:
+            logger.debug("the last save failed, as its event says", exc_info=True)
 
     def stopping(self, name: str) -> None:
         """Answers the first signal; runs on the thread that watches them."""

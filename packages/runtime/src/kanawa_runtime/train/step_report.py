@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from kanawa.module import Loss, Metric, Outputs
 
+from kanawa_runtime.train.soundness import Soundness
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -16,16 +18,19 @@ class StepReport:
     """All metrics and losses of a step as fp32 sums in `values`; `layout` says which metric owns which of them.
 
     `manifest` is an Outputs without arrays: it carries the kernel choices to whoever lowers the step. `primary` is the
-    name of the loss term that says how good the model is.
+    name of the loss term that says how good the model is. `soundness` says whether the step's result may be saved.
     """
 
     values: jax.Array
     manifest: Outputs
     layout: tuple[tuple[str, type, int], ...] = dataclasses.field(metadata={"static": True})
     primary: str | None = dataclasses.field(default=None, metadata={"static": True})
+    soundness: Soundness | None = None
 
     @classmethod
-    def of(cls, outputs: Outputs, extra: Mapping[str, Metric] | None = None) -> "StepReport":
+    def of(
+        cls, outputs: Outputs, extra: Mapping[str, Metric] | None = None, soundness: Soundness | None = None
+    ) -> "StepReport":
         """Packs the outputs' losses and metrics, and `extra` metrics by name."""
         entries: dict[str, Any] = {**outputs.losses, **outputs.metrics, **(extra or {})}
         arrays: list[jax.Array] = []
@@ -35,7 +40,7 @@ class StepReport:
             layout.append((name, type(entry), len(leaves)))
             arrays += [jnp.asarray(leaf, jnp.float32).reshape(()) for leaf in leaves]
         values = jnp.stack(arrays) if arrays else jnp.zeros((0,), jnp.float32)
-        return cls(values, Outputs(kernels=outputs.kernels), tuple(layout), outputs.primary_loss())
+        return cls(values, Outputs(kernels=outputs.kernels), tuple(layout), outputs.primary_loss(), soundness)
 
     def read(self, values: np.ndarray | None = None) -> dict[str, float]:
         """Returns each metric's number, divided here, on the host; loss terms without their coefficient.

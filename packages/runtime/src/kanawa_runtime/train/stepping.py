@@ -3,13 +3,14 @@
 The host reads a step's numbers while the next one runs, so logging costs no device time.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
 from typing import Any
 
 import numpy as np
-from kanawa.contracts import Batch
+from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError
 
 from kanawa_runtime.train.attempt import Attempt
@@ -18,8 +19,16 @@ from kanawa_runtime.train.start import Started
 from kanawa_runtime.train.step_report import StepReport
 
 
-class NonFiniteLossError(KanawaError):
-    """The loss is NaN or infinite; the parameters of this step are never saved."""
+class DivergedError(KanawaError):
+    """Training has left the numbers that can be computed with; what led there is never saved."""
+
+
+class NonFiniteLossError(DivergedError):
+    """The loss is NaN or infinite."""
+
+
+class NonFiniteStateError(DivergedError):
+    """An update made a parameter, the optimizer's state or the model's NaN, infinite or far too large."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +69,12 @@ class Stepper:
         self._finish(previous)
 
     def drain(self) -> None:
-        """Waits for the last step and records it; afterwards the state is known to be finite."""
+        """Waits for the last step and records it; afterwards the state is known to be sound. Raises DivergedError."""
         previous, self._pending = self._pending, None
         self._finish(previous)
 
     def _finish(self, pending: _Pending | None) -> None:
-        """Waits for a step and records it; raises NonFiniteLossError."""
+        """Waits for a step and records it; raises DivergedError."""
         if pending is None:
             return
         numbers = pending.report.read()
@@ -80,11 +89,32 @@ class Stepper:
             fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
         self.last_loss = loss
         self._attempt.screen.step(self._attempt.journal.write("step", **fields, metrics=numbers))
+        problem = pending.report.soundness.problem() if pending.report.soundness is not None else ""
         if not math.isfinite(loss):
-            kept = self._attempt.checkpoints.steps() or "none yet"
-            message = (
-                f"the loss at step {pending.step} is {loss}; nothing of this step is saved, and every earlier "
-                f"checkpoint is intact ({kept}). Lower the learning rate, lengthen "
-                f"the warm-up, or clip harder in a new run, or resume this one to see whether it repeats"
-            )
+            message = f"the loss at step {pending.step} is {loss}; {self._advice(pending.step)}"
             raise NonFiniteLossError(message)
+        if problem:
+            message = (
+                f"the update of step {pending.step} made these non-finite, or too large to compute with: {problem}; "
+                f"{self._advice(pending.step)}"
+            )
+            raise NonFiniteStateError(message)
+
+    def _advice(self, step: int) -> str:
+        """Returns what is kept and what to do, after `step` went wrong."""
+        # What is being saved counts among what is kept, once it is there; a save that fails has an event of its own.
+        with contextlib.suppress(CheckpointSaveError):
+            self._attempt.checkpoints.wait()
+        steps = self._attempt.checkpoints.steps()
+        mend = "Lower the learning rate, lengthen the warm-up, or clip harder in a new run"
+        if steps and steps[-1] == step - 1:
+            # Its arrays are finite, which was checked; but this loss is the first that was computed with them.
+            older = f" Older ones are {steps[:-1]}: --from-step {steps[-2]} goes on from there." if steps[1:] else ""
+            return (
+                f"nothing of this step is saved. Checkpoint {steps[-1]} holds the parameters that this step began "
+                f"with: resume it to see whether it repeats.{older} {mend}"
+            )
+        return (
+            f"nothing of this step is saved, and every earlier checkpoint is intact ({steps or 'none yet'}). "
+            f"{mend}, or resume this one to see whether it repeats"
+        )

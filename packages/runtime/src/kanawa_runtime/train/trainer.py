@@ -34,6 +34,7 @@ from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.train.gradients import WholeBatch
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
+from kanawa_runtime.train.soundness import Soundness
 from kanawa_runtime.train.step_report import StepReport
 
 
@@ -112,11 +113,13 @@ class Trainer(Workload):
         key = step_key(self.config.seed, before.step)
         trained, loss = self.trained_part(before.params)
         grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
-        params, opt, metrics = self.rule.update(
-            flatten_paths(grads), on_device(before.opt), flatten_paths(before.params)
-        )
-        after = TrainState(before.step + 1, unflatten_paths(params), next_state(before.state, outputs), opt)
-        return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics})
+        old = {"params": flatten_paths(before.params), "opt": on_device(before.opt)}
+        params, opt, metrics = self.rule.update(flatten_paths(grads), old["opt"], old["params"])
+        state = next_state(before.state, outputs)
+        after = TrainState(before.step + 1, unflatten_paths(params), state, opt)
+        new = {"params": params, "opt": opt, "state": flatten_paths(state)}
+        soundness = Soundness.of(new, old | {"state": flatten_paths(before.state)})
+        return after, StepReport.of(outputs, {"loss": Last(outputs.total_loss()), **metrics}, soundness)
 
     def evaluated(self, params: Any, opt: dict[str, jax.Array]) -> Any:
         """Returns the parameters to evaluate and serve with; an averaging optimizer's differ from those it trains."""
