@@ -14,7 +14,7 @@ from kanawa.contracts import Batch
 
 def two_updates(*modifiers):
     """Returns the state after two steps of a small Llama on eight CPU devices."""
-    sizes = ["model.input_dim=32", "model.vocab_size=64", "model.stack.num_layers=2", "batch_size=8"]
+    sizes = ["model.input_dim=32", "model.vocab_size=2048", "model.stack.num_layers=2", "batch_size=8"]
     sizes += ["model.stack.layer.attention.num_heads=4", "model.stack.layer.feed_forward.hidden_dim=64"]
     sizes += ["data.sequence_length=16"]
     composition = compose("quickstart", "cpu-8", modifiers, sizes)
