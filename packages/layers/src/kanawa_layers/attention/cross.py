@@ -103,6 +103,7 @@ class CrossAttention(SequenceMixer):
         """Returns the layout of the projected memory and of its segment ids, 0 where there is nothing."""
         size, heads = self.config.memory_length or length, self.heads
         shape, axes = (rows, size, heads.kv_heads, heads.head_dim), ("batch", None, "kv_heads", "head_dim")
+        # Segment ids are kept with the keys: later calls get no memory, and yet have to leave its padding out.
         arrays = {name: kn.ParamSpec(shape, axes, dtype, kn.zeros) for name in ("keys", "values")}
         return {**arrays, "segment_ids": kn.ParamSpec((rows, size), ("batch", None), "int32", kn.zeros)}
 
@@ -119,6 +120,7 @@ def _filled(cache: CacheState, k: jax.Array, v: jax.Array, segment_ids: jax.Arra
     if length > size:
         message = f"the memory has {length} tokens and its cache room for {size}; raise memory_length"
         raise ModuleError(message)
+    # A cache is often longer than its memory. Real segments count from 1, so that the rest, zeros, is padding.
     segment_ids = jnp.ones(k.shape[:2], jnp.int32) if segment_ids is None else segment_ids
     new = {"keys": k, "values": v, "segment_ids": segment_ids}
 

@@ -34,5 +34,6 @@ class DenseCache(Cache):
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         rows = take_rows(state, sequences)
         rows = {name: write_after(rows[name], new, lengths) for name, new in kept_arrays(k, v).items()}
+        # Right-padded prompts count as written; tokens decoded next overwrite what is past a row's real end.
         ends = jnp.broadcast_to(lengths + k.shape[1], (k.shape[0],))
         return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), kv_lengths=ends)

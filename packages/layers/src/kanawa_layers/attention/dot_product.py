@@ -59,6 +59,8 @@ class SoftmaxDotProduct(DotProduct):
         v = keys.k if keys.v is None else keys.v
         prefix = sequences.prefix_lengths if mask.needs_prefix else None
         if keys.state is None:
+            # With positions in arrays no kernel knows beforehand which blocks a mask hides, so they are given only
+            # where needed: causality and windows ask for differences, which are the same in a packed row.
             placed = positions if sequences.positions is not None and mask.uses & _ABSOLUTE else None
             return attention(
                 q, keys.k, v, mask=mask, bias=bias, sinks=sinks, scale=cfg.scale, logit_cap=cfg.logit_cap,
@@ -70,6 +72,7 @@ class SoftmaxDotProduct(DotProduct):
         paged = keys.page_table is not None
         # Decode kernels know the layout where a row's queries are its last tokens, so say it that way if it is so.
         last = sequences.positions is None and keys.kv_positions is None and (paged or q.shape[1] == 1)
+        # Causality already hides what lies past a row's end, so most masks need no second comparison with it.
         ends = last or paged or not mask.causal or mask.needs_prefix
         return attention(
             q, keys.k, v, mask=mask, bias=bias, sinks=sinks, scale=cfg.scale, logit_cap=cfg.logit_cap,

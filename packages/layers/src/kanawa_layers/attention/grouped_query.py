@@ -159,8 +159,10 @@ class GroupedQueryAttention(SequenceMixer):
         """Returns what enters the dot product: projected, normed, turned and scaled."""
         q, k, v = project(self, x)
         everything = self.config.norm_all_heads
+        # Norms come before the turn: a rotation keeps lengths, but doesn't commute with a learned scale per dimension.
         q = q if self.query_norm is None else normed(self.query_norm, q, everything)
         k = k if self.key_norm is None else normed(self.key_norm, k, everything)
+        # M-RoPE's coordinates turn queries and keys only; masks and caches go by the order of tokens.
         turning = positions if sequences.coordinates is None else sequences.coordinates
         q, k = self.positions.rotate(q, k, turning)
         q = q if self.query_scale is None else self.query_scale(q, positions)

@@ -75,6 +75,7 @@ class LatentAttention(SequenceMixer):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the window and the projections."""
+            # Absorbing means q . (W c) = (W^T q) . c; a bias would leave a term q . b besides.
             biased = ["kv_up has a bias, which can't be absorbed into queries"] if self.kv_up.bias else []
             return window_problems(self.mask, self.window) + biased
 
@@ -105,18 +106,22 @@ class LatentAttention(SequenceMixer):
         cfg = self.config
         positions = sequences.token_positions(x.shape[1])
         turning = positions if sequences.coordinates is None else sequences.coordinates
+        # Order within a head is [nope, rope], and [latent, rope] in kv_down and in the cache: DeepSeek's layout.
         q_nope, q_rope = jnp.split(self._queries(x), [cfg.nope_dim], axis=-1)
         if self.takes_keys:
             q_rope, _ = self.positions.rotate(q_rope, q_rope[:, :, :0], turning)
             keys = taken_keys(self, cfg.sharing, self.mask, cfg.kv_rank + cfg.rope_dim, cfg.num_heads)
         else:
             latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
+            # The norm is on the latent alone: DeepSeek turns and caches the shared rotary key as it is projected.
             latent = self.tag("latent", self.kv_norm(latent))
             q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
             # Unused, and gone once compiled, where there is no cache and nobody takes the keys.
             kept = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
             keys = CacheView(None, kept, None) if cache is None else self.cache.extend(cache, kept, None, sequences)
             offer_keys(self, cfg.sharing, keys, self.mask)
+        # Absorbed, a head is kv_rank + rope_dim wide instead of nope_dim + rope_dim (576 against 192 in DeepSeek-V3):
+        # three times the FLOPs of scores, which pays only where reading a cache, not multiplying, is the cost.
         if keys.state is not None:
             out = self._absorbed(q_nope, q_rope, keys, sequences)
         else:
@@ -160,6 +165,7 @@ class LatentAttention(SequenceMixer):
         """Returns the same over the latents of the cache, which serve as keys and values of one shared head."""
         cfg = self.config
         to_key, to_value = jnp.split(self._up_weight(q_nope.dtype), [cfg.nope_dim], axis=-1)
+        # The scale stays that of the expanded width, nope_dim + rope_dim: these are the same scores, not wider ones.
         q_latent = jnp.einsum("bthn,lhn->bthl", q_nope, to_key)
         q = self._sharded(jnp.concatenate([q_latent, q_rope], axis=-1))
         positions = sequences.token_positions(q.shape[1])

@@ -113,6 +113,7 @@ class AnyOf(Mask):
 def narrowed(mask: Mask.Config, window: int | None) -> MaskSpec:
     """Returns the mask's spec, of which only the last `window` keys are left, the query's own included."""
     spec = mask.build().spec()
+    # A window of n counts the query itself, as in Hugging Face's `sliding_window`; `left` counts keys before it.
     return spec if window is None else spec & Window.Config(left=window - 1).build().spec()
 
 
@@ -127,6 +128,7 @@ def reach(mask: MaskSpec) -> int | None:
     """Returns how many positions back a query sees at most, its own included; None without a bound."""
     if mask.prefix or not mask.causal:
         return None
+    # A cache keeps this many entries: without the query's own, a ring would overwrite a key that is still seen.
     bounds = [] if mask.window is None or mask.window[0] is None else [mask.window[0] + 1]
     if mask.chunk is not None:
         bounds.append(mask.chunk)

@@ -26,6 +26,7 @@ class OutputGate(kn.Module):
     def setup(self) -> None:
         """Declares the projection, [embed, heads, head_dim] or [embed, heads]."""
         cfg = self.config
+        # Shaped like heads, not flat, so that a gate is sharded with the head it multiplies.
         gates = ((cfg.num_heads, "heads"), (cfg.head_dim, "head_dim"))[: 2 if self.each_element else 1]
         self.add_child(
             "projection",

@@ -49,6 +49,8 @@ class PagedCache(Cache):
         positions, owners = _places(sequences, lengths, length)
         page = _page_of(table, owners, positions // self.config.page_size, pages)
         if sequences.segment_ids is not None:
+            # One past the last page: mode="drop" below leaves such writes out, where a negative page would wrap to the
+            # end.
             page = jnp.where(sequences.segment_ids == 0, pages, page)
         at = positions % self.config.page_size
         pools = {
@@ -67,6 +69,7 @@ def _places(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tup
         rows = jnp.arange(lengths.shape[0], dtype=jnp.int32)[:, None]
         return lengths[:, None] + count, jnp.broadcast_to(rows, (lengths.shape[0], length))
     owners = sequences.token_owners(length)[None]
+    # Place in the flat batch, less where the owner begins in it, plus what its row already holds.
     return count + (lengths - sequences.query_starts[:-1])[owners], owners
 
 

@@ -8,6 +8,7 @@ from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
 
+# Not 128, though int8 has -128: the largest element may be positive.
 _LARGEST = 127.0
 
 
@@ -33,6 +34,7 @@ class QuantisedCache(Cache):
         cfg = self.config
         shared = {"num_kv_heads": cfg.num_kv_heads, "reach": cfg.reach}
         self.add_child("codes", cfg.codes, key_dim=cfg.key_dim, value_dim=cfg.value_dim, **shared)
+        # No values (latent attention keeps keys alone) means no scales of values either.
         self.add_child("scales", cfg.scales, key_dim=1, value_dim=min(cfg.value_dim, 1), **shared)
 
     @kn.nowrap
@@ -67,6 +69,7 @@ def _quantised(x: Float[Array, "B T K D"]) -> tuple[Int[Array, "B T K D"], Float
     """Returns int8 codes and the fp32 scale that restores them."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / _LARGEST
+    # A head of zeros has scale 0: 0 / 0 would be NaN, and what int8 makes of that depends on the hardware.
     codes = jnp.round(x / jnp.where(scale == 0.0, 1.0, scale))
     return codes.astype(jnp.int8), scale
 

@@ -34,6 +34,7 @@ class PerDimScale(QueryScale):
     def forward(self, q: Float[Array, "B T H D"], positions: Int[Array, "B T"]) -> Float[Array, "B T H D"]:
         """Returns q times the learned scale."""
         del positions
+        # softplus(0) = ln 2, so a zero parameter multiplies by exactly 1.
         scale = jax.nn.softplus(self.param("scale", jnp.float32)) / math.log(2.0)
         return (q.astype(jnp.float32) * along_last(scale, q.ndim)).astype(q.dtype)
 

@@ -42,12 +42,16 @@ class RingCache(Cache):
         size = old["keys"].shape[1]
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         if k.shape[1] == 1:
+            # One new token overwrites the key that has just left the window, so it may be written before it is attended
+            # to.
             rows = {name: write_after(old[name], array, lengths % size) for name, array in new.items()}
             positions = _entry_positions(jnp.atleast_1d(lengths) + 1, size)
             return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), positions)
         lengths = jnp.broadcast_to(lengths, k.shape[:1])
         positions = lengths[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
         real = jnp.ones(positions.shape, bool) if sequences.segment_ids is None else sequences.segment_ids != 0
+        # Of several new tokens, the last would overwrite keys that the first still sees: these attend to old and new
+        # side by side, and the ring is written apart from that.
         entries = _entries_to_write(positions, real, size)
         # mode="drop" with an entry past the end is how padding and overwritten tokens stay out.
         put = jax.vmap(lambda row, at, array: row.at[at].set(array.astype(row.dtype), mode="drop"))
@@ -61,11 +65,14 @@ class RingCache(Cache):
 def _entry_positions(lengths: Int[Array, " B"], size: int) -> Int[Array, "B size"]:
     """Returns the position each entry holds in rows of these lengths: the last one that falls on it."""
     last = lengths[:, None] - 1
+    # Entry e holds the largest p <= last with p = e (mod size). JAX's % takes the divisor's sign, so it's never below
+    # 0.
     held = last - (last - jnp.arange(size, dtype=jnp.int32)[None]) % size
     return jnp.where(held < 0, _NOWHERE, held)
 
 
 def _entries_to_write(positions: Int[Array, "B T"], real: Bool[Array, "B T"], size: int) -> Int[Array, "B T"]:
     """Returns the entry of each token, or `size` for padding and for tokens that a later one of the call overwrites."""
+    # A scatter to one entry twice has no defined winner: only the last `size` real tokens are written at all.
     after = jnp.max(jnp.where(real, positions + 1, 0), axis=1, keepdims=True)
     return jnp.where(real & (positions >= after - size), positions % size, size)

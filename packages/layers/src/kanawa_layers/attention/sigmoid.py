@@ -39,6 +39,7 @@ class SigmoidDotProduct(DotProduct):
             raise ModuleError(message)
         cfg, k, v = self.config, *_dense(keys)
         group = q.shape[2] // k.shape[2]
+        # [B, S, K, D] -> [B, S, H, D]: query head h reads key head h // group, the order every kernel uses.
         k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
         scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=jnp.float32) * cfg.scale
         if cfg.logit_cap is not None:
@@ -47,6 +48,7 @@ class SigmoidDotProduct(DotProduct):
         # Without the shift a row of n keys would sum to n / 2 at the start, and the stream with it.
         weights = jax.nn.sigmoid(scores - math.log(cfg.length))
         allowed = _allowed(q, keys, mask, sequences, positions, kv_segment_ids)
+        # Zeroed after the sigmoid: there is no normaliser here that a score of minus infinity would have to leave out.
         weights = weights if allowed is None else jnp.where(allowed[:, None], weights, 0.0)
         return jnp.einsum("bhts,bshd->bthd", weights.astype(v.dtype), v)
 

@@ -57,7 +57,9 @@ class Conv(kn.Module):
         self.groups = cfg.input_dim if cfg.depthwise else cfg.groups
         self.add_param(
             "weight",
+            # XLA counts inputs of one group here: 1 of them makes it depthwise.
             (*cfg.window, cfg.input_dim // self.groups, cfg.output_dim),
+            # With groups, the inputs' axis is no longer all of `embed`, and can't be split like it.
             axes=(*("conv",) * rank, cfg.axes[0] if self.groups == 1 else None, cfg.axes[1]),
             fan_in_axes=tuple(range(rank + 1)),
             fan_out_axes=(rank + 1,),

@@ -49,6 +49,7 @@ class ConvTranspose(kn.Module):
     def forward(self, x: Float[Array, "B *axes C"]) -> Float[Array, "B *axes D"]:
         """Returns the enlarged array."""
         cfg, rank = self.config, len(self.config.window)
+        # The window isn't flipped (transpose_kernel is False), as it is in a convolution's gradient and in PyTorch.
         y = jax.lax.conv_transpose(
             x,
             self.param("weight"),

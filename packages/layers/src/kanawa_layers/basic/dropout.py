@@ -30,6 +30,7 @@ class RandomDrop(kn.Module):
         if not self.train or rate == 0.0:
             return x
         keep = jax.random.bernoulli(self.next_key(), 1.0 - rate, self.parts(x))
+        # A choice, not a product with the mask: 0 * inf is NaN.
         return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 

@@ -37,8 +37,10 @@ class Embedding(kn.Module):
     def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Returns the scaled rows of the table in the compute dtype."""
         cfg = self.config
+        # An id past the table gives NaN (jnp.take fills), which shows at once; clipped, it would train the wrong row.
         x = jnp.take(self.param("weight"), input_ids, axis=0)
         factor = cfg.scale * (math.sqrt(cfg.output_dim) if cfg.scale_by_sqrt_dim else 1.0)
+        # sqrt(3072) = 55.43 is 55.5 in bfloat16, and Gemma was trained with that.
         return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
 
     def table(self) -> Float[Array, "V E"]:

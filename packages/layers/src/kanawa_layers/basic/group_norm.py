@@ -37,6 +37,7 @@ class GroupNorm(Norm):
     ) -> Float[Array, "B *axes E"]:
         """Returns the normalised array; positions that aren't `valid` don't count in the statistics."""
         groups = self.config.num_groups
+        # [B, *axes, E] -> [B, positions, groups, E / groups]
         rows = x.astype(jnp.float32).reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         weight = jnp.ones((*rows.shape[:2], 1, 1)) if valid is None else valid.reshape(*rows.shape[:2], 1, 1)
         weight = weight.astype(jnp.float32)

@@ -50,5 +50,7 @@ class PatchEmbedding(kn.Module):
             )
             raise ModuleError(message)
         rows, columns = height // size, width // size
+        # [B, C, rows, P, columns, P] -> [B, rows, columns, C, P, P]; within a patch the order of a convolution's
+        # weight.
         tiles = images.reshape(batch, channels, rows, size, columns, size).transpose(0, 2, 4, 1, 3, 5)
         return self.projection(tiles.reshape(batch, rows * columns, channels, size, size))

@@ -39,6 +39,7 @@ class MaxPooling(Pooling):
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the maximum over valid positions."""
+        # Finite, since a row without any valid position must not give infinities to what follows.
         lowest = jnp.asarray(jnp.finfo(x.dtype).min, x.dtype)
         return jnp.max(jnp.where(_valid(x, valid)[..., None], x, lowest), axis=1)
 
@@ -51,6 +52,7 @@ class FirstPooling(Pooling):
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the first valid vector."""
+        # argmax of booleans is the first True, and 0 where there is none.
         return _at(x, jnp.argmax(_valid(x, valid), axis=1))
 
 

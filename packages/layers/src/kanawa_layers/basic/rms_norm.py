@@ -31,7 +31,10 @@ class RMSNorm(Norm):
         # x * x, not jnp.square: the latter keeps 2 x for the backward pass, an array more a norm.
         mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
         y = x32 * jax.lax.rsqrt(mean_square + self.config.eps)
+        # Llama's reference rounds to x's dtype before the scale, Gemma's after it. Before it loses bits for nothing,
+        # and in fp32 both are the same.
         scale = self.param("scale", jnp.float32)
         if self.config.zero_centered:
+            # In fp32: bfloat16 would round 1.003 to 1, and most of what was learned away.
             scale = 1.0 + scale
         return (y * along_last(scale, x.ndim)).astype(x.dtype)

@@ -45,5 +45,7 @@ class ClampedProduct(Gating):
     def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the product of the clamped sides."""
         cfg = self.config
+        # The gate is clamped from above only: far below zero its activation vanishes by itself. With an offset of 1,
+        # `up` is a change of the gate, not a factor that has to grow from zero.
         bounded = jnp.clip(up, -cfg.limit, cfg.limit)
         return activation(jnp.minimum(gate, cfg.limit)) * (bounded + cfg.up_offset)

@@ -27,6 +27,7 @@ class DecoderLM(CausalLM):
         loss: TokenLoss.Config = CrossEntropy.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
+            # Older checkpoints keep this buffer; it follows from the config.
             ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
         )
 

@@ -59,6 +59,7 @@ class EncoderLM(MaskedLM):
         """Returns the last stream; tokens without a type have type 0."""
         x = self.embedding(input_ids)
         if self.token_types is not None:
+            # Left out, every token would lack BERT's vector of type 0, which isn't zero.
             x = x + self.token_types(jnp.zeros_like(input_ids) if token_types is None else token_types)
         if self.positions is not None:
             x = x + self.positions(jnp.broadcast_to(sequences.token_positions(x.shape[1]), x.shape[:2]))

@@ -44,6 +44,7 @@ class EncoderDecoderLM(Model):
 
     def encode(self, input_ids: Int[Array, "B S"], sequences: Sequences) -> Float[Array, "B S E"]:
         """Returns the memory: what the decoder looks at."""
+        # Both sides call the one embedding: named, their outputs and random draws stay apart.
         with kn.call_name("encoder"):
             x = self._embedded(input_ids, sequences)
         return self.encoder(x, sequences)[0]

@@ -18,6 +18,7 @@ class BiasBalancing(kn.Module):
 
     def setup(self) -> None:
         """Declares the bias as state, zeros, fp32."""
+        # fp32: near 1, bfloat16 has steps of 1 / 128, in which updates of 0.001 would be lost.
         self.add_state("bias", (self.config.num_experts,), axes=("experts",))
 
     def bias(self) -> Float[Array, " X"]:
@@ -27,4 +28,6 @@ class BiasBalancing(kn.Module):
     def observe(self, load: Float[Array, " X"]) -> None:
         """Moves the bias, in training, by each expert's share of the chosen copies."""
         if self.train:
+            # Steps of one size, as in the paper: in proportion to the imbalance, one odd batch could turn the whole
+            # choice.
             self.update("bias", self.state("bias") + self.config.rate * jnp.sign(jnp.mean(load) - load))

@@ -52,6 +52,7 @@ class CapacityDispatcher(TokenDispatcher):
         # One slot past the end for what is dropped: writes there vanish, reads there give zeros.
         slots = jnp.where(kept, expert * capacity + earlier, num_experts * capacity)
         tokens = jnp.tile(jnp.arange(num_tokens), top_k)
+        # From rows back to tokens; rows that nobody took point past the last token, which reads as zeros.
         source = jnp.full(num_experts * capacity, num_tokens).at[slots].set(tokens, mode="drop")
         rows = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
         self.record("dropped", kn.Mean(jnp.sum(real & ~kept), jnp.sum(real)))
@@ -63,5 +64,6 @@ class CapacityDispatcher(TokenDispatcher):
         """Returns each token's weighted sum over its kept copies, summed in fp32, in the rows' dtype."""
         num_tokens, top_k = weights.shape
         copies = jnp.take(rows, plan.slots, axis=0, mode="fill", fill_value=0)
+        # Choice-major, as they were dispatched; the local dispatcher's copies are token-major.
         copies = copies.reshape(top_k, num_tokens, rows.shape[-1])
         return jnp.einsum("kne,nk->ne", copies.astype(jnp.float32), weights).astype(rows.dtype)

@@ -41,6 +41,7 @@ class ExpertChoiceRouter(kn.Module):
         capacity = min(num_tokens, math.ceil(cfg.factor * num_tokens / cfg.num_experts))
         weight = self.param("weight", jnp.float32)
         logits = jnp.matmul(x.astype(jnp.float32), weight, precision=jax.lax.Precision.HIGHEST)
+        # The softmax is each token's over experts, the top-k each expert's over tokens: a token may win nowhere.
         scores = jax.nn.softmax(logits, axis=-1) * valid[:, None]
         weights, tokens = jax.lax.top_k(scores.T, capacity)
         # Experts fill up with weight-0 tokens where too few are real; such a visit is none.

@@ -45,6 +45,8 @@ class Experts(Weighted):
         if not self.config.bias:
             return y
         bias = self.param(f"{name}_bias")
+        # Sizes are known only on the device, so the total is given. Rows past the last group, padding's, then repeat
+        # the last expert's bias; their weight is 0.
         expert = jnp.repeat(jnp.arange(group_sizes.shape[0]), group_sizes, total_repeat_length=rows.shape[0])
         return y + jnp.take(bias, expert, axis=0)
 

@@ -32,6 +32,7 @@ class LocalDispatcher(TokenDispatcher):
         flat = expert_ids.reshape(-1)
         # Stable, so that a token's rank within its expert, and with it every rounding, is the same on any device.
         order = jnp.argsort(flat, stable=True)
+        # Copies are token-major before the sort: copy c is of token c // top_k.
         rows = jnp.take(x, order // expert_ids.shape[1], axis=0)
         # Ids past the last expert fall out of the count, which is what keeps padding out of every group.
         sizes = jnp.bincount(flat, length=self.config.num_experts).astype(jnp.int32)

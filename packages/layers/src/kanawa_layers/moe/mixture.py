@@ -78,10 +78,12 @@ class MixtureOfExperts(FeedForward):
 
     def _routed(self, x: Float[Array, "B T E"], routing: Routing, valid: Float[Array, " N"]) -> Float[Array, "B T E"]:
         expert_ids, weights = routing.expert_ids, routing.weights * valid[:, None]
+        # A weight of 0 alone would still let padding take rows of an expert, and capacity from real tokens.
         if self.dispatcher.skips_padding:
             expert_ids = jnp.where(valid[:, None] > 0.0, expert_ids, self.config.num_experts)
         expert_ids, weights = (each.reshape(*x.shape[:-1], -1) for each in (expert_ids, weights))
         if self.config.weigh_inputs:
+            # Not the same as weighing outputs: the weight passes through the expert's activation.
             x, weights = x * weights.astype(x.dtype), jnp.ones_like(weights)
         # Not dispatch and combine by hand: a plan may spread experts and tokens over shards.
         return self.dispatcher.through(self.experts, x, expert_ids, weights)

@@ -50,6 +50,8 @@ class GroupLimited(Selection):
         group_scores = jnp.sum(jax.lax.top_k(grouped, cfg.group_top)[0], axis=-1)
         groups = jax.lax.top_k(group_scores, cfg.top_groups)[1]
         allowed = jnp.any(groups[:, :, None] == jnp.arange(cfg.num_groups)[None, None], axis=1)
+        # Minus infinity where some ports write 0: scores with a balancing bias may be negative, and 0 would then win
+        # from a group that wasn't chosen.
         masked = jnp.where(allowed[:, :, None], grouped, -jnp.inf)
         return jax.lax.top_k(masked.reshape(scores.shape), top_k)[1]
 

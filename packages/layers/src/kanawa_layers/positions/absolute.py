@@ -49,6 +49,8 @@ class LearnedPositions(AbsolutePositions):
         if positions.shape[-1] > limit:
             message = f"{self.path}: {positions.shape[-1]} tokens in a row, but positions are learned up to {limit}"
             raise ModuleError(message)
+        # `offset` is for tables whose first rows are no positions: OPT's and BART's begin at row 2. Clipped because
+        # jnp.take's default fills what is out of bounds with NaN, which a padded tail would carry into attention.
         return jnp.take(self.param("weight"), positions + self.config.offset, axis=0, mode="clip")
 
     @kn.nowrap
@@ -69,4 +71,5 @@ class SinusoidalPositions(AbsolutePositions):
         frequencies = cfg.theta ** -(jnp.arange(0, cfg.output_dim, 2, dtype=jnp.float32) / cfg.output_dim)
         angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
         waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, -1)
+        # An odd width has one cosine too many.
         return waves[..., : cfg.output_dim].astype(kn.current_plan().precision.compute)

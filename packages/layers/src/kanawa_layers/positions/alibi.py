@@ -24,6 +24,7 @@ class Alibi(Positions):
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Returns 2^(-8 i / n) for i = 1 … n; where n isn't a power of two, odd terms for twice as many heads fill up."""
+    # As in the paper's code: 2^(-8 i / n) for 12 heads, say, would be other slopes than those of published models.
     power = 2 ** int(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
     between = [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power, 2)]

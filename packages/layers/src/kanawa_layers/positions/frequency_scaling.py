@@ -41,6 +41,7 @@ class NTKScaling(FrequencyScaling):
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the frequencies of base theta * factor^(dim / (dim - 2))."""
         del theta
+        # The last exponent is (dim - 2) / dim; times dim / (dim - 2) it is 1, and the division by factor exact.
         exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
         return inv_freq * (self.config.factor ** (dim / (dim - 2))) ** -exponents
 
@@ -59,6 +60,7 @@ class Llama3Scaling(FrequencyScaling):
         del theta, dim
         cfg = self.config
         turns = cfg.original_length * inv_freq / (2.0 * math.pi)
+        # 0 in Llama 4 Scout, where both are 1: the quotient is then +-inf and the clip makes it a hard switch.
         span = cfg.high_frequency_factor - cfg.low_frequency_factor
         kept = jnp.clip((turns - cfg.low_frequency_factor) / span, 0.0, 1.0)
         return kept * inv_freq + (1.0 - kept) * inv_freq / cfg.factor

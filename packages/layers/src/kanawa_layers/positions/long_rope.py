@@ -35,6 +35,7 @@ class LongRopeScaling(FrequencyScaling):
             name = "long_factors" if long else "short_factors"
             message = f"{name} has {len(factors)} numbers, but {dim} rotated dimensions have {dim // 2} frequencies"
             raise ConfigError(message)
+        # Short factors aren't all 1: Phi-3's differ from it even within the trained length.
         return inv_freq / jnp.asarray(factors, jnp.float32)
 
     def attention_factor(self) -> float:

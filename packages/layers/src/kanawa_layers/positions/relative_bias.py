@@ -35,6 +35,7 @@ class RelativeBias(Positions):
         cfg = self.config
         relative = kv_positions[:, None, :] - q_positions[:, :, None]
         bucket = relative_bucket(relative, cfg.num_buckets, cfg.max_distance, cfg.bidirectional)
+        # [B, T, S, H] -> [B, H, T, S].
         return jnp.moveaxis(jnp.take(self.param("weight", jnp.float32), bucket, axis=0), -1, 1)
 
 
@@ -57,10 +58,12 @@ def relative_bucket(
     """Returns the bucket of key position - query position, in [0, num_buckets)."""
     first = jnp.zeros_like(relative)
     if bidirectional:
+        # T5's order: keys before the query take the first half of the buckets, keys after it the second.
         num_buckets //= 2
         first = jnp.where(relative > 0, num_buckets, 0).astype(relative.dtype)
         distance = jnp.abs(relative)
     else:
+        # Causal: keys after the query all fall in bucket 0; the mask hides them anyway.
         distance = jnp.maximum(-relative, 0)
     exact = num_buckets // 2
     # fp32 and then truncated, as T5's own code does: another order of rounding moves distances between buckets.

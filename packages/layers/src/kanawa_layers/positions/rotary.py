@@ -57,6 +57,7 @@ class Rotary(Positions):
     def inverse_frequencies(self) -> Float[Array, " half"]:
         """Returns the angle per position of each pair, fp32."""
         cfg, dim = self.config, self.rotated_dim
+        # The rotated width is the exponent's denominator, not the head's: GPT-NeoX's partial rotation has it so.
         inv_freq = cfg.theta ** -(jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
         return inv_freq if cfg.scaling is None else cfg.scaling.build().stretch(inv_freq, cfg.theta, dim)
 
@@ -68,6 +69,7 @@ class Rotary(Positions):
         factor = 1.0 if scaling is None else scaling.build().attention_factor()
         # fp32 throughout: at position 100,000 bfloat16 angles would be off by hundreds of radians.
         angles = self._of_each_frequency(positions) * along_last(self.inverse_frequencies(), 3)
+        # YaRN's temperature is put on cos and sin of both sides, so scores get its square and no kernel has to know.
         cos, sin = factor * jnp.cos(angles)[:, :, None, :], factor * jnp.sin(angles)[:, :, None, :]
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
 

@@ -35,11 +35,13 @@ class YarnScaling(FrequencyScaling):
         cfg = self.config
 
         def dimension(turns: float) -> float:
+            # The i at which original_length * theta^(-2i / dim) / (2 pi) is `turns`: the published find_correction_dim.
             return dim * math.log(cfg.original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(theta))
 
         low, high = dimension(cfg.fast_turns), dimension(cfg.slow_turns)
         if cfg.truncate:
             low, high = math.floor(low), math.ceil(high)
+        # dim - 1 and not dim / 2 - 1, as in the published code: a ramp may end past the last frequency there is.
         low, high = max(low, 0), min(high, dim - 1)
         # The published code's guard: a ramp of no width would divide by 0.
         width = 0.001 if high == low else high - low
@@ -51,6 +53,7 @@ class YarnScaling(FrequencyScaling):
         cfg = self.config
         if cfg.multiplier is not None:
             return cfg.multiplier
+        # DeepSeek moves the temperature into the score scale; with both mscales equal nothing is left for cos and sin.
         if cfg.mscale and cfg.mscale_all_dim:
             return yarn_mscale(cfg.factor, cfg.mscale) / yarn_mscale(cfg.factor, cfg.mscale_all_dim)
         return yarn_mscale(cfg.factor)

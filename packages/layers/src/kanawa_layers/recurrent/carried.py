@@ -22,6 +22,7 @@ def entering(cache: CacheState | None, sequences: Sequences, path: str) -> Cache
             f"give every sequence a row of its own, padded with segment id 0"
         )
         raise ModuleError(message)
+    # A slot isn't cleared when a new sequence takes it: causality hides old keys, but nothing hides an old state.
     lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
 
     def unless_new(x: jax.Array) -> jax.Array:

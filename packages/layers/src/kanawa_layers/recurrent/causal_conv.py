@@ -23,6 +23,7 @@ class CausalConv(kn.Module):
         init_scale: float = 1 / 3
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
+                # PyTorch's [channels, 1, width]; the last tap is the newest token there as well.
                 "weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Permuted.Config(order=(1, -1, 0))),
                 "bias": "bias",
             }
@@ -80,8 +81,10 @@ class CausalConv(kn.Module):
 def _tail(inputs: jax.Array, resets: jax.Array | None, segments: Segments | None, lags: int) -> jax.Array:
     """Returns the last `lags` real inputs of each row, zeros where they belong to an earlier segment than the last."""
     if segments is None or resets is None:
+        # Not [-lags:], which is everything where lags is 0.
         return inputs[:, inputs.shape[1] - lags :]
     count = jnp.sum(segments.real, axis=1, dtype=jnp.int32)
+    # `inputs` has `lags` carried ones in front, so the last `lags` real ones begin at `count`.
     places = count[:, None] + jnp.arange(lags, dtype=jnp.int32)[None]
     same = jnp.take_along_axis(resets, places, axis=1) == resets[:, -1:]
     kept = jnp.take_along_axis(inputs, places[..., None], axis=1)

@@ -34,6 +34,7 @@ class StepBias:
         del fan_in, fan_out
         low, high = math.log(self.low), math.log(self.high)
         step = jnp.maximum(jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high)), self.floor)
+        # log(exp(step) - 1), written so that a step of 0.0001 keeps its digits.
         return (step + jnp.log(-jnp.expm1(-step))).astype(dtype)
 
 
@@ -47,5 +48,6 @@ class RingDecay:
     def __call__(self, key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, fan_in: int, fan_out: int) -> jax.Array:
         """Returns the draw."""
         del fan_in, fan_out
+        # Uniform in the square is even over the ring's area; softplus(Lambda) is then -log(square) / 2.
         squared = jax.random.uniform(key, shape, jnp.float32, self.low**2, self.high**2)
         return jnp.log(jnp.expm1(-0.5 * jnp.log(squared))).astype(dtype)

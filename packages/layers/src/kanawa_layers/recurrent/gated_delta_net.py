@@ -100,6 +100,8 @@ class GatedDeltaNet(SequenceMixer):
             y, carried[f"{name}_tail"] = convolve(self.children[name](x), segments, old.get(f"{name}_tail"))
             heads[name] = jax.nn.silu(y).reshape(*x.shape[:2], -1, width)
         heads["query"] = _unit(heads["query"]) * jnp.asarray(self.key_dim**-0.5, x.dtype)
+        # With keys of length 1 and beta below 1, I - beta k k^T only ever shrinks the state; longer keys would blow it
+        # up.
         heads["key"] = _unit(heads["key"])
         heads = {name: self.tag(name, array) for name, array in heads.items()}
         out, carried["state"] = linear_recurrence(
@@ -112,6 +114,7 @@ class GatedDeltaNet(SequenceMixer):
             segment_ids=sequences.segment_ids,
             chunk_length=cfg.chunk_length,
         )
+        # Normed and then gated; Mamba-2 gates first, so that the gate enters the statistics.
         out = self.norm(self.tag("attention_output", out)).reshape(*x.shape[:2], -1)
         y = self.tag("attention_projection", self.output(out * jax.nn.silu(self.output_gate(x))))
         return kn.constrain(y, ("batch", "length", "embed")), leaving(cache, carried, sequences)

@@ -22,6 +22,7 @@ class GatedNorm(kn.Module):
 
     def forward(self, x: Float[Array, "B T C"], gate: Float[Array, "B T C"]) -> Float[Array, "B T C"]:
         """Returns the normalised array in the gate's dtype."""
+        # The gate comes first: the released Mamba-2 models have norm_before_gate=False.
         gated = x.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
         parts = gated.reshape(*gated.shape[:-1], self.config.groups, -1)
         parts = parts * jax.lax.rsqrt(jnp.mean(parts * parts, axis=-1, keepdims=True) + self.config.eps)

@@ -80,6 +80,7 @@ def _starts(sequences: Sequences, length: int) -> Bool[Array, "B T"]:
     if segments is None or sequences.positions is not None:
         return sequences.token_positions(length) == 0
     resets, real = segments
+    # A row's first token begins a sequence only where nothing entered the row; any later reset always does.
     first = real & (jnp.cumsum(real, axis=1) == 1)
     lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
     empty = lengths == 0

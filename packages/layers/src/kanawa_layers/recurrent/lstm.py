@@ -57,9 +57,11 @@ class LSTM(SequenceMixer):
         def one_token(states: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[tuple, jax.Array]:
             gates, real, resets = token
             hidden, cell = (jnp.where(resets[:, None], 0.0, s) for s in states)
+            # PyTorch's order of gates, so that its weights need no permutation.
             i, f, g, o = jnp.moveaxis(gates + jnp.einsum("bh,hgd->bgd", hidden, recurrent), 1, 0)
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            # Padding leaves both states alone, so that the last ones are those of the last real token.
             kept = tuple(jnp.where(real[:, None], new, s) for new, s in zip((hidden, cell), states, strict=True))
             return kept, kept[0]
 

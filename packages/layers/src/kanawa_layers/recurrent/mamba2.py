@@ -110,6 +110,7 @@ class Mamba2(SequenceMixer):
             segment_ids=sequences.segment_ids,
             chunk_length=cfg.chunk_length,
         )
+        # The skip takes values as they are, without the step: D x, not D dt x.
         out = out + self.param("skip")[None, None, :, None] * value
         out = self.tag("attention_output", out.reshape(*x.shape[:2], -1))
         y = self.tag("attention_projection", self.output(self.norm(out, self.output_gate(x))))

@@ -125,6 +125,7 @@ class RAttention(SequenceMixer):
             return attention(q, k, v, mask=mask, q_segment_ids=ids, kv_segment_ids=ids)
         before = positions[:, :1] + jnp.arange(-self.config.window, 0, dtype=positions.dtype)[None]
         kv_positions = jnp.concatenate([before, positions], axis=1)
+        # Queries and keys stand at other positions here, and `rotate` takes one for both.
         q, k = self.positions.rotate(q, q, positions)[0], self.positions.rotate(k, k, kv_positions)[1]
         kv_positions = jnp.where(states < 0, _NOWHERE, kv_positions)
         mode = "decode" if length == 1 else "prefill"
@@ -142,6 +143,8 @@ class RAttention(SequenceMixer):
         """Returns what the keys that have left the window give, and the state: each enters `window` tokens late."""
         length = q.shape[1]
         repeats = self.config.num_heads // self.kv_heads
+        # Keys begin a window before the call, so at token t the one that leaves is keys[t]; it enters the state only if
+        # it belongs to the same sequence as t.
         known = states[:, :length] == states[:, self.config.window :]
         late = jnp.where(known[..., None, None], _features(keys[:, :length]), jnp.zeros((), keys.dtype))
         return linear_recurrence(
@@ -185,5 +188,6 @@ def _last(
     if segments is None:
         return {"keys": keys[:, length:], "values": values[:, length:]}
     count = jnp.sum(segments.real, axis=1, dtype=jnp.int32)
+    # The carried window stands in front, so the last `window` real tokens begin at `count`.
     places = (count[:, None] + jnp.arange(window, dtype=jnp.int32)[None])[..., None, None]
     return {name: jnp.take_along_axis(array, places, axis=1) for name, array in (("keys", keys), ("values", values))}

@@ -56,6 +56,7 @@ class RGLRU(kn.Module):
         log_decay = log_decay * jax.nn.softplus(self.param("rate", jnp.float32))[None, None]
         # -expm1(2 log a) is 1 - a^2 without cancellation; at a start it isn't used, nor may its gradient be.
         squared = jnp.where(starts[..., None], 1.0, -jnp.expm1(2.0 * log_decay))
+        # The floor bounds the root's gradient where a decay rounds to 1.
         gated = x32 * self._gate(x, "input_gate") * jnp.sqrt(jnp.maximum(squared, 1e-12))
         decay = jnp.where(starts[..., None], 0.0, jnp.exp(log_decay))
         h, final = diagonal_recurrence(decay, gated, initial_state=state, segment_ids=segment_ids)

@@ -39,6 +39,7 @@ class PatternStack(Stack):
         period = len(cfg.pattern)
         self._names = tuple(f"pattern[{j}]" for j in range(period))
         for j, (name, block) in enumerate(zip(self._names, cfg.pattern, strict=True)):
+            # Left-over layers are the pattern's first ones, so its early blocks may have one copy more.
             count = (cfg.num_layers - j + period - 1) // period
             self.add_child(name, block, stacked=count, input_dim=cfg.input_dim)
         self.add_child("remat", cfg.remat)

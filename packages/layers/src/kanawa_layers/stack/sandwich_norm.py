@@ -20,6 +20,7 @@ class SandwichNormBlock(ResidualBlock):
             children={
                 **BRANCH_NAMES,
                 "attention_norm": "input_layernorm",
+                # In Llama this name is the norm before the feed-forward; here it is that of attention's output.
                 "attention_output_norm": "post_attention_layernorm",
                 "feed_forward_norm": "pre_feedforward_layernorm",
                 "feed_forward_output_norm": "post_feedforward_layernorm",
