@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from kanawa.config import CallableConfig as CallableConfig
     from kanawa.config import Config as Config
     from kanawa.config import Configurable as Configurable
+    from kanawa.config import Count as Count
+    from kanawa.config import Finite as Finite
+    from kanawa.config import Fraction as Fraction
     from kanawa.config import Modifier as Modifier
+    from kanawa.config import NonNegative as NonNegative
+    from kanawa.config import Partial as Partial
+    from kanawa.config import Positive as Positive
+    from kanawa.config import Range as Range
+    from kanawa.config import Seed as Seed
+    from kanawa.config import Size as Size
     from kanawa.config import config_for as config_for
     from kanawa.config import diff as diff
     from kanawa.config import digest as digest
@@ -82,8 +91,8 @@ _NAMES = {
     "composition.naming": "experiment",
     "composition.target": "Target parse_target",
     "config": (
-        "FROM_PARENT REQUIRED CallableConfig Config Configurable Modifier config_for diff digest "
-        "from_json origin replace to_json to_text"
+        "FROM_PARENT REQUIRED CallableConfig Config Configurable Count Finite Fraction Modifier NonNegative Partial "
+        "Positive Range Seed Size config_for diff digest from_json origin replace to_json to_text"
     ),
     "contracts": "Program",
     "errors": "KanawaError",

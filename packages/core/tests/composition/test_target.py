@@ -116,3 +116,10 @@ def test_device_is_found_by_what_jax_calls_it(devices):
     assert device_spec_of_kind("TPU v5") is CORES
     assert device_spec_of_kind("cpu").name == "cpu"
     assert device_spec_of_kind("Abacus") is None
+
+
+@pytest.mark.parametrize("selector", ["cpu-" + "9" * 400, "cpu-" + "9" * 5_000, "cpu-1000001", "v5p-512x9999999"])
+def test_more_devices_than_there_are(selector):
+    with pytest.raises(TargetError, match="at most 1,000,000 devices can be planned for") as error:
+        parse_target(selector)
+    assert len(str(error.value)) < 300

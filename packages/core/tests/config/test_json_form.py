@@ -137,7 +137,7 @@ def test_fields_added_since_keep_their_defaults() -> None:
         ({"widht": 1}, "Model.Config has no field 'widht'; did you mean 'width'"),
         ({"size": 1}, "both 'size' and its new name 'width' are given"),
         ({"$type": "no_such:X"}, "importing 'no_such' failed"),
-        ({"$type": "json:dumps"}, "'json:dumps' is not a Config class"),
+        ({"$type": "kanawa:compose"}, "'kanawa:compose' is not a Config class"),
         ({"norm": {"$type": f"{__name__}:Norm.Confg"}}, "norm: can't load"),
         (
             {"norm": {"$type": f"{__name__}:Norm.Config", "ep": 1}},

@@ -12,6 +12,8 @@ from kanawa.plugins.devices import cpu_spec, device_specs
 
 _SELECTOR = re.compile(r"(?P<name>[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
 _FORM = "expected DEVICE, DEVICE-COUNT or DEVICE-COUNTxSLICES, such as cpu-8, v5p-512, v6e-256x4"
+#: Ten times the largest machine there is.
+_MOST_DEVICES = 1_000_000
 # Which package to name when a device is unknown and its backend is not installed.
 _BACKENDS = {
     "kanawa-backends-tpu": re.compile(r"v\d|tpu"),
@@ -53,8 +55,13 @@ def parse_target(selector: str) -> Target:
         message = f"target {selector!r} can't be read; {_FORM}"
         raise TargetError(message)
     device = _device(text, match["name"])
+    # Compared by their digits: Python refuses to read thousands of them.
+    if max(len(match["count"] or ""), len(match["slices"] or "")) > len(str(_MOST_DEVICES)):
+        raise TargetError(_too_many(text))
     count = int(match["count"]) if match["count"] else device.cores_per_unit
     slices = int(match["slices"] or 1)
+    if count * slices > _MOST_DEVICES:
+        raise TargetError(_too_many(text))
     if count < 1 or slices < 1:
         message = f"target {text!r}: counts start at 1; {_FORM}"
         raise TargetError(message)
@@ -70,6 +77,11 @@ def parse_target(selector: str) -> Target:
         slices=slices,
         topology=_topology(text, device, chips),
     )
+
+
+def _too_many(text: str) -> str:
+    shown = text if len(text) < 80 else f"{text[:40]}..."
+    return f"target {shown!r}: at most {_MOST_DEVICES:,} devices can be planned for; {_FORM}"
 
 
 def _cpu(text: str, count: int, slices: int) -> Target:

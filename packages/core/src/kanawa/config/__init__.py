@@ -26,6 +26,15 @@ from kanawa.config.paths import PathError as PathError
 from kanawa.config.paths import join_path as join_path
 from kanawa.config.paths import match_path as match_path
 from kanawa.config.paths import parse_path as parse_path
+from kanawa.config.ranges import Count as Count
+from kanawa.config.ranges import Finite as Finite
+from kanawa.config.ranges import Fraction as Fraction
+from kanawa.config.ranges import NonNegative as NonNegative
+from kanawa.config.ranges import Partial as Partial
+from kanawa.config.ranges import Positive as Positive
+from kanawa.config.ranges import Range as Range
+from kanawa.config.ranges import Seed as Seed
+from kanawa.config.ranges import Size as Size
 from kanawa.config.record import Config as Config
 from kanawa.config.record import UnknownFieldError as UnknownFieldError
 from kanawa.config.rewrite import RewriteError as RewriteError

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kanawa.config.callables import CallableNameError, public_name
+from kanawa.config.ranges import Range
 from kanawa.config.values import ATOMS, Node
 from kanawa.errors import ConfigError
 
@@ -45,12 +46,12 @@ def admit_bool(value: Any, copy: bool) -> bool:
 
 
 def admit_int(value: Any, copy: bool) -> int:
-    """Admits integers, not booleans."""
-    if type(value) is int:
-        return value
-    if isinstance(value, int) and type(value) is not bool:
-        return int(value)
-    raise Mismatch(value, "int")
+    """Admits integers of 64 bits, not booleans."""
+    if not isinstance(value, int) or type(value) is bool:
+        raise Mismatch(value, "int")
+    if not -(2**63) <= value < 2**64:
+        raise Mismatch(value, "int", reason="it doesn't fit 64 bits")
+    return value if type(value) is int else int(value)
 
 
 def admit_float(value: Any, copy: bool) -> float:
@@ -58,7 +59,10 @@ def admit_float(value: Any, copy: bool) -> float:
     if type(value) is float:
         return value
     if isinstance(value, int | float) and type(value) is not bool:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise Mismatch(value, "float", reason="it doesn't fit 64 bits") from None
     raise Mismatch(value, "float")
 
 
@@ -193,6 +197,22 @@ def _admit_optional(other: Admit, expected: str) -> Admit:
             if mismatch.where:
                 raise
             raise Mismatch(value, expected, reason=mismatch.reason) from None
+
+    return admit
+
+
+def admit_range(number: Admit, ranges: Sequence[Range], expected: str) -> Admit:
+    """Returns the admission of what `number` admits and every range holds."""
+
+    def admit(value: Any, copy: bool) -> Any:
+        try:
+            admitted = number(value, copy)
+        except Mismatch as mismatch:
+            raise Mismatch(value, expected, mismatch.where, mismatch.reason) from None
+        for each in ranges:
+            if admitted not in each:
+                raise Mismatch(value, expected, reason=each.beyond(admitted))
+        return admitted
 
     return admit
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from kanawa.config import admit
 from kanawa.config.admit import Admit, FieldTypeError
+from kanawa.config.ranges import Range
 from kanawa.config.values import Node
 
 
@@ -46,13 +47,18 @@ def annotation_text(annotation: Any) -> str:
     if origin is Literal:
         return f"Literal[{', '.join(repr(a) for a in args)}]"
     if origin is Annotated:
-        return annotation_text(args[0])
+        return " ".join([annotation_text(args[0]), *(f"({each})" for each in _ranges(annotation))])
     if isinstance(origin, type) and args:
         name = origin.__qualname__
         return f"{name}[{', '.join(_argument_text(a) for a in args)}]"
     if isinstance(annotation, type):
         return annotation.__qualname__
     return str(annotation).replace("typing.", "")
+
+
+def _ranges(annotation: Any) -> list[Range]:
+    """Returns the ranges of an Annotated; what else it carries is for others to read."""
+    return [each for each in get_args(annotation)[1:] if isinstance(each, Range)]
 
 
 def _argument_text(argument: Any) -> str:
@@ -106,7 +112,8 @@ def _compile(annotation: Any) -> Admit:
         return _PLAIN[annotation]
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _compile(get_args(annotation)[0])
+        inner, ranges = _compile(get_args(annotation)[0]), _ranges(annotation)
+        return admit.admit_range(inner, ranges, annotation_text(annotation)) if ranges else inner
     if origin is not None:
         return _compile_generic(annotation, origin, get_args(annotation))
     text = annotation_text(annotation)

@@ -1,5 +1,8 @@
 """Loading configs from JSON: renamed fields follow, versions that are too new are named."""
 
+import enum
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from kanawa.config.call_config import call_config_class
@@ -9,10 +12,17 @@ from kanawa.config.paths import Key, join_path
 from kanawa.config.record import Config
 from kanawa.config.schema import Field, unknown_field
 from kanawa.config.sentinels import UNSET_BY_NAME
+from kanawa.config.value_text import found_text
 from kanawa.config.values import same_value
 from kanawa.errors import ConfigError, did_you_mean
 
 Origins = dict[str, list[list[Any]]]
+#: How deep JSON may go: a config goes some 20 deep, and Python's own stack ends near 300 here.
+MOST_LEVELS = 100
+# An origin without its last part, the value, is of an early file.
+_ORIGIN_PARTS = (len(Origin._fields) - 1, len(Origin._fields))
+# What must be under a tag, before it is looked into.
+_HELD = {"$tuple": list, "$dict": dict, "$callable": str, "$float": str, "$unset": str, "$enum": str}
 
 
 class ConfigLoadError(ConfigError):
@@ -25,11 +35,37 @@ def from_json(data: dict[str, Any]) -> Config:
     Fields renamed since then move to their new names, fields added since then keep their defaults.
     Raises ConfigLoadError with the path for an unknown class or field and for a newer version.
     """
-    loaded = decode_value(data, (), data.get("$origins", {}) if isinstance(data, dict) else {})
+    refuse_depth(data)
+    loaded = decode_value(data, (), _origins(data) if isinstance(data, dict) else {})
     if not isinstance(loaded, Config):
         message = f'expected a config object with "$type" or "$call", got {data!r}'
         raise ConfigLoadError(message)
     return loaded
+
+
+def refuse_depth(data: Any) -> None:
+    """Raises ConfigLoadError for lists and dicts too deep inside each other to be walked."""
+    level: list[Any] = [data]
+    for _ in range(MOST_LEVELS):
+        level = [item for value in level for item in _inside(value)]
+        if not level:
+            return
+    message = f"lists and objects lie inside each other more than {MOST_LEVELS} deep, which no config does"
+    raise ConfigLoadError(message)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+
+
+def _origins(data: dict[str, Any]) -> Origins:
+    """Returns who set what, as written; raises ConfigLoadError for anything else."""
+    origins = data.get("$origins", {})
+    made = [each for history in _inside(origins) for each in (history if isinstance(history, list) else [None])]
+    if not isinstance(origins, dict) or not all(isinstance(each, list) and len(each) in _ORIGIN_PARTS for each in made):
+        message = '"$origins" can\'t be read: expected {path: [[stage, detail, file, line, value], ...]}; leave it out'
+        raise ConfigLoadError(message)
+    return origins
 
 
 def decode_value(data: Any, at: tuple[Key, ...] = (), origins: Origins | None = None) -> Any:
@@ -48,6 +84,10 @@ def decode_value(data: Any, at: tuple[Key, ...] = (), origins: Origins | None = 
 
 def _decode_tagged(tag: str, data: dict[str, Any], at: tuple[Key, ...], origins: Origins | None) -> Any:
     value = data[tag]
+    if tag in _HELD and not isinstance(value, _HELD[tag]):
+        expected = _HELD[tag].__name__
+        message = f'{_place(at)}"{tag}" must hold a {expected}, got {found_text(value)}'
+        raise ConfigLoadError(message)
     if tag == "$tuple":
         return tuple(decode_value(value, at, origins))
     if tag == "$dict":
@@ -55,13 +95,16 @@ def _decode_tagged(tag: str, data: dict[str, Any], at: tuple[Key, ...], origins:
     if tag == "$callable":
         return _resolve(value, at)
     if tag == "$float":
-        return float(value)
+        return _special_float(value, at)
     if tag == "$unset" and value in UNSET_BY_NAME:
         return UNSET_BY_NAME[value]
     if tag == "$enum":
-        cls = _resolve(value, at)
+        cls = _resolve(value, at, is_data=True)
         member = data.get("member")
-        if member not in cls.__members__:
+        if not isinstance(cls, enum.EnumType):
+            message = f"{_place(at)}{value!r} is not an Enum"
+            raise ConfigLoadError(message)
+        if not isinstance(member, str) or member not in cls.__members__:
             near = did_you_mean(str(member), cls.__members__)
             message = f"{_place(at)}{value} has no member {member!r}{near}"
             raise ConfigLoadError(message)
@@ -73,6 +116,9 @@ def _decode_tagged(tag: str, data: dict[str, Any], at: tuple[Key, ...], origins:
 def _decode_node(data: dict[str, Any], at: tuple[Key, ...], origins: Origins) -> Config:
     cls = _node_class(data, at)
     version = data.get("$version", cls.SCHEMA_VERSION)
+    if type(version) is not int:
+        message = f'{_place(at)}"$version" must hold an int, got {found_text(version)}'
+        raise ConfigLoadError(message)
     if version > cls.SCHEMA_VERSION:
         package = cls.__module__.partition(".")[0]
         message = (
@@ -108,16 +154,37 @@ def _store(node: Config, field: Field, value: Any, history: tuple[Origin, ...], 
 
 
 def _node_class(data: dict[str, Any], at: tuple[Key, ...]) -> type[Config]:
-    if "$call" in data:
-        return call_config_class(_resolve(data["$call"], at))
-    cls = _resolve(data["$type"], at)
+    tag = "$call" if "$call" in data else "$type"
+    if not isinstance(data[tag], str):
+        message = f'{_place(at)}"{tag}" must hold a "module:name", got {found_text(data[tag])}'
+        raise ConfigLoadError(message)
+    if tag == "$call":
+        callee = _resolve(data["$call"], at)
+        if not callable(callee):
+            message = f"{_place(at)}{data['$call']!r} can't be called"
+            raise ConfigLoadError(message)
+        return call_config_class(callee)
+    cls = _resolve(data["$type"], at, is_data=True)
     if not isinstance(cls, type) or not issubclass(cls, Config):
         message = f"{_place(at)}{data['$type']!r} is not a Config class"
         raise ConfigLoadError(message)
     return cls
 
 
-def _resolve(name: str, at: tuple[Key, ...]) -> Any:
+def _special_float(text: str, at: tuple[Key, ...]) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        message = f'{_place(at)}"$float" must hold a number such as "inf", got {found_text(text)}'
+        raise ConfigLoadError(message) from None
+
+
+def _resolve(name: str, at: tuple[Key, ...], *, is_data: bool = False) -> Any:
+    """Returns what a name stands for; `is_data`: a config class or an Enum, for which no library need be imported."""
+    # Python's own library has neither, and some of its modules act when they are imported.
+    if is_data and name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+        message = f"{_place(at)}{name!r} is not imported: Python's own library has no configs"
+        raise ConfigLoadError(message)
     try:
         return resolve_callable(name)
     except CallableNameError as error:

@@ -1,7 +1,6 @@
 """Overrides from the command line: `model.layers[0].norm.eps=1e-5`, read by the field's type."""
 
 import ast
-import contextlib
 import inspect
 import itertools
 import json
@@ -14,7 +13,7 @@ from kanawa.config.admit import FieldTypeError
 from kanawa.config.call_config import config_for
 from kanawa.config.callables import CallableNameError, resolve_all
 from kanawa.config.field_types import parts_of
-from kanawa.config.json_load import decode_value
+from kanawa.config.json_load import decode_value, refuse_depth
 from kanawa.config.record import Config
 from kanawa.config.schema import Field
 from kanawa.config.sentinels import UNSET_BY_NAME
@@ -81,10 +80,20 @@ def _candidates(path: str, text: str, field: Field) -> Iterator[Any]:
 
 
 def _parsed(text: str) -> Iterator[Any]:
-    with contextlib.suppress(ValueError):
-        yield decode_value(json.loads(text))
-    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError):
-        yield ast.literal_eval(text)
+    # Read before it is yielded: what goes wrong with the value afterwards is no sign of how the text is meant.
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        refuse_depth(data)
+        yield decode_value(data)
+    try:
+        literal = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return
+    refuse_depth(literal)
+    yield literal
 
 
 def _named(path: str, text: str, field: Field) -> Iterator[Any]:

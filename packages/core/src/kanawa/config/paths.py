@@ -19,7 +19,7 @@ Key = str | int
 
 _NAME = re.compile(r"[^\W\d][\w\-]*")
 _GLOB_NAME = re.compile(r"[\w\-*]+")
-_INDEX = re.compile(r"[0-9]+")
+_INDEX = re.compile(r"[0-9]{1,9}")
 _STRING = json.JSONDecoder()
 
 

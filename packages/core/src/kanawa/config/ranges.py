@@ -1,0 +1,65 @@
+"""Ranges of numbers, declared with the field: `num_heads: kn.Size`, `rate: Annotated[float, kn.Range(0, 1)] = 0.5`.
+
+A value outside is refused where it is assigned, so that a command line hears of it beside all else that is wrong.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a field takes, both ends among them; NaN never.
+
+    Attributes:
+        low: the least; minus infinity for none.
+        high: the greatest.
+        above: refuses `low` itself.
+        below: refuses `high` itself.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        # Written so that a NaN, which compares to nothing, is outside.
+        over = self.low < value if self.above else self.low <= value
+        under = value < self.high if self.below else value <= self.high
+        return over and under
+
+    def __str__(self) -> str:
+        # The limits of the machine's own integers are told to whoever passes them, see `beyond`, not in every list.
+        least = f"{'above' if self.above else 'at least'} {self.low:,}" if self.low > -math.inf else ""
+        if self.high >= MOST:
+            most = "finite" if self.below else ""
+        else:
+            most = f"{'below' if self.below else 'at most'} {self.high:,}"
+        return ", ".join(filter(None, (least, most))) or "not NaN"
+
+    def beyond(self, value: float) -> str:
+        """Returns by which limit a value is too great that the text of the range leaves out; else nothing."""
+        unsaid = MOST <= self.high < math.inf and value > self.high
+        return f"it is more than {self.high:,}" if unsaid else ""
+
+
+MOST = 2**31 - 1  # an axis of an array, and what counts along it: kernels index by 32 bits
+
+#: A size or a count of which there must be one: heads, layers, rows, steps.
+Size = Annotated[int, Range(1, MOST)]
+#: A count that may be nothing: warm-up steps, an offset.
+Count = Annotated[int, Range(0, MOST)]
+#: What random numbers are drawn from.
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+#: A share of a whole, the whole too.
+Fraction = Annotated[float, Range(0, 1)]
+#: A share that must leave some: a dropout rate, a decay of averages.
+Partial = Annotated[float, Range(0, 1, below=True)]
+#: A finite number that may be nothing: a rate, a coefficient, an epsilon.
+NonNegative = Annotated[float, Range(0, below=True)]
+#: A finite number that others are multiplied or divided by.
+Positive = Annotated[float, Range(0, above=True, below=True)]
+#: Any number but infinities and NaN.
+Finite = Annotated[float, Range(above=True, below=True)]
