@@ -84,6 +84,7 @@ def train(
     data: str | None = None,
     steps: int | None = None,
     initial: str | Path | None = None,
+    from_step: int | None = None,
     screen: Screen | None = None,
 ) -> TrainedRun:
     """Trains in a directory, or goes on with the run that is there, and returns what came of it.
@@ -97,6 +98,7 @@ def train(
         data: as `--data`.
         steps: how many updates the run is to have; None: the experiment's.
         initial: folder whose weights a new run starts from; None: the one the experiment was derived from, if any.
+        from_step: checkpoint of the run to go on from; later ones are set aside. None: the newest.
         screen: what shows progress; None: log lines of the logger "kanawa_runtime".
     """
     from kanawa.composition.detect import local_target
@@ -113,5 +115,5 @@ def train(
     start = Path(initial).expanduser() if initial is not None else source
     if start is not None and start.resolve() == place.resolve():
         start = None  # the run itself goes on
-    outcome = Loop(composition, place, steps=steps, initial=start, screen=screen).execute()
+    outcome = Loop(composition, place, steps=steps, initial=start, from_step=from_step, screen=screen).execute()
     return TrainedRun(place, outcome)

@@ -101,6 +101,16 @@ class Checkpointer(Configurable):
         ever committed. With `step`: that one or an error. Raises CheckpointError subclasses.
         """
 
+    def go_back(self, step: int) -> list[str]:
+        """Has the run go on from a committed `step`: later ones no longer count, but are kept; returns where.
+
+        Called once that step is restored. Raises CheckpointError where the checkpointer has no way to.
+        """
+        if self.latest() in (step, None):
+            return []
+        message = f"{type(self).__name__} can't set aside the checkpoints after step {step}; move them out of the way"
+        raise CheckpointError(message)
+
     @abc.abstractmethod
     def wait(self) -> None:
         """Returns when no save is under way; raises CheckpointSaveError once if the last one failed."""

@@ -146,6 +146,15 @@ class OrbaxCheckpointer(Checkpointer):
             self._current_step = restored.step
         return restored
 
+    def go_back(self, step: int) -> list[str]:
+        """Sets the steps after `step` aside, as folders `STEP.left`; see the contract."""
+        self.wait()
+        later = [other for other in agreement.agreed_steps(self.steps()) if other > step]
+        self._current_step = step
+        if self.read_only or not agreement.is_primary():
+            return []
+        return [str(layout.set_aside(self.directory, other, "left")) for other in later]
+
     def wait(self) -> None:
         """Returns when no save is under way; raises CheckpointSaveError once if the last one failed."""
         if self._thread is not None:

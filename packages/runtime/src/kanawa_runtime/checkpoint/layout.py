@@ -7,7 +7,9 @@ from pathlib import Path
 from kanawa_runtime.checkpoint.durable import sync_directory
 from kanawa_runtime.checkpoint.manifest import COMMIT, is_committed
 
-_UNFINISHED = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|replaced)|\.\d+\..*\.partial")
+#: As `str` writes a number: `00060` and digits of other scripts are names that somebody else gave.
+_STEP = re.compile(r"0|[1-9][0-9]*")
+_UNFINISHED = re.compile(r"[0-9]+\.(orbax-checkpoint-tmp.*|replaced)|\.[0-9]+\..*\.partial")
 _DAMAGED = ".damaged"
 
 
@@ -15,7 +17,12 @@ def committed_steps(directory: Path) -> list[int]:
     """Returns the steps that were finished, oldest first; unfinished and foreign names are ignored."""
     if not directory.is_dir():
         return []
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and is_committed(p))
+    return sorted(int(p.name) for p in directory.iterdir() if is_step_name(p.name) and is_committed(p))
+
+
+def is_step_name(name: str) -> bool:
+    """Whether a folder's name is a step's number, as it is written here."""
+    return _STEP.fullmatch(name) is not None
 
 
 def steps_to_delete(steps: list[int], keep_last_n: int, keep_every_n_steps: int | None) -> list[int]:
@@ -40,7 +47,7 @@ def remove_unfinished(directory: Path) -> list[str]:
     """Removes what interrupted saves and deletions left; returns the names."""
     removed = []
     for path in sorted(directory.iterdir()):
-        half_done = path.name.isdecimal() and path.is_dir() and not is_committed(path)
+        half_done = is_step_name(path.name) and path.is_dir() and not is_committed(path)
         if half_done or _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
@@ -52,6 +59,17 @@ def set_aside_damaged(directory: Path, step: int) -> Path:
     for old in directory.glob(f"*{_DAMAGED}"):
         shutil.rmtree(old, ignore_errors=True)
     target = directory / f"{step}{_DAMAGED}"
+    (directory / str(step)).rename(target)
+    sync_directory(directory)
+    return target
+
+
+def set_aside(directory: Path, step: int, reason: str) -> Path:
+    """Renames a step to `STEP.REASON`, numbered where that is taken, so that it counts no longer; returns where."""
+    target, count = directory / f"{step}.{reason}", 1
+    while target.exists():
+        count += 1
+        target = directory / f"{step}.{reason}-{count}"
     (directory / str(step)).rename(target)
     sync_directory(directory)
     return target

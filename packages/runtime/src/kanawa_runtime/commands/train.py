@@ -30,6 +30,7 @@ def command() -> Command:
             "kanawa train quickstart --modify moe:num_experts=4 --set seed=1 --steps 100 --run runs/moe\n"
             "kanawa train llama-tiny --data 'mytext/**/*.txt' --run runs/mine\n"
             "kanawa train runs/mine --steps 2000\n"
+            "kanawa train runs/mine --from-step 1000\n"
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
             "exit codes: 0 done; 42 stopped by SIGTERM or Ctrl-C after saving, the same command goes on; 130 and 143 "
@@ -45,6 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", dest="directory", metavar="DIR", help=default)
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
     parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
+    parser.add_argument(
+        "--from-step",
+        type=int,
+        metavar="N",
+        help="go on from this checkpoint of the run, not the newest; later ones are set aside, not deleted",
+    )
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     parser.add_argument("--json", action="store_true", help="write one object at the end: outcome, step, losses, paths")
     gang = parser.add_argument_group("several processes (all take the same arguments)")
@@ -97,7 +104,15 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
         from kanawa_runtime.train.loop import Loop
 
         directory, initial = run_and_start(composition, args.directory, args.init_from)
-        loop = Loop(composition, directory, steps=args.steps, initial=initial, screen=screen, command=_typed())
+        loop = Loop(
+            composition,
+            directory,
+            steps=args.steps,
+            initial=initial,
+            from_step=args.from_step,
+            screen=screen,
+            command=_typed(),
+        )
     return loop.execute()
 
 
@@ -123,4 +138,17 @@ def _is_primary(args: argparse.Namespace) -> bool:
 def _typed() -> str:
     """Returns the command as it was typed, which resumes the run; empty where none was (a call from Python)."""
     words = sys.argv[1:]
-    return shlex.join(["kanawa", *words]) if words[:1] == ["train"] else ""
+    return shlex.join(["kanawa", *_without_from_step(words)]) if words[:1] == ["train"] else ""
+
+
+def _without_from_step(words: list[str]) -> list[str]:
+    """Returns the words without --from-step: typed again, it would go back once more."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_option = len(name) > len("--") and "--from-step".startswith(name)
+        if not skip and not is_option:
+            kept.append(word)
+        skip = is_option and not equals
+    return kept

@@ -18,7 +18,8 @@ from kanawa_runtime.train.trainer import Trainer
 class Attempt:
     """A prepared composition in its directory, with those who record, save, show and watch for signals.
 
-    `total` is the count of updates to reach, `initial` a folder to take the first parameters from.
+    `total` is the count of updates to reach, `initial` a folder to take the first parameters from,
+    `from_step` a committed step to go on from in place of the newest.
     """
 
     prepared: Prepared
@@ -29,6 +30,7 @@ class Attempt:
     stop: StopSignals
     total: int
     initial: Path | None = None
+    from_step: int | None = None
 
     @property
     def config(self) -> Any:

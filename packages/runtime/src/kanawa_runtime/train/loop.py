@@ -39,8 +39,8 @@ _LAST_WORDS_SECONDS = 2.0
 class Loop:
     """One attempt at a run, from opening its directory to the last event.
 
-    `steps` is how far to go (None: the config's), `initial` a folder to take the first parameters from, `command` what
-    a person would type to go on.
+    `steps` is how far to go (None: the config's), `initial` a folder to take the first parameters from, `from_step` the
+    committed step to go on from (None: the newest), `command` what a person would type to go on.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Loop:
         *,
         steps: int | None = None,
         initial: Path | None = None,
+        from_step: int | None = None,
         screen: Screen | None = None,
         command: str = "",
     ) -> None:
@@ -59,6 +60,7 @@ class Loop:
             raise UsageError(message)
         self.screen = LineScreen() if screen is None else screen
         self.initial = initial
+        self.from_step = from_step
         self.command = command or f"kanawa train {composition.name} --run {shlex.quote(shown(directory))}"
         services = [service.build() for service in composition.config.services]
         self.prepared = prepare(composition)
@@ -78,7 +80,15 @@ class Loop:
                 on_event=journal.checkpoint,
             )
             attempt = Attempt(
-                self.prepared, self.run, journal, checkpoints, self.screen, stop, self.total, self.initial
+                self.prepared,
+                self.run,
+                journal,
+                checkpoints,
+                self.screen,
+                stop,
+                self.total,
+                self.initial,
+                self.from_step,
             )
             running = _Running(attempt, self.command)
             stop.on_first, stop.on_second = running.stopping, running.stopped_at_once

@@ -107,7 +107,7 @@ def _keep_tokenizer(attempt: Attempt) -> None:
 
 def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored | None:
     asked = {"params": abstract.params, "state": abstract.state, "opt": abstract.opt}
-    restored = attempt.checkpoints.restore(asked)
+    restored = attempt.checkpoints.restore(asked, step=attempt.from_step)
     if restored is not None and restored.data["digest"] != digest:
         message = (
             f"{attempt.run.path}: the data has digest {digest[:12]}, but this run was trained on "
@@ -115,6 +115,12 @@ def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored |
             f"differs between Python versions). Start a new run directory, or bring the old data back"
         )
         raise UsageError(message)
+    if restored is not None and attempt.from_step is not None:
+        # Not before all is well: until here, nothing has changed.
+        aside = attempt.checkpoints.go_back(restored.step)
+        attempt.journal.write("went_back", step=restored.step, set_aside=aside)
+        for place in aside:
+            attempt.screen.say(f"a later checkpoint is set aside, and kept: {shown(place)}")
     return restored
 
 
