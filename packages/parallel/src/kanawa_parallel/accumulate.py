@@ -38,11 +38,14 @@ class Accumulate(GradientStrategy):
             return carry, {path: term.weight for path, term in out.losses.items()}
 
         _, each = jax.lax.scan(weights, None, (slices, indices))
+        # Only weights leave that loop. Where they depend on the batch alone, as token counts do, XLA drops the model
+        # from it.
         totals = jax.tree.map(lambda w: jnp.sum(w, 0), each)
 
         def scaled(p: Any, micro: Any, micro_key: jax.Array) -> tuple[jax.Array, Outputs]:
             out = loss(p, state, micro, micro_key)
             parts = (Loss(t.total, totals[path], t.coefficient).value() for path, t in out.losses.items())
+            # total / whole weight is linear in the parts: gradients of microbatches add up to that of the whole batch.
             return sum(parts, jnp.zeros((), jnp.float32)), out
 
         def step(carry: tuple[Any, Outputs], xs: Any) -> tuple[tuple[Any, Outputs], None]:

@@ -148,6 +148,7 @@ def _evaluate(
     floats = {n: x for n, x in operands.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     rest = {n: x for n, x in operands.items() if n not in floats}
 
+    # A product with random cotangents, so that errors don't cancel as they may in a plain sum (softmax: 1, always).
     def product(floats: Operands) -> tuple[jax.Array, list[jax.Array]]:
         outs = _outputs(kernel, problem, {**floats, **rest}, examples)
         total = jnp.zeros((), jnp.float32)
@@ -171,6 +172,7 @@ def _to_fp32(x: jax.Array) -> jax.Array:
 
 def _relative_error(ours: jax.Array, right: jax.Array) -> jax.Array:
     """Returns the largest difference over the largest magnitude; NaN if there is one."""
+    # Over the largest magnitude, not element by element: values near zero have no relative precision to keep.
     scale = jnp.maximum(jnp.max(jnp.abs(right)), 1e-3)
     difference = jnp.max(jnp.abs(ours.astype(jnp.float32) - right.astype(jnp.float32)))
     return difference / scale

@@ -26,6 +26,8 @@ def _scope(kernel: Kernel, problem: Any) -> AbstractContextManager[None]:
     return jax.named_scope(scope_name(kernel.name, problem.describe()))
 
 
+# Kernel and problem are static and hashable: closed over, each call would make a new custom_vjp, and no trace would be
+# found again in JAX's caches.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _call(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> Any:
     with _scope(kernel, problem):
@@ -59,6 +61,7 @@ _call.defvjp(_forward, _backward)
 def _cotangent(operand: Any, given: Any) -> Any:
     """Returns the cotangent in the operand's dtype: zeros if missing, float0 for integers."""
     if not jnp.issubdtype(operand.dtype, jnp.inexact):
+        # What JAX takes for the cotangent of integers and booleans; numpy's, because no device array has this dtype.
         return np.zeros(operand.shape, jax.dtypes.float0)
     if given is None:
         return jnp.zeros_like(operand)

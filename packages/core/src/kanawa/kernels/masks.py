@@ -97,11 +97,13 @@ class MaskSpec:
 
     def __and__(self, other: "MaskSpec") -> "MaskSpec":
         """Returns the mask that allows what both allow."""
+        # (a | prefix) & b is not (a & b) | prefix: a mask with a prefix keeps its exception to itself, as a group.
         if self.prefix and other.uses - {"segments"}:
             return _as_group(self) & other
         if other.prefix and self.uses - {"segments"}:
             return self & _as_group(other)
         chunk, any_of = self.chunk, self.any_of + other.any_of
+        # Two chunk sizes can't be one: the second becomes a condition of its own.
         if None not in (self.chunk, other.chunk) and self.chunk != other.chunk:
             any_of += ((MaskSpec(chunk=other.chunk),),)
         elif other.chunk is not None:
@@ -123,6 +125,7 @@ class MaskSpec:
         if self.is_full or other.is_full:
             return FULL
         for prefix, rest in ((self, other), (other, self)):
+            # The short form: a kernel may know a mask with a prefix, and hardly any takes `any_of`.
             if prefix == MaskSpec(prefix=True) and not rest.segments:
                 return dataclasses.replace(rest, prefix=True)
         return MaskSpec(any_of=((self, other),))
@@ -145,6 +148,7 @@ class MaskSpec:
         result = self._by_position(q, k)
         for group in self.any_of:
             masks = [m.allowed(q_positions, kv_positions, q_segments, kv_segments, prefix_lengths) for m in group]
+            # None allows everything, and so does a group with one such mask.
             if all(mask is not None for mask in masks):
                 result = _both(result, _any(masks))
         if self.prefix:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 #: Operand name to array (or a pytree of arrays); an absent operand has no key.
 Operands = Mapping[str, Any]
 
-#: In `Operation.output_axes`: every shard holds a part of the sum, so that the wrapper adds them
-#: up.
+#: In `Operation.output_axes`: every shard holds a part of the sum, so that the wrapper adds them up.
 SUMMED = "summed"
 
 
@@ -52,6 +51,7 @@ class Operation:
     """
 
     name: str
+    # Left out of hash and equality: dictionaries don't hash, and an operation is known by its name.
     operand_axes: Mapping[str, LogicalAxes] = field(hash=False, compare=False)
     output_axes: tuple[LogicalAxes | str, ...] = field(hash=False, compare=False)
     manual_axes: tuple[str, ...] | None = None

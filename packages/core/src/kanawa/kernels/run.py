@@ -22,6 +22,7 @@ def run(
     replaces some of the operation's operand axes for this call. Raises KernelError as `select`
     does.
     """
+    # What a kernel supports depends on what a shard holds, so splitting comes before choosing.
     split = split_operands(operation, {**operation.operand_axes, **(axes or {})}, operands)
     local, selection = choose(operation, problem, split)
     kernel = selection.kernel

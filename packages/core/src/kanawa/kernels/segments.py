@@ -27,8 +27,11 @@ def segments(segment_ids: jax.Array) -> Segments:
     """
     real = segment_ids != 0
     places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
+    # Where the last real token up to each place is, -1 before any; padding inside a row is looked past. Shifted by one,
+    # it is the last one before the place.
     last_real = jax.lax.cummax(jnp.where(real, places, -1), axis=1)
     before = jnp.pad(last_real[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    # Clamped to 0 for a valid index: what is read there is masked by `before >= 0`.
     previous = jnp.take_along_axis(segment_ids, jnp.maximum(before, 0), axis=1)
     starts = real & (before >= 0) & (previous != segment_ids)
     return Segments(jnp.cumsum(starts.astype(jnp.int32), axis=1), real)

@@ -1,7 +1,6 @@
 """Ranks the installed kernels for one call of an operation, and says why the others were refused.
 
-Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU
-code.
+Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU code.
 """
 
 import functools
@@ -84,6 +83,7 @@ def _answer(question: _Question) -> Selection:
             supporting.append((state, kernel))
         else:
             refused.append((state.name, verdict.reason))
+    # A config's pin beats what the run recorded, which beats the ranking.
     recorded = _recorded_name(question)
     note = ""
     if pins:
@@ -114,6 +114,7 @@ def _matmul_flops(question: _Question) -> float:
 
 def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:
     """Returns the kernel, if it can be loaded, and its verdict."""
+    # A name that two distributions offer is in conflict, but each can be loaded and pinned by its full key.
     if not state.state.usable and state.state != "conflict":
         return None, refuse(f"{state.state}: {state.reason}")
     try:

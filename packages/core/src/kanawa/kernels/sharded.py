@@ -43,6 +43,7 @@ def split_operands(operation: Operation, operand_axes: Mapping[str, LogicalAxes]
     sizes = {name: size for name, size in auto_mesh_shape().items() if size > 1}
     if not sizes:
         return Split({name: PartitionSpec() for name in operands}, shapes)
+    # Inside a shard_map over everything `sizes` is empty, and the call has returned above.
     if operation.manual_axes == ():
         mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
         error = f"it runs on one shard, but mesh axes {mesh} are left: call it inside shard_map over them"
@@ -56,6 +57,8 @@ def split_operands(operation: Operation, operand_axes: Mapping[str, LogicalAxes]
             over = ", ".join(f"{m}={sizes[m]}" for m in misfit.mesh_axes)
             errors.append(f"{misfit.axis} {misfit.size} of {name} doesn't divide over {over}")
         for axis, mesh_axes in zip(axes, parts, strict=True):
+            # All operands that have an axis must split it alike, or a shard would hold parts that don't belong
+            # together.
             if axis is not None and mesh_axes and assigned.setdefault(axis, mesh_axes) != mesh_axes:
                 errors.append(f"{axis} is split over both {assigned[axis]} and {mesh_axes}")
         counts = [math.prod(sizes[m] for m in mesh_axes) for mesh_axes in parts]
@@ -71,6 +74,7 @@ def call_split(operation: Operation, split: Split, function: Callable[[Operands]
     if not split.axes:
         return function(operands)
     parts = (axes for axis, axes in split.assigned.items() if axis != operation.dominant)
+    # A sum over tokens is partial on every shard of the tokens; the dominant axis' shards have added theirs up inside.
     everywhere = tuple(dict.fromkeys(m for axes in parts for m in axes))
     single = len(operation.output_axes) == 1
 
@@ -107,4 +111,5 @@ def _assigned(operation: Operation, axes: LogicalAxes, shape: tuple[int, ...], s
     assignment = assign(wanted, current_plan().activation_rules, sizes)
     # A lone key head stays whole, but claims its mesh axes first: else the keys' length would take what the queries'
     # heads are split over, and a shard's queries would meet another shard's keys.
+    # strict=False: the dominant axis, if it was added at the end, has no dimension here.
     return tuple(() if size == 1 else names for size, names in zip(shape, assignment, strict=False))

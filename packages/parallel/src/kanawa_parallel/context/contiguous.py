@@ -33,6 +33,7 @@ class Contiguous(Layout):
         if not (self._ordered and mask.window is not None and mask.window[0] is not None):
             return others
         left = mask.window[0]
+        # Ceiling: a window that reaches one key into a part needs that part.
         return min(others, -(-left // self.problem.kv_length))
 
     @property
@@ -43,6 +44,8 @@ class Contiguous(Layout):
     def blocks(self) -> dict[str, AttentionProblem]:
         """Returns the block of a shard's own keys, which knows its mask where that is shiftless, and the others'."""
         problem = block_problem(self.problem)
+        # Own queries and keys start at the same place, so such a mask is the same counted from 0, and kernels that know
+        # no positions apply. Any other condition (chunks, prefixes, predicates) needs the true positions.
         known = problem.has_default_positions and problem.mask.uses <= _SHIFTLESS
         explicit = dataclasses.replace(problem, has_q_positions=True, has_kv_positions=True)
         blocks = {"own": problem if known else explicit}
@@ -67,6 +70,7 @@ class Contiguous(Layout):
 
         if role == "own" or not self._ordered:
             return block()
+        # Step t brings shard index - t, which has wrapped round to a later part where t > index.
         return jax.lax.cond(t <= index, block, self.nothing)
 
     def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
@@ -82,6 +86,7 @@ class Contiguous(Layout):
         return jax.lax.cond(t <= index, block, lambda: self.no_gradients(operands))
 
     def _role(self, t: Any) -> str:
+        # The own block stands outside of the loop, so there t is a Python 0; in the loop it is traced and never 0.
         return "own" if isinstance(t, int) and t == 0 else "other"
 
     def _operands(self, problem: AttentionProblem, operands: Operands, t: Any, index: jax.Array) -> Operands:
@@ -93,6 +98,7 @@ class Contiguous(Layout):
             "q_positions": _part(index, problem.q_length),
             "kv_positions": _part(source, problem.kv_length),
         }
+        # Positions that the caller gave win: the keys' have travelled with their keys.
         return {**own, **operands}
 
 

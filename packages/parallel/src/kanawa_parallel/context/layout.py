@@ -89,6 +89,8 @@ def attend(kernel: Kernel, problem: AttentionProblem, operands: Operands) -> tup
 
 def differentiate(kernel: Kernel, problem: AttentionProblem, operands: Operands, saved: Saved) -> Gradients:
     """Returns the cotangents of one block by its kernel."""
+    # A block's kernel takes the whole row's out and log-sum-exp for its own: exp(score - lse) is then the block's true
+    # share of the softmax, and blocks' gradients simply add up.
     gradients = kernel.backward(problem, operands, saved.out, saved.lse, saved.dout)
     dq, dk, dv = (gradients[name].astype(jnp.float32) for name in "qkv")
     return dq, dk, dv

@@ -53,10 +53,13 @@ class TravellingKeys(Kernel):
             return following, meet(t, travel.read(state, t, index), seen)
 
         last = layout.steps
+        # Before the own block is computed, on which it doesn't depend: the first hop hides behind it.
         state = travel.depart(keys) if last else None
         seen = layout.forward(0, index, operands, kernels)
         if last:
             state, seen = jax.lax.fori_loop(1, last, step, (state, seen))
+            # The last step stands outside of the loop, which would send keys on once more for nobody. It is an array,
+            # as in the loop, because a Python 0 means the own block.
             seen = meet(jnp.int32(last), travel.read(state, last, index), seen)
         out, lse = merge_sinks(*seen, operands["sinks"]) if problem.has_sinks else seen
         return layout.restore(out.astype(operands["v"].dtype), 1, travel.axes), lse
@@ -74,6 +77,8 @@ class TravellingKeys(Kernel):
         index = jax.lax.axis_index(travel.axes)
         operands = self._arranged(operands)
         keys, rest = _split(operands)
+        # The log-sum-exp was kept in the layout's order; out was restored for the caller, and comes back in the
+        # sequence's.
         out, dout = (layout.arrange(x, 1, travel.axes) for x in (out, cotangents))
         saved = Saved(out, residuals, dout)
 
@@ -116,4 +121,5 @@ def _split(operands: Operands) -> tuple[dict[str, jax.Array], dict[str, jax.Arra
 
 def kernels_by_role(kernels: Kernels) -> tuple[tuple[str, Kernel], ...]:
     """Returns the kernels as static data."""
+    # Sorted, and a tuple: it is part of a kernel that custom_vjp hashes, and equal ones must be found equal.
     return tuple(sorted(kernels.items(), key=lambda item: item[0]))

@@ -43,6 +43,8 @@ class UlyssesWay(AttentionOverShards):
         exchanged: dict[str, jax.Array] = {}
         for name, x in operands.items():
             if name in ("q", "k", "v"):
+                # Fewer key heads than shards: each is repeated just so often that parts of heads come out even.
+                # Repeated side by side, a shard's query heads still lie beside their own key heads.
                 copies = 1 if name == "q" else whole.num_kv_heads * shards // problem.num_kv_heads
                 exchanged[name] = _heads_to_length(jnp.repeat(x, copies, axis=2) if copies > 1 else x, axes)
             elif name == "sinks":
@@ -51,6 +53,7 @@ class UlyssesWay(AttentionOverShards):
             elif name == "prefix_lengths":
                 exchanged[name] = x
             else:
+                # Positions and segment ids have no heads to exchange, and are small.
                 exchanged[name] = jax.lax.all_gather(x, axes, axis=1, tiled=True)
         out = call(kernels[_WHOLE], whole, exchanged)
         return jax.lax.all_to_all(out, axes, split_axis=1, concat_axis=2, tiled=True)

@@ -72,6 +72,7 @@ class ZigZag(Layout):
         early, late = jnp.split(x, 2, axis)
         is_even = jax.lax.axis_index(axes) % 2 == 0
         even, odd = jnp.where(is_even, early, late), jnp.where(is_even, late, early)
+        # The same permutations, backwards: (from, to) swapped.
         back = [[(b, a) for a, b in _moves(self.shards, parity)] for parity in (0, 1)]
         parts = [jax.lax.ppermute(half, axes, pairs) for half, pairs in zip((even, odd), back, strict=True)]
         return jnp.concatenate(parts, axis)
@@ -88,6 +89,7 @@ class ZigZag(Layout):
         def late_queries() -> tuple[jax.Array, jax.Array]:
             problem = blocks["late_queries"]
             out, lse = attend(kernels["late_queries"], problem, _late_queries(operands, problem))
+            # The early half saw nothing in this block: out 0 and log-sum-exp -inf, which merging passes over.
             no_out, no_lse = (jnp.split(x, 2, axis)[0] for x, axis in zip(self.nothing(), (1, 2), strict=True))
             return jnp.concatenate([no_out, out], 1), jnp.concatenate([no_lse, lse], 2)
 
@@ -124,6 +126,7 @@ def _moves(shards: int, parity: int) -> _Pairs:
 
 def _in_order(even: jax.Array, odd: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
     """Returns the halves with the early one, whose parity is the shard's own, first."""
+    # Halves i and 2n - 1 - i differ in parity, so a shard gets one of each permutation; the early one, i, has its own.
     is_even = jax.lax.axis_index(axes) % 2 == 0
     return jnp.concatenate([jnp.where(is_even, even, odd), jnp.where(is_even, odd, even)], axis)
 

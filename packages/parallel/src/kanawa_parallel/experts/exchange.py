@@ -36,6 +36,7 @@ def through_shards(experts: Experts, axis: str, capacity_factor: float | None) -
         # that results don't depend on how a backend breaks ties.
         order = jnp.argsort(_expert_of_row(counts, room), stable=True)
         out = experts(jnp.take(received, order, axis=0), jnp.sum(counts, axis=0, dtype=jnp.int32))
+        # The inverse permutation: rows stand again where they arrived, which is how their senders know them.
         out = jnp.take(out, jnp.argsort(order), axis=0)
         starts = jnp.cumsum(sent) - sent
         back, _ = token_exchange(out, arrived, output_rows=rows.shape[0], axis_name=axis, receive_offsets=starts)
@@ -54,6 +55,7 @@ def _room(rows: int, shards: int, capacity_factor: float | None) -> int:
 
 def _within(counts: Int[Array, "shards experts"], room: int) -> Int[Array, "shards experts"]:
     """Returns how many rows of each source and expert lie before `room`, in order of arrival."""
+    # Flat, [shards, experts] is the order of arrival: by source, then by expert.
     ends = jnp.cumsum(counts.reshape(-1))
     starts = ends - counts.reshape(-1)
     return (jnp.minimum(ends, room) - jnp.minimum(starts, room)).astype(counts.dtype).reshape(counts.shape)
@@ -63,5 +65,6 @@ def _expert_of_row(counts: Int[Array, "shards experts"], room: int) -> Int[Array
     """Returns each received row's expert, and one more than the last for room that is left."""
     _, experts = counts.shape
     ends = jnp.cumsum(counts.reshape(-1))
+    # Left-over room sorts behind all experts, where sizes that sum to fewer rows leave it out of the matmul.
     group = jnp.searchsorted(ends, jnp.arange(room, dtype=ends.dtype), side="right")
     return jnp.where(group < counts.size, group % experts, experts)

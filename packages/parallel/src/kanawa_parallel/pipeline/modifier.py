@@ -7,8 +7,7 @@ from kanawa.errors import ConfigError, UsageError
 from kanawa_parallel.pipeline.named import PipelineParts
 from kanawa_parallel.strategies.pipeline import Pipeline
 
-#: The catalog's kind: entry points of the group `kanawa.pipelines` name functions (microbatches, rounds) ->
-#: PipelineParts.
+#: The catalog's kind: functions (microbatches, rounds) -> PipelineParts, entry points of the group `kanawa.pipelines`.
 KIND = "pipelines"
 
 

@@ -130,6 +130,7 @@ class _Parts:
         fixed = ((self.loss.fixed or {}).get(self.name) or {}).get(_LAYER) or {}
         held_state = (self.state.get(self.name) or {}).get(_LAYER) or {}
         per_stage = self.stack.config.num_layers // self.stages
+        # What is mapped over stages are the trained layers alone: frozen ones and state are indexed by the stage.
         mine = jax.tree.map(lambda leaf: leaf[stage, 0], by_stage((fixed, held_state), self.stages, 1))
         # The key that the pipelined stack derives for this microbatch, so that dropout agrees with the other schedules.
         key = jax.random.fold_in(fold_name(fold_name(self.key, self.name), "microbatch"), microbatch)
@@ -154,6 +155,8 @@ class _Parts:
 
     def forward(self, layers: Any, rest: Any, carry: _Carry, t: jax.Array) -> tuple[_Carry, tuple[Outputs, Outputs]]:
         """Moves every microbatch one stage on."""
+        # Every tick embeds, those that drain too: `pick` clips to the last microbatch, which enters again and is
+        # dropped.
         entering, (_, embedded) = self.embed(rest, t)
         x = on_stages(jnp.roll(carry.moving, 1, axis=0).at[0].set(entering))
         inputs = jax.lax.dynamic_update_index_in_dim(carry.inputs, x, t % carry.inputs.shape[0], 0)
@@ -181,10 +184,12 @@ class _Parts:
             grads = pull((dy, jnp.ones((), jnp.float32)))
             return jax.tree.map(lambda g: jnp.where(work, g, jnp.zeros_like(g)), grads)
 
+        # Kept inputs are [places, S, …], vmap wants stages first.
         grads, dx = self.on_every_stage(one)(
             layers, carry.inputs.swapaxes(0, 1), cotangents, here, microbatch, slots, works
         )
         _, pull = jax.vjp(lambda r: _without_outputs(self.embed(r, microbatch[0])), rest)
+        # Idle ticks have a zero cotangent on both outputs, so the embedding gets nothing from them.
         (of_embed,) = pull((dx[0], works[0].astype(jnp.float32)))
         return dataclasses.replace(
             carry, cotangents=on_stages(dx), layers=_add(carry.layers, grads), rest=_add(carry.rest, of_embed)
@@ -194,6 +199,8 @@ class _Parts:
         """Moves forward, turns the microbatch that reached the last stage round at the head, and moves back."""
         carry, (embedded, outputs) = self.forward(layers, rest, carry, t)
         finished = t - (self.stages - 1)
+        # In tick t the last stage has just finished the forward of microbatch t - (S - 1); its backward starts in the
+        # same.
         _, pull, of_head = jax.vjp(lambda r, x: self.head(r, x, finished), rest, carry.moving[-1], has_aux=True)
         grads, arriving = pull(jnp.ones((), jnp.float32))
         carry = dataclasses.replace(carry, rest=_add(carry.rest, grads))
@@ -220,6 +227,7 @@ class _Parts:
         embedded, staged = (
             jax.tree.map(lambda *x: jnp.concatenate(x), *pair) for pair in zip(early, (embedded, staged), strict=True)
         )
+        # The ticks behind the last microbatch embedded it again: theirs must not count.
         first = jax.tree.map(lambda x: x[: self.count], embedded)
         staged = _prefixed(collect(staged, self.stages, self.count, 1), f"{self.name}.")
         outputs = _last_state(first).merge(staged).merge(_last_state(headed))
@@ -242,6 +250,7 @@ def _zeros(tree: Any) -> Any:
 
 
 def _add(total: Any, new: Any) -> Any:
+    # The total's dtype, fp32, wins: many small terms would be lost in a bf16 sum.
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new)
 
 

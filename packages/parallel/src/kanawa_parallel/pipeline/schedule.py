@@ -62,6 +62,7 @@ class Schedule:
         for tick in self.table:
             for stage, works in enumerate(tick):
                 held[stage] += sum(1 if work.kind == "forward" else -1 for work in works)
+                # A backward frees its input at the tick's end: in the tick itself both are there.
                 most = max(most, held[stage] + any(work.kind == "backward" for work in works))
         return most
 
@@ -96,6 +97,7 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
     """
     last = stages - 1
     table = []
+    # Cotangents travel back from the last stage, which turns a microbatch round in the tick it gets it, m + S - 1.
     for tick in range(microbatches + 2 * last):
         row = []
         for stage in range(stages):

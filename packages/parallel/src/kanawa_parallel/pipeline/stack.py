@@ -90,8 +90,11 @@ class PipelinedStack(Stack):
             )
             return carry, (cache, outputs)
 
+        # Decoding takes no gradient: there is nothing to recompute for.
         policy = False if self.remat is None or caches is not None else self.remat.policy()
         if policy is not False:
+            # Inside a scan the compiler can't merge the two computations, so that the barriers against it would only
+            # cost.
             one = jax.checkpoint(one, policy=None if policy is True else policy, prevent_cse=False)
         x, (caches, outputs) = jax.lax.scan(one, x, (params, state, jnp.arange(length), caches))
         context.collector.absorb(outputs.reduce_leading())
@@ -110,6 +113,8 @@ class PipelinedStack(Stack):
         here = jnp.arange(stages)
 
         def one_stage(p: Any, s: Any, y: Any, mine: Any, stage: Any, local: Any) -> tuple[Any, Outputs]:
+            # `local` is negative while a stage waits to be filled, and too large when it is through: clipped, its idle
+            # ticks compute on something that exists, and `collect` leaves them out.
             chunk = jnp.clip(local // count, 0, rounds - 1)
             held = [_chosen(tree, chunk) for tree in (p, s)]
             key = None if context.key is None else context.key.fold("microbatch", local % count)
@@ -127,6 +132,8 @@ class PipelinedStack(Stack):
             moving = on_stages(jnp.roll(moving, 1, axis=0).at[0].set(entering))
             local = t - here
             moving, outputs = every(params, state, moving, pick(facts, local % count), here, local)
+            # The first S - 1 ticks write what no microbatch made; each place is written again before it is read, if M
+            # >= S.
             returned = jax.lax.dynamic_update_index_in_dim(returned, moving[-1], (t - stages + 1) % count, 0)
             return (on_stages(moving), returned), outputs
 
@@ -160,6 +167,8 @@ class PipelinedStack(Stack):
         moving = on_stages(jnp.zeros((stages, *x.shape), x.dtype).at[0].set(x))
         for t in range(stages):
             moving, extended = jax.vmap(one_stage, spmd_axis_name=stage_axes()[0])(params, state, moving, kept, here)
+            # vmap runs every stage in every tick; a stage out of its turn has extended its cache by garbage, which is
+            # put back.
             mine = here == t
             kept = jax.tree.map(
                 lambda new, old, m=mine: jnp.where(m.reshape(-1, *[1] * (new.ndim - 1)), new, old), extended, kept
@@ -201,6 +210,8 @@ def by_stage(tree: Any, stages: int, rounds: int) -> Any:
 
     def split(leaf: jax.Array) -> jax.Array:
         per_round = leaf.shape[0] // (stages * rounds)
+        # Layer order is round, stage, layer within: neighbouring runs lie on neighbouring stages, so that a roll hands
+        # on.
         return leaf.reshape(rounds, stages, per_round, *leaf.shape[1:]).swapaxes(0, 1)
 
     return jax.tree.map(split, tree)

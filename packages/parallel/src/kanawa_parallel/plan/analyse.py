@@ -123,15 +123,19 @@ def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int
     """Returns (rows, tokens a row, keys a query sees on average, passes in units of a forward one)."""
     program = compilation.program
     shape = composition.config.batch_shape()
+    # A decoding step reads the whole cache for its one new token.
     if program.name == DECODE and shape is not None:
         return shape.rows, 1, float(shape.length), 1
     rows, length = program.abstract_args[-1].input_ids.shape
+    # Under a causal mask query t sees t + 1 keys. A training step is worth three forward passes: the backward has two
+    # matmuls for each of the forward's, one for each operand.
     return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
 
 def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing | None:
     if not compilation.text:
         return None
+    # Devices of a CPU have no places on a network; the target's are then taken to stand in a row.
     real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
     mesh = compilation.environment.mesh
     return Timing(
@@ -148,6 +152,7 @@ def _memory(compilation: Compilation, arguments: dict[str, int], temporaries: Pe
     stated = compilation.memory
     kinds = held.by_kind(arguments)
     if stated.exceeded:
+        # A compiler that gives up states one number for everything: what isn't arguments is counted as temporaries.
         return {**kinds, "temporaries": stated.temporaries - sum(kinds.values()), "total": stated.temporaries}
     return {
         **kinds,
@@ -189,6 +194,8 @@ def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:
     total: Counter[tuple[str, str]] = Counter()
     for row in rows:
         total[row.axes, row.link] += row.seconds
+    # The schedule knows what is exposed by axes and link; it is shared out over the kinds of collectives there by their
+    # time.
     shares = {key: seconds.exposed.get(key, 0.0) / value for key, value in total.items() if value}
     ranked = sorted(rows, key=lambda row: -row.seconds)
     return [dataclasses.replace(r, exposed_seconds=r.seconds * shares.get((r.axes, r.link), 0.0)) for r in ranked]

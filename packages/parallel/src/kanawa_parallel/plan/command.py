@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if not targets:
         message = "plan needs a target: --on v5p-512, h100-256, trn2-1024 or cpu-8; several are separated by commas"
         raise UsageError(message)
+    # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
     _stay_on_the_processor()
     from kanawa_parallel.plan.problems import compositions, missing_compilers
 
@@ -158,6 +159,7 @@ def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
     if args.picture is not None:
         command += ["--picture", str(args.picture.with_name(f"{args.picture.stem}-{target}{args.picture.suffix}"))]
     command += [f"--{name.replace('_', '-')}" for name in ("serve", "probe", "no_suggestions") if getattr(args, name)]
+    # Only the end is told, and only of a failure: compilers warn by the megabyte.
     with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
         errors.seek(0)

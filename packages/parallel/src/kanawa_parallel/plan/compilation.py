@@ -95,6 +95,7 @@ def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, .
             note = f"not compiled for {target.device.name}: no public compiler; from XLA's partitioned HLO and figures"
         provide_cpu_devices(target.jax_devices)
         env = environment(composition, jax.devices("cpu"))
+        # The options are the target's compiler's; the CPU's would refuse them by name.
         env = dataclasses.replace(env, compiler_options={})
     devices = None if env.mesh is None else tuple(env.mesh.devices.flat)
     return env, devices, note
@@ -137,6 +138,7 @@ def read_dump(folder: Path) -> tuple[str, str, str]:
         for end in ends:
             written = sorted(folder.glob(f"*{end}"), key=lambda path: path.stat().st_size)
             if written:
+                # Small helper programs (a cast, a constant) leave dumps too: the step's is the largest.
                 return written[-1].read_text(encoding="utf-8", errors="replace")
         return ""
 
@@ -152,6 +154,7 @@ def provide_cpu_devices(count: int) -> None:
         )
         raise TargetError(message)
     if count > 1:
+        # JAX refuses to change the number once its devices exist; whether there are enough is checked below.
         with contextlib.suppress(RuntimeError):
             if jax.config.jax_num_cpu_devices < count and "xla_force_host_platform" not in os.environ.get(
                 "XLA_FLAGS", ""

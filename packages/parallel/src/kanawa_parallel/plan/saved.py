@@ -31,6 +31,7 @@ def save(compilation: Compilation, folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
+        # JAX opens its cache once a process: a changed directory counts only after a reset, here and on the way back.
         _reset_cache()
         executable = compilation.program.lower().compile()
     finally:

@@ -52,11 +52,14 @@ def decode_program(prepared: Prepared) -> Program:
 
     shardings = None
     if mesh is not None:
+        # Caches leave as they entered, or they couldn't take the donated ones' place; the compiler may choose for the
+        # rest.
         shardings = (None, jax.tree.map(lambda leaf: leaf.sharding, caches), None)
     return Program(DECODE, decode_step, (params, caches, ids, lengths), (1,), shardings, environment)
 
 
 def _cast(leaf: jax.ShapeDtypeStruct, dtype: str) -> jax.ShapeDtypeStruct:
+    # Codes of quantised weights are integers: they are stored as they are, whatever maths runs in.
     kept = not jnp.issubdtype(leaf.dtype, jnp.floating)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if kept else jnp.dtype(dtype), sharding=leaf.sharding)
 

@@ -23,6 +23,7 @@ def block_problem(problem: AttentionProblem, queries: int, keys: int) -> Attenti
     """Returns the problem of one block: positions are explicit, sinks left to the merging."""
     bias = problem.bias_shape
     if bias is not None:
+        # A dimension of 1 broadcasts: min keeps it, whatever the block's size.
         bias = (*bias[:2], min(bias[2], queries), min(bias[3], keys))
     return dataclasses.replace(
         problem,
@@ -68,8 +69,11 @@ def key_block_ranges(problem: AttentionProblem, queries: int, keys: int) -> tupl
     first = np.zeros(blocks, np.int32)
     end = np.full(blocks, key_blocks, np.int32)
     mask = problem.mask
+    # Predicates and `any_of` aren't looked at: they can only hide more, and a block that is all masked costs time, not
+    # exactness. A prefix shows keys that the rest of the mask hides, so with one nothing is certain.
     if not problem.has_default_positions or mask.prefix:
         return first, end
+    # First and last query of each block; what its mask leaves is within [bottom of the first, top of the last].
     low = np.arange(blocks) * queries
     high = low + queries - 1
     bottom, top = np.zeros_like(low), np.full_like(high, problem.kv_length - 1)
@@ -91,6 +95,7 @@ def _cut(operands: Operands, axes: dict[str, int], bias_axis: int, index: jax.Ar
     cut = dict(operands)
     for name, x in operands.items():
         axis = bias_axis if name == "bias" else axes.get(name)
+        # Operands without a block axis (prefix lengths) and a bias that broadcasts go to every block whole.
         if axis is not None and (name != "bias" or x.shape[axis] != 1):
             cut[name] = jax.lax.dynamic_slice_in_dim(x, size * index, size, axis, allow_negative_indices=False)
     return cut

@@ -96,6 +96,7 @@ class BlockwiseAttention(Kernel):
 
         index = jnp.arange(problem.q_length // queries, dtype=jnp.int32)
         _, (out, lse) = jax.lax.scan(one_query_block, None, (index, first, end))
+        # [blocks, B, queries, H, D] -> [B, T, H, D], and below [blocks, B, H, queries] -> [B, H, T].
         out = out.transpose(1, 0, 2, 3, 4).reshape(
             problem.batch, problem.q_length, problem.num_heads, problem.v_head_dim
         )
@@ -120,6 +121,8 @@ class BlockwiseAttention(Kernel):
         whole = {n: jnp.zeros(operands[n].shape, jnp.float32) for n in ("k", "v")}
         if problem.has_bias:
             whole["bias"] = jnp.zeros(operands["bias"].shape, jnp.float32)
+        # dq belongs to the block of queries at hand and leaves the outer scan as its output; only dk and dv are
+        # carried.
         no_dq = jnp.zeros((problem.batch, queries, *operands["q"].shape[2:]), jnp.float32)
 
         def one_query_block(whole: Any, item: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
@@ -180,6 +183,7 @@ def _attend(problem: AttentionProblem, operands: Operands, seen: Any) -> Any:
     scores, _ = sc.masked_scores(problem, operands, mask_array(problem, operands))
     # Online softmax: what was summed under a smaller maximum is scaled down to the new one. A maximum of MASKED is
     # finite, so that MASKED - MASKED gives exp(0) and no NaN.
+    # A bias of -inf over a whole row is safe too: the maximum starts at MASKED, and exp(-inf - MASKED) is 0.
     higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - higher)
     kept = jnp.exp(top - higher)

@@ -16,6 +16,7 @@ def check(problem: AttentionProblem, operands: dict[str, Any]) -> None:
 
 def _shapes(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
     rows = p.batch if p.ragged_sequences is None else p.ragged_sequences
+    # Positions and ids may have one row for all rows of the batch.
     queries = ((p.batch, p.q_length), (1, p.q_length))
     keys = ((p.batch, p.kv_length), (1, p.kv_length))
     expected = {
@@ -55,6 +56,8 @@ def _heads(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
 def _needs(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
     ids = ("q_segment_ids" in operands, "kv_segment_ids" in operands)
     ragged = p.ragged_sequences is not None
+    # Segments and prefixes compare ids and key positions alone; all else needs to know where queries are among the
+    # keys.
     positional = p.mask.uses - {"segments", "prefix"}
     placed = p.has_q_positions or p.has_kv_lengths or p.q_length == p.kv_length
     no_prefix = p.mask.needs_prefix and "prefix_lengths" not in operands

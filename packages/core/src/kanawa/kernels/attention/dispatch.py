@@ -1,8 +1,7 @@
 """The public call: checks shapes, makes the problem, and runs the best kernel.
 
-Legend: B rows, T queries, S keys, H query heads, K key heads, D head width, Dv value width; pages:
-    P in the
-pool, N tokens each, R table entries per row.
+Legend: B rows, T queries, S keys, H query heads, K key heads, D head width, Dv value width; pages: P in the pool, N
+tokens each, R table entries per row.
 """
 
 import dataclasses
@@ -55,14 +54,14 @@ def attention(
 
     Args:
         q: [B, T, H, D].
-        k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and [P, N, K,
-            Dv].
+        k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and
+            [P, N, K, Dv].
         mask: who may attend to whom. Segment ids, where given, are added to it.
         q_positions: int [B, T] or [T]. Default: with kv_lengths, each row's last positions; else 0,
             1, 2, …
         kv_positions: int [B, S] or [S]; default 0, 1, 2, …
-        q_segment_ids, kv_segment_ids: int [B, T], [B, S]; the second defaults to the first where T
-            = S.
+        q_segment_ids, kv_segment_ids: int [B, T], [B, S]; the second defaults to the first where
+            T = S.
         prefix_lengths: int [B], for a mask with a prefix.
         kv_lengths: int [B]; keys from there on don't exist.
         bias: float, [B, H, T, S], any of them 1; differentiable.
@@ -94,6 +93,8 @@ def attention(
     }
     operands = {name: x for name, x in operands.items() if x is not None}
     if q_segment_ids is not None:
+        # Ids that are given count, even if the mask doesn't say so: leaving them out would mix documents without a
+        # word.
         mask = mask & MaskSpec(segments=True)
         if k.shape[1] == q.shape[1]:
             operands.setdefault("kv_segment_ids", operands["q_segment_ids"])
@@ -166,6 +167,7 @@ def _with_enough_key_heads(problem: AttentionProblem, operands: dict[str, Any]) 
 def _with_positions(problem: AttentionProblem, operands: dict[str, Any]) -> tuple[AttentionProblem, dict[str, Any]]:
     """Returns both, with explicit query positions if queries are split over the mesh."""
     axes = {**ATTENTION.operand_axes, **_axes(problem)}
+    # A shard that holds later queries would take them for 0, 1, 2, …: implied positions are those of the whole row.
     split = split_operands(ATTENTION, axes, {"q": operands["q"]})
     if "length" not in split.assigned or problem.has_q_positions:
         return problem, operands

@@ -62,6 +62,8 @@ def block_gradient(
     dscores = probs * (dprobs - sc.rows_to_scores(delta, problem))
     dcapped = dscores
     if problem.logit_cap is not None:
+        # d(cap * tanh(s / cap)) = 1 - tanh^2, and tanh is capped / cap. Taken before bias and mask, which come after
+        # the cap and of which `dscores` is the cotangent already.
         dcapped = dscores * (1 - jnp.square(capped / problem.logit_cap))
     dcapped = dcapped * problem.scale
     dq = sc.weigh_values(dcapped, k, problem).astype(jnp.float32)
@@ -73,6 +75,7 @@ def bias_gradient(dscores: jax.Array, problem: AttentionProblem) -> jax.Array:
     """Returns the bias's cotangent, summed over the dimensions along which it was broadcast."""
     if problem.group_size != 1:
         batch, _, length, _, keys = dscores.shape
+        # [B, K, T, G, S] -> [B, K, G, T, S] -> [B, H, T, S]: the query heads of a key head lie side by side.
         dscores = dscores.transpose(0, 1, 3, 2, 4)
         dscores = dscores.reshape(batch, problem.num_heads, length, keys)
     shape = problem.bias_shape or ()
@@ -82,5 +85,6 @@ def bias_gradient(dscores: jax.Array, problem: AttentionProblem) -> jax.Array:
 
 def sinks_gradient(sinks: jax.Array, lse: jax.Array, delta: jax.Array) -> jax.Array:
     """Returns the sinks' cotangent [H]: each sink's share of the softmax has the value zero."""
+    # dscore = p * (dout . value - delta) with a value of 0 leaves -p * delta.
     share = jnp.exp(sinks.astype(jnp.float32)[None, :, None] - lse)
     return -jnp.sum(share * delta, axis=(0, 2))

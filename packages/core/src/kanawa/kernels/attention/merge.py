@@ -1,7 +1,6 @@
 """Merging attention over disjoint sets of keys by log-sum-exp, for blockwise and ring attention.
 
-Legend: B rows, T queries, H heads, D value width. A row that saw no key has out 0 and log-sum-exp
-    -inf.
+Legend: B rows, T queries, H heads, D value width. A row that saw no key has out 0 and log-sum-exp -inf.
 """
 
 import jax
@@ -29,5 +28,6 @@ def merge_sinks(out: jax.Array, lse: jax.Array, sinks: jax.Array) -> tuple[jax.A
 
 def _weight(part: jax.Array, total: jax.Array) -> jax.Array:
     """Returns exp(part - total), 0 where the part is empty, as [B, T, H, 1]."""
+    # Where both are empty, -inf - -inf would be NaN, and NaN * 0 stays NaN.
     difference = jnp.where(jnp.isneginf(part), -jnp.inf, part - total)
     return jnp.exp(difference).transpose(0, 2, 1)[..., None]

@@ -36,6 +36,7 @@ def mask_array(problem: AttentionProblem, operands: Operands) -> jax.Array | Non
         operands.get("kv_segment_ids"),
         operands.get("prefix_lengths"),
     )
+    # A cache has room behind its last key, with whatever was there before: it must not be seen.
     if problem.has_kv_lengths and not _causal_hides_missing_keys(problem):
         index = jnp.arange(problem.kv_length, dtype=jnp.int32)[None]
         exists = (index < operands["kv_lengths"][:, None])[:, None, :]

@@ -57,6 +57,7 @@ def attend_over_shards(problem: AttentionProblem, operands: Operands) -> jax.Arr
         return None
     split = split_operands(ATTENTION, _AXES, operands)
     axes = split.assigned.get("length", ())
+    # One query can't be split: a decoding step reads its keys where they lie.
     if not axes or problem.q_length == 1:
         return None
     local = problem.localize(split.shapes)

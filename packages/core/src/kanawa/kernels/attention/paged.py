@@ -1,7 +1,6 @@
 """Page tables and ragged queries, brought to plain dense attention: the meaning, not the fast way.
 
-Legend: P pages in the pool, N tokens in a page, R page-table entries per row, S = R * N keys per
-    row.
+Legend: P pages in the pool, N tokens in a page, R page-table entries per row, S = R * N keys per row.
 """
 
 import dataclasses
@@ -16,9 +15,8 @@ from kanawa.kernels.operation import Operands
 def gather_pages(problem: AttentionProblem, operands: Operands) -> tuple[AttentionProblem, Operands]:
     """Returns an equal dense problem and its operands; the very same ones if there are no pages.
 
-    k, v: [P, N, K, D]; page_table: int32 [rows, R]; key j of a row sits at position j, and exists
-        if it is
-    less than kv_lengths[row].
+    k, v: [P, N, K, D]; page_table: int32 [rows, R]; key j of a row sits at position j, and exists if it is less than
+    kv_lengths[row].
     """
     if problem.page_size is None:
         return problem, operands
@@ -43,6 +41,7 @@ def _one_row(problem: AttentionProblem, operands: Operands) -> tuple[AttentionPr
     starts, lengths = operands["query_starts"], operands["kv_lengths"]
     sequences, keys = operands["k"].shape[:2]
     token = jnp.arange(problem.q_length, dtype=starts.dtype)
+    # side="right": sequences without queries share their start with the next one, which owns the token.
     owner = jnp.searchsorted(starts, token, side="right") - 1
     known = jnp.clip(owner, 0, sequences - 1)
     one_row = dict(operands)
@@ -50,6 +49,8 @@ def _one_row(problem: AttentionProblem, operands: Operands) -> tuple[AttentionPr
         one_row["q_positions"] = (lengths[known] - (starts[known + 1] - token))[None]
     index = jnp.arange(keys, dtype=jnp.int32)
     exists = index[None] < lengths[:, None]
+    # Two ids that never meet: a key that doesn't exist has 0, a query that no sequence owns has -1. So such a query
+    # sees nothing, and such a key is seen by none.
     segment = jnp.where(exists, jnp.arange(1, sequences + 1, dtype=jnp.int32)[:, None], 0)
     queried = (owner >= 0) & (owner < sequences)
     one_row["q_segment_ids"] = jnp.where(queried, owner.astype(jnp.int32) + 1, -1)[None]

@@ -119,6 +119,7 @@ class AttentionProblem:
             return True
         if self.mask.is_full:
             return False
+        # Queries past the last key would have no key at their own position.
         aligned = self.has_default_positions and self.q_length <= self.kv_length
         return not (aligned and self.mask.keeps_own_position)
 

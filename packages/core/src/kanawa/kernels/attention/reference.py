@@ -51,6 +51,7 @@ class ReferenceAttention(Kernel):
             scores = jnp.concatenate([scores, sinks], axis=-1)
         lse = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
         rows = sc.scores_to_rows(lse, problem)
+        # Masked scores are MASKED, not -inf, and so is the log-sum-exp of a row of them: fp32 rounds log(S) away.
         return self.apply(problem, operands), jnp.where(rows <= sc.MASKED, -jnp.inf, rows)
 
     def backward(
@@ -71,6 +72,7 @@ def _softmax_with_sinks(scores: jax.Array, sinks: jax.Array, problem: AttentionP
     """Returns the softmax over keys and one sink, without the sink's share."""
     sink = sc.sinks_to_scores(sinks, problem)
     top = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
+    # The maximum cancels out of the quotient: differentiating it would add work for a gradient of zero.
     top = jax.lax.stop_gradient(top)
     weights = jnp.exp(scores - top)
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top))
@@ -79,5 +81,6 @@ def _softmax_with_sinks(scores: jax.Array, sinks: jax.Array, problem: AttentionP
 def _zero_masked_rows(out: jax.Array, mask: jax.Array | None, problem: AttentionProblem) -> jax.Array:
     if mask is None or not problem.may_mask_whole_rows:
         return out
+    # The softmax of a row of MASKED is uniform, which would give the mean of all values.
     seen = jnp.any(mask, axis=-1)[:, :, None, None]
     return jnp.where(seen, out, jnp.zeros((), out.dtype))

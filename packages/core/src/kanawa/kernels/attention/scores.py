@@ -24,6 +24,7 @@ def fold_heads(x: jax.Array, num_kv_heads: int) -> jax.Array:
     if heads == num_kv_heads:
         return x
     group = heads // num_kv_heads
+    # Queries that share a key head become more rows of one product: [B, T, K, G, D] -> [B, K, T, G, D].
     split = x.reshape(batch, length, num_kv_heads, group, width)
     return split.transpose(0, 2, 1, 3, 4).reshape(batch, num_kv_heads, length * group, width)
 
@@ -106,6 +107,7 @@ def weigh_queries(weights: jax.Array, x: jax.Array, problem: AttentionProblem) -
 
 def scale_in_queries(problem: AttentionProblem) -> bool:
     """True where scaling q, which is cheaper, rounds no more than scaling fp32 scores."""
+    # A power of two (mantissa 0.5 to frexp) changes the exponent alone: bf16 loses nothing by it.
     return problem.dtype == "float32" or math.frexp(problem.scale)[0] == 0.5
 
 
@@ -117,6 +119,7 @@ def capped_scores(q: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.
     if not scale_in_queries(problem):
         scores = scores * problem.scale
     if problem.logit_cap is not None:
+        # Before the mask: capped, MASKED would be -cap, a score like any other.
         scores = problem.logit_cap * jnp.tanh(scores / problem.logit_cap)
     return scores
 

@@ -36,6 +36,8 @@ class AssociativeDiagonalRecurrence(Kernel):
     ) -> dict[str, jax.Array]:
         """Returns cotangents: dh_t = cotangent_t + a_(t+1) dh_(t+1), dx = dh, da_t = dh_t h_(t-1)."""
         decay = operands["decay"].astype(jnp.float32)
+        # dh_t meets the decay of the step after it: decays move one to the left, and the last token's gradient has
+        # none.
         following = jnp.pad(decay[:, 1:], ((0, 0), (0, 1), (0, 0)))
         grad = _scan(following, cotangents, reverse=True)
         before = jnp.pad(out[:, :-1], ((0, 0), (1, 0), (0, 0)))
@@ -44,6 +46,8 @@ class AssociativeDiagonalRecurrence(Kernel):
 
 def _scan(decay: jax.Array, x: jax.Array, *, reverse: bool = False) -> jax.Array:
     def join(first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        # h -> a h + x, one after the other: a2 (a1 h + x1) + x2. Not commutative: in reverse `first` is the later
+        # token.
         return first[0] * second[0], first[1] * second[0] + second[1]
 
     return jax.lax.associative_scan(join, (decay, x), reverse=reverse, axis=1)[1]

@@ -157,6 +157,8 @@ def _delta_states(
     """
     beta32 = beta.astype(jnp.float32)
     overlap = jnp.einsum("bntgk,bnsgk->bngts", k, k, preferred_element_type=jnp.float32)
+    # The recurrence as (I + A) written = right-hand side, with A strictly lower triangular: A[t, s] = beta_t decay(s to
+    # t) k_t . k_s.
     below = jnp.tril(span.between, -1) * overlap[:, :, :, None]
     # Solved once for each chunk and for all heads together; a loop over tokens would run a matrix unit on vectors.
     inverse = unit_lower_inverse(below * beta32[..., None])

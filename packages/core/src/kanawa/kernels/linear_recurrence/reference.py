@@ -42,6 +42,7 @@ class ReferenceLinearRecurrence(Kernel):
             tokens["beta"] = operands["beta"].astype(jnp.float32)
         if p.has_segments:
             count, tokens["real"] = segments(operands["segment_ids"])
+            # Counts, whose steps are the resets: the first token of a row never resets, having count 0.
             tokens["resets"] = jnp.diff(count, axis=1, prepend=0) > 0
         state = jnp.zeros((p.batch, p.num_heads, p.key_dim, p.value_dim), jnp.float32)
         if p.has_initial_state:

@@ -17,6 +17,8 @@ def unit_lower_inverse(below: jax.Array) -> jax.Array:
     block = 1
     while block < size:
         pair = index // (2 * block)
+        # Same pair, different block: `below` is strictly lower, so of the two corners only the lower left one holds
+        # anything. By masks, not slices: every size works, and all pairs are done in one product.
         corner = (pair[:, None] == pair[None, :]) & ((index // block)[:, None] != (index // block)[None, :])
         part = jnp.where(corner.reshape(*lead, size, size), below, 0.0)
         joined = jnp.matmul(part, inverse, precision=jax.lax.Precision.HIGHEST)

@@ -38,6 +38,7 @@ class NumberFormat:
             edges = [(low + high) / 2 for low, high in itertools.pairwise(self.levels)]
             return jnp.searchsorted(jnp.array(edges, x.dtype), x).astype(jnp.uint8)
         if self.packed or self.dtype == "int8":
+            # Symmetric: -128 (-8 in four bits) stays unused, so that a value and its negative round alike.
             return jnp.round(jnp.clip(x, -self.largest, self.largest)).astype(jnp.int8)
         # A conversion past the largest number gives NaN, and division may round up to just past it.
         return jnp.clip(x, -self.largest, self.largest).astype(self.dtype)
@@ -58,6 +59,7 @@ def _normal_levels() -> tuple[float, ...]:
 
     Dettmers et al. 2023 (QLoRA, arXiv:2305.14314), section 3 and appendix E.
     """
+    # The outermost quantiles would be infinite at 0 and 1. QLoRA's ends are the mean of 1 - 1/30 and 1 - 1/32.
     quantile, tail = statistics.NormalDist().inv_cdf, 0.9677083
     above = [quantile(0.5 + (tail - 0.5) * i / 8) for i in range(1, 9)]
     below = [-quantile(0.5 + (tail - 0.5) * i / 7) for i in range(1, 8)]

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from kanawa.errors import KernelError
 from kanawa.kernels.quantized_matmul.formats import NumberFormat, pack
 
-#: Below this the scale would be a subnormal number; an all-zero group gets it too.
+#: The smallest scale: zero would divide by zero, and so would a subnormal number where those are flushed to it.
 _SMALLEST = 1e-30
 
 
@@ -62,4 +62,5 @@ def check_groups(shape: tuple[int, ...], groups: int) -> None:
 
 def _scale(x: Float[Array, "..."], axes: tuple[int, ...], fmt: NumberFormat) -> Float[Array, "..."]:
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+    # A constant to the gradient: else the largest element of each group would get the gradient of all the others.
     return jnp.maximum(jax.lax.stop_gradient(largest) / fmt.largest, _SMALLEST)

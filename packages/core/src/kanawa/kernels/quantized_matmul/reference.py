@@ -46,6 +46,7 @@ class ReferenceQuantizedMatmul(Kernel):
         fmt = format_named(p.rhs_format)
         if p.lhs_format in FORMATS:
             return rhs, scale
+        # Float8 is a floating dtype to JAX, which would otherwise derive by it; codes have no gradient.
         rhs = jax.lax.stop_gradient(rhs) if jnp.issubdtype(rhs.dtype, jnp.floating) else rhs
         values = fmt.values(rhs, p.rhs_shape[0], jnp.dtype(jnp.float32))
         if p.groups == 1 and not fmt.levels:

@@ -1,9 +1,8 @@
 """softmax_cross_entropy.any.chunked: logits of a few tokens at a time.
 
-The loss is the last thing a model computes, so its gradient is wanted at once: `forward` computes
-    it chunk by
-chunk for a cotangent of one, and `backward` only scales it (as in Liger-Kernel's fused linear cross
-entropy). That costs no more products than keeping all logits.
+The loss is the last thing a model computes, so its gradient is wanted at once: `forward` computes it chunk by chunk
+for a cotangent of one, and `backward` only scales it (as in Liger-Kernel's fused linear cross entropy). That costs no
+more products than keeping all logits.
 """
 
 import math
@@ -82,6 +81,7 @@ class ChunkedCrossEntropy(Kernel):
         return sums, {
             "hidden": _together(dhidden, operands["hidden"].shape),
             "weight": dweight,
+            # The loss is linear in the weights: a token's loss is the gradient by its weight.
             "loss_weights": _together(loss, operands["targets"].shape),
         }
 
@@ -96,6 +96,8 @@ class ChunkedCrossEntropy(Kernel):
         """Returns the gradients scaled; only the loss and weight sums are differentiable."""
         loss = cotangents.loss
         # Every shard of the vocabulary returned the whole loss, of which hidden and weight saw a part each.
+        # shard_map gives each of them its share of the output's cotangent: all shares together are that of the one
+        # loss.
         whole = jax.lax.psum(loss, problem.vocab_axes) if problem.vocab_axes else loss
         grads = {name: residuals[name] * whole.astype(residuals[name].dtype) for name in ("hidden", "weight")}
         grads["loss_weights"] = residuals["loss_weights"] * loss + cotangents.weight

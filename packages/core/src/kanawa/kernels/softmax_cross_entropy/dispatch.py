@@ -99,5 +99,7 @@ def _over_vocab(
     if not vocab_axes or split.error:
         return None
     problem = dataclasses.replace(problem, vocab_axes=vocab_axes)
+    # `run` leaves a kernel that isn't local to the compiler, which would gather whole logits: here any kernel runs on
+    # its shard's part of the vocabulary.
     local, selection = choose(SOFTMAX_CROSS_ENTROPY, problem, split)
     return call_split(SOFTMAX_CROSS_ENTROPY, split, lambda shard: call(selection.kernel, local, shard), operands)

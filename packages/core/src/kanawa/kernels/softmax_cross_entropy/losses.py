@@ -40,6 +40,7 @@ def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) 
 
 def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> TokenLosses:
     """Returns each token's losses from logits [..., vocab] and targets [...]."""
+    # Subtracted, so that exp can't overflow. It cancels out, so no gradient goes through it; pmax has none.
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     if problem.vocab_axes:
         top = jax.lax.pmax(top, problem.vocab_axes)
@@ -55,6 +56,7 @@ def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.A
     if problem.z_loss:
         z_loss = problem.z_loss * jnp.square(log_sum_exp)
         loss = loss + z_loss
+    # The target's own logit is the maximum: no argmax, which across shards of the vocabulary would need indices.
     return TokenLosses(loss, nll, z_loss, (chosen >= top).astype(jnp.float32), log_sum_exp)
 
 

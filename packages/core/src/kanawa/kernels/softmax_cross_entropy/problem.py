@@ -8,8 +8,7 @@ from kanawa.arrays.axes import LogicalAxes
 from kanawa.kernels.operation import SUMMED, Operation
 
 #: Tokens are split by hand, so that the weight's gradient is added up over shards once and not once
-#: a chunk; the vocabulary too, so that no shard ever holds all logits of a token. No fused kernel is
-#: expected anywhere.
+#: a chunk; the vocabulary too, so that no shard ever holds all logits of a token. No fused kernel is expected.
 SOFTMAX_CROSS_ENTROPY = Operation(
     name="softmax_cross_entropy",
     operand_axes={

@@ -1,9 +1,7 @@
 """token_exchange.any.padded: an all-to-all of equal, padded buffers, which every backend can do.
 
-XLA's `ragged_all_to_all` would send no padding, but doesn't exist on its CPU backend. Rows that a
-peer can't
-have sent cost bandwidth here: a buffer has room for min(rows, output_rows) from each pair of
-    shards.
+XLA's `ragged_all_to_all` would send no padding, but doesn't exist on its CPU backend. Rows that a peer can't have
+sent cost bandwidth here: a buffer has room for min(rows, output_rows) from each pair of shards.
 """
 
 from typing import Any, ClassVar
@@ -31,6 +29,7 @@ class PaddedTokenExchange(Kernel):
         """Returns ((received [output_rows, width], sizes by source [shards]), None)."""
         rows, sizes = operands["rows"], operands["send_sizes"]
         room = min(problem.rows, problem.output_rows)
+        # Exclusive: where each destination's rows start. [shards, room, D] after the vmap, one buffer for each.
         starts = jnp.cumsum(sizes) - sizes
         buffers = jax.vmap(lambda start, size: _take(rows, start, size, room))(starts, sizes)
         received = sizes
@@ -55,7 +54,9 @@ def _place(buffers: jax.Array, offsets: jax.Array, sizes: jax.Array, output_rows
     """Returns rows [shards, room, width] at their offsets; what doesn't fit is dropped."""
     shards, room, width = buffers.shape
     index = jnp.arange(room, dtype=offsets.dtype)[None]
+    # `output_rows` is one past the end, which mode="drop" leaves out: so go padding and what doesn't fit.
     target = jnp.where(index < sizes[:, None], offsets[:, None] + index, output_rows)
     out = jnp.zeros((output_rows, width), buffers.dtype)
     flat = buffers.reshape(shards * room, width)
+    # Added, not set: places are distinct, so it is the same, and the transpose of a scatter-add is one gather.
     return out.at[target.reshape(-1)].add(flat, mode="drop")

@@ -19,5 +19,6 @@ def published(experiment: str, target: str) -> PublishedStep | None:
 
 def share_of_peak(published_seconds: float, estimated_seconds: float, unestimated_seconds: float) -> float:
     """Returns the share of peak at which an estimate made at peak takes the published time; at most 1."""
+    # published = rest + unestimated / share, solved for the share; a run quicker than its estimate at peak gives 1.
     rest = estimated_seconds - unestimated_seconds
     return min(1.0, unestimated_seconds / max(published_seconds - rest, 1e-9))

@@ -91,6 +91,7 @@ def _operand_bytes(computation: Computation, instruction: Instruction) -> int:
     for operand in instruction.operands:
         made = computation.by_name.get(operand)
         total += sum(a.bytes for a in made.arrays) if made else 0
+    # An operand that this computation doesn't hold has its shape written beside it, in dumps that write shapes.
     return total or sum(a.bytes for a in arrays(instruction.operand_text))
 
 

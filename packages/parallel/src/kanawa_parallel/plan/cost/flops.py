@@ -46,6 +46,7 @@ def _dot(computation: Computation, dot: Instruction) -> float:
     left = operand_array(computation, dot, 0)
     if left is None or not dot.arrays:
         return 0.0
+    # Batch dimensions are in the result's size already, so only contracted ones are left.
     contracted = numbers(dot.attribute("lhs_contracting_dims"))
     return 2.0 * dot.arrays[0].size * math.prod(left.dims[d] for d in contracted)
 
@@ -65,6 +66,7 @@ def _gemm(computation: Computation, call: Instruction) -> float:
     if dimensions:
         contracted = [int(d) for d in json.loads(dimensions[1]).get("lhs_contracting_dimensions", [])]
         return 2.0 * call.arrays[0].size * math.prod(left.dims[d] for d in contracted)
+    # Without its configuration: taken to contract the last dimension, as most do.
     return 2.0 * call.arrays[0].size * left.dims[-1]
 
 
@@ -76,12 +78,14 @@ def _convolution(computation: Computation, conv: Instruction) -> float:
     out = conv.arrays[0]
     window = _window(conv)
     pairs = 1
+    # Labels such as b01f_01io->b01f: digits are spatial dimensions, all but two of the letters' places.
     for position in range(len(labels[1]) - 2):
         at = str(position)
         pairs *= _pairs(
             left.dims[labels[1].index(at)], out.dims[labels[3].index(at)], right.dims[labels[2].index(at)],
             *(window[field][position] for field in ("stride", "low", "lhs_dilate", "rhs_dilate")),
         )  # fmt: skip
+    # The kernel's own `i` is features of one group, so grouped (depthwise) convolutions need no case of their own.
     per_pair = out.dims[labels[3].index("b")] * out.dims[labels[3].index("f")] * right.dims[labels[2].index("i")]
     return 2.0 * pairs * per_pair
 
@@ -94,6 +98,7 @@ def _window(conv: Instruction) -> dict[str, list[int]]:
 
     def ints(name: str, default: int) -> list[int]:
         text = fields.get(name)
+        # Padding is written low_high; the high side follows from the output's size.
         return [default] * rank if text is None else [int(part.split("_")[0]) for part in text.split("x")]
 
     return {
@@ -112,6 +117,7 @@ def _pairs(size: int, outputs: int, taps: int, stride: int, low: int, lhs_dilate
     reach = (size - 1) * lhs_dilate + 1
     count = 0
     for tap in range(taps):
+        # Output o reads place o * stride + offset of the operand, dilated by lhs_dilate: there if within [0, reach).
         offset = tap * rhs_dilate - low
         # Counted by the first and last output that a tap reaches: images have many outputs, kernels few taps.
         if lhs_dilate == 1:
@@ -119,6 +125,7 @@ def _pairs(size: int, outputs: int, taps: int, stride: int, low: int, lhs_dilate
             last = min(outputs - 1, (reach - 1 - offset) // stride)
             count += max(0, last - first + 1)
         else:
+            # Between the elements of a dilated operand lie zeros, which cost nothing that counts.
             places = (o * stride + offset for o in range(outputs))
             count += sum(0 <= place < reach and place % lhs_dilate == 0 for place in places)
     return count

@@ -35,6 +35,7 @@ class Links:
             places = np.array([getattr(d, "coords", (0, 0, 0)) for d in devices])
             return cls(device, domains, places)
         ids = np.array([d.id for d in devices])
+        # Ids count hosts in order, and a domain is that many neighbours.
         return cls(device, (ids - ids.min()) // per_domain)
 
     def between(self, groups: np.ndarray, one_dimension: bool = False) -> Link:
@@ -44,6 +45,7 @@ class Links:
         uses the links of the dimensions it spans; `one_dimension` if the compiler chose a ring along one.
         """
         group = groups[0] if groups.size else np.zeros(1, int)
+        # A text from elsewhere may name more partitions than the target has.
         group = group[group < len(self.domains)]
         shared = self.device.jax_devices_per_chip
         inside = self.device.link_bandwidth / shared * self._share(group, one_dimension)
@@ -60,5 +62,7 @@ class Links:
         if self.places is None or not total or not group.size:
             return 1.0
         places = self.places[group]
+        # Bandwidth is quoted over all dimensions of the torus; a group has the links of those along which its members
+        # differ.
         spanned = int((places != places[:1]).any(axis=0).sum())
         return min(1 if one_dimension else max(spanned, 1), total) / total

@@ -24,6 +24,7 @@ def read_prices(path: Path) -> tuple[dict[str, float], str]:
     if not good or not rows:
         message = f"--prices {path} isn't a table of prices; {_EXAMPLE}"
         raise UsageError(message)
+    # Device names are lower case; a table may write H100.
     return {name.lower(): float(price) for name, price in rows.items()}, currency
 
 

@@ -78,7 +78,9 @@ class Timing:
         self.module, self.device, self.mesh, self.links, self.kernels = module, device, mesh, links, kernels
         self.counts = executions(module)
         self._flops: dict[str, float] = {}
+        # By id: hashing an instruction would hash all its text, and the module keeps it alive as long as this.
         self._collectives: dict[int, Collective | None] = {}
+        # Empty at first, because `communication` asks `_continues`, which reads it.
         self._started: set[str] = set()
         self._started = {each.channel for _, each in self.communication() if each.starts and each.channel}
         self._times: dict[int, tuple[float, str]] = {}
@@ -153,6 +155,7 @@ class Timing:
 
     def _scheduled(self, name: str) -> Seconds:
         if name not in self._seconds:
+            # A loop's body once, from idle links: what one iteration leaves running isn't carried into the next.
             self._seconds[name] = self._simulate(self.module.computations[name])
         return self._seconds[name]
 
@@ -182,6 +185,7 @@ class Timing:
             else:
                 passed = next((operand for operand in instruction.operands if operand in running), None)
                 if passed is not None and instruction.opcode == "async-update":
+                    # An update passes the same collective on under a new name, by which the end will ask for it.
                     running[instruction.name] = running.pop(passed)
         return spent
 
@@ -197,6 +201,7 @@ class Timing:
         elif instruction.opcode in ("conditional", "call"):
             branches = [self._scheduled(name) for name in instruction.called if name in self.module.computations]
             if branches:
+                # One branch runs, and which one the text doesn't say: the slowest. A call has one.
                 spent.add(max(branches, key=lambda branch: branch.total))
         else:
             seconds, bound = self._seconds_of(computation, instruction)
@@ -232,6 +237,7 @@ class Timing:
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
         if self.device.clock_hz and instruction.estimated_cycles is not None:
             return instruction.estimated_cycles / self.device.clock_hz, bound
+        # Its time is its link's; the bytes it reads and writes on the way are part of that.
         if self._collective(computation, instruction) is not None:
             return 0.0, "memory"
         return max(at_peak, at_bandwidth), bound

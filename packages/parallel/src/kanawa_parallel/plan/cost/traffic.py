@@ -23,6 +23,7 @@ def bytes_moved(module: HloModule, computation: Computation, instruction: Instru
     if opcode in FREE or opcode.endswith(("-start", "-done")):
         return 0.0
     if opcode in _SLICES:
+        # The slice read and written, not the array it is taken from.
         return 2.0 * _bytes(instruction)
     if opcode == "dynamic-update-slice":
         # The array itself stays where it is: compilers update in place, or copy in an instruction of its own.
@@ -58,6 +59,7 @@ def _read(module: HloModule, body: Computation, name: str, whole: int) -> float:
                 parts += _read_inside(module, user, position, whole)
             elif user.opcode in _SLICES and position == 0:
                 parts += _bytes(user)
+            # Operand 0 of an update is overwritten in place, not read; any other use reads everything.
             elif not (user.opcode == "dynamic-update-slice" and position == 0):
                 return float(whole)
     return min(parts, float(whole))
@@ -77,6 +79,7 @@ def _written(module: HloModule, body: Computation, root: Instruction) -> float:
         parts = [body.by_name[name] for name in root.operands if name in body.by_name]
         return sum(_written(module, body, part) for part in parts)
     seen = root
+    # What an update is wrapped in doesn't make it a copy: the array below is still updated in place.
     while seen.opcode in ("bitcast", "convert", "copy") and seen.operands and seen.operands[0] in body.by_name:
         seen = body.by_name[seen.operands[0]]
     if seen.opcode == "dynamic-update-slice":

@@ -33,6 +33,7 @@ def local_bytes(leaf: Any) -> int:
     if getattr(sharding, "memory_kind", None) in ("pinned_host", "unpinned_host") and _has_own_memory(sharding):
         return 0
     shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+    # In bits: int4 packs two in a byte.
     return math.prod(shape) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
 
 
@@ -72,5 +73,6 @@ def _key(part: Any) -> str:
 
 def _has_own_memory(sharding: Any) -> bool:
     """Returns whether the devices' host memory is another than their own: not on a CPU."""
+    # A CPU names host memory kinds too, but they are the memory it computes in.
     device = next(iter(getattr(sharding, "device_set", ())), None)
     return getattr(device, "platform", "") != "cpu"

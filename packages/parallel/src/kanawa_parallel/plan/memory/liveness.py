@@ -59,12 +59,14 @@ def peak(assignment: str, live_ranges: str) -> Peak:
     for line in assignment.splitlines():
         head = _ALLOCATION.match(line)
         if head:
+            # A colour is another memory space than the device's main one, such as a core's own or the host's.
             inside = "preallocated-temp" in head[2] and "color" not in head[2]
             reserved = max(reserved, int(head[1])) if inside else reserved
             continue
         value = _VALUE.match(line) if inside else None
         if value:
             name = value[1]
+            # A value without a range is never alive: an end before its start.
             start, end = ranges.get(name, ranges.get(name + "{}", (0, -1)))
             buffers.append(Buffer(name, int(value[3]), int(value[4]), value[5], start, end, bool(value[2])))
     return Peak(_named(_fullest(buffers), buffers), reserved)
@@ -82,6 +84,7 @@ def _ranges(text: str) -> dict[str, tuple[int, int]]:
     ranges: dict[str, tuple[int, int]] = {}
     inside = False
     for line in text.splitlines():
+        # Two spaces: a section's head. Entries of a section have four.
         if line.startswith("  ") and not line.startswith("   "):
             inside = line.strip() == "BufferLiveRange:"
             continue

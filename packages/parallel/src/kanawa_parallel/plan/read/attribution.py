@@ -45,6 +45,7 @@ def module_of(op_name: str, paths: Iterable[str]) -> str:
 
 def phase_of(op_name: str) -> str:
     """Returns "recompute", "backward" or "forward" (which includes the update)."""
+    # First, because what is computed again stands inside a `transpose(` too.
     if "rematted_computation" in op_name:
         return "recompute"
     return "backward" if "transpose(" in op_name else "forward"

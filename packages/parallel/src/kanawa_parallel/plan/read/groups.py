@@ -22,6 +22,7 @@ def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
         return np.array([[int(a), int(b)] for a, b in _PAIRS.findall(pairs[1])])
     at = text.find("replica_groups=")
     if at < 0:
+        # No attribute: one group of all, which is HLO's default.
         return np.arange(devices)[None]
     rest = text[at + len("replica_groups=") :]
     if rest.startswith("mesh"):
@@ -47,6 +48,7 @@ def _from_iota(text: str) -> np.ndarray:
     if match is None:
         message = f"replica groups {text[:60]!r} have an unknown form"
         raise ValueError(message)
+    # [2,4]<=[4,2]T(1,0): 0 to 7 as [4, 2], transposed, then read off as two groups of four.
     return _iota(match[2], match[3]).reshape(_ints(match[1]))
 
 
@@ -61,6 +63,7 @@ def _from_mesh(text: str) -> np.ndarray:
     grid = ids.reshape(tuple(sizes.values()))
     along = [name.strip().strip("'\"") for name in match[4].split(",") if name.strip()]
     names = list(sizes)
+    # Groups differ along the other axes, members along the named ones: those go last.
     order = [names.index(n) for n in names if n not in along] + [names.index(n) for n in along]
     members = math.prod(sizes[name] for name in along)
     return grid.transpose(order).reshape(-1, members)

@@ -123,12 +123,14 @@ def parse_instruction(text: str) -> Instruction | None:
     if match is None:
         return None
     rest = match[3]
+    # A tuple's shape holds spaces, so it ends with its bracket; any other at the first space.
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     opcode = _OPCODE.match(rest, end)
     if end <= 0 or opcode is None:
         return None
     close = _closing(rest, opcode.end() - 1)
     inside = rest[opcode.end() : close]
+    # "bf16[4]{0} %x" or just "x": the name comes last, whether shapes are written or not.
     operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.strip())
     return Instruction(match[2], rest[:end], opcode[1], operands, inside, rest[close + 1 :], bool(match[1]))
 
@@ -138,6 +140,7 @@ def _closing(text: str, start: int) -> int:
     depth, quoted, i = 0, False, start
     while i < len(text):
         c = text[i]
+        # Attributes hold JSON in strings: an escaped quote ends nothing.
         if c == "\\":
             i += 1
         elif c == '"':
@@ -165,6 +168,7 @@ def _until_comma(text: str, start: int) -> str:
 
 def _split(text: str) -> list[str]:
     """Returns the operands: parts between commas outside of brackets, comments removed."""
+    # Long tuples number their operands, `/*index=5*/`, every five.
     text = re.sub(r"/\*.*?\*/", "", text)
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):

@@ -31,6 +31,7 @@ def calls(module: HloModule, computation: Computation, instruction: Instruction)
     condition = (instruction.attribute("condition") or "").lstrip("%")
     for called in instruction.called:
         if called in module.computations:
+            # The condition is asked once more than the body runs.
             times_called[called] = times_called.get(called, 0.0) + times + (called == condition)
     return times_called
 
@@ -56,6 +57,7 @@ def _limit(module: HloModule, condition: Computation) -> tuple[int, int] | None:
     """Returns (tuple index of the counter, exclusive limit) of a condition `counter < constant`; None if it isn't."""
     compare, scope = condition.root(), condition
     arguments: Mapping[str, str] = {}
+    # Some compilers fuse even a lone comparison: its operands are then the fusion's parameters.
     if compare is not None and compare.opcode == "fusion" and compare.called:
         outer = compare
         scope = module.computations[compare.called[0]]
@@ -80,6 +82,7 @@ def _limit(module: HloModule, condition: Computation) -> tuple[int, int] | None:
     if bound is None:
         return None
     direction = (compare.attribute("direction") or "LT").strip()
+    # `counter <= bound`, or its mirror image `bound >= counter`, runs once more than `<`.
     return index or 0, bound + (direction in ("LE", "GE"))
 
 
@@ -97,6 +100,7 @@ def _start(computation: Computation, loop: Instruction, index: int) -> int:
     value = computation.by_name.get(loop.operands[0]) if loop.operands else None
     if value is not None and value.opcode == "tuple" and index < len(value.operands):
         value = computation.by_name.get(value.operands[index])
+    # The counter's start may have been copied to another memory on its way into the loop.
     while value is not None and value.opcode in ("copy", "bitcast", "copy-done", "copy-start") and value.operands:
         value = computation.by_name.get(value.operands[0])
     if value is None or value.opcode != "constant":

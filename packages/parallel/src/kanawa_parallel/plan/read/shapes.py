@@ -34,6 +34,7 @@ def bits(dtype: str) -> int:
     if dtype in _BITS:
         return _BITS[dtype]
     digits = re.match(r"[a-z]+([0-9]+)", dtype)
+    # f8e4m3fn: the digits after the first letter are the bits, those of exponent and mantissa follow.
     return int(digits[1]) if digits and dtype[0] in "fsu" else 0
 
 
@@ -41,6 +42,7 @@ def arrays(text: str) -> list[ArrayShape]:
     """Returns the arrays of a shape text in order; a tuple's leaves. Layouts and comments are skipped."""
     leaves = []
     for match in _ARRAY.finditer(text):
+        # A bounded dynamic dimension, `<=8`, is held at its bound.
         dims = tuple(int(d.replace("<=", "")) for d in match[2].split(",") if d.strip())
         leaves.append(ArrayShape(match[1], dims))
     return leaves

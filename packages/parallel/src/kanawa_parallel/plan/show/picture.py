@@ -133,6 +133,7 @@ def _array(parts: list[str], row: tuple[Any, ...], mesh: Mapping[str, int], y: i
                 f'<rect x="{x + index * part:.1f}" y="{y}" width="{part:.1f}" height="{_ROW - 4}" fill="{colour}" '
                 'opacity="0.55"/>'
             )
+            # Each axis that splits the array divides the number of devices that hold the same part.
             copies //= mesh[mesh_axis]
         _text(parts, x + 6, y + 15, axis or "1")
         x += width + 3

@@ -61,6 +61,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
     for index, name in enumerate(head):
         made.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
+        # rich would read "layers[0]" as markup.
         made.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     out = io.StringIO()
     Console(file=out, width=_width(), no_color=True).print(made)
@@ -135,6 +136,7 @@ def _communication(r: Report) -> str:
 
 
 def _modules(r: Report) -> str:
+    # By time; a terabyte of temporaries weighs as much as a second, so that what only holds memory is listed too.
     ranked = sorted(r.modules, key=lambda m: -(m.seconds + m.temporaries / 1e12 + m.parameters / 1e13))[:_TOP]
     rows = [
         (

@@ -96,6 +96,7 @@ def _whole_mesh(report: Report) -> str:
     """Returns the modifier that shards parameters over all devices, where they aren't."""
     if report.mesh.get("fsdp", 1) == report.devices or report.devices == 1:
         return ""
+    # Axes that split the computation itself stay; what is left of the mesh goes to fsdp.
     kept = {
         name: size
         for name, size in report.mesh.items()
