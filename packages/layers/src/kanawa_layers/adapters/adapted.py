@@ -50,6 +50,7 @@ class AdaptedFeedForward(FeedForward):
                 axes=self.config.axes.get(name, whole),
                 init=DrawnByModule(self, name),
                 dtype=str(leaf.dtype),
+                # A foreign module doesn't say what decays: matrices do, biases and scales of norms don't.
                 weight_decay=float(len(leaf.shape) > 1),
             )
 

@@ -26,6 +26,7 @@ from kanawa_layers.convert.safetensors_file import DTYPES, write_file
 
 #: Of a shard, unless asked otherwise; what the hub's own libraries write.
 SHARD_BYTES = 5_000_000_000
+# transformers refuses a file that doesn't say whose layout its tensors have; these have PyTorch's.
 _METADATA = {"format": "pt"}
 _TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: dtype of every tensor of a model to be written.
@@ -83,6 +84,7 @@ class HuggingFaceStore(ModelStore):
         dtypes = {n: self.dtype or noted["others"].get(n, noted["usual"]) for n in table.tensors}
         if self.dtype or "config" not in model.notes:
             usual = _brief(dtypes)["usual"]
+            # The older name of `dtype`; left in, the two would contradict each other.
             config = {key: value for key, value in config.items() if key != "torch_dtype"}
             config["dtype"] = _TORCH_DTYPES[usual]
         return config, table, dtypes

@@ -55,6 +55,7 @@ class Entry:
     def read(self) -> np.ndarray:
         """Returns the tensor as a view of the file."""
         dtype = DTYPES[self.dtype]
+        # An empty range can't be mapped.
         if self.start == self.stop:
             return np.empty(self.shape, dtype)
         raw = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.stop - self.start,))
@@ -100,6 +101,7 @@ def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
 
 
 def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+    # Neither holes nor overlaps, as the format asks: bytes that no tensor owns could hide another file.
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != at:
@@ -110,6 +112,7 @@ def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: in
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # json keeps the last of two equal names in silence, and another reader may keep the first.
     once = dict(pairs)
     if len(once) != len(pairs):
         message = "a name occurs twice"
@@ -155,6 +158,7 @@ def write_file(
             if array.shape != shape or array.dtype != DTYPES[dtype]:
                 message = f"{name}: {array.dtype}{list(array.shape)} was given for {dtype}{list(shape)}"
                 raise SafetensorsError(message)
+            # As bytes: bfloat16 arrays offer no buffer of their own type.
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         stream.flush()
         os.fsync(stream.fileno())

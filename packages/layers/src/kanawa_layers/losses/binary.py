@@ -14,4 +14,5 @@ def binary_cross_entropy(
     """
     logits = logits.astype(jnp.float32)
     wanted = targets.astype(jnp.float32) * (1.0 - label_smoothing) + 0.5 * label_smoothing
+    # -log sigmoid(x) is softplus(x) - x and -log(1 - sigmoid(x)) is softplus(x), so targets mix the two linearly.
     return jax.nn.softplus(logits) - wanted * logits

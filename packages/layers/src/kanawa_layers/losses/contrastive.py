@@ -30,6 +30,7 @@ def sigmoid_contrastive(
     Needs no normalisation over the batch; the paper starts at scale 10 and bias -10.
     """
     logits = logit_scale * _unit(left) @ _unit(right).T + logit_bias
+    # 1 for the pair, -1 for all others.
     signs = 2.0 * jnp.eye(logits.shape[0]) - 1.0
     return -jnp.sum(jax.nn.log_sigmoid(signs * logits), axis=1)
 

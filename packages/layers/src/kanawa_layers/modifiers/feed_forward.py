@@ -45,6 +45,7 @@ class FusedGateUp(kn.Modifier):
         """Returns `cfg` with the fused kind."""
 
         def edit(node: GatedFeedForward.Config) -> kn.Config:
+            # The fused weight is drawn, kept and adapted as the gate's was; `up` has no say any more.
             kept = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
             return FusedGatedFeedForward.Config(gate_up=node.gate, **kept)
 

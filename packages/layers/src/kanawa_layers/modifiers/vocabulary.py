@@ -28,6 +28,7 @@ class VocabularySize(kn.Modifier):
         size = -(-own.size // own.multiple) * own.multiple
 
         def edit(node: kn.Config) -> None:
+            # Heads and embeddings take it from their model; set on them as well, it could differ.
             if "vocab_size" in node.fields() and vars(node)["vocab_size"] is not FROM_PARENT:
                 node.set(vocab_size=size)
                 reached.append(node)

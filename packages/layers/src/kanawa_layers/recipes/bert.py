@@ -41,7 +41,9 @@ _MODEL = kn.foreign.Names(
         "transform": "cls.predictions.transform",
         "head": "cls.predictions",
     },
+    # The next-sentence head takes no part in predicting tokens; position_ids are a buffer, 0 to 511.
     ignored=("bert.embeddings.position_ids", "cls.seq_relationship.*"),
+    # A bare BertModel's checkpoint leaves it out.
     optional_prefix="bert.",
 )
 

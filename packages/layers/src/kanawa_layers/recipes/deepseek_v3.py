@@ -83,6 +83,7 @@ def deepseek_v3(
         balancing=BiasBalancing.Config(),
         normalise_weights=normalise_weights,
         weight_scale=weight_scale,
+        # The bias balances alone; the paper's sequence-wise loss of 0.0001 beside it is left out.
         balance_loss=0.0,
         z_loss=0.0,
     )
@@ -91,6 +92,7 @@ def deepseek_v3(
         num_experts=num_experts,
         router=router,
         experts=GatedExperts.Config(activation=jax.nn.silu),
+        # Several shared experts are one, as wide as all of them: a sum of SwiGLUs is a SwiGLU.
         shared=GatedFeedForward.Config(hidden_dim=num_shared * expert_dim, activation=jax.nn.silu),
     )
     stacks = (
@@ -111,6 +113,7 @@ def _score_scale(query_dim: int, positions: Rotary.Config) -> float | None:
     scaling: Any = positions.scaling
     if scaling is None or not getattr(scaling, "mscale_all_dim", None):
         return None
+    # On the scores and not on cos and sin: those reach only rope_dim of a head's dimensions.
     return query_dim**-0.5 * yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
 
 

@@ -90,12 +90,14 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
     cfg = gemma2(
         **gemma_sizes(config),
         window=config["sliding_window"],
+        # Older configs don't list layer types: even layers are local then.
         kinds=layer_types(config, (SLIDING, FULL)),
         attention_cap=config.get("attn_logit_softcapping"),
         logit_cap=config.get("final_logit_softcapping"),
         positions=rotary(config),
     )
     for block in cfg.stack.pattern:
+        # Not `hidden_act`, which these configs have too and Gemma 2's code doesn't read.
         block.feed_forward.set(activation=activation(config.get("hidden_activation", "gelu_pytorch_tanh")))
     return cfg
 

@@ -25,6 +25,7 @@ def gemma3(
     hidden_dim: int,
     head_dim: int = 256,
     query_scalar: float = 256,
+    # 262,144 ids and 64 rows more, of which the image token takes one; the 1B model sees no images and has none.
     vocab_size: int = 262_208,
     window: int = 1024,
     kinds: tuple[str, ...] = _FIVE_TO_ONE,
@@ -35,6 +36,7 @@ def gemma3(
     """Returns a Gemma 3 of any size; scores are multiplied by query_scalar ** -0.5."""
     norm = RMSNorm.Config(eps=norm_eps, zero_centered=True)
     near = local_positions or Rotary.Config(theta=10_000.0, trained_length=32_768)
+    # Of global layers alone: a window of 1,024 tokens never leaves the distances it was trained on.
     stretched = LinearScaling.Config(factor=8.0)
     far = global_positions or Rotary.Config(theta=1_000_000.0, scaling=stretched, trained_length=32_768)
     pattern = tuple(
@@ -45,6 +47,7 @@ def gemma3(
                 head_dim=head_dim,
                 window=window if kind == SLIDING else None,
                 scale=query_scalar**-0.5,
+                # In place of Gemma 2's cap on scores.
                 query_norm=norm,
                 key_norm=norm,
                 positions=near if kind == SLIDING else far,

@@ -42,6 +42,7 @@ _MODEL = kn.foreign.Names(
         "norm": "transformer.ln_f",
         "head": "lm_head",
     },
+    # Not biases: older checkpoints call the causal mask so, a buffer.
     ignored=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     optional_prefix="transformer.",
 )

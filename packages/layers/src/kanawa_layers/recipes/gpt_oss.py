@@ -105,6 +105,7 @@ def gpt_oss(
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `gpt_oss` config.json."""
+    # The config says silu, though what is computed is x * sigmoid(1.702 x), clamped.
     expect(config, attention_bias=True, hidden_act="silu", swiglu_alpha=1.702)
     return gpt_oss(
         **sizes(config),

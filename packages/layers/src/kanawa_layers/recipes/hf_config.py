@@ -54,6 +54,7 @@ def sizes(config: Foreign) -> dict[str, Any]:
         "input_dim": width,
         "num_heads": heads,
         "num_kv_heads": config.get("num_key_value_heads") or heads,
+        # None where it is the usual width: a recipe that leaves it out is then the same config.
         "head_dim": None if head_dim is None or head_dim * heads == width else head_dim,
         "hidden_dim": config["intermediate_size"],
         "vocab_size": config["vocab_size"],
@@ -84,6 +85,7 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
     rope = dict(config.get("rope_parameters") or {})
     if kind is not None and kind in rope:
         rope = dict(rope[kind])
+    # Both may be there; `rope_parameters` is the newer one and wins.
     rope = {**(config.get("rope_scaling") or {}), **rope}
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
@@ -123,6 +125,7 @@ def _scaling(rope: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
         return YarnScaling.Config(
             factor=float(rope["factor"]),
             original_length=original,
+            # `or`, not a default: the key may be there and null.
             fast_turns=float(rope.get("beta_fast") or 32.0),
             slow_turns=float(rope.get("beta_slow") or 1.0),
             truncate=rope.get("truncate", True),

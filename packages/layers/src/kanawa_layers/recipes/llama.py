@@ -147,6 +147,7 @@ def llama_65b() -> DecoderLM.Config:
         num_heads=64,
         num_kv_heads=64,
         hidden_dim=22_016,
+        # Not a slip: of the first Llamas only 65B was released with this eps.
         norm_eps=1e-5,
         trained_length=2048,
     )

@@ -65,6 +65,7 @@ def llama4(
     norm = RMSNorm.Config(eps=norm_eps)
     unit = UnitRMSNorm.Config(eps=norm_eps) if query_key_norm else None
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    # Meta's code norms queries and keys after the turn; a norm without scale commutes with it.
     near = GroupedQueryAttention.Config(
         **heads,
         mask=Chunked.Config(size=chunk),
@@ -100,6 +101,7 @@ def _mixture(expert_dim: int, num_experts: int) -> MixtureOfExperts.Config:
     mixture = MixtureOfExperts.Config(
         hidden_dim=expert_dim,
         num_experts=num_experts,
+        # Normalised, the one weight would always be 1, and the router would learn nothing.
         router=TopKRouter.Config(top_k=1, scoring=Sigmoid.Config(), normalise_weights=False),
         experts=GatedExperts.Config(activation=jax.nn.silu, foreign=_EXPERTS),
         shared=GatedFeedForward.Config(hidden_dim=expert_dim, activation=jax.nn.silu),
@@ -116,12 +118,14 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
     step, interval = config.get("interleave_moe_layer_step", 1), config.get("no_rope_layer_interval", 4)
     mixtures = config.get("moe_layers")
     mixtures = range(step - 1, count, step) if mixtures is None else mixtures
+    # In spite of the name, a 1 in `no_rope_layers` says that the layer has RoPE.
     rope = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(count)]
     tuning = None
     if config.get("attn_temperature_tuning", True):
         floor = config.get("floor_scale", 8192)
         tuning = TemperatureTuning.Config(coefficient=config.get("attn_scale", 0.1), floor_scale=float(floor))
     return llama4(
+        # Here `intermediate_size` is an expert's, and dense layers have a key of their own.
         **{**shape, "hidden_dim": config["intermediate_size_mlp"]},
         expert_dim=config["intermediate_size"],
         num_experts=config["num_local_experts"],

@@ -37,6 +37,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
 def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`."""
     keys = llama_keys(cfg, "Olmo2ForCausalLM")
+    # Olmo2Config has no such field: heads are width / num_heads.
     del keys["head_dim"]
     return keys
 

@@ -14,6 +14,7 @@ def qwen2(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) ->
     """Returns a Qwen2 or Qwen2.5 of any size; `shape` as for `llama`."""
     shape.setdefault("positions", Rotary.Config(theta=1_000_000.0, trained_length=32_768))
     cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
+    # On these three alone: the Qwen report (arXiv:2309.16609) has them for the sake of longer contexts.
     for name in ("query", "key", "value"):
         getattr(cfg.stack.layer.attention, name).set(bias=True)
     return cfg
@@ -31,6 +32,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
 def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`."""
     keys = llama_keys(cfg, "Qwen2ForCausalLM")
+    # Qwen2Config has no such field: heads are width / num_heads.
     del keys["head_dim"]
     return keys
 

@@ -65,6 +65,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         expert_dim=config["moe_intermediate_size"],
         num_experts=config["num_experts"] if "num_experts" in config else config["num_local_experts"],
         top_k=config["num_experts_per_tok"],
+        # False is transformers' default for an absent key; the released configs say true.
         normalise_weights=config.get("norm_topk_prob", False),
         sparse=period_of(sparse),
     )

@@ -94,6 +94,7 @@ def recurrent_gemma(
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `recurrent_gemma` config.json."""
+    # attention_bias is about queries, keys and values; the output has a bias in any case.
     expect(config, attention_bias=False, tie_word_embeddings=True)
     width = config.get("lru_width")
     cfg = recurrent_gemma(
@@ -101,6 +102,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         input_dim=config["hidden_size"],
         num_heads=config["num_attention_heads"],
         num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        # Its intermediate_size counts gate and up together.
         hidden_dim=config["intermediate_size"] // 2,
         recurrent_width=None if width == config["hidden_size"] else width,
         conv_width=config.get("conv1d_width", 4),

@@ -55,6 +55,7 @@ _MODEL = kn.foreign.Names(
         "encoder.embed_tokens.weight": "embedding.weight",
         "decoder.embed_tokens.weight": "embedding.weight",
     },
+    # The first checkpoints hold a bias of cross attention that the model never used.
     ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 
@@ -67,6 +68,7 @@ def t5(
     hidden_dim: int,
     num_decoder_layers: int | None = None,
     head_dim: int = 64,
+    # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
     vocab_size: int = 32_128,
     num_buckets: int = 32,
     max_distance: int = 128,

@@ -8,6 +8,7 @@ from kanawa.kernels.quantized_matmul.formats import E4M3, E5M2
 
 from kanawa_layers.tune.trained_product import TrainingFormats, trained_product
 
+# Values want E4M3's third bit of mantissa, gradients E5M2's range: up to 57,344 instead of 448.
 _FORMATS = TrainingFormats(E4M3, E5M2, weight_gradient=True)
 
 

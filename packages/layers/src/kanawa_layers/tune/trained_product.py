@@ -41,6 +41,7 @@ def _backward(
     x, weight = saved
     num_rows, num_outputs = x.ndim - num_contracted, weight.ndim - num_contracted
     dx = quantised_product(dy, formats.gradients, outputs_first(weight, num_contracted), formats.values, num_outputs)
+    # x and dy are rounded anew: a scale must not vary along what is summed over, and here that is the rows.
     columns = contract_rows(x, num_rows)
     if formats.weight_gradient:
         dw = quantised_product(columns, formats.values, dy, formats.gradients, num_rows)
