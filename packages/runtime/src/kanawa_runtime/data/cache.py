@@ -66,6 +66,7 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, payload: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: a rename replaces a file at once only within one file system.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

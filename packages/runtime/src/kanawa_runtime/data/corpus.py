@@ -59,6 +59,7 @@ class Corpus(Configurable):
         if len(documents) == 1:
             train, held_out = cut_document(documents[0], one_in)
             return {"train": [train], "validation": [held_out]}
+        # By name and not by place, so that a new file moves no other one between the splits.
         names = _held_out(documents, one_in)
         return {
             "train": [d for d in documents if d.name not in names],

@@ -71,5 +71,6 @@ def _encode(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> bytes:
 
 
 def _parse(payload: bytes) -> EncodedDocuments:
+    # Others may write to the cache's folder, and unpickling runs what it reads.
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
         return EncodedDocuments(arrays["ids"], arrays["offsets"], int(arrays["num_bytes"]))

@@ -79,6 +79,7 @@ def _regex(glob: str) -> re.Pattern[str]:
         elif glob.startswith("**", at):
             out.append(".*")
             at += 2
+        # From at + 2 on, since a bracket right after the first one is a member, as in shells.
         elif glob[at] == "[" and (end := glob.find("]", at + 2)) > 0:
             inside = glob[at + 1 : end].replace("\\", "\\\\")
             out.append(f"[{'^' + inside[1:] if inside[0] == '!' else inside}]")

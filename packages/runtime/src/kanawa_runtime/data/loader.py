@@ -92,6 +92,8 @@ class GrainLoader(Loader):
     def _row(self, index: int) -> dict[str, np.ndarray]:
         end = self.source.num_rows
         if end is not None and index >= end:
+            # The last batch is filled up, because programs are compiled for one shape: segment 0 and weight 0 count
+            # nowhere.
             return {name: np.zeros_like(array) for name, array in self._row(end - 1).items()}
         row = self.source.row(index)
         length = self.source.config.sequence_length

@@ -79,6 +79,7 @@ class MaskedTokens(DataSource):
             raise RowError(message)
         draws = np.random.default_rng([self.config.seed, index])
         chance, fate = draws.random(tokens.shape), draws.random(tokens.shape)
+        # Drawn for every token, so that a token's draw doesn't depend on which others were chosen.
         others = draws.integers(0, self._source.vocab_size, tokens.shape, dtype=np.int32)
         chosen = (chance < self.config.share) & (row["segment_ids"] > 0)
         shown = np.where(chosen & (fate < _HIDDEN), np.int32(self.mask_id), tokens)

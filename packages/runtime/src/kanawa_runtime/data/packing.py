@@ -55,6 +55,7 @@ class BestFitPacking(Packing):
         full = lengths // capacity
         items = np.arange(len(lengths))
         full_item = np.repeat(items, full)
+        # The running index less where the item's own run begins: 0, 1, 2, … within each item.
         full_start = (np.arange(len(full_item)) - np.repeat(np.cumsum(full) - full, full)) * capacity
         rest = lengths - full * capacity
         order = np.argsort(-rest, kind="stable")
@@ -80,6 +81,7 @@ class ConcatenatedPacking(Packing):
         total = int(ends[-1]) if len(ends) else 0
         cuts = np.unique(np.concatenate([ends, np.arange(capacity, total, capacity)])).astype(np.int64)
         begins = np.concatenate([np.zeros(1, np.int64), cuts[:-1]])[: len(cuts)]
+        # "right": where one document ends, the piece is the next one's.
         item = np.searchsorted(ends, begins, side="right")
         start = begins - (ends - lengths)[item]
         return PackedRows(item, start, cuts - begins, _offsets(begins // capacity))
@@ -91,6 +93,7 @@ def _best_fit(sizes: list[int], capacity: int) -> np.ndarray:
     rows: list[int] = []
     opened = 0
     for size in sizes:
+        # The first with at least `size` left is the fullest that has room; -1 comes before every row.
         place = bisect.bisect_left(room, (size, -1))
         if place < len(room):
             left, row = room.pop(place)

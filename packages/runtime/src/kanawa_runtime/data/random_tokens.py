@@ -47,6 +47,7 @@ class RandomTokens(DataSource):
             message = f"sequence_length={cfg.sequence_length}, vocab_size={cfg.vocab_size}: give at least 1"
             raise RowError(message)
         words = random_words(cfg.sequence_length + 1, cfg.seed, index)
+        # Of 64 random bits the remainder's bias is too small ever to be seen.
         tokens = (words % np.uint64(cfg.vocab_size)).astype(np.int32)
         return {
             "input_ids": tokens[:-1],

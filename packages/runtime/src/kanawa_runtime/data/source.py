@@ -106,6 +106,7 @@ class TextSource(DataSource):
         for number, piece in enumerate(self._plan.row(index), 1):
             here = slice(filled, filled + piece.length)
             begin = int(offsets[piece.document]) + piece.start
+            # A piece of n predictions reads n + 1 ids, of which neighbouring pieces share one.
             row["input_ids"][here] = ids[begin : begin + piece.length]
             row["target_ids"][here] = ids[begin + 1 : begin + piece.length + 1]
             row["positions"][here] = np.arange(piece.length) if separate else np.arange(here.start, here.stop)

@@ -77,6 +77,7 @@ class JsonLines(FileCorpus):
     def read(self) -> Iterator[Document]:
         """Yields documents named `path:line`; raises CorpusError that names a bad record's line."""
         for name, path in self.paths():
+            # Bytes end lines at CR and LF alone; str.splitlines would also cut at U+2028, which JSON may hold as it is.
             for number, line in enumerate(read_text(path).splitlines(), 1):
                 if not line.strip():
                     continue

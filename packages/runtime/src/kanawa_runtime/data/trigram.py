@@ -66,6 +66,7 @@ def _interpolated(counts: np.ndarray, below: np.ndarray, discounts: np.ndarray) 
     """Returns P [contexts, symbols]: discounted counts, the mass taken going to `below`."""
     taken = discounts[np.minimum(counts, 3)]
     totals = counts.sum(-1, keepdims=True)
+    # A context never seen leaves all of its mass to the order below.
     freed = np.where(totals > 0, taken.sum(-1, keepdims=True), 1)
     return (counts - taken + freed * below) / np.maximum(totals, 1)
 

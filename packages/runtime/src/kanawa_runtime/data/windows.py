@@ -66,6 +66,7 @@ class RowPlan:
         self._ends: list[int] = []  # rows up to and including each window, over all epochs
         # The loader's threads share the plan.
         self._lock = threading.RLock()
+        # Two of them: near the end of an epoch, threads read ahead into the next.
         self._order = functools.lru_cache(maxsize=2)(self._plan_order)
         self._window = functools.lru_cache(maxsize=4)(self._plan_window)
 

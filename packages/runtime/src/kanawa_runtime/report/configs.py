@@ -23,6 +23,7 @@ def differences(runs: Runs, names: Names) -> str:
     for run, name in list(zip(runs, names, strict=True))[1:]:
         if run.config is None:
             continue
+        # A change writes itself as "path: old -> new".
         changes = [str(change).split(": ", 1) for change in diff(runs[0].config, run.config)]
         rows = [[path, *change.split(" -> ", 1)] for path, change in changes]
         shown = table(["path", names[0], name], rows, code=True, stacked=True)

@@ -33,6 +33,7 @@ def _figures(run: RunData) -> dict[str, Any]:
         "eval_loss": field_value(evaluation, "loss"),
         "eval_nats_per_byte": field_value(evaluation, "nats_per_byte"),
         "trigram_nats_per_byte": next((value for _, value in reversed(run.curve(BASELINE, "eval"))), None),
+        # Of each step on its own, not a running total; a step that was repeated after a restart counts once.
         "tokens": sum(value for _, value in run.curve("tokens")),
         "tokens_per_second": rates[len(rates) // 2] if rates else None,
         "step_seconds": seconds,

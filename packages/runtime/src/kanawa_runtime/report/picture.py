@@ -31,12 +31,14 @@ def loss_picture(run: Path, path: Path) -> None:
     legend, at = [], width - 20
     for one in reversed([s for s in series if not s.faint]):
         legend.append(f'<text x="{at}" y="30" text-anchor="end">{one.name}</text>')
+        # Nothing here can measure text; a character of the 12 pixel font is about 7 wide.
         at -= 7 * len(one.name) + 18
         legend.append(f'<rect x="{at}" y="24" width="14" height="3" rx="1.5" fill="var(--c{one.colour})"/>')
         at -= 18
     frame = f'<rect width="{width}" height="{height}" rx="10" fill="var(--card)"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" class="plot"'
     start = plot.index(">") + 1
+    # data-plot is for the page's script, and a README runs none; alone, a file needs xmlns and a size as well.
     opening = plot[:start].split(" data-plot=")[0].replace('<svg class="plot"', head) + ">"
     body = plot[start:].replace("</svg>", "".join(legend) + "</svg>")
     Path(path).write_text(f"{opening}<style>{picture_style()}</style>{frame}{body}\n")

@@ -103,6 +103,7 @@ def thinned(points: Points, most: int = 1200) -> list[tuple[float, float]]:
     kept = []
     for start in range(0, len(points), size):
         bucket = points[start : start + size]
+        # A set, since in a flat bucket both are the same point; sorted, since a line must not run backwards.
         kept += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])})
     return kept
 
@@ -135,6 +136,7 @@ def _frame(points: Points, size: tuple[int, int], *, allow_log: bool, from_zero:
     left, right = (min(xs), max(xs)) if max(xs) > min(xs) else padded(min(xs), max(xs))
     width, height = size
     x = Scale(left, right, _LEFT, width - _RIGHT)
+    # SVG's y grows downwards: the lowest value has the larger one.
     return _Frame(x, Scale(low, high, height - _BOTTOM, _TOP, is_log), width, height)
 
 
@@ -162,6 +164,7 @@ def _text(kind: str, x: float | str, y: float | str, text: str, more: str = "") 
 
 
 def _curve(series: Series, frame: _Frame) -> str:
+    # Written to a tenth of a pixel: finer differences don't show and make the page larger.
     placed = [(frame.x(a), frame.y(b)) for a, b in series.points]
     path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in placed)
     kind = "curve" + " faint" * series.faint + " dashed" * series.marked + " level" * series.level

@@ -17,6 +17,7 @@ class Scale:
     def __call__(self, value: float) -> float:
         """Returns the place of a value, kept inside."""
         low, high, value = (self._flat(v) for v in (self.low, self.high, value))
+        # A range of one value stands in the middle.
         share = (value - low) / (high - low) if high > low else 0.5
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
@@ -49,6 +50,7 @@ def _linear_ticks(low: float, high: float, count: int) -> list[float]:
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
+    # 3 * 0.1 is 0.30000000000000004, and would be written so beside the axis.
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 

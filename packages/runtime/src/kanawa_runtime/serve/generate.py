@@ -115,8 +115,8 @@ class Generator:
         chosen = Sampling.of(sampling or SamplingConfig())
         ids, lengths = _padded(prompts)
         rows, padded = ids.shape
-        total = -(-(padded + max_tokens) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
         # Caches are a multiple long as well, or each prompt's length would compile a loop of its own.
+        total = -(-(padded + max_tokens) // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
         keys = _row_keys(chosen.seed, rows)
         known = self._over_vocabulary(self.known)
         allowed = self._over_vocabulary(first_tokens)
@@ -129,6 +129,7 @@ class Generator:
                 ids, lengths, keys, caches, self.params, first_allowed, self.state, sampling=chosen
             )
             carry = LoopState(
+                # The prefill has made the first token.
                 jnp.ones((), jnp.int32),
                 first[0],
                 jnp.isin(first[0], jnp.asarray(stop_ids, jnp.int32)),
@@ -140,6 +141,7 @@ class Generator:
         while True:
             # The plan is active only while a program runs: between two pieces the caller's own code does.
             with self.environment.active():
+                # `until` is an argument of the program, not a constant of it: another one must not compile anew.
                 arguments = (lengths, keys, carry, self.params, np.int32(until), known, self.state)
                 carry = self._loop(*arguments, sampling=chosen, stop_ids=tuple(stop_ids))
             count, done = int(carry.count), bool(np.all(np.asarray(carry.done)))
@@ -209,8 +211,10 @@ class Generator:
             return jnp.logical_and(more, ~jnp.all(carry.done)) if stop_ids else more
 
         def body(carry: LoopState) -> LoopState:
+            # The cache holds the prompt and all new tokens but the last, which is written now.
             sequences = Sequences(lengths=lengths + carry.count - 1)
             (logits, caches), _ = decode(params, state or {}, carry.last[:, None], sequences, carry.caches)
+            # Rows that have stopped go on, as shapes are fixed; `_completions` cuts off what they write.
             ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.count)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(
@@ -243,6 +247,7 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _row_keys(seed: int, rows: int) -> jax.Array:
+    # Named: another jax_default_prng_impl must not change what a seed gives.
     base = jax.random.key(seed, impl="threefry2x32")
     return jax.vmap(lambda row: jax.random.fold_in(base, row))(jnp.arange(rows))
 

@@ -70,6 +70,7 @@ def open_run(
     with where.active():
         checkpoints = composition.config.checkpointer.build(directory=directory / CHECKPOINTS, read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
+        # Such rules train one point and evaluate another, an average that only their own state gives.
         if trainer.rule.averages:
             wanted["opt"] = abstract.opt
         restored = checkpoints.restore(wanted, step=step)

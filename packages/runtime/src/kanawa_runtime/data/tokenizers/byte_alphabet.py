@@ -1,6 +1,7 @@
 """The alphabet in which byte-level vocabularies write bytes: one printable character each, as GPT-2 chose them."""
 
 #: Bytes that are printable characters of Latin-1 stand for themselves; the others take characters from 256 on.
+# Left out of Latin-1: 0xA0, a space by another name, and 0xAD, the soft hyphen.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 

@@ -42,6 +42,7 @@ def folder_files(
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
+                # Only for its alphabet; its own regex is GPT-2's, and ours follows.
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
                 {"type": "Split", "pattern": {"Regex": translated(pretoken)}, "behavior": "Isolated", "invert": False},
             ],

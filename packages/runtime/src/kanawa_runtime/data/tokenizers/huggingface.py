@@ -66,7 +66,9 @@ class HuggingFaceTokenizer(Tokenizer):
         if _WORD_END in kinds:
             return token.replace("</w>", " ").encode()
         if "ByteFallback" in kinds and len(token) == 6 and token.startswith("<0x"):
+            # A byte without a piece of its own, spelled <0x0A>.
             return bytes.fromhex(token[3:5])
+        # SentencePiece writes a space as U+2581.
         return token.replace("▁", " ").encode()
 
     @functools.cached_property

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+# Every byte of a character beyond ASCII counts as a letter, so that no cut falls inside one.
 _WORD = rb"A-Za-z\x80-\xff"
 
 # The commonest alternative first; only one of the first two can match at a place.
