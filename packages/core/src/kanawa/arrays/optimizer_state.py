@@ -48,6 +48,7 @@ def from_flat(like: Any, flat: Mapping[str, jax.Array]) -> Any:
             f"  unexpected: {', '.join(unexpected) or 'nothing'}"
         )
         raise OptimizerStateError(message)
+    # In the order of the leaves of `like`, whatever order the checkpoint has.
     return jax.tree.unflatten(jax.tree.structure(like), [flat[path] for path in expected])
 
 
@@ -78,6 +79,7 @@ def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: S
         return placed
     if not isinstance(placed, NamedSharding) or not follows(shape, param.shape):
         return whole
+    # A PartitionSpec may be shorter than the array: the dimensions it leaves out are whole.
     entries = (*placed.spec, *(None for _ in range(len(shape) - len(placed.spec))))
     kept = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
     return NamedSharding(placed.mesh, PartitionSpec(*kept), memory_kind=placed.memory_kind)

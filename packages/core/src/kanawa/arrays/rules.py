@@ -26,6 +26,7 @@ def assign(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> As
     Rules apply in order. A rule claims those of its mesh axes that exist in the mesh with size over 1 and that no
     earlier rule has claimed for this array; a logical axis keeps the first rule that gives it any.
     """
+    # Sorted to be one key of the cache; the order of mesh axes in the mesh decides nothing here.
     return _assign(axes, rules, tuple(sorted(mesh_shape.items())))
 
 
@@ -41,6 +42,8 @@ def assign_param(shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh_s
     if math.prod(shape) <= SMALL_PARAMETER:
         return fitting
     preferred = _assign(axes, rules, mesh_items)
+    # The same mesh axes, maybe on other dimensions, store it in as many parts. Fewer would silently hold a large array
+    # more often than was asked for.
     wanted, claimed = ({name for names in assigned for name in names} for assigned in (preferred, fitting))
     return fitting if wanted <= claimed else preferred
 

@@ -34,6 +34,7 @@ def param_shardings(specs: Mapping[str, Any], rules: Rules, mesh: Mesh | Abstrac
 
     def one(path: str, spec: ParamSpec) -> NamedSharding:
         sharding = param_sharding(spec, rules, mesh, path)
+        # Named only where it differs: platforms call their own memory differently, and some have but one.
         return sharding if spec.memory == "device" else sharding.with_memory_kind(spec.memory)
 
     return map_paths(one, specs)

@@ -54,6 +54,7 @@ class ParamSpec:
 
     def fans(self) -> tuple[int, int]:
         """Returns (fan_in, fan_out) of one unstacked slice."""
+        # A layer's fans don't grow with the number of layers stacked in front of it.
         shape = self.shape[self.num_stacked :]
         if not shape:
             return 1, 1

@@ -35,6 +35,7 @@ def checked(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]],
     """
     if _reason(options, compile_with) is None:
         return Checked(dict(options), {})
+    # If it fails without options too, they aren't to blame: that error is raised.
     compile_with({})
     reasons = {name: _reason({name: value}, compile_with) for name, value in options.items()}
     return Checked(
@@ -83,6 +84,7 @@ def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
     """Returns a program that does next to nothing, lowered for the platform of `devices`."""
     mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec())
+    # Lowering asks for "cuda" where a device says "gpu".
     platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
     traced = jax.jit(lambda x: x + 1, in_shardings=sharding).trace(jax.ShapeDtypeStruct((), np.float32))
     return traced.lower(lowering_platforms=(platform,))

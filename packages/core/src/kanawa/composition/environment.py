@@ -31,6 +31,7 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     cfg, target = composition.config, composition.target
     execution = cfg.execution
     rules = [strategy.build() for strategy in execution.strategies]
+    # With its own devices a process knows what it runs on; a plan says so only for what isn't here.
     described = None if devices == "process" else target
     plan = ExecutionPlan(
         param_rules=tuple(rule for s in rules for rule in s.param_rules()),
@@ -46,6 +47,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
     own = execution.compiler_options
     options = recommended(target, own)
+    # No compiler to ask, so recommendations are taken as they are. What the user sets is never tried: it shall fail
+    # aloud.
     if devices == "abstract":
         return Environment(plan, mesh, {**options, **own})
     checked_options = tried(options, _compiled_for(mesh, devices)) if options else Checked()

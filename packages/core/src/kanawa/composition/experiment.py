@@ -91,6 +91,7 @@ def _compose(
     except KanawaError:
         with problems.noted():
             raise
+        # Without a config nothing more can be checked: what was wrong before it is told together with it.
         problems.report()
         raise
     rule, counted = None, None
@@ -100,6 +101,7 @@ def _compose(
     with rewriting():
         for modifier, values in named:
             with problems.noted():
+                # Modifiers may rewrite in place: only a copy tells what the last one replaced.
                 before = cfg.clone()
                 cfg = apply_modifier(cfg, modifier, values, "modifier")
                 for line in undone(before, cfg, modifier):
@@ -131,6 +133,7 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
     """Returns the config for the target, the rule that made it so, and the model whose parameters the rule counted."""
     if "execution" not in cfg.fields():
         return cfg, None, None
+    # An experiment that brings its own mesh wants no rule's modifiers either: they suit the rule's mesh.
     if cfg.execution.mesh is not None:
         return cfg, None, None
     from kanawa.module import count_parameters

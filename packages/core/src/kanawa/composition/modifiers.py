@@ -14,6 +14,7 @@ def parse_modifier(text: str) -> tuple[str, dict[str, str]]:
     NAME may be `distribution:name`, so the fields start after the last colon before the first `=`.
     """
     head, equals, _ = text.partition("=")
+    # Without '=' there are no fields, so any colon is the distribution's.
     name = head.rpartition(":")[0] if equals else text
     rest = text[len(name) :].removeprefix(":")
     fields: dict[str, str] = {}

@@ -42,12 +42,16 @@ def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree
                 drawn.update(p for p in specs if p.startswith(below))
             if node.form is None or _join(path, name) not in given:
                 continue
+            # A form knows one layer's weight; stacked ones have a leading axis for each stack above them.
             keep = _over_layers(lambda w, n=node, s=spec: n.form.keep(w, s), depth)
             for suffix, array in keep(given.pop(_join(path, name))).items():
                 made[_join(path, name + suffix)] = array
+    # A list, because popping changes what is iterated; what is left in `given` has no place in the module.
     made.update({path: given.pop(path) for path in list(given) if path in specs and path not in drawn})
     _check_all_made(specs, made, given, drawn)
     if drawn:
+        # Under jit the compiler drops the draws of everything else: initialising a large model for its adapters would
+        # not fit.
         draw = jax.jit(lambda k: {path: flatten_paths(initialize(module, k))[path] for path in drawn})
         made.update(draw(key))
     return unflatten_paths({path: made[path] for path in specs})

@@ -26,6 +26,7 @@ def read_saved(data: Any, plugins: Mapping[str, str] | None = None) -> Config:
     try:
         return from_json(data)
     except ConfigLoadError as error:
+        # Only after a failure: looking up every reference imports what a sound config may not need.
         failed = _failures(data)
         if not failed:
             _blame_versions(error, plugins or {})

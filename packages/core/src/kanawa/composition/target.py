@@ -102,6 +102,7 @@ def _chips(text: str, device: DeviceSpec, count: int) -> int:
             f"use {_selectors(device, _nearest(device, count / device.cores_per_unit)[:2])}"
         )
         raise TargetError(message)
+    # Part of one host can be had, parts of several can't; where slices are sold by size, `_topology` decides.
     spare = chips % device.chips_per_host
     if chips > device.chips_per_host and spare and not device.topologies:
         message = (

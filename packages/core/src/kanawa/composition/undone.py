@@ -29,6 +29,7 @@ def undone(before: Config, after: Config, modifier: str) -> list[str]:
     here = {(claim.name, claim.origin) for claim in _claims(after)}
     lost: dict[str, list[str]] = {}
     tops: list[str] = []
+    # From the top down, so that a replaced node is told once and not again for each field inside.
     for claim in _claims(before):
         if any(_is_inside(claim.path, top) for top in tops) or (claim.name, claim.origin) in here:
             continue

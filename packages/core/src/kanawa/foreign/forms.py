@@ -41,6 +41,7 @@ class Matrix(Form):
         inputs = [a % rank for a in spec.fan_in_axes]
         outputs = [a % rank for a in spec.fan_out_axes]
         others = [a for a in range(rank) if a not in inputs and a not in outputs]
+        # torch's Linear holds [out, in] and multiplies by its transpose.
         last = (outputs, inputs) if self.config.transposed else (inputs, outputs)
         merged = tuple(math.prod(spec.shape[a] for a in axes) for axes in last)
         return (*others, *last[0], *last[1]), (*(spec.shape[a] for a in others), *merged)
@@ -57,6 +58,7 @@ class Matrix(Form):
     def from_foreign(self, tensor: np.ndarray, spec: ParamSpec) -> np.ndarray:
         """Returns the matrix with our axes."""
         order, _ = self._order(spec)
+        # argsort of a permutation is its inverse.
         return tensor.reshape([spec.shape[a] for a in order]).transpose(np.argsort(order))
 
 

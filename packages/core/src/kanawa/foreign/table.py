@@ -153,6 +153,8 @@ class _Walker:
                 continue
             below = f"{path}.{name}" if path else name
             if name in grouped:
+                # Walked without a prefix: what joins is found by the name relative to the child, and gets the group's
+                # name.
                 waiting[name] = self.walk(child, "", below, index, first_layer)
             elif name in foreign.apart:
                 whole = self.walk(child, "", below, index, first_layer)
@@ -213,6 +215,7 @@ class _Walker:
             number = module.layer_number(name, i if child.num_stacked is not None else position) + first_layer
             inside = (*index, i) if child.num_stacked is not None else index
             full = _joined_name(prefix, relative.replace("{}", str(number)))
+            # The number is in the name now: stacks further down count from 0 again.
             copies += self.walk(child, full, below, inside, 0)
         return copies
 
@@ -242,6 +245,7 @@ def _cut(slices: Iterable[Sliced], prefix: str, tensors: Iterable[ForeignTensor]
     """Returns a child's tensors cut into the named slices."""
     pieces = []
     for piece, tensor in itertools.product(slices, tensors):
+        # What is cut must lie in one array: a tensor that is joined and cut too has no meaning here.
         (part,) = tensor.parts
         axis = piece.axis % len(part.spec.shape)
         taken = slice(piece.start, piece.stop)
@@ -271,6 +275,7 @@ def _without_first_axis(spec: ParamSpec) -> ParamSpec:
     """Returns the spec of one slice along the first axis."""
 
     def moved(axes: tuple[int, ...]) -> tuple[int, ...]:
+        # Negative axes count from the end, which stays where it is.
         return tuple(a - 1 if a > 0 else a for a in axes)
 
     return dataclasses.replace(

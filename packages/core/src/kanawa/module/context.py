@@ -124,6 +124,7 @@ class Context:
                 f"pass key=jax.random.key(seed) to kn.functional(...)"
             )
             raise ContextError(message)
+        # A second call under the same path would count from 0 again and draw the same keys: dropout twice alike.
         owner = self.collector.drawn_by.setdefault(self.path, self.call)
         if owner is not self.call:
             raise ContextError(twice(self.path, "random draws"))
@@ -205,6 +206,7 @@ def child_context(target: "Module") -> Context | None:
         call = ""
     while context is not None:
         chain: list[Module] = []
+        # From the target up to the running module, or to no root: then the next ancestor's context is tried.
         node: Module | None = target
         while node is not None and node is not context.module:
             chain.append(node)

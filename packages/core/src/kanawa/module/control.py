@@ -37,6 +37,7 @@ def cond(predicate: Any, true_function: Callable[..., Any], false_function: Call
         return pure
 
     def attempt(carried: dict[str, Any]) -> Any:
+        # An attempt that was thrown away, for state it didn't carry, has left its traces here.
         traced.clear()
         return jax.lax.cond(
             predicate, branch(true_function, True, carried), branch(false_function, False, carried), *args
@@ -74,6 +75,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
 
     def attempt(carried: dict[str, Any]) -> Any:
         def pure(held: Any) -> Any:
+            # jax.lax.while_loop has no counter that the body could see; this one tells the keys of its rounds apart.
             index, inner, kept = held
             key = None if context.key is None else context.key.fold("while", index)
             result, outputs = scope.run(body, context.params, state, key, (inner,), carried=kept)
@@ -90,6 +92,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
         return jax.lax.while_loop(keep_going, pure, (jax.numpy.zeros((), "int32"), initial, carried))
 
     def keep_going(held: Any) -> Any:
+        # The condition is traced by itself and gives one boolean: whatever it recorded would have no way out.
         with installed(None):
             return condition(held[1])
 

@@ -62,7 +62,10 @@ class Scope:
         fresh.collector.drawn_by = dict(self._drawn_before)
         with installed(fresh):
             result = function(*args)
+        # Branches and attempts draw different numbers of keys; what follows starts behind the longest.
         self._keys_after = max(self._keys_after, fresh.num_keys)
+        # The calls of children ended with the trace, and a trace may run again: the scope stands for them all, so that
+        # a second use of the transform counts as a second call. The running module's own call goes on outside.
         self._drawn |= {p: c if c is fresh.call else self for p, c in fresh.collector.drawn_by.items()}
         return result, fresh.collector.outputs(offers=offers)
 
@@ -84,6 +87,7 @@ class Scope:
             except StateFound as signal:
                 if signal.scope is not self:
                     raise
+                # Ends, because there are only so many state arrays, and each round adds one at least.
                 self.carried |= {path: value_at(self.context, path) for path in sorted(signal.paths)}
 
     def next_carried(self, state: Mapping[str, Any], carried: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +123,8 @@ def detached(context: Context, params: Mapping[str, Any], state: Mapping[str, An
     Ancestors are copied too, so that shared modules are still found; they belong to the body's trace. `state` is the
     module's present state, as `current_state` gives it; updates made elsewhere are still seen.
     """
+    # Updates of the module itself are in `state` already, and inside a scan only as one layer's slice: handed on by
+    # path, the whole arrays would shadow the slices.
     below = f"{context.home}."
     elsewhere = {p: x for p, x in context.collector.updates().items() if context.home and not p.startswith(below)}
     collector = Collector(context.collector.wanted, elsewhere, context.collector.offers())

@@ -30,6 +30,7 @@ def value_and_grad(
             return value, (aux, outputs)
 
         by = argnums if isinstance(argnums, int) else tuple(argnums)
+        # Outputs leave as aux: stored from inside, they would be tracers of a differentiation that is over.
         (value, (aux, outputs)), gradients = jax.value_and_grad(pure, argnums=by, has_aux=True)(*args)
         scope.finish(outputs)
         return ((value, aux) if has_aux else value), gradients

@@ -103,6 +103,8 @@ class _Single(Metric):
 class Sum(_Single):
     """A sum, such as a count of tokens."""
 
+    # Named again in each class, because tree_unflatten fills the slots of the class itself; and inherited ones aren't
+    # in it.
     __slots__ = ("total",)
 
     def merge(self, other: Self) -> Self:

@@ -147,6 +147,7 @@ class Module(Configurable, abstract=True):
         if not hasattr(type(cfg), "_target"):
             message = f"{self.path}.{name}: {type(cfg).__name__} is not the config of a module"
             raise ModuleError(message)
+        # A clone: the same config may stand in several slots, whose parents derive different sizes.
         cfg, fields = cfg.clone(), cfg.fields()
         for field, value in from_parent.items():
             if field not in fields:
@@ -332,6 +333,7 @@ class Module(Configurable, abstract=True):
         """Offers a value for inspection; it is kept only where the caller asked for its path."""
         context = self._context("emit")
         path = context.path_of(name)
+        # Checked only where someone asked: a value that nobody keeps can't leak out of a bare transform.
         if context.collector.wanted.takes(path):
             context.check_trace(f"emit({name!r}) is called")
             context.collector.put("emitted", path, value)
@@ -371,9 +373,11 @@ def _in_own_context(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
         running = find_context()
+        # Outside of any call a method may still answer from the config; one that reads parameters says what is missing.
         if running is None or running.module is self:
             return method(self, *args, **kwargs)
         context = child_context(self)
+        # No way down from the running module, as to one that was built apart: it has no slice of these parameters.
         if context is None:
             return method(self, *args, **kwargs)
         with installed(context), jax.named_scope(self.name or type(self).__name__):

@@ -28,6 +28,8 @@ class Loss:
 
     def value(self) -> jax.Array:
         """Returns the term, fp32; 0 where nothing has weight."""
+        # A batch of padding alone has total and weight 0: 0 / 1e-9 and its gradient are 0, where 0 / 0 would end the
+        # run.
         return self.coefficient * self.total / jnp.maximum(self.weight, 1e-9)
 
     def merge(self, other: "Loss") -> "Loss":
@@ -188,6 +190,8 @@ class Collector:
         self.losses = _merge_by_path(self.losses, outputs.losses)
         for path, value in outputs.emitted.items():
             if path in self.emitted:
+                # Windows of a stack come in order of their layers, each emission with a layer axis: one behind the
+                # other.
                 value = jax.tree.map(lambda *parts: jnp.concatenate(parts), self.emitted[path], value)
             self.emitted[path] = value
 

@@ -45,6 +45,7 @@ def scan(
     scope = Scope("kn.scan", layers=names if start else ())
     context = scope.context
     length = _length(context, names, xs, start, length)
+    # With the updates made so far, by windows before this one too: layers' state isn't read from the input again.
     whole = context.current_state()
     params = {name: _window(context.params.get(name, {}), start, length) for name in names}
     state = {name: _window(_stacked(whole.get(name, {})), start, length) for name in names}
@@ -96,6 +97,8 @@ def _step(
             carried=carried,
             offers=offers,
         )
+        # A layer's state leaves the loop stacked, with a layer axis; any other is one array, handed on from layer to
+        # layer.
         mine = {path: value for path, value in outputs.state.items() if is_below(path, tops)}
         others = {path: value for path, value in outputs.state.items() if path not in mine}
         return carry, y, dataclasses.replace(outputs, state=mine), scope.next_carried(others, carried)
@@ -124,6 +127,7 @@ def _unrolled(
         ys.append(y)
         outputs.append(out)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ys)
+    # Kernel choices are part of the tree's structure, and windowed layers choose others than full ones.
     merged = jax.tree.map(lambda *leaves: jnp.stack(leaves), *_same_structure(outputs))
     return carry, stacked, merged.reduce_leading(), carried
 
@@ -144,6 +148,7 @@ def _same_structure(outputs: list[Outputs]) -> list[Outputs]:
 
 def layer_slice(tree: Any, index: int) -> Any:
     """Returns layer `index` of stacked arrays, or of a list or tuple with one tree a layer."""
+    # A named tuple is a pytree of arrays (xs), not a sequence with a tree for each layer.
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
         return tree[index]
     return jax.tree.map(lambda leaf: leaf[index], tree)

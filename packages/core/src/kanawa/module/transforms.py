@@ -39,12 +39,16 @@ def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     def wrapped(*args: Any) -> Any:
         scope = Scope("kn.jit")
         context = scope.context
+        # Folds may be names, which are no arrays: the drawn key goes in as an argument, and another one doesn't compile
+        # anew.
         key = None if context.key is None else context.key.draw()
 
         def pure(params: Any, state: Any, inner_key: Any, *inner: Any) -> tuple[Any, Outputs]:
             lazy = None if inner_key is None else LazyKey(inner_key)
             return scope.run(function, params, state, lazy, inner, offers=True)
 
+        # A new `pure` each time, so that it is traced each time: the scope learns from the trace what was drawn. The
+        # outer program is traced once.
         result, outputs = jax.jit(pure, **options)(context.params, context.current_state(), key, *args)
         scope.finish(outputs)
         return result
@@ -77,6 +81,7 @@ def vmap(function: Callable[..., Any], in_axes: Any = 0, axis_size: int | None =
             result, traced = scope.run(function, context.params, state, key, inner)
             return result, dataclasses.replace(traced, state={}), traced.state
 
+        # out_axes None refuses values that differ by element, which is just what shared state must not do.
         mapped = jax.vmap(pure, in_axes=(0, *axes), out_axes=(0, 0, None), axis_size=size)
         try:
             result, outputs, updated = mapped(jax.numpy.arange(size), *args)
@@ -122,6 +127,7 @@ def shard_map(
         def pure(params: Any, state: Any, inner_key: Any, *inner: Any) -> tuple[Any, Outputs]:
             lazy = None
             if inner_key is not None:
+                # By shard, because each has other rows: with one key all would drop the same places of theirs.
                 lazy = LazyKey(inner_key, tuple(jax.lax.axis_index(name) for name in names))
             result, outputs = scope.run(function, params, state, lazy, inner)
             return result, outputs.across(names)

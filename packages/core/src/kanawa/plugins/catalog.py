@@ -59,6 +59,8 @@ class Catalog:
         for position, loaded in self._objects.items():
             if loaded is component:
                 return self._states[position]
+        # By name, for an object that was imported and not loaded from here: loading everything to compare would be
+        # slow.
         value = f"{getattr(component, '__module__', '')}:{getattr(component, '__qualname__', '')}"
         return next((state for state in self._states if state.value == value), None)
 
@@ -79,6 +81,7 @@ class Catalog:
         in_conflict = any(state.state is State.CONFLICT for state in claimants.values())
         if in_conflict and (not distribution or len(claimants) > 1):
             raise PluginError(_ambiguous(kind, bare, claimants.values()))
+        # In conflict only with a distribution named: without one the line above has raised.
         usable = [p for p, s in claimants.items() if s.state.usable or s.state is State.CONFLICT]
         if not usable:
             raise PluginError("\n".join(_unusable(state) for state in claimants.values()))

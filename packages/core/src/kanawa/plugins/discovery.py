@@ -44,6 +44,7 @@ def discover() -> list[Provider]:
 
     names = set()
     for candidate in distributions():
+        # A search in the text, before any parsing; most distributions of an environment have nothing of ours.
         if "[kanawa." in (candidate.read_text("entry_points.txt") or "") and candidate.name:
             names.add(normalise(candidate.name))
     providers = []
@@ -129,6 +130,7 @@ def unmet_requirements(requires: Iterable[str], version_of: Callable[[str], str 
         except InvalidRequirement as error:
             problems.append(f"its requirement {text!r} can't be read ({error})".replace("\n", " "))
             continue
+        # An empty extra: requirements of extras are optional, and those of other platforms don't hold here.
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         problem = _problem(requirement, version_of)
@@ -143,6 +145,7 @@ def _problem(requirement: Requirement, version_of: Callable[[str], str | None]) 
     installed = version_of(requirement.name)
     if installed is None:
         return f"needs {wanted}, which is not installed"
+    # pip leaves prereleases out when choosing; what is installed was chosen.
     if not requirement.specifier.contains(installed, prereleases=True):
         return f"needs {wanted}, found {installed}"
     return ""

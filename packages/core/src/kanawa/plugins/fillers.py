@@ -36,6 +36,7 @@ def _kinds_of(role: type) -> list[Kind]:
         base = _loaded(kind.subclass_of or kind.makes)
         if isinstance(base, type):
             asking.setdefault(base, []).append(kind)
+    # In the order of the MRO: Configurable, which layers ask for, is a base of every role and must come last.
     return next((asking[base] for base in role.__mro__ if base in asking), [])
 
 

@@ -68,6 +68,7 @@ class PluginHost:
         self._local: dict[str, object] = {}
         self._running: _Running | None = None
         self._starting = False
+        # Reentrant: a plugin's module that asks the host while it is being loaded gets an error, not a deadlock.
         self._lock = threading.RLock()
 
     def plugins(self) -> list[PluginState]:
@@ -163,6 +164,7 @@ class PluginHost:
     def refresh(self) -> None:
         """Forgets everything, so that the next question discovers again."""
         with self._lock:
+            # Python's finders remember folders; a package installed while the process runs would stay unseen.
             importlib.invalidate_caches()
             self._running = None
 
@@ -200,6 +202,7 @@ class PluginHost:
             for component in contributed
         ]
         components = mark_conflicts(components)
+        # One line for a broken distribution, not one more for each of its fifty components.
         said = {s.distribution for s in plugins.values() if s.state.bad}
         self._report(s for s in components if s.state is State.CONFLICT)
         self._report(_one_each(s for s in components if s.distribution not in said))

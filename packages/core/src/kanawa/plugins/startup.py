@@ -113,6 +113,7 @@ def implementations(
     if set(caller.spec.argnames) != set(arguments):
         message = f"{hook} takes ({', '.join(caller.spec.argnames)}), got ({', '.join(arguments)})"
         raise PluginError(message)
+    # One by one, not `caller(**arguments)`: pluggy would stop at the first that raises.
     for implementation in reversed(caller.get_hookimpls()):
         yield implementation.plugin_name, _bound(implementation, arguments)
 

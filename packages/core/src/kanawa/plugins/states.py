@@ -148,6 +148,7 @@ def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
     """Gives every claimant of a name that is claimed more than once the state `conflict`."""
     claims: defaultdict[tuple[str, str], list[_AnyState]] = defaultdict(list)
     for state in states:
+        # Skipping one of two claimants is how a user settles a conflict.
         if state.state is not State.SKIPPED:
             claims[_claim(state)].append(state)
     marked = []
@@ -171,6 +172,7 @@ def refused_code(states: Sequence[PluginState | ComponentState]) -> dict[str, st
     refused = {}
     for distribution, members in by_distribution.items():
         out = [state for state in members if state.state in (State.SKIPPED, State.INCOMPATIBLE)]
+        # Never core as a whole: every config needs it.
         whole = len(out) == len(members) and distribution != CORE
         for state in out:
             top = state.value.partition(":")[0].partition(".")[0]

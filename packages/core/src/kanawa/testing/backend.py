@@ -118,6 +118,7 @@ class BackendConformance(PluginConformance):
             for purpose in PURPOSES:
                 first = self._options(device, purpose)
                 assert first == self._options(device, purpose)
+                # Callers lay their own options over these.
                 first["changed by the caller"] = True
                 assert first != self._options(device, purpose), "the same dictionary is handed out twice"
 

@@ -23,6 +23,7 @@ class CheckpointerConformance:
 
     def trees(self, step: int) -> dict[str, Any]:
         """Returns the arrays of a step, with leaves that tempt to be lost: bf16, scalars, NaN, minus zero, empty."""
+        # 1e-40 is subnormal in fp32: a copy through arithmetic may flush it to zero.
         odd = np.array([[np.nan, -0.0, np.inf, 1e-40]], np.float32)
         params: dict[str, Any] = {
             "embed": jnp.arange(12, dtype=jnp.float32).reshape(3, 4) + step,
@@ -68,6 +69,7 @@ class CheckpointerConformance:
             assert same, name
             for one, other in zip(jax.tree.leaves(restored.items[name]), jax.tree.leaves(tree), strict=True):
                 assert one.dtype == other.dtype
+                # Bytes: NaN equals nothing, and -0.0 equals 0.0.
                 assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
         reader.close()
 
@@ -84,6 +86,7 @@ class CheckpointerConformance:
         trees = self.trees(3)
         checkpointer.save(3, **trees, data=_DATA, meta=_META)
         for leaf in jax.tree.leaves(trees):
+            # What a donating step does to them: a save that still reads in the background would fail or write garbage.
             leaf.delete()
         checkpointer.wait()
         embed = self.restored(checkpointer).items["params"]["embed"]

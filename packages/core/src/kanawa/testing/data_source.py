@@ -63,6 +63,7 @@ class DataSourceConformance:
 
     def test_rows_depend_on_the_index_alone(self) -> None:
         indices, source = self.indices(), self.source()
+        # Copies: a source that reuses its buffers would make every comparison true.
         asked = [{name: array.copy() for name, array in source.row(index).items()} for index in indices]
         for index, first in zip(indices, asked, strict=True):
             ways = {

@@ -36,6 +36,7 @@ class KernelConformance:
     def agreements(self) -> tuple[Agreement, ...]:
         """Returns how the kernel compared, computed once a class."""
         cls = type(self)
+        # In the class's own namespace: a subclass that inherits the attribute tests another kernel.
         if "_agreements" not in vars(cls):
             compared = compare_with_reference(
                 self.kernel(), self.problems(), examples=self.examples(), tolerances=self.tolerances

@@ -44,6 +44,7 @@ class LayerConformance:
     def build(self) -> tuple[Any, Any, Any]:
         """Returns the module with parameters and state, made once a class."""
         cls = type(self)
+        # vars, not getattr: a subclass has another config than the class whose module it would inherit.
         if "_built" not in vars(cls):
             module = self.config().build(name="layer")
             key = jax.random.key(0)
@@ -107,6 +108,8 @@ class LayerConformance:
         _, params, _ = self.build()
         inputs = self.inputs(jax.random.key(2))
         shape = jax.eval_shape(self.call, params, *inputs).shape
+        # A plain sum is flat for layers that normalise or end in a softmax: their gradient would be zero, right or
+        # wrong.
         weights = jax.random.normal(jax.random.key(3), shape)
 
         def loss(p: Any) -> jax.Array:
@@ -212,6 +215,7 @@ class Twice(Module):
 
 def splittable(specs: Any, x: jax.Array) -> Rules:
     """Returns rules that split, in two each, every axis of the parameters that can be, and the batch."""
+    # An axis must divide in every parameter that has it: rules hold for all arrays alike.
     uneven = {a for s in flatten_paths(specs).values() for a, size in zip(s.axes, s.shape, strict=True) if size % 2}
     tensor = [a for a in ("experts", "vocab", "heads", "kv_heads", "mlp") if a not in uneven]
     rules: list[tuple[str, tuple[str, ...]]] = [(axis, ("model",)) for axis in tensor]

@@ -112,6 +112,7 @@ class LoaderConformance:
         def left() -> list[str]:
             return [t.name for t in set(threading.enumerate()) - before if t.is_alive() and not t.daemon]
 
+        # A reader may be in the middle of a row when it is told to stop.
         while left() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not left(), f"threads still run after close: {left()}"

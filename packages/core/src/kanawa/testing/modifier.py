@@ -35,6 +35,7 @@ class ModifierConformance:
     def test_it_does_the_same_again(self) -> None:
         modifier, before = self.modifier(), self.config()
         own = modifier.config.clone()
+        # A modifier that keeps state, or hands out one node twice, shows in the second use.
         first, second = modifier(before.clone()), modifier(before.clone())
         assert first == second, f"the second config came out otherwise: {diff(first, second)}"
         assert modifier.config == own, "it changed its own config"

@@ -166,6 +166,7 @@ class OptimizerConformance:
 
         without, with_decay = changes(0.0), changes(0.1)
         for path, spec in SPECS.items():
+            # Decay pulls towards zero: against the parameter's sign, wherever it does anything.
             difference = (with_decay[path] - without[path]) * params[path]
             if spec.weight_decay:
                 assert (difference <= 1e-7).all(), path

@@ -109,6 +109,7 @@ def imported_by(value: str, then: str = "") -> list[str]:
 
     `value` is the entry point's, "module" or "module:object"; `then` calls it `plugin`.
     """
+    # In a process of its own: this one has loaded JAX long ago.
     program = (
         "import sys; from kanawa.plugins.catalog import load_value; "
         f"plugin = load_value({value!r})\n{then}\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"

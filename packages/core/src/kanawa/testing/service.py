@@ -51,6 +51,7 @@ class ServiceConformance:
             except Exception as error:
                 raised.append(error)
 
+        # Daemon, so that a `stop` that never returns fails this test and doesn't hang the session.
         stopping = threading.Thread(target=stop, name="stopping", daemon=True)
         stopping.start()
         stopping.join(self.stop_seconds)
@@ -79,6 +80,7 @@ class ServiceConformance:
                 given = dict(event)
                 service.event(run, given)
                 assert given.keys() == event.keys()
+                # `v != v`: a NaN is as it was, though it equals nothing.
                 assert all(given[k] == v or v != v for k, v in event.items())
         finally:
             service.stop(run)

@@ -37,6 +37,7 @@ class StrategyConformance:
         """Returns a batch of 8 rows with unequal weights."""
         tokens = jax.random.randint(jax.random.key(5), (8, 17), 0, 64)
         batch = Batch.of_tokens(tokens)
+        # Unequal sums of weights on each shard: a mean of the shards' means would differ from the batch's.
         weights = (jax.random.uniform(jax.random.key(6), (8, 16)) < 0.7).astype(jnp.float32)
         return batch._replace(loss_weights=weights)
 
