@@ -40,6 +40,7 @@ class EquinoxFeedForward(AdaptedFeedForward):
     def _with(self, values: dict[str, jax.Array]) -> Any:
         """Returns the module with these arrays in the places of its own."""
         eqx = library("equinox", "equinox")
+        # Abstract, since the arrays it would draw are replaced at once.
         abstract = eqx.filter_eval_shape(lambda key: self._made(key=key), jax.random.key(0))
 
         def filled(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -23,6 +23,7 @@ def write_after(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Arr
     """
     # An update slice takes one dtype; the cache keeps its own.
     new = new.astype(cache.dtype)
+    # XLA moves a slice that would pass the end back inside, over older tokens: a cache must be as long as the row gets.
     if lengths.ndim == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, lengths, axis=1)
     update = jax.vmap(lambda row, n, at: jax.lax.dynamic_update_slice_in_dim(row, n, at, 0))

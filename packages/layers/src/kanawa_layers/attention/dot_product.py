@@ -56,6 +56,7 @@ class SoftmaxDotProduct(DotProduct):
     ) -> Float[Array, "B T H V"]:
         """Returns the softmax-weighted values."""
         cfg = self.config
+        # Absorbed latent attention reads one array as both.
         v = keys.k if keys.v is None else keys.v
         prefix = sequences.prefix_lengths if mask.needs_prefix else None
         if keys.state is None:

@@ -66,6 +66,7 @@ class GroupedQueryAttention(SequenceMixer):
                 "gate": "",
             },
             apart={
+                # Each key head's part is its queries, its key and its value: all but the last two are queries.
                 "qkv": (
                     kn.foreign.Sliced(name="q_proj", axis=-2, stop=-2),
                     kn.foreign.Sliced(name="k_proj", axis=-2, start=-2, stop=-1),

@@ -25,6 +25,7 @@ def add_latent_projections(layer: kn.Module, cfg: Any, *, own_latent: bool = Tru
     add("query_down", low_rank, (model,), (rank,), ("embed", None))
     layer.add_child("query_norm", cfg.query_norm if low_rank else None, input_dim=rank)
     add("query_up", low_rank, (rank,), (heads, query_dim), (None, "heads", "head_dim"))
+    # The latent isn't split: every head needs all of it, so shards would have to be gathered for each projection.
     add("kv_down", own_latent, (model,), (cfg.kv_rank + cfg.rope_dim,), ("embed", None))
     layer.add_child("kv_norm", cfg.kv_norm if own_latent else None, input_dim=cfg.kv_rank)
     add("kv_up", True, (cfg.kv_rank,), (heads, cfg.nope_dim + cfg.value_dim), (None, "heads", "head_dim"))

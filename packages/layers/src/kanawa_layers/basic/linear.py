@@ -56,6 +56,7 @@ class Linear(Weighted):
         # The weight goes in as a function: DoRA needs its norm, LoRA doesn't, and a quantised one is dear to restore.
         if self.adapter is not None:
             y = self.adapter(x, y, lambda: self.dense_weight("weight"))
+        # The bias comes last, since DoRA rescales the product without it.
         return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
 
     @kn.nowrap

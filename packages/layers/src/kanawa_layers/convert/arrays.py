@@ -22,6 +22,7 @@ def gather(model: Module, table: ForeignTable, read: Callable[[str], np.ndarray]
     held["state"].update(_unnamed_state(model, table, wanted["state"]))
     for name, tensor in table.tensors.items():
         for part, piece in zip(tensor.parts, tensor.split(read(name)), strict=True):
+            # Assigned into our own array, which casts and places in one copy: a tensor is never held twice.
             held[part.item][part.path][part.where or ...] = piece
     return held["params"], held["state"]
 

@@ -53,5 +53,7 @@ class GatedFeedForward(FeedForward):
         gate = self.tag("feed_forward_gate", self.gate(x))
         up = self.tag("feed_forward_up", self.up(x))
         hidden = self._gating.combine(self.config.activation, gate, up)
+        # Still split between up and down (Megatron's order): one reduction after `down` is all that tensor parallelism
+        # costs.
         hidden = kn.constrain(hidden, ("batch", "length", "mlp"))
         return kn.constrain(self.down(hidden), ("batch", "length", "embed"))

@@ -23,6 +23,7 @@ class CrossEntropy(TokenLoss):
         """Adds the loss of the logits that `head` gives hidden states."""
         cfg, train = self.config, self.train
         total, count, extra = softmax_cross_entropy(
+            # The scale goes on [B, T, E] since logits, [B, T, V], never exist as a whole.
             head.scaled(x),
             head.weight(),
             batch.target_ids,

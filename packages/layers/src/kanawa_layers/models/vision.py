@@ -50,6 +50,7 @@ class ImageClassifier(Model):
             x = x + self.positions(jnp.arange(x.shape[1], dtype=jnp.int32)[None])
         x = x if self.dropout is None else self.dropout(x)
         x, _ = self.stack(kn.constrain(x, ("batch", "length", "embed")), Sequences())
+        # A norm works on each token alone, so only the one that is read needs it.
         return self.head(self.norm(x[:, 0])).astype(jnp.float32)
 
     def forward(self, batch: ImageBatch) -> None:

@@ -6,6 +6,7 @@ import kanawa as kn
 from kanawa.contracts import SequenceMixer
 from kanawa.errors import ConfigError
 
+# Of latent attention the projections down alone, as in DeepSeek: a bias in kv_up could not be absorbed into queries.
 _INPUTS = ("query", "key", "value", "qkv", "query_down", "kv_down")
 
 

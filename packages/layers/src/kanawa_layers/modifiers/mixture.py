@@ -45,6 +45,7 @@ class MoE(kn.Modifier):
             if own.hidden_dim is not None:
                 new.set(hidden_dim=own.hidden_dim)
             if own.shared_hidden_dim is not None:
+                # The old one leaves the tree, so it may be changed.
                 new.set(shared=old.set(hidden_dim=own.shared_hidden_dim))
             return new
 

@@ -81,6 +81,7 @@ class SharedKV(kn.Modifier):
             return f"has too few for every={count}: it needs {count} of each of the {len(pattern)} kinds that repeat"
         takers = tuple(_sharing(block, place, TakeKeys.Config) for place, block in enumerate(pattern)) * (count - 1)
         givers = tuple(_sharing(block, place, OfferKeys.Config) for place, block in enumerate(pattern))
+        # Givers first: what is taken must have been offered before.
         return _like(stack, givers + takers, stack.num_layers)
 
     def _last(self, stack: Any) -> ChainedStack.Config | str:

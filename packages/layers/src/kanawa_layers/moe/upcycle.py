@@ -66,6 +66,7 @@ def _mixture(dense: Mapping[str, Any], wanted: Mapping[str, Any], axis: int, pat
     tree: Tree = {name: jax.tree.map(lambda _: None, value) for name, value in wanted.items() if name != "experts"}
     sources = {}
     for name, value in flatten_paths(dense).items():
+        # A dense feed-forward has gate.weight and gate.bias where experts have gate and gate_bias.
         projection, _, kind = name.rpartition(".")
         sources[projection if kind == "weight" else f"{projection}_{kind}"] = value
     experts: Tree = {}

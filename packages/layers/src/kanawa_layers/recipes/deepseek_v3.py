@@ -119,6 +119,7 @@ def _score_scale(query_dim: int, positions: Rotary.Config) -> float | None:
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `deepseek_v3` config.json."""
+    # noaux_tc: balanced by bias, a group counting as the sum of its two best; V2's groups count by their maximum.
     expect(config, attention_bias=False, moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc")
     act = activation(config.get("hidden_act", "silu"))
     cfg = deepseek_v3(
@@ -164,6 +165,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
         "intermediate_size": first.layer.feed_forward.hidden_dim,
         "vocab_size": cfg.vocab_size,
         "num_attention_heads": attention.num_heads,
+        # After expansion every head has keys of its own; transformers repeats them by the ratio of both counts.
         "num_key_value_heads": attention.num_heads,
         "q_lora_rank": attention.query_rank,
         "kv_lora_rank": attention.kv_rank,

@@ -139,6 +139,7 @@ def gemma_keys(cfg: Any, architecture: str) -> dict[str, Any]:
         "vocab_size": cfg.vocab_size,
         "rms_norm_eps": cfg.norm.eps,
         "hidden_activation": activation_name(blocks[0].feed_forward.activation, "gelu_pytorch_tanh"),
+        # The power of -0.5 doesn't come back exactly.
         "query_pre_attn_scalar": round(attention.scale**-2),
         "sliding_window": windows[0] if windows else 4096,
         "layer_types": repeated(kinds, cfg.stack.num_layers),

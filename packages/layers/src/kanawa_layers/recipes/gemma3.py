@@ -79,6 +79,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         **gemma_sizes(config),
         window=config["sliding_window"],
         kinds=layer_types(config, usual),
+        # The local base stands alone in the config; how long sequences were is said once, for both.
         local_positions=near.set(trained_length=far.trained_length),
         global_positions=far,
     )

@@ -26,6 +26,7 @@ from kanawa_layers.recipes.patterns import FULL, SLIDING, layer_types, repeated
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 
+# [experts, in, out], where torch's Linear is [out, in].
 _IN_OUT = kn.foreign.Matrix.Config(transposed=False)
 #: All experts in one tensor; gate and up columns, and their biases, alternate.
 _EXPERTS = kn.foreign.Names(

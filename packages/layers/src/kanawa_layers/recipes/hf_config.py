@@ -34,6 +34,7 @@ def activation_name(function: Callable[..., Any], prefer: str = "silu") -> str:
     if not names:
         message = f"the activation {getattr(function, '__name__', function)} has no Hugging Face name"
         raise ForeignConfigError(message)
+    # gelu_new and gelu_pytorch_tanh are one function; each family writes the name it was released with.
     return prefer if prefer in names else names[0]
 
 

@@ -29,6 +29,7 @@ from kanawa_layers.recipes.patterns import period_of, repeated
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 
+# [experts, in, out], where torch's Linear is [out, in].
 _IN_OUT = kn.foreign.Matrix.Config(transposed=False)
 _EXPERTS = kn.foreign.Names(
     tensors={

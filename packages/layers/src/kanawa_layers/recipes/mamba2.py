@@ -69,6 +69,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         num_heads=config["num_heads"],
         expand=config.get("expand", 2),
         state_dim=config.get("state_size", 128),
+        # Defaults of absent keys are transformers', not those of the released models.
         num_groups=config.get("n_groups", 8),
         conv_width=config.get("conv_kernel", 4),
         vocab_size=config["vocab_size"],

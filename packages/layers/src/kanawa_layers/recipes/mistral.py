@@ -23,6 +23,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         **sizes(config),
         tied=config.get("tie_word_embeddings", False),
         positions=rotary(config),
+        # null from v0.2 on.
         window=config.get("sliding_window"),
     )
     cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))

@@ -22,6 +22,7 @@ def qwen2(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) ->
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `qwen2` config.json."""
+    # These configs name a `sliding_window` all the same; it means nothing while this is false.
     expect(config, use_sliding_window=False)
     tied = config.get("tie_word_embeddings", False)
     cfg = qwen2(**sizes(config), tied=tied, positions=rotary(config))

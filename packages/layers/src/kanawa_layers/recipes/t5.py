@@ -107,6 +107,7 @@ def t5(
     )
     writing = CrossPreNormBlock.Config(
         attention=attention(Causal.Config()),
+        # No positions: T5 gives the memory neither a bias nor a rotation.
         cross_attention=CrossAttention.Config(**shape, query=query, foreign=_CROSS),
         feed_forward=feed_forward,
         attention_norm=norm,

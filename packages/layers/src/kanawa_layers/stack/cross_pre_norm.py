@@ -28,6 +28,7 @@ class CrossPreNormBlock(ResidualBlock):
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={
                 **BRANCH_NAMES,
+                # BART's names; T5's own come with its recipe.
                 "cross_attention": "encoder_attn",
                 "attention_norm": "self_attn_layer_norm",
                 "cross_attention_norm": "encoder_attn_layer_norm",

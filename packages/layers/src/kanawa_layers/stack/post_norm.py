@@ -18,6 +18,7 @@ class PostNormBlock(ResidualBlock):
             children={
                 **BRANCH_NAMES,
                 "attention": "attention",
+                # BERT has no module around the feed-forward; its two projections are children of the block.
                 "feed_forward": "",
                 "attention_norm": "attention.output.LayerNorm",
                 "feed_forward_norm": "output.LayerNorm",

@@ -46,6 +46,7 @@ class LoRA(Adapter):
     ) -> Float[Array, "..."]:
         """Returns the product with the change added."""
         del weight
+        # On the adapter's way in alone: the frozen product sees x whole.
         dropped = x if self.dropout is None else self.dropout(x)
         hidden = self.tag("adapter_hidden", contract(dropped, self.param("lora_a"), len(self.config.input_shape)))
         return y + self.scale * contract(hidden, self.param("lora_b"), 1)

@@ -59,6 +59,7 @@ class WeightOnly(WeightForm):
         """Returns how many groups the first fan-in dimension is split in."""
         if self.config.group_size is None:
             return 1
+        # A group is whole slices of the first dimension: of [heads, head_dim, embed], whole heads.
         first, *rest = (spec.shape[axis] for axis in spec.fan_in_axes)
         return first // math.gcd(first, max(1, self.config.group_size // math.prod(rest)))
 
@@ -139,6 +140,7 @@ def _spread(fmt: NumberFormat) -> float:
     """Returns the root mean square of equally likely values."""
     if fmt.levels:
         return math.sqrt(sum(level * level for level in fmt.levels) / len(fmt.levels))
+    # Of a uniform distribution between minus and plus the largest.
     return fmt.largest / math.sqrt(3.0)
 
 

@@ -15,6 +15,7 @@ def evaluations(runs: Sequence[RunData], names: Sequence[str]) -> str:
     rows = []
     for run, name in zip(runs, names, strict=True):
         partial, whole = run.evaluations()
+        # Of two at one step, after a restart, the later counts, as in the curves.
         records = {field_value(record, "step"): record for record in run.of("eval")}
         kinds = [("a part" if whole else "as configured", partial), ("all", whole)]
         for kind, points in kinds:

@@ -106,6 +106,7 @@ class RunData:
         return statistics.median(seconds) if seconds else None
 
     def _spans(self) -> list[tuple[float, float]]:
+        # A monotonic clock begins anew with the machine, so attempts are measured apart.
         clocks: dict[Any, list[float]] = {}
         for record in self.events:
             if isinstance(record.get("clock"), int | float):
