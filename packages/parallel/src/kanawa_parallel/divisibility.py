@@ -142,6 +142,7 @@ def _indivisible(cause: _Cause, shape: Mapping[str, int], paths: list[str]) -> s
     parts = _parts(cause, shape)
     shown = ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
     last = names[-1]
+    # The last axis, the fastest, is the one offered for change; the sizes of those before it are taken as given.
     others = parts // shape[last]
     valid = [d for d in range(1, size + 1) if size % (d * others) == 0] if size % others == 0 else []
     if axis == "experts" and size < parts:

@@ -32,6 +32,8 @@ def _replaced(execution: ExecutionConfig, wanted: tuple[Strategy.Config, ...]) -
     """Returns `wanted` in place of what an earlier mesh, such as a rule's, had chosen; a user's own choice stays."""
     chosen, mesh = tuple(execution.strategies), execution.mesh
     derived = () if mesh is None else strategies_for({*mesh.axes, *mesh.dcn_axes})
+    # Strategies that a mesh brought are all there, as it brought them; if one is missing or there never was a mesh, a
+    # user chose.
     if any(strategy not in chosen for strategy in derived) or (chosen and not derived):
         return chosen
     return (*(strategy for strategy in chosen if strategy not in derived), *wanted)

@@ -41,7 +41,10 @@ def sources(config: Workload.Config, dimensions: Sequence[Dimension]) -> list[st
 def _source(config: Workload.Config, dimension: Dimension, size: int) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Returns (field, all sizes once it is changed) of the nearest number that sets the dimension; "" if none does."""
     numbers = list(_numbers(config, dimension.path))
+    # A number that equals the size is the likeliest; the sort is stable, so among equals the nearest stays first.
     for field, value in sorted(numbers, key=lambda number: number[1] != size):
+        # Twice as much keeps what has to divide (heads by groups, widths by heads); one more serves where that is
+        # refused.
         changed = _with(config, field, 2 * value) or _with(config, field, value + 1)
         now = changed.get(dimension.path)
         if now is not None and now[dimension.position : dimension.position + 1] != (size,):

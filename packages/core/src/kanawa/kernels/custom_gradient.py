@@ -61,7 +61,7 @@ _call.defvjp(_forward, _backward)
 def _cotangent(operand: Any, given: Any) -> Any:
     """Returns the cotangent in the operand's dtype: zeros if missing, float0 for integers."""
     if not jnp.issubdtype(operand.dtype, jnp.inexact):
-        # What JAX takes for the cotangent of integers and booleans; numpy's, because no device array has this dtype.
+        # What JAX takes for the cotangent of integers and booleans, whose tangent space is empty.
         return np.zeros(operand.shape, jax.dtypes.float0)
     if given is None:
         return jnp.zeros_like(operand)

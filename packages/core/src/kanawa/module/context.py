@@ -206,7 +206,8 @@ def child_context(target: "Module") -> Context | None:
         call = ""
     while context is not None:
         chain: list[Module] = []
-        # From the target up to the running module, or to no root: then the next ancestor's context is tried.
+        # From the target upwards: ends at the running module, or behind the root, and then the next context out is
+        # tried.
         node: Module | None = target
         while node is not None and node is not context.module:
             chain.append(node)

@@ -72,7 +72,6 @@ class ZigZag(Layout):
         early, late = jnp.split(x, 2, axis)
         is_even = jax.lax.axis_index(axes) % 2 == 0
         even, odd = jnp.where(is_even, early, late), jnp.where(is_even, late, early)
-        # The same permutations, backwards: (from, to) swapped.
         back = [[(b, a) for a, b in _moves(self.shards, parity)] for parity in (0, 1)]
         parts = [jax.lax.ppermute(half, axes, pairs) for half, pairs in zip((even, odd), back, strict=True)]
         return jnp.concatenate(parts, axis)

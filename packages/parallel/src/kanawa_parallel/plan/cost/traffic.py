@@ -23,7 +23,6 @@ def bytes_moved(module: HloModule, computation: Computation, instruction: Instru
     if opcode in FREE or opcode.endswith(("-start", "-done")):
         return 0.0
     if opcode in _SLICES:
-        # The slice read and written, not the array it is taken from.
         return 2.0 * _bytes(instruction)
     if opcode == "dynamic-update-slice":
         # The array itself stays where it is: compilers update in place, or copy in an instruction of its own.

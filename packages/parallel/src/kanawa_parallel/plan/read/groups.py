@@ -22,7 +22,6 @@ def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
         return np.array([[int(a), int(b)] for a, b in _PAIRS.findall(pairs[1])])
     at = text.find("replica_groups=")
     if at < 0:
-        # No attribute: one group of all, which is HLO's default.
         return np.arange(devices)[None]
     rest = text[at + len("replica_groups=") :]
     if rest.startswith("mesh"):
