@@ -57,6 +57,7 @@ class UntiedHead(Head):
     def setup(self) -> None:
         """Declares the weight, [embed, vocab]."""
         cfg = self.config
+        # Not "weight" as elsewhere: that is the method which losses ask, whether the head is tied or not.
         self.add_param("kernel", (cfg.input_dim, cfg.vocab_size), axes=("embed", "vocab"))
 
     def weight(self) -> Float[Array, "E V"]:

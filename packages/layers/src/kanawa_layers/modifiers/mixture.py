@@ -45,7 +45,7 @@ class MoE(kn.Modifier):
             if own.hidden_dim is not None:
                 new.set(hidden_dim=own.hidden_dim)
             if own.shared_hidden_dim is not None:
-                # The old one leaves the tree, so it may be changed.
+                # `old` is a copy: kn.replace gives the function one.
                 new.set(shared=old.set(hidden_dim=own.shared_hidden_dim))
             return new
 

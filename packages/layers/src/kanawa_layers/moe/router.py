@@ -82,6 +82,7 @@ class TopKRouter(Router):
         if self.balancing is not None:
             # The bias moves the choice alone: weights below are those of the scores, so no gradient sees it.
             preference = preference + self.balancing.bias()[None]
+        # Integers: gradients reach the router through the weights of the chosen experts alone.
         expert_ids = self._selection.choose(preference, cfg.top_k)
         weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
         if cfg.normalise_weights:

@@ -80,6 +80,7 @@ class Rotary(Positions):
             return places[..., None]
         if not sections:
             return places[..., :1]
+        # Blocks of neighbouring frequencies, as in Qwen2-VL.
         streams = [stream for stream, size in enumerate(sections) for _ in range(size)]
         return places[..., jnp.asarray(streams)]
 

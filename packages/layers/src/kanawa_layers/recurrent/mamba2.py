@@ -52,6 +52,7 @@ class Mamba2(SequenceMixer):
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"log_rate": "A_log", "skip": "D", "step_bias": "dt_bias"},
             children={"norm": "norm", "output": "out_proj"},
+            # in_proj stacks z, x, B, C and dt in this order; the convolution covers x, B and C as one.
             joined=(
                 kn.foreign.Joined(name="in_proj", parts=("output_gate", "value", "key", "query", "step")),
                 kn.foreign.Joined(name="conv1d", parts=("value_conv", "key_conv", "query_conv")),

@@ -48,6 +48,7 @@ class Distilled(CausalLM):
         # An evaluation measures the student; the teacher's forward would only cost time.
         if not self.train:
             return
+        # The student's head was called for its own loss already; what a second call records needs another name.
         with kn.call_name("distillation"):
             student = self.student.logits(x)
         teacher = self.teacher.logits(_last_stream(self.teacher, batch.input_ids, sequences))

@@ -47,5 +47,3 @@ def environment(runs: Runs, names: Names) -> str:
                 labels.setdefault(key, [""] * len(runs))[index] = str(value)
     rows = [[label, *values] for label, values in labels.items()]
     return section("Environment", card(table(["", *names], rows))) if rows else ""
-
-

@@ -123,5 +123,3 @@ def _class(expression: bytes) -> str:
 def byte_pieces() -> re.Pattern[bytes]:
     """Returns the expression of the byte tokenizer: a piece is a byte."""
     return re.compile(rb"[\x00-\xff]")
-
-
