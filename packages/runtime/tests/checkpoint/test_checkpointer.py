@@ -94,6 +94,7 @@ def test_unfinished_steps_do_not_count_and_are_removed_at_the_next_start(tmp_pat
     _save(checkpointer, 2)
     checkpointer.close()
     (tmp_path / "2" / COMMIT).unlink()
+    (tmp_path / "2" / "manifest.json").unlink()
     (tmp_path / "9.orbax-checkpoint-tmp-3").mkdir()
     (tmp_path / "notes").mkdir()
     reader = OrbaxCheckpointer.Config().build(directory=tmp_path, read_only=True)

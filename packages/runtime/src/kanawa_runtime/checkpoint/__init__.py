@@ -4,3 +4,4 @@ from kanawa_runtime.checkpoint.checkpointer import OrbaxCheckpointer as OrbaxChe
 from kanawa_runtime.checkpoint.errors import CheckpointDamagedError as CheckpointDamagedError
 from kanawa_runtime.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from kanawa_runtime.checkpoint.errors import CheckpointStructureError as CheckpointStructureError
+from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError as CheckpointUnreadableError

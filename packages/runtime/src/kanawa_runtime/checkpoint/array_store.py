@@ -5,6 +5,7 @@ has no checksum on array data and no opinion on which step is sound; both live n
 seconds to import, so that happens at the first save or restore: a plan or `show` needs none of it.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,27 @@ import jax.numpy as jnp
 
 from kanawa_runtime.checkpoint.errors import CheckpointStructureError
 
+logger = logging.getLogger(__name__)
+
+
+class _OneErrorOnce(logging.Filter):
+    """Keeps orbax from logging, with a traceback on each of its threads, what it raises as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR or "orbax" not in record.pathname:
+            return True
+        logger.debug("orbax: %s", record.getMessage(), exc_info=record.exc_info)
+        return False
+
+
+_FILTER = _OneErrorOnce()
+
 
 class ArrayStore:
     """Writes step directories asynchronously. All processes of a run make the same calls."""
 
     def __init__(self, items: tuple[str, ...], texts: tuple[str, ...], timeout_seconds: int) -> None:
-        from orbax import checkpoint as orbax
-
+        orbax = _orbax()
         self._orbax = orbax
         handlers: dict[str, Any] = {item: orbax.PyTreeCheckpointHandler() for item in items}
         handlers |= {text: orbax.JsonCheckpointHandler() for text in texts}
@@ -52,8 +67,8 @@ def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str,
     arrays: dict[str, jax.Array] = {}
     if stored:
         from etils import epath  # type: ignore[import-untyped]
-        from orbax import checkpoint as orbax
 
+        orbax = _orbax()
         handler = orbax.PyTreeCheckpointHandler()
         arguments = orbax.checkpoint_utils.construct_restore_args(stored)
         arrays = handler.restore(
@@ -69,9 +84,17 @@ def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str,
 def read_text(folder: Path, name: str) -> Any:
     """Returns one JSON item; raises whatever orbax raises."""
     from etils import epath
+
+    orbax = _orbax()
+    return orbax.JsonCheckpointHandler().restore(epath.Path(folder) / name, args=orbax.args.JsonRestore())
+
+
+def _orbax() -> Any:
+    """Returns orbax, which takes seconds to import, with its own errors as one of ours."""
     from orbax import checkpoint as orbax
 
-    return orbax.JsonCheckpointHandler().restore(epath.Path(folder) / name, args=orbax.args.JsonRestore())
+    logging.getLogger("absl").addFilter(_FILTER)
+    return orbax
 
 
 def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from kanawa_runtime.checkpoint.array_store import ArrayStore
 from kanawa_runtime.checkpoint.digest import digest_text, start_digest
 from kanawa_runtime.checkpoint.durable import sync_tree
 from kanawa_runtime.checkpoint.manifest import (
+    COMMIT,
     ArrayEntry,
     Manifest,
     brief,
@@ -84,9 +86,20 @@ class OrbaxCheckpointer(Checkpointer):
         self._saves = 0
         if not read_only and agreement.is_primary():
             self.directory.mkdir(parents=True, exist_ok=True)
-            removed = layout.remove_unfinished(self.directory)
-            if removed:
-                logger.info("removed unfinished checkpoints: %s", ", ".join(removed))
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Sets aside what has lost its commit file, and removes what was never finished."""
+        from kanawa_runtime.train.commits import recorded_commits
+
+        lost = layout.lost_commits(self.directory, recorded_commits(self.directory.parent))
+        for step, place in lost.items():
+            reason = f"{COMMIT} is missing, although the step was committed; it is set aside, and kept, as {place}"
+            logger.warning("checkpoint %d does not count: %s", step, reason)
+            self.on_event("checkpoint_damaged", {"step": step, "reasons": [reason], "used": None})
+        removed = layout.remove_unfinished(self.directory)
+        if removed:
+            logger.info("removed unfinished checkpoints: %s", ", ".join(removed))
 
     def steps(self) -> list[int]:
         """Returns the committed steps, oldest first."""
@@ -114,6 +127,8 @@ class OrbaxCheckpointer(Checkpointer):
         texts = {"data": data, "meta": dict(meta or {})}
         pending = self._snapshot(step, trees, texts, started)
         try:
+            if agreement.is_primary() and not self.read_only and not self.directory.is_dir():
+                self._make_again()
             # A run that fell back past a damaged step reaches that number again.
             if agreement.is_primary() and (self.directory / str(step)).exists():
                 layout.set_aside_replaced(self.directory, step)
@@ -180,6 +195,12 @@ class OrbaxCheckpointer(Checkpointer):
         if self._store is None:
             self._store = ArrayStore(ITEMS, TEXTS, self.config.timeout_seconds)
         return self._store
+
+    def _make_again(self) -> None:
+        """Makes the folder of checkpoints, if only that vanished; raises OSError where the whole run did."""
+        # No parents: where a mount was lost, what is written under its name is lost once it is back.
+        self.directory.mkdir()
+        logger.warning("%s has vanished, with the checkpoints in it; it is made again", self.directory)
 
     def _snapshot(
         self,
@@ -258,9 +279,16 @@ class OrbaxCheckpointer(Checkpointer):
         """Reports a failed save, frees its space and returns the error to raise."""
         # Not saved after all: asking for the same step again must not be taken for done.
         self._current_step = None
-        if agreement.is_primary() and not is_committed(pending.folder):
-            layout.remove_unfinished(self.directory)
-        kept = self.steps()
+        kept = []
+        try:
+            if agreement.is_primary() and not is_committed(pending.folder):
+                # By name: a manifest may be there already, and what has one is never taken for unfinished.
+                shutil.rmtree(pending.folder, ignore_errors=True)
+                layout.remove_unfinished(self.directory)
+            kept = self.steps()
+        except OSError as also:
+            # On the thread that saves nobody would see this one; the first error says more.
+            logger.warning("%s can't be tidied up: %s", self.directory, brief(also))
         intact = f"older checkpoints are intact: {kept}" if kept else "there is no older checkpoint"
         message = (
             f"checkpoint {pending.step} could not be saved to {pending.folder}: {brief(error)}; "
@@ -281,7 +309,7 @@ class OrbaxCheckpointer(Checkpointer):
         logger.warning("checkpoint %d is damaged, using %s instead: %s", step, used, "; ".join(reasons))
         self.on_event("checkpoint_damaged", {"step": step, "reasons": list(reasons), "used": used})
         if used is not None and not self.read_only and agreement.is_primary():
-            layout.set_aside_damaged(self.directory, step)
+            layout.set_aside(self.directory, step, "damaged")
 
 
 def _stored(trees: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, dict[str, jax.Array]]:

@@ -1,5 +1,8 @@
 """What can go wrong with a checkpoint, one class per kind."""
 
+import errno
+import re
+
 from kanawa.contracts import CheckpointError
 from kanawa.errors import UsageError
 
@@ -12,6 +15,10 @@ class CheckpointDamagedError(CheckpointError):
         self.reasons = reasons or (message,)
 
 
+class CheckpointUnreadableError(CheckpointError):
+    """The storage failed while a checkpoint was read, which says nothing against the checkpoint."""
+
+
 class CheckpointNotFoundError(CheckpointError, UsageError):
     """The asked step is not a committed checkpoint."""
 
@@ -22,3 +29,17 @@ class CheckpointStructureError(CheckpointError, UsageError):
     def __init__(self, message: str, problems: tuple[str, ...]) -> None:
         super().__init__(message)
         self.problems = problems
+
+
+#: These are about what is there, and so is damage.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+#: How tensorstore, which raises ValueError for everything, quotes the system's number.
+_QUOTED = re.compile(r"os_error_code='?(\d+)")
+
+
+def is_storage_failure(error: BaseException) -> bool:
+    """Whether an error of reading comes from the storage (I/O, permissions, too many files), not from what is there."""
+    if isinstance(error, OSError):
+        return error.errno is not None and error.errno not in _DAMAGE
+    quoted = _QUOTED.search(str(error))
+    return quoted is not None and int(quoted[1]) not in _DAMAGE

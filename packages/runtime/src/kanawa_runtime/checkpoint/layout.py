@@ -2,15 +2,15 @@
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from kanawa_runtime.checkpoint.durable import sync_directory
-from kanawa_runtime.checkpoint.manifest import COMMIT, is_committed
+from kanawa_runtime.checkpoint.manifest import MANIFEST, is_committed
 
 #: As `str` writes a number: `00060` and digits of other scripts are names that somebody else gave.
 _STEP = re.compile(r"0|[1-9][0-9]*")
-_UNFINISHED = re.compile(r"[0-9]+\.(orbax-checkpoint-tmp.*|replaced)|\.[0-9]+\..*\.partial")
-_DAMAGED = ".damaged"
+_UNFINISHED = re.compile(r"[0-9]+\.(orbax-checkpoint-tmp.*|replaced|deleted)|\.[0-9]+\..*\.partial")
 
 
 def committed_steps(directory: Path) -> list[int]:
@@ -35,33 +35,47 @@ def steps_to_delete(steps: list[int], keep_last_n: int, keep_every_n_steps: int 
 
 
 def delete_step(directory: Path, step: int) -> None:
-    """Removes a step, its commit file first, so that a crash half-way leaves nothing that counts."""
-    folder = directory / str(step)
-    # Synced before the arrays go: else a crash could leave the commit file and half of what it vouches for.
-    (folder / COMMIT).unlink(missing_ok=True)
-    sync_directory(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Removes a step under another name, so that a crash half-way leaves nothing that looks like a step."""
+    target = directory / f"{step}.deleted"
+    shutil.rmtree(target, ignore_errors=True)
+    (directory / str(step)).rename(target)
+    # Synced before the arrays go: else a crash could bring back the name with half of what it vouches for.
+    sync_directory(directory)
+    shutil.rmtree(target, ignore_errors=True)
 
 
 def remove_unfinished(directory: Path) -> list[str]:
-    """Removes what interrupted saves and deletions left; returns the names."""
+    """Removes what interrupted saves and deletions left, and returns the names; `lost_commits` first, lest they go."""
     removed = []
-    for path in sorted(directory.iterdir()):
-        half_done = is_step_name(path.name) and path.is_dir() and not is_committed(path)
+    for path in _entries(directory):
+        half_done = is_step_name(path.name) and path.is_dir() and not _was_committed(path)
         if half_done or _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
     return removed
 
 
-def set_aside_damaged(directory: Path, step: int) -> Path:
-    """Renames a damaged step so that it no longer counts and can be examined; keeps only the latest such."""
-    for old in directory.glob(f"*{_DAMAGED}"):
-        shutil.rmtree(old, ignore_errors=True)
-    target = directory / f"{step}{_DAMAGED}"
-    (directory / str(step)).rename(target)
-    sync_directory(directory)
-    return target
+def lost_commits(directory: Path, recorded: Collection[int]) -> dict[int, Path]:
+    """Sets aside the steps that were committed once and have lost their commit file; returns where they are now.
+
+    `recorded` are steps that somebody was told of. The manifest says the same: it is written when all else is there.
+    """
+    aside = {}
+    for path in _entries(directory):
+        if is_step_name(path.name) and path.is_dir() and not is_committed(path):
+            step = int(path.name)
+            if step in recorded or _was_committed(path):
+                aside[step] = set_aside(directory, step, "uncommitted")
+    return aside
+
+
+def _was_committed(folder: Path) -> bool:
+    return is_committed(folder) or (folder / MANIFEST).exists()
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Returns what is in the directory; nothing where it is gone."""
+    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def set_aside(directory: Path, step: int, reason: str) -> Path:

@@ -14,7 +14,12 @@ from typing import Any
 
 from kanawa_runtime.checkpoint.digest import ALGORITHM
 from kanawa_runtime.checkpoint.durable import write_durable
-from kanawa_runtime.checkpoint.errors import CheckpointDamagedError, CheckpointStructureError
+from kanawa_runtime.checkpoint.errors import (
+    CheckpointDamagedError,
+    CheckpointStructureError,
+    CheckpointUnreadableError,
+    is_storage_failure,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -79,18 +84,22 @@ def is_committed(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Returns a committed step's manifest; raises CheckpointDamagedError where it or the commit file is not sound."""
+    """Returns a committed step's manifest.
+
+    Raises CheckpointDamagedError where it or the commit file is not sound, CheckpointUnreadableError where the storage
+    fails.
+    """
     try:
         commit = json.loads((directory / COMMIT).read_bytes())
         expected, step = commit["manifest_sha256"], commit["step"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{directory / COMMIT} can't be read: {brief(error)}"
-        raise CheckpointDamagedError(message) from error
+        raise _unread(error)(message) from error
     try:
         data = (directory / MANIFEST).read_bytes()
     except OSError as error:
         message = f"{directory / MANIFEST} can't be read: {brief(error)}"
-        raise CheckpointDamagedError(message) from error
+        raise _unread(error)(message) from error
     actual = hashlib.sha256(data).hexdigest()
     if actual != expected:
         message = f"{directory / MANIFEST} has SHA-256 {actual}, but it was committed with {expected}"
@@ -100,6 +109,10 @@ def read_manifest(directory: Path) -> Manifest:
         message = f"{directory} holds step {step}: the directory was renamed"
         raise CheckpointDamagedError(message)
     return _parse(directory, json.loads(data))
+
+
+def _unread(error: Exception) -> type[CheckpointDamagedError | CheckpointUnreadableError]:
+    return CheckpointUnreadableError if is_storage_failure(error) else CheckpointDamagedError
 
 
 def _parse(directory: Path, body: Mapping[str, Any]) -> Manifest:

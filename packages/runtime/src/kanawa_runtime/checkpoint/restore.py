@@ -16,6 +16,8 @@ from kanawa_runtime.checkpoint.errors import (
     CheckpointDamagedError,
     CheckpointNotFoundError,
     CheckpointStructureError,
+    CheckpointUnreadableError,
+    is_storage_failure,
 )
 from kanawa_runtime.checkpoint.manifest import (
     Manifest,
@@ -30,7 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 def restore_step(directory: Path, step: int, asked: Mapping[str, Any]) -> Restored:
-    """Returns one step exactly; raises CheckpointNotFoundError, CheckpointStructureError, CheckpointDamagedError."""
+    """Returns one step exactly.
+
+    Raises CheckpointNotFoundError, CheckpointStructureError, CheckpointDamagedError, and CheckpointUnreadableError
+    where the storage failed.
+    """
     folder = directory / str(step)
     if not is_committed(folder):
         steps = layout.committed_steps(directory)
@@ -72,11 +78,15 @@ def _agreed_manifest(folder: Path) -> Manifest:
     """Returns the manifest, once every process could read it."""
     manifest: Manifest | None = None
     reasons: tuple[str, ...] = ()
+    failures: list[str] = []
     try:
         manifest = read_manifest(folder)
     except CheckpointDamagedError as error:
         reasons = error.reasons
+    except CheckpointUnreadableError as error:
+        failures = [str(error)]
     if not agreement.all_agree(manifest is not None) or manifest is None:
+        _raise_unreadable(folder, failures)
         _raise_damaged(folder, list(reasons) or ["another process could not read the manifest"])
     return manifest
 
@@ -88,6 +98,7 @@ def _read(
     arrays: dict[str, dict[str, jax.Array]] = {}
     texts: dict[str, Any] = {}
     reasons: list[str] = []
+    failures: list[str] = []
     for item, wanted in leaves.items():
         try:
             arrays[item] = read_arrays(folder, item, wanted)
@@ -95,17 +106,20 @@ def _read(
         except CheckpointStructureError:
             raise
         except Exception as error:  # noqa: BLE001 - damaged bytes make the readers raise anything
-            reasons.append(f"{item} can't be read: {brief(error)}")
+            kind = failures if is_storage_failure(error) else reasons
+            kind.append(f"{item} can't be read: {brief(error)}")
     for name, digest in manifest.texts.items():
         try:
             texts[name] = read_text(folder, name)
         except Exception as error:  # noqa: BLE001 - as above
-            reasons.append(f"{name} can't be read: {brief(error)}")
+            kind = failures if is_storage_failure(error) else reasons
+            kind.append(f"{name} can't be read: {brief(error)}")
             continue
         if text_digest(texts[name]) != digest:
             reasons.append(f"{name} is not what was saved: its SHA-256 differs")
     # Digests below are collective: a process that failed to read and left would make all others wait for ever.
-    if not agreement.all_agree(not reasons):
+    if not agreement.all_agree(not reasons and not failures):
+        _raise_unreadable(folder, failures)
         _raise_damaged(folder, reasons or ["another process could not read its part"])
     return arrays, texts.get("data"), texts.get("meta")
 
@@ -121,6 +135,17 @@ def _verify(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, 
                 reasons.append(f"{item}: {path} is not what was saved: digest {read}, saved {saved}")
     if reasons:
         _raise_damaged(folder, reasons)
+
+
+def _raise_unreadable(folder: Path, failures: list[str]) -> None:
+    """Raises CheckpointUnreadableError if the storage failed in any process; all that got here must call."""
+    if agreement.all_agree(not failures):
+        return
+    message = (
+        f"checkpoint {folder} can't be read now: {'; '.join(failures) or 'the storage failed in another process'}. "
+        "That is the storage's failure, not damage: nothing was changed. Mend it, and run the same command again"
+    )
+    raise CheckpointUnreadableError(message)
 
 
 def _raise_damaged(folder: Path, reasons: list[str]) -> NoReturn:

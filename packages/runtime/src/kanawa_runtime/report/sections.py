@@ -203,5 +203,6 @@ def _problem(record: Mapping[str, Any]) -> str:
         return f"step {step} could not be saved: {record.get('error')}"
     if record["event"] == "checkpoint_damaged":
         reasons = "; ".join(str(reason) for reason in record.get("reasons") or [])
-        return f"step {step} was damaged, {record.get('used')} was used instead: {reasons}"
+        used = record.get("used")
+        return f"step {step} was damaged{'' if used is None else f', {used} was used instead'}: {reasons}"
     return ""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from kanawa.contracts import Batch, Program, Restored
+from kanawa.contracts import Batch, CheckpointError, Program, Restored
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 
@@ -15,6 +15,7 @@ from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.serve.sample import Sampler, sampler_of
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
+from kanawa_runtime.train.commits import all_gone, recorded_commits
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.kernel_record import KernelRecord
 from kanawa_runtime.train.placement import check_vocabulary
@@ -108,6 +109,10 @@ def _keep_tokenizer(attempt: Attempt) -> None:
 def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored | None:
     asked = {"params": abstract.params, "state": abstract.state, "opt": abstract.opt}
     restored = attempt.checkpoints.restore(asked, step=attempt.from_step)
+    if restored is None and attempt.run.is_primary:
+        recorded = recorded_commits(attempt.run.path)
+        if recorded:
+            raise CheckpointError(all_gone(attempt.run.path, recorded))
     if restored is not None and restored.data["digest"] != digest:
         message = (
             f"{attempt.run.path}: the data has digest {digest[:12]}, but this run was trained on "
