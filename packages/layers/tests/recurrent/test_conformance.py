@@ -63,7 +63,7 @@ class TestMixerModifier(ModifierConformance):
 
 
 def test_a_kind_that_mixes_nothing_is_refused():
-    with pytest.raises(UsageError, match="'rms-norm' is .* which mixes no sequences"):
+    with pytest.raises(UsageError, match="'rms-norm' is .* which fills no SequenceMixer slot"):
         Mixer.Config(kind="rms-norm").build()(llama_tiny())
 
 

@@ -11,6 +11,7 @@ from kanawa.composition.experiment import compose
 from kanawa.contracts import Batch, Checkpointer, CheckpointSaveError, Loader, Restored, Service
 from kanawa.errors import ConfigError
 from kanawa_runtime.services.tensorboard import TensorBoardLogger
+from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import LineScreen
@@ -111,7 +112,7 @@ def test_a_strangers_checkpointer_and_loader_train_and_resume_to_the_same_losses
     assert run(cfg, tmp_path / "run", 5, lines).saved == str(tmp_path / "run" / "checkpoints" / "5.pickle")
     assert run(cfg, tmp_path / "run", 12, lines).start_step == 5
     assert losses(tmp_path / "run") == ours
-    assert f"resuming at step 5 from {tmp_path / 'run' / 'checkpoints' / '5.pickle'}" in lines
+    assert f"resuming at step 5 from {shown(tmp_path / 'run' / 'checkpoints' / '5.pickle')}" in lines
 
 
 def test_a_run_made_with_one_checkpointer_is_used_with_it(tmp_path):

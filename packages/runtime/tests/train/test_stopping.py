@@ -9,6 +9,7 @@ import time
 
 import pytest
 import tiny_lm
+from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.events import read_events, step_records
 
 COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--set", "data=slow_data:SlowData"]
@@ -74,8 +75,8 @@ def uninterrupted(tmp_path_factory):
     code, err = ended(run.start())
     assert code == 0, err
     assert "starting at step 0 from new parameters" in err
-    assert f"done: 30 steps; saved in {run.path / 'checkpoints' / '30'}" in err
-    assert f"kanawa eval {run.path}" in err
+    assert f"done: 30 steps; saved in {shown(run.path / 'checkpoints' / '30')}" in err
+    assert f"kanawa eval {shown(run.path)}" in err
     assert [e["step"] for e in run.events("eval")] == [15, 30]
     return run.losses()
 
@@ -90,12 +91,12 @@ def test_while_waiting_for_data_the_last_step_is_saved(run, uninterrupted):
     assert code == 42, err
     assert (last["outcome"], last["signal"], last["checkpoint"]) == ("stopped", "Ctrl-C", str(saved))
     assert "stopping (Ctrl-C)" in err
-    assert f"stopped by Ctrl-C after step {last['step']}; saved in {saved}" in err
-    assert f"to go on: kanawa train tiny-lm --set data=slow_data:SlowData --run {run.path} --steps 30" in err
+    assert f"stopped by Ctrl-C after step {last['step']}; saved in {shown(saved)}" in err
+    assert f"to go on: kanawa train tiny-lm --set data=slow_data:SlowData --run {shown(run.path)} --steps 30" in err
     assert (saved / "COMMIT.json").exists()
     code, err = ended(run.start())
     assert code == 0, err
-    assert f"resuming at step {last['step']} from {saved}" in err
+    assert f"resuming at step {last['step']} from {shown(saved)}" in err
     assert run.losses() == uninterrupted
 
 
@@ -143,7 +144,7 @@ def test_while_compiling_a_resumed_run_has_lost_nothing(run):
     code, err = ended(process)
     assert code == 42, err
     assert "stopping (Ctrl-C) before the first step; press Ctrl-C again to stop at once" in err
-    assert f"stopped by Ctrl-C after step 10; saved in {run.path / 'checkpoints' / '10'}" in err
+    assert f"stopped by Ctrl-C after step 10; saved in {shown(run.path / 'checkpoints' / '10')}" in err
 
 
 def test_a_second_ctrl_c_stops_at_once_even_while_a_compiler_holds_the_process(run):

@@ -14,6 +14,8 @@ from kanawa_parallel.plan.show.units import amount, duration, sent, size
 _TOP = 12
 #: Columns of a table that goes to a file.
 _WIDE = 140
+#: Columns that a folded path keeps, however narrow the terminal.
+_NARROWEST_PATH = 4
 
 
 def render(report: Report) -> str:
@@ -46,14 +48,7 @@ def comparison(reports: Iterable[Report]) -> str:
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Returns an aligned table; numbers to the right."""
     if find_spec("rich") is None:
-        lines = [[str(cell) for cell in row] for row in (head, *rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        return "\n".join(
-            [
-                f"\n{title}",
-                *("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines),
-            ]
-        )
+        return f"\n{title}\n{_plain_table(head, rows)}"
     from rich.console import Console
     from rich.table import Table
 
@@ -66,6 +61,19 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
     out = io.StringIO()
     Console(file=out, width=_width(), no_color=True).print(made)
     return f"\n{title}\n{out.getvalue().rstrip()}"
+
+
+def _plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Returns the table without rich; paths, in the first column, are folded where there is no room for them."""
+    lines = [[str(cell) for cell in row] for row in (head, *rows)]
+    first, *others = (max(len(line[i]) for line in lines) for i in range(len(head)))
+    first = min(first, max(_NARROWEST_PATH, _width() - sum(others) - 2 * len(others)))
+    written = []
+    for path, *cells in lines:
+        numbers = "".join("  " + cell.rjust(width) for cell, width in zip(cells, others, strict=True))
+        written.append((path[:first].ljust(first) + numbers).rstrip())
+        written += [path[at : at + first] for at in range(first, len(path), first)]
+    return "\n".join(written)
 
 
 def _width() -> int:
