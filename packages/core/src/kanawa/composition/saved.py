@@ -1,6 +1,7 @@
 """Configs that were saved beside the plugins they were made with: what is missing now is named, with its version."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def read_saved(data: Any, plugins: Mapping[str, str] | None = None) -> Config:
         places = ", ".join(f"{name} at {path or 'the root'}" for name, path, _ in failed[:_TOLD_PLACES])
         more = f" and {len(failed) - _TOLD_PLACES} more" if len(failed) > _TOLD_PLACES else ""
         lines = [f"it needs code that can't be loaded here: {places}{more}"]
-        reasons = {top: next(r for name, _, r in failed if name.startswith(top)) for top in tops}
+        reasons = {top: next(r for name, _, r in failed if re.split(r"[.:]", name)[0] == top) for top in tops}
         lines += [_advice(top, reasons[top], plugins or {}) for top in tops]
         raise MissingPluginError("\n".join(lines)) from error
 

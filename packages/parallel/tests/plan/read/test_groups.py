@@ -26,6 +26,7 @@ def groups(text):
         ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", DATA, ("data",)),
         ("replica_groups=mesh['a'=8] {'a'}", [list(range(8))], ("data", "fsdp")),
         ("replica_groups={}", [list(range(8))], ("data", "fsdp")),
+        ("replica_groups={}, dimensions={0}, sharding={devices={{3}}}", [list(range(8))], ("data", "fsdp")),
     ],
 )
 def test_forms(text, expected, axes):

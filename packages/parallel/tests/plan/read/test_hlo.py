@@ -74,6 +74,12 @@ def test_operands_with_shapes_beside_them_and_comments():
     assert [a.bytes for a in instruction.arrays] == [8, 4]
 
 
+def test_an_escaped_quote_ends_no_string():
+    parsed = parse_instruction(r'  %c = f32[8] custom-call(%x), backend_config="say \"(", custom_call_target="y", z=1')
+    assert parsed.attribute("backend_config") == r'"say \"("'
+    assert parsed.attribute("z") == "1"
+
+
 def test_shapes_with_tiles_and_narrow_dtypes():
     found = arrays("(bf16[4,8]{1,0:T(8,128)(2,1)S(1)}, f8e4m3fn[16], s4[3], pred[], token[])")
     assert [a.bytes for a in found] == [64, 16, 2, 1, 0]

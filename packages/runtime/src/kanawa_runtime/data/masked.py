@@ -11,9 +11,15 @@ from kanawa.contracts.data import DataSource, Split
 from kanawa.contracts.tokenizer import Tokenizer
 
 from kanawa_runtime.data.errors import RowError
+from kanawa_runtime.data.permutation import random_words
 
 #: What BERT does with a chosen token (arXiv:1810.04805, section 3.1): hide 80 %, change 10 %, keep 10 %.
 _HIDDEN, _CHANGED = 0.8, 0.1
+
+
+def _fractions(count: int, *key: int) -> np.ndarray:
+    """Returns `count` numbers from 0 to below 1: the upper 53 bits of the stream's words, which a double holds."""
+    return (random_words(count, *key) >> np.uint64(11)) * 2.0**-53
 
 
 class MaskedTokens(DataSource):
@@ -75,12 +81,11 @@ class MaskedTokens(DataSource):
         row = self._source.row(index)
         tokens = row["input_ids"]
         if tokens.size and tokens.max() >= self.vocab_size:
-            message = f"row {index} has the id {tokens.max()}, more than its source's {self.vocab_size}"
+            message = f"row {index} has the id {tokens.max()}; its source's ids are below {self.vocab_size}"
             raise RowError(message)
-        draws = np.random.default_rng([self.config.seed, index])
-        chance, fate = draws.random(tokens.shape), draws.random(tokens.shape)
         # Drawn for every token, so that a token's draw doesn't depend on which others were chosen.
-        others = draws.integers(0, self._source.vocab_size, tokens.shape, dtype=np.int32)
+        chance, fate = (_fractions(tokens.size, self.config.seed, index, draw) for draw in range(2))
+        others = (random_words(tokens.size, self.config.seed, index, 2) % self._source.vocab_size).astype(np.int32)
         chosen = (chance < self.config.share) & (row["segment_ids"] > 0)
         shown = np.where(chosen & (fate < _HIDDEN), np.int32(self.mask_id), tokens)
         shown = np.where(chosen & (fate >= _HIDDEN) & (fate < _HIDDEN + _CHANGED), others, shown)

@@ -28,8 +28,10 @@ def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
         return _from_mesh(rest)
     if rest.startswith("["):
         return _from_iota(rest)
+    if rest.startswith("{}"):  # everybody; a later attribute's braces would be read as groups
+        return np.arange(devices)[None]
     listed = [np.fromstring(group, int, sep=",") for group in _LIST.findall(rest[: rest.find("}}") + 2])]
-    return np.array(listed) if listed else np.arange(devices)[None]
+    return np.array(listed)
 
 
 def mesh_axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:

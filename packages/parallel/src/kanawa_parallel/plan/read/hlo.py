@@ -154,10 +154,12 @@ def _closing(text: str, start: int) -> int:
 
 
 def _until_comma(text: str, start: int) -> str:
-    depth, quoted = 0, False
+    depth, quoted, escaped = 0, False, False
     for i in range(start, len(text)):
         c = text[i]
-        if c == '"':
+        if escaped or c == "\\":
+            escaped = not escaped
+        elif c == '"':
             quoted = not quoted
         elif not quoted:
             depth += (c in "([{") - (c in ")]}")
