@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kanawa.composition.experiment import Composition, compose
 from kanawa.config import Config
 from kanawa.errors import UsageError
+from kanawa.local_path import local_path
 
 from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
@@ -110,7 +111,7 @@ def train(
         composition = experiment
     else:
         composition = compose(experiment, target or local_target(), modifiers, overrides, data)
-    place = Path(directory).expanduser()
+    place = local_path(directory, "the run's directory")
     source = composition.source
     start = Path(initial).expanduser() if initial is not None else source
     if start is not None and start.resolve() == place.resolve():

@@ -68,3 +68,35 @@ def test_a_report_needs_a_place(folder: Path, capsys: pytest.CaptureFixture[str]
     assert not (folder / "new").exists()
     assert main(["report", "runs/mine", "runs/mime"]) == 2
     assert not (folder / "runs" / "mine" / "report.html").exists()
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/x", "gs://bucket/x", "hf://me/model", "S3:/bucket/x", "az+http://a"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "tiny-lm", "--run", "HERE"],
+        ["train", "tiny-lm", "--init-from", "HERE"],
+        ["train", "HERE"],
+        ["eval", "HERE"],
+        ["generate", "HERE", "--prompt", "a"],
+        ["report", "HERE"],
+        ["report", "runs/mine", "--out", "HERE"],
+        ["report", "runs/mine", "HERE"],
+        ["train", "quickstart", "--data", "HERE"],
+    ],
+)
+def test_an_address_is_no_path(
+    words: list[str], address: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert main([address if word == "HERE" else word for word in words]) == 2
+    err = capsys.readouterr().err
+    scheme = address.partition(":")[0]
+    assert f"is an address, and no installed package speaks {scheme}://; expected a local folder" in err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_an_address_of_a_file_is_told_its_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny-lm", "--run", "file:///data/run"]) == 2
+    assert "--run file://data/run is an address; give the path itself: /data/run" in capsys.readouterr().err
+    assert not (folder / "file:").exists()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from kanawa.composition.target import Target, parse_target
 from kanawa.config import Config, origin
 from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
+from kanawa.local_path import local_path
 from kanawa.plugins import component, host
 from kanawa.plugins.catalog import installation_hint
 
@@ -64,7 +65,7 @@ def _given(config: Config) -> Base:
 
 
 def _named(text: str, target: Target | None) -> Base:
-    folder = Path(text).expanduser()
+    folder = local_path(text)
     kind = None if is_folder(text) else catalogued_kind(text)
     if kind == "experiments":
         return Base(text, _made("experiments", text))

@@ -47,9 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts; returns 0."""
+    from kanawa.local_path import local_path
+
     from kanawa_layers.convert.errors import ConvertError
     from kanawa_layers.convert.huggingface import check_free
 
+    for what, place in (("SRC", args.source), ("DST", args.destination)):
+        local_path(place or "", what)
     if args.destination is None and not args.dry_run:
         message = "give DST, a new directory to write to, or --dry-run"
         raise ConvertError(message)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kanawa.cli.output import write, write_json
 from kanawa.errors import UsageError
+from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [Path(text) for text in args.run_directories]
     for path in runs:
         check_is_run(path)
-    out = _page(Path(args.out)) if args.out else runs[0] / "report.html"
+    out = _page(local_path(args.out, "--out")) if args.out else runs[0] / "report.html"
     write_report(runs, out)
     if args.json:
         write_json({"report": str(out), "runs": run_figures(runs)})

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import compose_from, experiment_arguments
+from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
         join_gang(args.coordinator, args.processes, args.process_id)
     if args.require_fused:
         args.set.append("execution.require_fused=true")
+    for what, place in (("--run", args.directory), ("--init-from", args.init_from)):
+        local_path(place or "", what)
     with screen.phase("composing"):
         composition = compose_from(args, on=args.on or local_target())
     with screen.phase("building"):

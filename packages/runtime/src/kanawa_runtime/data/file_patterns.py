@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from kanawa.errors import did_you_mean
+from kanawa.local_path import local_path
 
 from kanawa_runtime.data.errors import CorpusError
 
@@ -31,6 +32,7 @@ def matching_files(root: Path, pattern: str) -> list[Path]:
 
     Hidden files match only where the pattern names the dot. Raises CorpusError, naming near files, for no match.
     """
+    local_path(pattern, "the data's files")
     whole = root / pattern
     if not is_pattern(pattern) and whole.is_file():
         return [whole]

@@ -5,6 +5,7 @@ from pathlib import Path
 from kanawa.composition.experiment import Composition
 from kanawa.config import Config
 from kanawa.errors import UsageError
+from kanawa.local_path import local_path
 
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.train.run_directory import EVENTS, ORIGIN, read_config
@@ -39,7 +40,8 @@ def run_and_start(composition: Composition, run: str | None, initial: str | None
     A run that is named without other data goes on in its own directory; what is derived from a folder otherwise is a
     new run. Raises UsageError for a folder that says nothing of what to learn, where nobody else does.
     """
-    start = Path(initial).expanduser() if initial else None
+    start = local_path(initial, "--init-from") if initial else None
+    run = str(local_path(run, "--run")) if run else run
     source = composition.source
     if source is None:
         return Path(run or f"runs/{composition.name.replace(':', '-')}"), start

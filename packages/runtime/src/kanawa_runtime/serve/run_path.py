@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from kanawa.errors import UsageError, did_you_mean
+from kanawa.local_path import local_path
 
 from kanawa_runtime.train.run_directory import CONFIG, EVENTS
 
@@ -15,7 +16,8 @@ class NoRunError(UsageError):
 
 
 def check_is_directory(path: Path) -> None:
-    """Raises NoRunError, with near names, where there is no directory at the path."""
+    """Raises NoRunError, with near names, where there is no directory at the path; UsageError for an address."""
+    local_path(path)
     if path.is_dir():
         return
     if path.exists():

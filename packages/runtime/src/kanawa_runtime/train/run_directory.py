@@ -13,6 +13,7 @@ import jax
 from kanawa.composition.saved import MissingPluginError, read_saved, recorded_plugins
 from kanawa.config import Change, Config, diff, digest, parse_path, to_json
 from kanawa.errors import ConfigError, UsageError
+from kanawa.local_path import local_path
 
 from kanawa_runtime.checkpoint.array_store import read_text
 from kanawa_runtime.checkpoint.durable import write_durable
@@ -65,7 +66,7 @@ class RunDirectory:
         written by a newer version, or can't be written; RunLockedError where another
         process writes to it.
         """
-        run = cls(Path(path).resolve(), config, is_primary=jax.process_index() == 0)
+        run = cls(local_path(path, "the run's directory").resolve(), config, is_primary=jax.process_index() == 0)
         if run.is_primary:
             run._open_primary()
         return run

@@ -8,6 +8,7 @@ from pathlib import Path
 from kanawa.cli.arguments import json_argument
 from kanawa.cli.output import write, write_json
 from kanawa.cli.scaffold.kinds import NAMES
+from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 
@@ -43,6 +44,7 @@ def _run(args: argparse.Namespace) -> int:
 
     names = plugin_names(args.name)
     by = publisher(names.distribution, args.license, args.author)
+    local_path(args.into, "--into")
     written = write_package(names, args.kind, args.into, by)
     if args.json:
         write_json([str(path) for path in written])
