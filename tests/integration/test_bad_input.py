@@ -15,7 +15,10 @@ import pytest
         (["show", "quickstart", "--modify", "moe:num_experts=1"], ["num_experts (1) is less than router.top_k (2)"]),
         (["show", "quickstart", "--set", "model.stack.layers=3"], ["layers", "did you mean 'layer'"]),
         (["show", "quickstart", "--set", "batch_size=big"], ["batch_size", "big", "int"]),
-        (["show", "quickstart", "--set", "batch_size=0", "--set", "steps=-1"], ["batch_size is 0", "steps is -1"]),
+        (
+            ["show", "quickstart", "--set", "batch_size=0", "--set", "steps=-1"],
+            ["batch_size=0: expected int (at least 1)", "steps=-1"],
+        ),
         (["show", "quickstart", "--set", "model.stack.layer.attention.num_heads=5"], ["not a multiple"]),
         (["show", "quickstart", "--on", "v9-8"], ["unknown device 'v9'"]),
         (["show", "quickstart", "--on", "v5p-7"], ["v5p-7", "whole number of chips", "v5p-8"]),

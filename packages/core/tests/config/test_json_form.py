@@ -44,10 +44,11 @@ class Model(Configurable):
         norms: list[Norm.Config] = []
 
 
+INTEGERS = st.integers(-(2**63), 2**64 - 1)  # what a field of integers takes
 ATOMS = st.one_of(
     st.none(),
     st.booleans(),
-    st.integers(),
+    INTEGERS,
     st.floats(),
     st.text(),
     st.sampled_from(Shade),
@@ -65,11 +66,11 @@ VALUES = st.recursive(
 )
 MODELS = st.builds(
     Model.Config,
-    width=st.one_of(st.integers(), st.just(REQUIRED), st.just(FROM_PARENT)),
+    width=st.one_of(INTEGERS, st.just(REQUIRED), st.just(FROM_PARENT)),
     norm=st.one_of(st.none(), st.builds(Norm.Config, eps=st.floats())),
     axes=st.lists(st.text(max_size=3), max_size=3).map(tuple),
     anything=VALUES,
-    mesh=st.dictionaries(st.text(max_size=4), st.one_of(st.floats(), st.lists(st.integers(), max_size=2).map(tuple))),
+    mesh=st.dictionaries(st.text(max_size=4), st.one_of(st.floats(), st.lists(INTEGERS, max_size=2).map(tuple))),
     norms=st.lists(st.builds(Norm.Config), max_size=2),
 )
 

@@ -133,7 +133,7 @@ def test_llama3_scaling_keeps_high_and_divides_low_frequencies():
 
 
 def test_bad_fraction():
-    with pytest.raises(ConfigError, match="fraction is 1.5, expected 0 < fraction <= 1"):
+    with pytest.raises(ConfigError, match=r"fraction: expected float \(above 0, at most 1\), got 1.5"):
         Rotary.Config(head_dim=16, fraction=1.5).build(name="r")
 
 

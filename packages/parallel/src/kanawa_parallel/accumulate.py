@@ -20,7 +20,7 @@ class Accumulate(GradientStrategy):
     class Config(GradientStrategy.Config):
         PLACEMENT = ("microbatches",)
 
-        microbatches: int = kn.REQUIRED
+        microbatches: kn.Size = kn.REQUIRED
 
     def cuts(self) -> dict[str, int]:
         """Returns the number of slices."""
@@ -72,7 +72,7 @@ class AccumulateModifier(kn.Modifier):
     """`accumulate`: takes gradients over `microbatches` slices of each batch."""
 
     class Config(kn.Modifier.Config):
-        microbatches: int = 2
+        microbatches: kn.Size = 2
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the accumulating gradient strategy."""

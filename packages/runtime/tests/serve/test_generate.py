@@ -118,7 +118,7 @@ def test_top_k_and_top_p_cut_the_tail():
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"temperature": -1.0}, "temperature is -1.0"), ({"top_p": 1.5}, "top_p is 1.5"), ({"top_k": 0}, "top_k is 0")],
+    [({"temperature": -1.0}, "temperature: expected"), ({"top_p": 1.5}, "top_p: expected"), ({"top_k": 0}, "got 0")],
 )
 def test_ranges(fields, message):
     with pytest.raises(UsageError, match=message):

@@ -91,7 +91,7 @@ def test_nothing_is_opened_to_describe_a_program():
 
 
 def test_sizes_are_checked():
-    with pytest.raises(kn.KanawaError, match="steps is 0, expected at least 1"):
+    with pytest.raises(kn.KanawaError, match=r"steps: expected int \(at least 1\), got 0"):
         config(steps=0).freeze()
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from kanawa.config import Configurable
+from kanawa.config import Configurable, Seed, Size
 from kanawa.contracts.tokenizer import Tokenizer
 
 Split = Literal["train", "validation"]
@@ -20,8 +20,8 @@ class DataSource(Configurable):
     """
 
     class Config(Configurable.Config):
-        sequence_length: int = 512
-        seed: int = 0
+        sequence_length: Size = 512
+        seed: Seed = 0
 
     #: Whether rows hold packed segments; if not, a batch has neither positions nor segment ids.
     packed: ClassVar[bool] = True

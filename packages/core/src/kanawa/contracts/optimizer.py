@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import REQUIRED, Config, Configurable
+from kanawa.config import REQUIRED, Config, Configurable, NonNegative
 
 #: Learning rate as a function of the count of completed updates (an int32 scalar array).
 Schedule = Callable[[Any], Any]
@@ -63,5 +63,5 @@ class ParameterRule(Config):
 
     where: str = REQUIRED
     frozen: bool = False
-    lr_scale: float | None = None
-    weight_decay: float | None = None
+    lr_scale: NonNegative | None = None
+    weight_decay: NonNegative | None = None

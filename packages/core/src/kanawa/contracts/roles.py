@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import FROM_PARENT, REQUIRED
+from kanawa.config import FROM_PARENT, REQUIRED, Count, Size
 from kanawa.contracts.batch import Batch
 from kanawa.contracts.sequences import Sequences
 from kanawa.module import Module, nowrap
@@ -25,7 +25,7 @@ class Norm(Module):
     """Normalises the last axis."""
 
     class Config(Module.Config):
-        input_dim: int = FROM_PARENT
+        input_dim: Size = FROM_PARENT
 
     @abc.abstractmethod
     def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
@@ -36,8 +36,8 @@ class Positions(Module, abstract=True):
     """Tells a model where tokens are. An implementation overrides the parts it acts on; the rest do nothing."""
 
     class Config(Module.Config):
-        head_dim: int = FROM_PARENT
-        num_heads: int = FROM_PARENT
+        head_dim: Size = FROM_PARENT
+        num_heads: Size = FROM_PARENT
 
     def rotate(
         self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
@@ -62,10 +62,10 @@ class Cache(Module):
     """
 
     class Config(Module.Config):
-        num_kv_heads: int = FROM_PARENT
-        key_dim: int = FROM_PARENT
-        value_dim: int = FROM_PARENT
-        reach: int | None = FROM_PARENT
+        num_kv_heads: Size = FROM_PARENT
+        key_dim: Size = FROM_PARENT
+        value_dim: Count = FROM_PARENT  # latent attention keeps keys alone
+        reach: Size | None = FROM_PARENT
 
     @nowrap
     @abc.abstractmethod
@@ -105,7 +105,7 @@ class SequenceMixer(Module):
     """Mixes the tokens of a sequence: attention of any kind, or a recurrence."""
 
     class Config(Module.Config):
-        input_dim: int = FROM_PARENT
+        input_dim: Size = FROM_PARENT
 
     @abc.abstractmethod
     def forward(
@@ -124,8 +124,8 @@ class FeedForward(Module):
     """Transforms each token on its own."""
 
     class Config(Module.Config):
-        input_dim: int = FROM_PARENT
-        hidden_dim: int = REQUIRED
+        input_dim: Size = FROM_PARENT
+        hidden_dim: Size = REQUIRED
 
     @abc.abstractmethod
     def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
@@ -136,7 +136,7 @@ class TokenDispatcher(Module):
     """Brings token rows to the experts chosen for them and the results back; a slot of a mixture of experts."""
 
     class Config(Module.Config):
-        num_experts: int = FROM_PARENT
+        num_experts: Size = FROM_PARENT
 
     #: Whether `dispatch` takes the id `num_experts` for "no expert": padding then costs nothing and fills no capacity.
     skips_padding: ClassVar[bool] = False
@@ -189,7 +189,7 @@ class Block(Module):
     """One layer of a stack."""
 
     class Config(Module.Config):
-        input_dim: int = FROM_PARENT
+        input_dim: Size = FROM_PARENT
 
     @abc.abstractmethod
     def forward(
@@ -208,8 +208,8 @@ class Stack(Module):
     """A tower of blocks. Parameters keep one canonical path and `[layers, …]` leaves however it is run."""
 
     class Config(Module.Config):
-        input_dim: int = FROM_PARENT
-        num_layers: int = REQUIRED
+        input_dim: Size = FROM_PARENT
+        num_layers: Size = REQUIRED
 
     @abc.abstractmethod
     def forward(
@@ -266,16 +266,16 @@ class MaskedLM(Model):
     """
 
     class Config(Model.Config):
-        vocab_size: int = REQUIRED
-        input_dim: int = REQUIRED
+        vocab_size: Size = REQUIRED
+        input_dim: Size = REQUIRED
 
 
 class CausalLM(Model):
     """A language model in three parts, so that a pipeline can place them on different stages."""
 
     class Config(Model.Config):
-        vocab_size: int = REQUIRED
-        input_dim: int = REQUIRED
+        vocab_size: Size = REQUIRED
+        input_dim: Size = REQUIRED
 
     @abc.abstractmethod
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from kanawa.config import Config, Configurable
+from kanawa.config import Config, Configurable, NonNegative
 
 
 class Run(Protocol):
@@ -42,7 +42,7 @@ class Service(Configurable):
     class Config(Configurable.Config):
         """`stop_seconds`: how long the end of a run waits for the service's last events and its `stop`."""
 
-        stop_seconds: float = 10.0
+        stop_seconds: NonNegative = 10.0
 
     @abc.abstractmethod
     def start(self, run: Run) -> None:

@@ -18,7 +18,7 @@ from kanawa.arrays.init import Initializer, fan_in_normal
 from kanawa.arrays.materialize import materialized, materialized_gradient
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import FROM_PARENT
+from kanawa.config import FROM_PARENT, Size
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.module import Module, nowrap
 
@@ -61,8 +61,8 @@ class Adapter(Module):
     """
 
     class Config(Module.Config):
-        input_shape: tuple[int, ...] = FROM_PARENT
-        output_shape: tuple[int, ...] = FROM_PARENT
+        input_shape: tuple[Size, ...] = FROM_PARENT
+        output_shape: tuple[Size, ...] = FROM_PARENT
         axes: tuple[str | None, ...] = FROM_PARENT
 
     @abc.abstractmethod

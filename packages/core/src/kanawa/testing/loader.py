@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from kanawa.config import from_json, to_json
+from kanawa.config import Count, Size, from_json, to_json
 from kanawa.contracts import Batch, DataSource, Loader
 
 _LENGTH = 4
@@ -17,8 +17,8 @@ class Rows(DataSource):
     """Row r holds r everywhere, so that every batch tells where it came from."""
 
     class Config(DataSource.Config):
-        sequence_length: int = _LENGTH
-        num_rows: int | None = None
+        sequence_length: Size = _LENGTH
+        num_rows: Count | None = None
         packed: bool = True
 
     @property

@@ -26,13 +26,13 @@ class CrossAttention(SequenceMixer):
     """
 
     class Config(SequenceMixer.Config):
-        num_heads: int = kn.REQUIRED
-        num_kv_heads: int | None = None
-        head_dim: int | None = None
-        memory_dim: int | None = None
-        memory_length: int | None = None
-        scale: float | None = None
-        logit_cap: float | None = None
+        num_heads: kn.Size = kn.REQUIRED
+        num_kv_heads: kn.Size | None = None
+        head_dim: kn.Size | None = None
+        memory_dim: kn.Size | None = None
+        memory_length: kn.Size | None = None
+        scale: kn.Finite | None = None
+        logit_cap: kn.Positive | None = None
         query: Linear.Config = Linear.Config()
         key: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()

@@ -19,8 +19,8 @@ class DotProduct(kn.Module):
     """Attends with queries over keys and values: weights(mask(cap(scale * q k^T) + bias)) v."""
 
     class Config(kn.Module.Config):
-        scale: float = kn.FROM_PARENT
-        logit_cap: float | None = kn.FROM_PARENT
+        scale: kn.Finite = kn.FROM_PARENT
+        logit_cap: kn.Positive | None = kn.FROM_PARENT
 
     @abc.abstractmethod
     def forward(

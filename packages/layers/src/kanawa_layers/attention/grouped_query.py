@@ -30,13 +30,13 @@ class GroupedQueryAttention(SequenceMixer):
     """
 
     class Config(SequenceMixer.Config):
-        num_heads: int = kn.REQUIRED
-        num_kv_heads: int | None = None
-        head_dim: int | None = None
+        num_heads: kn.Size = kn.REQUIRED
+        num_kv_heads: kn.Size | None = None
+        head_dim: kn.Size | None = None
         mask: Mask.Config = Causal.Config()
-        window: int | None = None
-        scale: float | None = None
-        logit_cap: float | None = None
+        window: kn.Size | None = None
+        scale: kn.Finite | None = None
+        logit_cap: kn.Positive | None = None
         query: Linear.Config = Linear.Config()
         key: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()

@@ -33,16 +33,16 @@ class LatentAttention(SequenceMixer):
     """
 
     class Config(SequenceMixer.Config):
-        num_heads: int = kn.REQUIRED
-        kv_rank: int = kn.REQUIRED
-        query_rank: int | None = None
-        nope_dim: int = kn.REQUIRED
-        rope_dim: int = kn.REQUIRED
-        value_dim: int = kn.REQUIRED
+        num_heads: kn.Size = kn.REQUIRED
+        kv_rank: kn.Size = kn.REQUIRED
+        query_rank: kn.Size | None = None
+        nope_dim: kn.Count = kn.REQUIRED
+        rope_dim: kn.Count = kn.REQUIRED
+        value_dim: kn.Size = kn.REQUIRED
         mask: Mask.Config = Causal.Config()
-        window: int | None = None
-        scale: float | None = None
-        logit_cap: float | None = None
+        window: kn.Size | None = None
+        scale: kn.Finite | None = None
+        logit_cap: kn.Positive | None = None
         query: Linear.Config = Linear.Config()
         query_down: Linear.Config = Linear.Config()
         query_norm: Norm.Config = RMSNorm.Config()

@@ -37,8 +37,8 @@ class Window(Mask):
     """
 
     class Config(Mask.Config):
-        left: int | None = kn.REQUIRED
-        right: int | None = 0
+        left: kn.Count | None = kn.REQUIRED
+        right: kn.Count | None = 0
 
     def spec(self) -> MaskSpec:
         """Returns the window; causal where `right` is 0, which more kernels know."""
@@ -52,7 +52,7 @@ class Chunked(Mask):
     """Earlier keys of the query's own chunk of `size` positions, as in Llama 4's local layers."""
 
     class Config(Mask.Config):
-        size: int = kn.REQUIRED
+        size: kn.Size = kn.REQUIRED
 
     def spec(self) -> MaskSpec:
         """Returns the causal mask within chunks."""

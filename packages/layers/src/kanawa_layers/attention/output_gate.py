@@ -14,9 +14,9 @@ class OutputGate(kn.Module):
     """Multiplies heads' outputs, before the output projection, by gates in (0, 1)."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        num_heads: int = kn.FROM_PARENT
-        head_dim: int = kn.FROM_PARENT
+        input_dim: kn.Size = kn.FROM_PARENT
+        num_heads: kn.Size = kn.FROM_PARENT
+        head_dim: kn.Size = kn.FROM_PARENT
         projection: Linear.Config = Linear.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(children={"projection": "gate_proj"})
 

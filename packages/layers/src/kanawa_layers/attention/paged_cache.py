@@ -17,8 +17,8 @@ class PagedCache(Cache):
     """
 
     class Config(Cache.Config):
-        page_size: int = 16
-        num_pages: int | None = None
+        page_size: kn.Size = 16
+        num_pages: kn.Size | None = None
 
         def check(self) -> list[str]:
             """Returns what is wrong with the sizes."""

@@ -14,7 +14,7 @@ class QueryScale(kn.Module):
     """Multiplies queries after rotation, on top of the attention's constant scale."""
 
     class Config(kn.Module.Config):
-        head_dim: int = kn.FROM_PARENT
+        head_dim: kn.Size = kn.FROM_PARENT
 
     @abc.abstractmethod
     def forward(self, q: Float[Array, "B T H D"], positions: Int[Array, "B T"]) -> Float[Array, "B T H D"]:
@@ -46,8 +46,8 @@ class TemperatureTuning(QueryScale):
     """
 
     class Config(QueryScale.Config):
-        coefficient: float = 0.1
-        floor_scale: float = 8192.0
+        coefficient: kn.NonNegative = 0.1
+        floor_scale: kn.Positive = 8192.0
 
     def forward(self, q: Float[Array, "B T H D"], positions: Int[Array, "B T"]) -> Float[Array, "B T H D"]:
         """Returns q times the scale of its position."""

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+from kanawa.config import Size
 from kanawa.contracts import CacheView, Sequences
 from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
@@ -19,7 +20,7 @@ class SigmoidDotProduct(DotProduct):
     """
 
     class Config(DotProduct.Config):
-        length: int = 2048
+        length: Size = 2048
 
     def forward(
         self,

@@ -11,7 +11,7 @@ class Sinks(kn.Module):
     """Gives one logit for each query head; a head can then attend to nothing."""
 
     class Config(kn.Module.Config):
-        num_heads: int = kn.FROM_PARENT
+        num_heads: kn.Size = kn.FROM_PARENT
 
     @abc.abstractmethod
     def forward(self) -> Float[Array, " H"]:

@@ -16,9 +16,9 @@ class BatchNorm(Norm):
     """
 
     class Config(Norm.Config):
-        eps: float = 1e-5
+        eps: kn.NonNegative = 1e-5
         # PyTorch's momentum of 0.1, which is the share of the new.
-        decay: float = 0.9
+        decay: kn.Partial = 0.9
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"scale": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
         )

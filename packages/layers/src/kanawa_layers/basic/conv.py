@@ -20,13 +20,13 @@ class Conv(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        output_dim: int = kn.FROM_PARENT
-        window: tuple[int, ...] = kn.REQUIRED
-        strides: tuple[int, ...] | None = None
-        dilation: tuple[int, ...] | None = None
+        input_dim: kn.Size = kn.FROM_PARENT
+        output_dim: kn.Size = kn.FROM_PARENT
+        window: tuple[kn.Size, ...] = kn.REQUIRED
+        strides: tuple[kn.Size, ...] | None = None
+        dilation: tuple[kn.Size, ...] | None = None
         padding: Padding = "same"
-        groups: int = 1
+        groups: kn.Size = 1
         depthwise: bool = False
         bias: bool = True
         axes: tuple[str | None, str | None] = ("embed", None)

@@ -18,10 +18,10 @@ class ConvTranspose(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        output_dim: int = kn.FROM_PARENT
-        window: tuple[int, ...] = kn.REQUIRED
-        strides: tuple[int, ...] | None = None
+        input_dim: kn.Size = kn.FROM_PARENT
+        output_dim: kn.Size = kn.FROM_PARENT
+        window: tuple[kn.Size, ...] = kn.REQUIRED
+        strides: tuple[kn.Size, ...] | None = None
         padding: Literal["same", "valid"] = "same"
         bias: bool = True
         axes: tuple[str | None, str | None] = ("embed", None)

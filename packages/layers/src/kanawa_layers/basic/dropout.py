@@ -12,7 +12,7 @@ class RandomDrop(kn.Module):
     """Zeroes parts of an array with probability `rate` in training and scales the rest by 1 / (1 - rate)."""
 
     class Config(kn.Module.Config):
-        rate: float = 0.1
+        rate: kn.Partial = 0.1
 
         def check(self) -> list[str]:
             """Returns what is wrong with the rate."""

@@ -15,10 +15,10 @@ class Embedding(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        vocab_size: int = kn.FROM_PARENT
-        output_dim: int = kn.FROM_PARENT
-        init_stddev: float = 0.02
-        scale: float = 1.0
+        vocab_size: kn.Size = kn.FROM_PARENT
+        output_dim: kn.Size = kn.FROM_PARENT
+        init_stddev: kn.NonNegative = 0.02
+        scale: kn.Finite = 1.0
         scale_by_sqrt_dim: bool = False
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight"})
 

@@ -16,8 +16,8 @@ class GroupNorm(Norm):
     """
 
     class Config(Norm.Config):
-        num_groups: int = 32
-        eps: float = 1e-5
+        num_groups: kn.Size = 32
+        eps: kn.NonNegative = 1e-5
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight", "bias": "bias"})
 
         def check(self) -> list[str]:

@@ -17,11 +17,11 @@ class Linear(Weighted):
     """
 
     class Config(Weighted.Config):
-        input_shape: tuple[int, ...] = kn.FROM_PARENT
-        output_shape: tuple[int, ...] = kn.FROM_PARENT
+        input_shape: tuple[kn.Size, ...] = kn.FROM_PARENT
+        output_shape: tuple[kn.Size, ...] = kn.FROM_PARENT
         axes: tuple[str | None, ...] = kn.FROM_PARENT
         bias: bool = False
-        init_scale: float = 1.0
+        init_scale: kn.NonNegative = 1.0
         adapter: Adapter.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={"adapter": ""},

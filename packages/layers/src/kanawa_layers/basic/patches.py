@@ -14,9 +14,9 @@ class PatchEmbedding(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        output_dim: int = kn.FROM_PARENT
-        patch_size: int = 16
-        num_channels: int = 3
+        output_dim: kn.Size = kn.FROM_PARENT
+        patch_size: kn.Size = 16
+        num_channels: kn.Size = 3
         projection: Linear.Config = Linear.Config(
             bias=True,
             foreign=kn.foreign.Names(

@@ -11,7 +11,7 @@ class Pooling(kn.Module):
     """Reduces [batch, length, embed] to [batch, embed]; positions that aren't valid don't count."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
+        input_dim: kn.Size = kn.FROM_PARENT
 
     @abc.abstractmethod
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:

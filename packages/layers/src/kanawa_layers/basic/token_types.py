@@ -9,9 +9,9 @@ class TokenTypes(kn.Module):
     """Looks up one row of a small table for each token's type; a slot of encoders, beside the token embedding."""
 
     class Config(kn.Module.Config):
-        output_dim: int = kn.FROM_PARENT
-        num_types: int = 2
-        init_stddev: float = 0.02
+        output_dim: kn.Size = kn.FROM_PARENT
+        num_types: kn.Size = 2
+        init_stddev: kn.NonNegative = 0.02
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight"})
 
     def setup(self) -> None:

@@ -13,8 +13,8 @@ class Bottleneck(kn.Module):
     """y + up(activation(down(y))) through `width` channels; drawn so small that it is nearly the identity at first."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        width: int = 64
+        input_dim: kn.Size = kn.FROM_PARENT
+        width: kn.Size = 64
         activation: Callable = jax.nn.gelu
         down: Linear.Config = Linear.Config(bias=True)
         # A hundredth of the usual deviation; at exactly 0, `down` would get no gradient in the first step.

@@ -35,8 +35,8 @@ class ClampedProduct(Gating):
     """
 
     class Config(Gating.Config):
-        limit: float = 7.0
-        up_offset: float = 1.0
+        limit: kn.Finite = 7.0
+        up_offset: kn.Finite = 1.0
 
         def check(self) -> list[str]:
             """Returns what is wrong with the limit."""

@@ -16,8 +16,8 @@ class CrossEntropy(TokenLoss):
     """
 
     class Config(TokenLoss.Config):
-        z_loss: float = 0.0
-        label_smoothing: float = 0.0
+        z_loss: kn.NonNegative = 0.0
+        label_smoothing: kn.Partial = 0.0
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
         """Adds the loss of the logits that `head` gives hidden states."""

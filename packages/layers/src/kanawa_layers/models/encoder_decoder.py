@@ -22,8 +22,8 @@ class EncoderDecoderLM(Model):
     batch = EncoderDecoderBatch
 
     class Config(Model.Config):
-        vocab_size: int = kn.REQUIRED
-        input_dim: int = kn.REQUIRED
+        vocab_size: kn.Size = kn.REQUIRED
+        input_dim: kn.Size = kn.REQUIRED
         embedding: Embedding.Config = Embedding.Config()
         positions: AbsolutePositions.Config | None = None
         encoder: Tower.Config = kn.REQUIRED

@@ -15,16 +15,10 @@ class Head(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        vocab_size: int = kn.FROM_PARENT
-        logit_scale: float = 1.0
-        logit_cap: float | None = None
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the cap."""
-            if self.logit_cap is None or self.logit_cap > 0.0:
-                return []
-            return [f"logit_cap is {self.logit_cap}, expected a positive number, or None for no cap"]
+        input_dim: kn.Size = kn.FROM_PARENT
+        vocab_size: kn.Size = kn.FROM_PARENT
+        logit_scale: kn.Finite = 1.0
+        logit_cap: kn.Positive | None = None
 
     #: Whether `weight` is [vocab, embed] rather than [embed, vocab].
     tied: bool = False

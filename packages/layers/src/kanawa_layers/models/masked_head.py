@@ -17,7 +17,7 @@ class HeadTransform(kn.Module):
     """norm(activation(dense(x))), before a head (Devlin et al. 2018, arXiv:1810.04805, released code)."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
+        input_dim: kn.Size = kn.FROM_PARENT
         activation: Callable = gelu_exact
         dense: Linear.Config = Linear.Config(bias=True)
         norm: Norm.Config = LayerNorm.Config()

@@ -11,7 +11,7 @@ class FirstTokenPooler(kn.Module):
     """tanh(dense(first token)) (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
+        input_dim: kn.Size = kn.FROM_PARENT
         dense: Linear.Config = Linear.Config(bias=True)
         foreign: kn.foreign.Names = kn.foreign.Names(children={"dense": "dense"})
 

@@ -14,8 +14,8 @@ class Tower(kn.Module):
     """norm(stack(x)). `relative_bias` is shared under that name, for SharedRelativeBias in the layers' attention."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        num_heads: int | None = None
+        input_dim: kn.Size = kn.FROM_PARENT
+        num_heads: kn.Size | None = None
         relative_bias: Positions.Config | None = None
         dropout: Dropout.Config | None = None
         stack: Stack.Config = kn.REQUIRED

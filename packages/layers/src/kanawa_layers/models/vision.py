@@ -19,9 +19,9 @@ class ImageClassifier(Model):
     batch = ImageBatch
 
     class Config(Model.Config):
-        input_dim: int = kn.REQUIRED
-        num_classes: int = kn.REQUIRED
-        label_smoothing: float = 0.0
+        input_dim: kn.Size = kn.REQUIRED
+        num_classes: kn.Size = kn.REQUIRED
+        label_smoothing: kn.Partial = 0.0
         patches: PatchEmbedding.Config = PatchEmbedding.Config()
         positions: AbsolutePositions.Config | None = None
         dropout: Dropout.Config | None = None

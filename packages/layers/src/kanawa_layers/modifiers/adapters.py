@@ -19,8 +19,8 @@ class LowRank(kn.Modifier):
     """Gives every projection under `targets` a low-rank change of a kind, and freezes all else."""
 
     class Config(kn.Modifier.Config):
-        rank: int = 8
-        alpha: float = 16.0
+        rank: kn.Size = 8
+        alpha: kn.NonNegative = 16.0
         targets: tuple[str, ...] = ("**",)
 
     #: The kind of change.
@@ -50,7 +50,7 @@ class QLoRAModifier(LowRank):
     adapter = LoRA
 
     class Config(LowRank.Config):
-        group_size: int = 64
+        group_size: kn.Size = 64
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with quantised weights, adapters, and the learner's rules where there is one."""

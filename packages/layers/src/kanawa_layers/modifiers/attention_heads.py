@@ -10,7 +10,7 @@ class KeyValueHeads(kn.Modifier):
     """Sets the number of key and value heads: 1 is multi-query, None multi-head attention."""
 
     class Config(kn.Modifier.Config):
-        count: int | None = 1
+        count: kn.Size | None = 1
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

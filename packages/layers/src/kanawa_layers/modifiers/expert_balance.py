@@ -12,8 +12,8 @@ class ExpertCapacity(kn.Modifier):
     """`moe-capacity`: gives each expert `factor` times its fair share of rows; what doesn't fit is dropped."""
 
     class Config(kn.Modifier.Config):
-        factor: float = 1.25
-        eval_factor: float = 2.0
+        factor: kn.Positive = 1.25
+        eval_factor: kn.Positive = 2.0
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -28,7 +28,7 @@ class LossFreeBalancing(kn.Modifier):
     """`moe-loss-free`: a selection bias that follows the load takes the place of the balance loss."""
 
     class Config(kn.Modifier.Config):
-        rate: float = 0.001
+        rate: kn.NonNegative = 0.001
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

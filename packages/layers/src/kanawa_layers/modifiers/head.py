@@ -23,7 +23,7 @@ class LogitCap(kn.Modifier):
     """`logit-cap`: logits become cap * tanh(logits / cap), as in Gemma 2; None undoes it."""
 
     class Config(kn.Modifier.Config):
-        cap: float | None = 30.0
+        cap: kn.Positive | None = 30.0
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the cap set."""

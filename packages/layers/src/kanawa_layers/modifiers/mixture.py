@@ -18,13 +18,13 @@ class MoE(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        num_experts: int = 8
-        top_k: int = 2
-        hidden_dim: int | None = None
-        shared_hidden_dim: int | None = None
+        num_experts: kn.Size = 8
+        top_k: kn.Size = 2
+        hidden_dim: kn.Size | None = None
+        shared_hidden_dim: kn.Size | None = None
         normalise_weights: bool = True
-        balance_loss: float = 0.01
-        z_loss: float = 0.001
+        balance_loss: kn.NonNegative = 0.01
+        z_loss: kn.NonNegative = 0.001
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

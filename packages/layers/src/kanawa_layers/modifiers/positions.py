@@ -38,8 +38,8 @@ class RelativePositions(kn.Modifier):
     """`relative-bias`: T5's trained bias of bucketed distances, one a layer."""
 
     class Config(kn.Modifier.Config):
-        num_buckets: int = 32
-        max_distance: int = 128
+        num_buckets: kn.Size = 32
+        max_distance: kn.Size = 128
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

@@ -14,7 +14,7 @@ class ResidualDropout(kn.Modifier):
     """`dropout`: elements of every branch are dropped at `rate` in training; 0 removes dropout."""
 
     class Config(kn.Modifier.Config):
-        rate: float = 0.1
+        rate: kn.Partial = 0.1
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -27,7 +27,7 @@ class DropBranches(kn.Modifier):
     """`stochastic-depth`: whole branches are dropped at `rate`, row by row, in training; 0 removes it."""
 
     class Config(kn.Modifier.Config):
-        rate: float = 0.1
+        rate: kn.Partial = 0.1
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -41,7 +41,7 @@ class BottleneckAdapters(kn.Modifier):
     """`bottleneck`: an adapter of `width` channels after every branch; where there is a learner, only they train."""
 
     class Config(kn.Modifier.Config):
-        width: int = 64
+        width: kn.Size = 64
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

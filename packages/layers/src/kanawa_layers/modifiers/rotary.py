@@ -18,8 +18,8 @@ class Rope(kn.Modifier):
     """`rope`: gives every attention rotary positions of this base and rotated fraction."""
 
     class Config(kn.Modifier.Config):
-        theta: float = 10_000.0
-        fraction: float = 1.0
+        theta: kn.Positive = 10_000.0
+        fraction: kn.Fraction = 1.0
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -47,7 +47,7 @@ class RopeLinear(kn.Modifier):
     """`rope-linear`: divides all rotary frequencies by `factor`."""
 
     class Config(kn.Modifier.Config):
-        factor: float = 2.0
+        factor: kn.Positive = 2.0
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -59,7 +59,7 @@ class RopeNTK(kn.Modifier):
     """`rope-ntk`: raises the rotary base so that the lowest frequency is divided by `factor`."""
 
     class Config(kn.Modifier.Config):
-        factor: float = 2.0
+        factor: kn.Positive = 2.0
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -71,8 +71,8 @@ class RopeLlama3(kn.Modifier):
     """`rope-llama3`: Llama 3.1's blend, for `factor` times `original_length` tokens (None: the model's own)."""
 
     class Config(kn.Modifier.Config):
-        factor: float = 8.0
-        original_length: int | None = None
+        factor: kn.Positive = 8.0
+        original_length: kn.Size | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -89,9 +89,9 @@ class RopeYarn(kn.Modifier):
     """`rope-yarn`: YaRN for `factor` times `original_length` tokens (None: the model's own)."""
 
     class Config(kn.Modifier.Config):
-        factor: float = 4.0
-        original_length: int | None = None
-        multiplier: float | None = None
+        factor: kn.Positive = 4.0
+        original_length: kn.Size | None = None
+        multiplier: kn.Positive | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -108,9 +108,9 @@ class RopeDynamicNTK(kn.Modifier):
     """`rope-dynamic-ntk`: a base for sequences of `length` tokens (None: `factor` times the model's own length)."""
 
     class Config(kn.Modifier.Config):
-        factor: float = 2.0
-        original_length: int | None = None
-        length: int | None = None
+        factor: kn.Positive = 2.0
+        original_length: kn.Size | None = None
+        length: kn.Size | None = None
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -128,10 +128,10 @@ class RopeLongRope(kn.Modifier):
     """`rope-longrope`: a searched factor for each frequency, up to `max_length` tokens; both lists are required."""
 
     class Config(kn.Modifier.Config):
-        short_factors: tuple[float, ...] = kn.REQUIRED
-        long_factors: tuple[float, ...] = kn.REQUIRED
-        original_length: int | None = None
-        max_length: int = 131_072
+        short_factors: tuple[kn.Positive, ...] = kn.REQUIRED
+        long_factors: tuple[kn.Positive, ...] = kn.REQUIRED
+        original_length: kn.Size | None = None
+        max_length: kn.Size = 131_072
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

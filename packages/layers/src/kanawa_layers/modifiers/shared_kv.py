@@ -23,7 +23,7 @@ class SharedKV(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        every: int = 2
+        every: kn.Size = 2
         last: int | None = None
         where: str = "**"
 

@@ -10,7 +10,7 @@ class SoftCap(kn.Modifier):
     """Scores become cap * tanh(scores / cap), as in Gemma 2; None undoes it."""
 
     class Config(kn.Modifier.Config):
-        cap: float | None = 50.0
+        cap: kn.Positive | None = 50.0
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

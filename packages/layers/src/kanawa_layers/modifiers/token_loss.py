@@ -10,7 +10,7 @@ class ZLoss(kn.Modifier):
     """`z-loss`: penalises the squared log of the softmax's normaliser (PaLM, arXiv:2204.02311, section 5)."""
 
     class Config(kn.Modifier.Config):
-        coefficient: float = 1e-4
+        coefficient: kn.NonNegative = 1e-4
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the coefficient set on every cross entropy."""
@@ -21,7 +21,7 @@ class LabelSmoothing(kn.Modifier):
     """`label-smoothing`: spreads `amount` of each target's probability evenly (Szegedy et al. 2016)."""
 
     class Config(kn.Modifier.Config):
-        amount: float = 0.1
+        amount: kn.NonNegative = 0.1
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the amount set on every cross entropy."""

@@ -13,8 +13,8 @@ class VocabularySize(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        size: int = kn.REQUIRED
-        multiple: int = 1
+        size: kn.Size = kn.REQUIRED
+        multiple: kn.Size = 1
 
         def check(self) -> list[str]:
             """Returns what is wrong with the sizes."""

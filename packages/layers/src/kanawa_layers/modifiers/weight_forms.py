@@ -38,7 +38,7 @@ class WeightOnlyModifier(kn.Modifier):
 
     class Config(kn.Modifier.Config):
         bits: Literal[8, 4] = 8
-        group_size: int | None = None
+        group_size: kn.Size | None = None
         targets: tuple[str, ...] = ("**",)
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

@@ -10,7 +10,7 @@ class SlidingWindow(kn.Modifier):
     """Narrows causal attention to the last `size` keys, the query's own included; None undoes it."""
 
     class Config(kn.Modifier.Config):
-        size: int | None = 4096
+        size: kn.Size | None = 4096
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:

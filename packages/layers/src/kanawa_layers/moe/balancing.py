@@ -12,8 +12,8 @@ class BiasBalancing(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        num_experts: int = kn.FROM_PARENT
-        rate: float = 0.001
+        num_experts: kn.Size = kn.FROM_PARENT
+        rate: kn.NonNegative = 0.001
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"bias": "e_score_correction_bias"})
 
     def setup(self) -> None:

@@ -26,8 +26,8 @@ class CapacityDispatcher(TokenDispatcher):
     skips_padding = True
 
     class Config(TokenDispatcher.Config):
-        factor: float = 1.25
-        eval_factor: float = 2.0
+        factor: kn.Positive = 1.25
+        eval_factor: kn.Positive = 2.0
 
         def check(self) -> list[str]:
             """Returns what is wrong with the factors."""

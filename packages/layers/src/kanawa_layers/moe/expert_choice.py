@@ -17,9 +17,9 @@ class ExpertChoiceRouter(kn.Module):
     """Lets each expert choose `factor * tokens / num_experts` tokens by its share of their softmax, in fp32."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        num_experts: int = kn.FROM_PARENT
-        factor: float = 2.0
+        input_dim: kn.Size = kn.FROM_PARENT
+        num_experts: kn.Size = kn.FROM_PARENT
+        factor: kn.Positive = 2.0
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config())}
         )
@@ -58,7 +58,7 @@ class ExpertChoiceMixture(FeedForward):
     """
 
     class Config(FeedForward.Config):
-        num_experts: int = kn.REQUIRED
+        num_experts: kn.Size = kn.REQUIRED
         router: ExpertChoiceRouter.Config = ExpertChoiceRouter.Config()
         experts: Experts.Config = GatedExperts.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(children={"router": "gate", "experts": "experts"})

@@ -14,9 +14,9 @@ class Experts(Weighted):
     """`num_experts` feed-forwards of one kind; a slot of a mixture. Weights may be kept in other forms."""
 
     class Config(Weighted.Config):
-        input_dim: int = kn.FROM_PARENT
-        hidden_dim: int = kn.FROM_PARENT
-        num_experts: int = kn.FROM_PARENT
+        input_dim: kn.Size = kn.FROM_PARENT
+        hidden_dim: kn.Size = kn.FROM_PARENT
+        num_experts: kn.Size = kn.FROM_PARENT
         bias: bool = False
 
     @abc.abstractmethod

@@ -23,7 +23,7 @@ class MixtureOfExperts(FeedForward):
     """
 
     class Config(FeedForward.Config):
-        num_experts: int = kn.REQUIRED
+        num_experts: kn.Size = kn.REQUIRED
         router: Router.Config = TopKRouter.Config()
         dispatcher: TokenDispatcher.Config = LocalDispatcher.Config()
         experts: Experts.Config = GatedExperts.Config()

@@ -24,9 +24,9 @@ class Router(kn.Module):
     """Chooses experts for tokens; a slot of a mixture."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        num_experts: int = kn.FROM_PARENT
-        top_k: int = 2
+        input_dim: kn.Size = kn.FROM_PARENT
+        num_experts: kn.Size = kn.FROM_PARENT
+        top_k: kn.Size = 2
 
     @abc.abstractmethod
     def forward(self, x: Float[Array, "N E"], valid: Float[Array, " N"]) -> Routing:
@@ -49,10 +49,10 @@ class TopKRouter(Router):
         selection: Selection.Config = Best.Config()
         balancing: BiasBalancing.Config | None = None
         normalise_weights: bool = True
-        weight_scale: float = 1.0
-        jitter: float = 0.0
-        balance_loss: float = 0.01
-        z_loss: float = 0.001
+        weight_scale: kn.Finite = 1.0
+        jitter: kn.NonNegative = 0.0
+        balance_loss: kn.NonNegative = 0.01
+        z_loss: kn.NonNegative = 0.001
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config()), "bias": "bias"},
             children={"balancing": ""},

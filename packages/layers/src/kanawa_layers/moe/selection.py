@@ -39,9 +39,9 @@ class GroupLimited(Selection):
     """
 
     class Config(Selection.Config):
-        num_groups: int = kn.REQUIRED
-        top_groups: int = kn.REQUIRED
-        group_top: int = 2
+        num_groups: kn.Size = kn.REQUIRED
+        top_groups: kn.Size = kn.REQUIRED
+        group_top: kn.Size = 2
 
     def choose(self, scores: Float[Array, "N X"], top_k: int) -> Int[Array, "N k"]:
         """Returns the experts of highest score within the chosen groups."""

@@ -12,7 +12,7 @@ class AbsolutePositions(kn.Module):
     """A vector for each position; a slot of models, beside the token embedding."""
 
     class Config(kn.Module.Config):
-        output_dim: int = kn.FROM_PARENT
+        output_dim: kn.Size = kn.FROM_PARENT
 
     @abc.abstractmethod
     def forward(self, positions: Int[Array, "B T"]) -> Float[Array, "B T E"]:
@@ -23,9 +23,9 @@ class LearnedPositions(AbsolutePositions):
     """A trained row for each of `max_length` positions, counted from `offset`."""
 
     class Config(AbsolutePositions.Config):
-        max_length: int = kn.REQUIRED
-        offset: int = 0
-        init_stddev: float = 0.02
+        max_length: kn.Size = kn.REQUIRED
+        offset: kn.Count = 0
+        init_stddev: kn.NonNegative = 0.02
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "weight"})
 
     def setup(self) -> None:
@@ -63,7 +63,7 @@ class SinusoidalPositions(AbsolutePositions):
     """sin and cos of position * theta^(-2i / dim) at dimensions 2i and 2i + 1; no parameters (section 3.5)."""
 
     class Config(AbsolutePositions.Config):
-        theta: float = 10_000.0
+        theta: kn.Positive = 10_000.0
 
     def forward(self, positions: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Returns the waves, computed in fp32."""

@@ -14,9 +14,9 @@ class DynamicNTKScaling(FrequencyScaling):
     """
 
     class Config(FrequencyScaling.Config):
-        factor: float = 2.0
-        original_length: int = kn.REQUIRED
-        length: int = kn.REQUIRED
+        factor: kn.Positive = 2.0
+        original_length: kn.Size = kn.REQUIRED
+        length: kn.Size = kn.REQUIRED
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the frequencies of the larger base."""

@@ -24,7 +24,7 @@ class LinearScaling(FrequencyScaling):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
 
     class Config(FrequencyScaling.Config):
-        factor: float = kn.REQUIRED
+        factor: kn.Positive = kn.REQUIRED
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns inv_freq / factor."""
@@ -36,7 +36,7 @@ class NTKScaling(FrequencyScaling):
     """NTK-aware: a larger base, so that high frequencies stay and the lowest is divided by `factor` (bloc97 2023)."""
 
     class Config(FrequencyScaling.Config):
-        factor: float = kn.REQUIRED
+        factor: kn.Positive = kn.REQUIRED
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the frequencies of base theta * factor^(dim / (dim - 2))."""
@@ -50,10 +50,10 @@ class Llama3Scaling(FrequencyScaling):
     """Llama 3.1: wavelengths past `original_length / low` are divided, under `/ high` kept, between blended."""
 
     class Config(FrequencyScaling.Config):
-        factor: float = 8.0
-        low_frequency_factor: float = 1.0
-        high_frequency_factor: float = 4.0
-        original_length: int = 8192
+        factor: kn.Positive = 8.0
+        low_frequency_factor: kn.Positive = 1.0
+        high_frequency_factor: kn.Positive = 4.0
+        original_length: kn.Size = 8192
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the blend of kept and divided frequencies."""

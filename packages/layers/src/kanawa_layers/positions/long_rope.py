@@ -18,12 +18,12 @@ class LongRopeScaling(FrequencyScaling):
     """
 
     class Config(FrequencyScaling.Config):
-        short_factors: tuple[float, ...] = kn.REQUIRED
-        long_factors: tuple[float, ...] = kn.REQUIRED
-        original_length: int = kn.REQUIRED
-        max_length: int = kn.REQUIRED
-        length: int | None = None
-        multiplier: float | None = None
+        short_factors: tuple[kn.Positive, ...] = kn.REQUIRED
+        long_factors: tuple[kn.Positive, ...] = kn.REQUIRED
+        original_length: kn.Size = kn.REQUIRED
+        max_length: kn.Size = kn.REQUIRED
+        length: kn.Size | None = None
+        multiplier: kn.Positive | None = None
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns inv_freq / factors; raises ConfigError where there isn't one factor for each."""

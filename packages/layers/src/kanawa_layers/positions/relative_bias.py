@@ -15,10 +15,10 @@ class RelativeBias(Positions):
     """
 
     class Config(Positions.Config):
-        num_buckets: int = 32
-        max_distance: int = 128
+        num_buckets: kn.Size = 32
+        max_distance: kn.Size = 128
         bidirectional: bool = False
-        init_stddev: float = 0.02
+        init_stddev: kn.NonNegative = 0.02
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"weight": "relative_attention_bias.weight"})
 
     def setup(self) -> None:

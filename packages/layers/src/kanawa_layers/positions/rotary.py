@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864)."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,19 +31,13 @@ class Rotary(Positions):
 
     class Config(Positions.Config):
         PLACEMENT = ("by_matmul",)
-        theta: float = 10_000.0
-        fraction: float = 1.0
+        theta: kn.Positive = 10_000.0
+        fraction: Annotated[float, kn.Range(0, 1, above=True)] = 1.0
         interleaved: bool = False
-        sections: tuple[int, ...] = ()
+        sections: tuple[kn.Count, ...] = ()
         scaling: FrequencyScaling.Config | None = None
-        trained_length: int | None = None
+        trained_length: kn.Size | None = None
         by_matmul: bool = False
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the fraction."""
-            if 0.0 < self.fraction <= 1.0:
-                return []
-            return [f"fraction is {self.fraction}, expected 0 < fraction <= 1"]
 
     def setup(self) -> None:
         """Fixes the rotated width: the even number nearest below fraction * head_dim."""

@@ -17,14 +17,14 @@ class YarnScaling(FrequencyScaling):
     """
 
     class Config(FrequencyScaling.Config):
-        factor: float = kn.REQUIRED
-        original_length: int = kn.REQUIRED
-        fast_turns: float = 32.0
-        slow_turns: float = 1.0
+        factor: kn.Positive = kn.REQUIRED
+        original_length: kn.Size = kn.REQUIRED
+        fast_turns: kn.Positive = 32.0
+        slow_turns: kn.Positive = 1.0
         truncate: bool = True
-        multiplier: float | None = None
-        mscale: float | None = None
-        mscale_all_dim: float | None = None
+        multiplier: kn.Positive | None = None
+        mscale: kn.Finite | None = None
+        mscale_all_dim: kn.Finite | None = None
 
         def check(self) -> list[str]:
             """Returns what is wrong with the factor."""

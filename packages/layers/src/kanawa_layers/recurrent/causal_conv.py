@@ -16,11 +16,11 @@ class CausalConv(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        channels: int = kn.FROM_PARENT
+        channels: kn.Size = kn.FROM_PARENT
         axis: str | None = kn.FROM_PARENT
-        width: int = 4
+        width: kn.Size = 4
         bias: bool = True
-        init_scale: float = 1 / 3
+        init_scale: kn.NonNegative = 1 / 3
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
                 # PyTorch's [channels, 1, width]; the last tap is the newest token there as well.

@@ -29,11 +29,11 @@ class GatedDeltaNet(SequenceMixer):
     class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
-        num_heads: int = kn.REQUIRED
-        num_key_heads: int | None = None
-        head_dim: int | None = None
-        value_dim: int | None = None
-        chunk_length: int | None = None
+        num_heads: kn.Size = kn.REQUIRED
+        num_key_heads: kn.Size | None = None
+        head_dim: kn.Size | None = None
+        value_dim: kn.Size | None = None
+        chunk_length: kn.Size | None = None
         query: Linear.Config = Linear.Config()
         key: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()

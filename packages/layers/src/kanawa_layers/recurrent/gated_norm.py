@@ -11,9 +11,9 @@ class GatedNorm(kn.Module):
     """rms_norm(x * silu(gate)) * scale; fp32 inside. Each of `groups` equal parts has statistics of its own."""
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        eps: float = 1e-5
-        groups: int = kn.FROM_PARENT
+        input_dim: kn.Size = kn.FROM_PARENT
+        eps: kn.NonNegative = 1e-5
+        groups: kn.Size = kn.FROM_PARENT
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight"})
 
     def setup(self) -> None:

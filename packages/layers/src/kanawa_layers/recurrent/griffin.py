@@ -22,8 +22,8 @@ class GriffinRecurrence(SequenceMixer):
     """
 
     class Config(SequenceMixer.Config):
-        num_heads: int = kn.REQUIRED
-        width: int | None = None
+        num_heads: kn.Size = kn.REQUIRED
+        width: kn.Size | None = None
         activation: Callable = jax.nn.gelu
         output_gate: Linear.Config = Linear.Config(bias=True)
         value: Linear.Config = Linear.Config(bias=True)

@@ -10,9 +10,9 @@ class HeadNorm(kn.Module):
     """x / rms(x) * scale over the width of each head; fp32 inside, result in x's dtype."""
 
     class Config(kn.Module.Config):
-        num_heads: int = kn.FROM_PARENT
-        head_dim: int = kn.FROM_PARENT
-        eps: float = 1e-6
+        num_heads: kn.Size = kn.FROM_PARENT
+        head_dim: kn.Size = kn.FROM_PARENT
+        eps: kn.NonNegative = 1e-6
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "scale"})
 
     def setup(self) -> None:

@@ -19,8 +19,8 @@ class LSTM(SequenceMixer):
     """
 
     class Config(SequenceMixer.Config):
-        hidden_dim: int | None = None
-        forget_bias: float = 1.0
+        hidden_dim: kn.Size | None = None
+        forget_bias: kn.Finite = 1.0
         input: Linear.Config = Linear.Config(bias=True)
         output: Linear.Config = Linear.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(

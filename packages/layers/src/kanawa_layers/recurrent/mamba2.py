@@ -33,12 +33,12 @@ class Mamba2(SequenceMixer):
     class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
-        num_heads: int = kn.REQUIRED
-        expand: int = 2
-        state_dim: int = 128
-        num_groups: int = 1
+        num_heads: kn.Size = kn.REQUIRED
+        expand: kn.Size = 2
+        state_dim: kn.Size = 128
+        num_groups: kn.Size = 1
         step_limit: tuple[float, float] | None = None
-        chunk_length: int | None = None
+        chunk_length: kn.Size | None = None
         output_gate: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()
         key: Linear.Config = Linear.Config()

@@ -32,11 +32,11 @@ class RAttention(SequenceMixer):
     class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
-        num_heads: int = kn.REQUIRED
-        num_kv_heads: int | None = None
-        head_dim: int | None = None
-        window: int = 512
-        chunk_length: int | None = None
+        num_heads: kn.Size = kn.REQUIRED
+        num_kv_heads: kn.Size | None = None
+        head_dim: kn.Size | None = None
+        window: kn.Size = 512
+        chunk_length: kn.Size | None = None
         query: Linear.Config = Linear.Config()
         key: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()

@@ -20,9 +20,9 @@ class RGLRU(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        num_blocks: int = kn.FROM_PARENT
-        c: float = 8.0
+        input_dim: kn.Size = kn.FROM_PARENT
+        num_blocks: kn.Size = kn.FROM_PARENT
+        c: kn.Positive = 8.0
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
                 "rate": "recurrent_param",

@@ -14,7 +14,7 @@ class ChainedStack(Stack):
     """
 
     class Config(Stack.Config):
-        num_layers: int | None = None
+        num_layers: kn.Size | None = None
         stacks: tuple[Stack.Config, ...] = kn.REQUIRED
         foreign: kn.foreign.Names = kn.foreign.Names(children={"stacks": ""})
 

@@ -19,9 +19,9 @@ class Residual(kn.Module):
     """
 
     class Config(kn.Module.Config):
-        input_dim: int = kn.FROM_PARENT
-        scale: float = 1.0
-        layer_scale: float | None = None
+        input_dim: kn.Size = kn.FROM_PARENT
+        scale: kn.Finite = 1.0
+        layer_scale: kn.Finite | None = None
         adapter: Bottleneck.Config | None = None
         dropout: Dropout.Config | None = None
         stochastic_depth: StochasticDepth.Config | None = None

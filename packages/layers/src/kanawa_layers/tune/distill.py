@@ -21,8 +21,8 @@ class Distilled(CausalLM):
     class Config(CausalLM.Config):
         student: CausalLM.Config = kn.REQUIRED
         teacher: CausalLM.Config = kn.REQUIRED
-        coefficient: float = 1.0
-        temperature: float = 1.0
+        coefficient: kn.NonNegative = 1.0
+        temperature: kn.NonNegative = 1.0
         foreign: kn.foreign.Names = kn.foreign.Names(children={"student": "student", "teacher": "teacher"})
 
         def check(self) -> list[str]:

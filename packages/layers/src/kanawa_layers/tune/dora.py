@@ -24,8 +24,8 @@ class DoRA(Adapter):
     """
 
     class Config(Adapter.Config):
-        rank: int = 8
-        alpha: float = 16.0
+        rank: kn.Size = 8
+        alpha: kn.NonNegative = 16.0
         foreign: kn.foreign.Names = FOREIGN
 
         def check(self) -> list[str]:

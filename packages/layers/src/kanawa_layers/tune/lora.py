@@ -25,8 +25,8 @@ class LoRA(Adapter):
     """y + alpha / rank * dropout(x) @ lora_a @ lora_b; lora_b starts at zero. Tag: adapter_hidden."""
 
     class Config(Adapter.Config):
-        rank: int = 8
-        alpha: float = 16.0
+        rank: kn.Size = 8
+        alpha: kn.NonNegative = 16.0
         dropout: Dropout.Config | None = None
         foreign: kn.foreign.Names = FOREIGN
 

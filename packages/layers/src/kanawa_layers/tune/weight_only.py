@@ -27,7 +27,7 @@ class WeightOnly(WeightForm):
     """
 
     class Config(WeightForm.Config):
-        group_size: int | None = None
+        group_size: kn.Size | None = None
 
     @property
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class Int4Weights(WeightOnly):
     """Two 4-bit integers a byte."""
 
     class Config(WeightOnly.Config):
-        group_size: int | None = 128
+        group_size: kn.Size | None = 128
 
     @property
     def number_format(self) -> NumberFormat:
@@ -118,7 +118,7 @@ class NF4Weights(WeightOnly):
     """Two codes of sixteen normal quantiles a byte (Dettmers et al. 2023, arXiv:2305.14314); scales stay fp32."""
 
     class Config(WeightOnly.Config):
-        group_size: int | None = 64
+        group_size: kn.Size | None = 64
 
     @property
     def number_format(self) -> NumberFormat:

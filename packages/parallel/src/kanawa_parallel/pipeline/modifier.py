@@ -19,15 +19,9 @@ class PipelineModifier(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        microbatches: int = 8
+        microbatches: kn.Size = 8
         schedule: str = "gpipe"
-        rounds: int = 1
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the counts."""
-            if self.microbatches >= 1 and self.rounds >= 1:
-                return []
-            return [f"microbatches ({self.microbatches}) and rounds ({self.rounds}) must be at least 1"]
+        rounds: kn.Size = 1
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` pipelined."""

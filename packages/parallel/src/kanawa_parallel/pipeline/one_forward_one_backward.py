@@ -30,7 +30,7 @@ class OneForwardOneBackward(GradientStrategy):
     class Config(GradientStrategy.Config):
         PLACEMENT = ("microbatches",)
 
-        microbatches: int = kn.REQUIRED
+        microbatches: kn.Size = kn.REQUIRED
 
     replaces_stack = True
 

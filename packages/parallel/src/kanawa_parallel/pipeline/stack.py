@@ -36,8 +36,8 @@ class PipelinedStack(Stack):
         PLACEMENT = ("microbatches", "rounds", "remat")
 
         layer: Block.Config = kn.REQUIRED
-        microbatches: int = 1
-        rounds: int = 1
+        microbatches: kn.Size = 1
+        rounds: kn.Size = 1
         remat: RematPolicy.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
 

@@ -1,6 +1,7 @@
 """Expert parallelism (GShard, arXiv:2006.16668), dropless by ragged all-to-all."""
 
 from kanawa.arrays.rules import Rules
+from kanawa.config import Positive
 from kanawa.contracts import Distributed, Strategy
 
 from kanawa_parallel.experts.spread import ExpertsOverShards
@@ -16,7 +17,7 @@ class ExpertParallel(Strategy):
     """
 
     class Config(Strategy.Config):
-        capacity_factor: float | None = None
+        capacity_factor: Positive | None = None
 
     def param_rules(self) -> Rules:
         """Returns where experts lie."""

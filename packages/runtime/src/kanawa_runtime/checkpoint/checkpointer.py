@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from kanawa.config import Size
 from kanawa.contracts import Checkpointer, CheckpointError, CheckpointSaveError, Restored
 from kanawa.contracts.checkpointer import CheckpointCallback
 
@@ -59,7 +60,7 @@ class OrbaxCheckpointer(Checkpointer):
     class Config(Checkpointer.Config):
         PLACEMENT = ("timeout_seconds",)
 
-        timeout_seconds: int = 600
+        timeout_seconds: Size = 600
 
     def __init__(
         self,

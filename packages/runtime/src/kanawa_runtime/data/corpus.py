@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kanawa.config import Configurable
+from kanawa.config import Configurable, Count
 
 from kanawa_runtime.data.errors import CorpusError
 
@@ -33,7 +33,7 @@ class Corpus(Configurable):
 
     class Config(Configurable.Config):
         #: One document in this many, chosen by the hash of its name, is held out; 0 holds out none.
-        validation_one_in: int = 20
+        validation_one_in: Count = 20
 
     @abc.abstractmethod
     def read(self) -> Iterator[Document]:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
+from kanawa.config import Count
 from kanawa.contracts import Batch, DataSource, Loader
 
 from kanawa_runtime.data.errors import LoaderError, RowError
@@ -44,8 +45,8 @@ class GrainLoader(Loader):
     class Config(Loader.Config):
         PLACEMENT = ("num_threads", "prefetch_batches")
 
-        num_threads: int = 2
-        prefetch_batches: int = 4
+        num_threads: Count = 2
+        prefetch_batches: Count = 4
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 import numpy as np
-from kanawa.config import REQUIRED, to_json
+from kanawa.config import REQUIRED, Count, Fraction, to_json
 from kanawa.contracts.data import DataSource, Split
 from kanawa.contracts.tokenizer import Tokenizer
 
@@ -32,8 +32,8 @@ class MaskedTokens(DataSource):
 
     class Config(DataSource.Config):
         source: DataSource.Config = REQUIRED
-        share: float = 0.15
-        mask_id: int | None = None
+        share: Fraction = 0.15
+        mask_id: Count | None = None
 
         def check(self) -> list[str]:
             """Returns what is wrong with the share."""

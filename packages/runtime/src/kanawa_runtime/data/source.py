@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import numpy as np
-from kanawa.config import to_json
+from kanawa.config import Size, to_json
 from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
@@ -37,9 +37,9 @@ class TextSource(DataSource):
         split: Split = "train"
         shuffle: bool = True
         #: None repeats for ever.
-        epochs: int | None = None
+        epochs: Size | None = None
         #: Documents packed and shuffled together; part of the row order.
-        window_documents: int = 4096
+        window_documents: Size = 4096
 
     @functools.cached_property
     def corpus(self) -> Corpus:

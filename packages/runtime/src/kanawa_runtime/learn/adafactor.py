@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
+from kanawa.config import Count, NonNegative, Positive
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, matrix_layout
@@ -23,13 +24,13 @@ class Adafactor(ScheduledOptimizer):
     """
 
     class Config(ScheduledOptimizer.Config):
-        decay_exponent: float = 0.8
-        eps: float = 1e-30
-        min_factored: int = 128
-        clip_rms: float | None = 1.0
+        decay_exponent: NonNegative = 0.8
+        eps: NonNegative = 1e-30
+        min_factored: Count = 128
+        clip_rms: Positive | None = 1.0
         relative: bool = False
-        min_rms: float = 1e-3
-        weight_decay: float = 0.0
+        min_rms: NonNegative = 1e-3
+        weight_decay: NonNegative = 0.0
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation.

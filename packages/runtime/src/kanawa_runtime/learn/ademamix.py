@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 from kanawa.arrays.spec import ParamSpec
+from kanawa.config import Count, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -17,13 +18,13 @@ class AdEMAMix(ScheduledOptimizer):
     """`alpha` weighs the slow average of rate `b3`; both grow over `warmup_steps` updates (section 3.1), 0: at once."""
 
     class Config(ScheduledOptimizer.Config):
-        b1: float = 0.9
-        b2: float = 0.999
-        b3: float = 0.9999
-        alpha: float = 8.0
-        warmup_steps: int = 0
-        eps: float = 1e-8
-        weight_decay: float = 0.1
+        b1: Partial = 0.9
+        b2: Partial = 0.999
+        b3: Partial = 0.9999
+        alpha: NonNegative = 8.0
+        warmup_steps: Count = 0
+        eps: NonNegative = 1e-8
+        weight_decay: NonNegative = 0.1
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation.

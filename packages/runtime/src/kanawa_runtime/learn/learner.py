@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from kanawa.arrays.optimizer_state import from_flat, to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import CallableConfig, Configurable
+from kanawa.config import CallableConfig, Configurable, Positive
 from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
 from kanawa.contracts.optimizer import Schedule
 from kanawa.module import Last, Metric
@@ -31,7 +31,7 @@ class Learner(Configurable):
     class Config(Configurable.Config):
         optimizer: Optimizer.Config | CallableConfig = AdamW.Config()
         schedule: ScheduleFactory.Config = Constant.Config(peak=1e-3)
-        clip_norm: float | None = 1.0
+        clip_norm: Positive | None = 1.0
         rules: tuple[ParameterRule, ...] = ()
         skip_nonfinite: bool = False
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
+from kanawa.config import NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -15,9 +16,9 @@ class Lion(ScheduledOptimizer):
     """One moment, half of Adam's state. Wants a learning rate 3 to 10 times lower and a decay as much higher."""
 
     class Config(ScheduledOptimizer.Config):
-        b1: float = 0.9
-        b2: float = 0.99
-        weight_decay: float = 0.3
+        b1: Partial = 0.9
+        b2: Partial = 0.99
+        weight_decay: NonNegative = 0.3
         moment_dtype: str | None = None
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:

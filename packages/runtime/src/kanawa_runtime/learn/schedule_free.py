@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
+from kanawa.config import NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -21,11 +22,11 @@ class ScheduleFreeAdamW(ScheduledOptimizer):
     """
 
     class Config(ScheduledOptimizer.Config):
-        b1: float = 0.9
-        b2: float = 0.95
-        eps: float = 1e-8
-        power: float = 2.0
-        weight_decay: float = 0.1
+        b1: Partial = 0.9
+        b2: Partial = 0.95
+        eps: NonNegative = 1e-8
+        power: NonNegative = 2.0
+        weight_decay: NonNegative = 0.1
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation.

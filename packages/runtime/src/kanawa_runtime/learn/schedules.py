@@ -6,7 +6,7 @@ whole run.
 """
 
 import optax
-from kanawa.config import REQUIRED
+from kanawa.config import REQUIRED, Count, Fraction, NonNegative, Partial, Size
 from kanawa.contracts import ScheduleFactory
 from kanawa.contracts.optimizer import Schedule
 from kanawa.errors import UsageError
@@ -16,9 +16,9 @@ class Constant(ScheduleFactory):
     """The rate `peak`, after a warm-up if asked."""
 
     class Config(ScheduleFactory.Config):
-        peak: float = REQUIRED
-        warmup_steps: int = 0
-        warmup_fraction: float = 0.0
+        peak: NonNegative = REQUIRED
+        warmup_steps: Count = 0
+        warmup_fraction: Partial = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule; the length of the run matters to a warm-up by fraction alone."""
@@ -29,11 +29,11 @@ class WarmupCosine(ScheduleFactory):
     """Falls along half a cosine from `peak` to `final_fraction` of it (SGDR, arXiv:1608.03983, without restarts)."""
 
     class Config(ScheduleFactory.Config):
-        peak: float = REQUIRED
-        warmup_steps: int = 0
-        warmup_fraction: float = 0.0
-        decay_steps: int | None = None
-        final_fraction: float = 0.1
+        peak: NonNegative = REQUIRED
+        warmup_steps: Count = 0
+        warmup_fraction: Partial = 0.0
+        decay_steps: Size | None = None
+        final_fraction: Fraction = 0.1
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule; after `decay_steps` the rate stays at its final value."""
@@ -46,11 +46,11 @@ class WarmupLinear(ScheduleFactory):
     """Falls in a straight line from `peak` to `final_fraction` of it."""
 
     class Config(ScheduleFactory.Config):
-        peak: float = REQUIRED
-        warmup_steps: int = 0
-        warmup_fraction: float = 0.0
-        decay_steps: int | None = None
-        final_fraction: float = 0.0
+        peak: NonNegative = REQUIRED
+        warmup_steps: Count = 0
+        warmup_fraction: Partial = 0.0
+        decay_steps: Size | None = None
+        final_fraction: Fraction = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule; after `decay_steps` the rate stays at its final value."""
@@ -64,11 +64,11 @@ class WarmupStableDecay(ScheduleFactory):
     """Stays at `peak`, then falls in a straight line over the last `decay_fraction` of the run (arXiv:2404.06395)."""
 
     class Config(ScheduleFactory.Config):
-        peak: float = REQUIRED
-        warmup_steps: int = 0
-        warmup_fraction: float = 0.0
-        decay_fraction: float = 0.1
-        final_fraction: float = 0.0
+        peak: NonNegative = REQUIRED
+        warmup_steps: Count = 0
+        warmup_fraction: Partial = 0.0
+        decay_fraction: Fraction = 0.1
+        final_fraction: Fraction = 0.0
 
     def schedule(self, total_steps: int) -> Schedule:
         """Returns the schedule of a run of `total_steps`; raises UsageError where the warm-up reaches the decay."""
@@ -86,13 +86,7 @@ class WarmupStableDecay(ScheduleFactory):
 
 
 def _warmup(cfg: ScheduleFactory.Config, total_steps: int) -> int:
-    """Returns how many updates the warm-up takes; raises UsageError for one that can't be."""
-    if cfg.warmup_steps < 0 or not 0.0 <= cfg.warmup_fraction < 1.0:
-        message = (
-            f"warmup_steps is {cfg.warmup_steps} and warmup_fraction {cfg.warmup_fraction}: expected steps of 0 or "
-            "more, or a fraction of at least 0 and less than 1"
-        )
-        raise UsageError(message)
+    """Returns how many updates the warm-up takes."""
     return cfg.warmup_steps or round(cfg.warmup_fraction * total_steps)
 
 

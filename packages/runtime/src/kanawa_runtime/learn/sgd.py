@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import optax
 from kanawa.arrays.spec import ParamSpec
+from kanawa.config import NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -14,9 +15,9 @@ class SGD(ScheduledOptimizer):
     """Follows the gradient, or its running sum where `momentum` is not 0; the baseline others are tested against."""
 
     class Config(ScheduledOptimizer.Config):
-        momentum: float = 0.0
+        momentum: Partial = 0.0
         nesterov: bool = False
-        weight_decay: float = 0.0
+        weight_decay: NonNegative = 0.0
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:
         """Returns the transformation; its state is "momentum/trace/…" and "rate/count"."""

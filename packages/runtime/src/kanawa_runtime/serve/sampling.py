@@ -1,31 +1,20 @@
 """Choosing the next token from logits: greedy, temperature, top-k, top-p; seeded per row and position."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
-from kanawa.config import Config
+from kanawa.config import Config, NonNegative, Range, Seed, Size
 
 
 class SamplingConfig(Config):
     """`temperature` 0 is greedy; `top_k` and `top_p` (None: off) cut the tail before drawing."""
 
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def check(self) -> list[str]:
-        """Returns what is wrong with the ranges."""
-        problems = []
-        if self.temperature < 0:
-            problems.append(f"temperature is {self.temperature}, expected 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            problems.append(f"top_k is {self.top_k}, expected at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            problems.append(f"top_p is {self.top_p}, expected 0 < top_p <= 1")
-        return problems
+    temperature: NonNegative = 0.8
+    top_k: Size | None = None
+    top_p: Annotated[float, Range(0, 1, above=True)] | None = None
+    seed: Seed = 0
 
 
 class Sampling(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from kanawa.config import to_json
+from kanawa.config import NonNegative, to_json
 from kanawa.contracts import Run, Service
 
 from kanawa_runtime.checkpoint.durable import write_durable
@@ -31,7 +31,7 @@ class WandbLogger(Service):
         #: None is the folder's name.
         name: str | None = None
         mode: Literal["online", "offline"] = "online"
-        stop_seconds: float = 60.0
+        stop_seconds: NonNegative = 60.0
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)

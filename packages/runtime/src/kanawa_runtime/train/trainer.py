@@ -54,9 +54,9 @@ class Trainer(Workload):
         PLACEMENT = ("execution", "gradients", "evaluation", "checkpoints", "checkpointer", "loader", "services")
 
         data: DataSource.Config = kn.REQUIRED
-        batch_size: int = kn.REQUIRED
-        steps: int = kn.REQUIRED
-        seed: int = 0
+        batch_size: kn.Size = kn.REQUIRED
+        steps: kn.Size = kn.REQUIRED
+        seed: kn.Seed = 0
         learner: Learner.Config = Learner.Config()
         gradients: GradientStrategy.Config = WholeBatch.Config()
         evaluation: EvaluationPolicy = EvaluationPolicy()
@@ -65,11 +65,6 @@ class Trainer(Workload):
         loader: Loader.Config = GrainLoader.Config()
         services: tuple[Service.Config, ...] = ()
         sample_prompt: str = ""
-
-        def check(self) -> list[str]:
-            """Returns what is wrong with the sizes."""
-            sizes = {"batch_size": self.batch_size, "steps": self.steps}
-            return [f"{k} is {v}, expected at least 1" for k, v in sizes.items() if v < 1]
 
         def batch_shape(self) -> BatchShape:
             """Returns the rows of a step's batch and the tokens of a row."""

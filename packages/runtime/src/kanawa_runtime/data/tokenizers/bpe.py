@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from kanawa.config import Size
 
 from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.tokenizers import pretokens
@@ -33,11 +34,11 @@ class BytePairTokenizer(Tokenizer):
 
     class Config(Tokenizer.Config):
         #: Ids in all: 256 bytes, three special ones, the rest learned.
-        vocab_size: int = 2048
+        vocab_size: Size = 2048
         #: Learn from documents up to this many bytes in all, taken in the order of their hashes.
-        sample_bytes: int = 6_000_000
+        sample_bytes: Size = 6_000_000
         #: Pieces rarer than this teach nothing that generalises, and would take most of the time.
-        min_piece_count: int = 4
+        min_piece_count: Size = 4
 
     pad_id, bos_id, eos_id = PAD_ID, BOS_ID, EOS_ID
 
