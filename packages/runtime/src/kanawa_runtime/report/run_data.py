@@ -10,6 +10,7 @@ from typing import Any
 from kanawa.config import Config
 from kanawa.errors import KanawaError
 
+from kanawa_runtime.report.well_formed import well_formed
 from kanawa_runtime.train.events import number, read_events, step_records
 from kanawa_runtime.train.run_directory import EVENTS, PLUGINS, read_config
 
@@ -117,7 +118,7 @@ class RunData:
 def load_run(path: Path) -> RunData:
     """Returns a run's data; never raises for damaged or missing files."""
     # Nothing here may raise: a report is wanted most of all of a run that broke.
-    events = read_events(path / EVENTS)
+    events = [well_formed(record) for record in read_events(path / EVENTS)]
     config, problem = None, ""
     try:
         config = read_config(path)
@@ -125,8 +126,9 @@ def load_run(path: Path) -> RunData:
         problem = str(error)
     try:
         environment = json.loads((path / PLUGINS).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         environment = {}
+    environment = well_formed(environment) if isinstance(environment, dict) else {}
     data = RunData(path, path.resolve().name, events, step_records(events), config, problem, environment)
     return dataclasses.replace(data, environment=environment | data.last("run_started"))
 
@@ -149,7 +151,7 @@ def field_value(record: Mapping[str, Any], field: str) -> float | None:
         value = value.get(rest) if isinstance(value, dict) else None
     try:
         return None if value is None else number(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -195,6 +195,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """Returns a line's record, None where it is not a whole one."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and "event" in record else None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
