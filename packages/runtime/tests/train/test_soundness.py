@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.composition.experiment import compose
+from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.soundness import Soundness
-from kanawa_runtime.train.stepping import DivergedError, NonFiniteStateError
+from kanawa_runtime.train.stepping import DivergedError, NonFiniteLossError, NonFiniteStateError
 from tiny_lm import tiny
 
 
@@ -48,7 +49,7 @@ def diverging(path, peak, **changes):
     return Loop(compose(cfg), path)
 
 
-@pytest.mark.parametrize("peak", [1e30, float("nan")])
+@pytest.mark.parametrize("peak", [1e30, 1e38])
 def test_an_update_that_poisons_the_parameters_is_not_saved(tmp_path, peak):
     run = tmp_path / "run"
     with pytest.raises(NonFiniteStateError) as caught:
@@ -67,3 +68,12 @@ def test_earlier_checkpoints_stay_and_one_under_way_is_finished(tmp_path):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1"]
     assert (run / "checkpoints" / "1" / "COMMIT.json").is_file()
     assert read_events(run / "events.jsonl")[-2]["event"] == "checkpoint_committed"
+
+
+def test_a_state_whose_held_out_loss_is_nan_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *args, **fields: {"loss": float("nan"), "tokens": 8.0})
+    run = tmp_path / "run"
+    with pytest.raises(NonFiniteLossError, match=r"the held-out loss after step 6 is nan; .*every earlier checkpoint"):
+        diverging(run, 1e-3).execute()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["3", "4", "5"]
+    assert read_events(run / "events.jsonl")[-2]["event"] in ("eval", "checkpoint_committed")

@@ -235,6 +235,7 @@ class _Running:
                 record |= self._baseline()
             self.evaluation = attempt.journal.write("eval", step=stepper.step, final=final, **record)
             attempt.screen.evaluation(self.evaluation)
+            stepper.check_evaluation(record["loss"])
         if started.sampler is not None:
             with attempt.screen.phase(f"step {stepper.step}: writing a sample"):
                 attempt.journal.write("sample", step=stepper.step, **started.sampler.sample(params, state))

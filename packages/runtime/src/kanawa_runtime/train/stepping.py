@@ -73,6 +73,12 @@ class Stepper:
         previous, self._pending = self._pending, None
         self._finish(previous)
 
+    def check_evaluation(self, loss: float) -> None:
+        """Raises NonFiniteLossError where the held-out loss of the state is NaN, although all its arrays are finite."""
+        if math.isnan(loss):
+            message = f"the held-out loss after step {self.step} is {loss}; {self._advice(self.step)}"
+            raise NonFiniteLossError(message)
+
     def _finish(self, pending: _Pending | None) -> None:
         """Waits for a step and records it; raises DivergedError."""
         if pending is None:
