@@ -73,7 +73,7 @@ def test_earlier_checkpoints_stay_and_one_under_way_is_finished(tmp_path):
 def test_a_state_whose_held_out_loss_is_nan_is_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(Evaluator, "evaluate", lambda *args, **fields: {"loss": float("nan"), "tokens": 8.0})
     run = tmp_path / "run"
-    with pytest.raises(NonFiniteLossError, match=r"the held-out loss after step 6 is nan; .*every earlier checkpoint"):
+    with pytest.raises(NonFiniteLossError, match=r"the held-out loss after step 6 is nan; nothing of this step"):
         diverging(run, 1e-3).execute()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["3", "4", "5"]
     assert read_events(run / "events.jsonl")[-2]["event"] in ("eval", "checkpoint_committed")
