@@ -48,3 +48,9 @@ def test_copies_are_the_same_object(sentinel: Any) -> None:
     assert copy.deepcopy(sentinel) is copy.copy(sentinel) is sentinel
     assert repr(sentinel) in ("REQUIRED", "FROM_PARENT")
     assert sentinel != 1
+
+
+def test_what_is_asked_of_an_unset_field_is_told_by_name():
+    with pytest.raises(SentinelError, match=r"FROM_PARENT is not a value, nothing is inside \(build was asked for\)"):
+        FROM_PARENT.build()
+    assert not hasattr(REQUIRED, "build")

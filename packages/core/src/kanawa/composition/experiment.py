@@ -166,8 +166,9 @@ def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems
                 model = built if unchanged else cfg.model.build()
         except KanawaError as error:
             sentences.append(str(error))
-    if "execution" in cfg.fields():
-        sentences += pin_problems(cfg.execution.kernels)
+    with problems.noted():
+        if "execution" in cfg.fields():
+            sentences += pin_problems(cfg.execution.kernels)
     for _, answered in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
         sentences += answered
     for sentence in sentences:

@@ -9,6 +9,10 @@ class SentinelError(ConfigError):
     """A field that holds no value yet was used as if it did."""
 
 
+class SentinelAttributeError(SentinelError, AttributeError):
+    """A field that holds no value yet was asked for something inside."""
+
+
 class Sentinel:
     """A named marker; it can be compared by identity, printed, copied and pickled, nothing else."""
 
@@ -29,6 +33,11 @@ class Sentinel:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Sentinel":
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError too, so that `hasattr` and `copy` go on as with any object.
+        message = f"{self._name} is not a value, nothing is inside ({name} was asked for): {self._advice}"
+        raise SentinelAttributeError(message)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         message = f"{self._name} is not a value: {self._advice}"
