@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kanawa.config import from_json, to_json
-from kanawa.contracts import Checkpointer, Restored
+from kanawa.contracts import Checkpointer, CheckpointError, Restored
 
 _DATA = {"row": 24, "digest": "abc"}
 _META = {"plugins": {"kanawa": "0.1.0"}}
@@ -96,6 +96,22 @@ class CheckpointerConformance:
     def test_the_newest_are_kept_and_every_nth_for_good(self, tmp_path: Path) -> None:
         checkpointer = self.saved(tmp_path, 1, 2, 3, 4, 5, keep_last_n=2, keep_every_n_steps=2)
         assert checkpointer.steps() == [2, 4, 5]
+        checkpointer.close()
+
+    def test_going_back_keeps_later_steps_out_of_the_way(self, tmp_path: Path) -> None:
+        checkpointer = self.saved(tmp_path, 1, 2, 3)
+        self.restored(checkpointer, 1)
+        try:
+            places = checkpointer.go_back(1)
+        except CheckpointError:
+            assert checkpointer.steps() == [1, 2, 3], "it refused, and changed something"
+            return
+        assert checkpointer.steps() == [1]
+        assert len(places) == 2
+        assert all(Path(place).exists() for place in places)
+        assert checkpointer.save(2, **self.trees(2), data=_DATA, meta=_META)
+        checkpointer.wait()
+        assert checkpointer.steps() == [1, 2]
         checkpointer.close()
 
     def test_a_committed_step_is_told_with_its_place(self, tmp_path: Path) -> None:
