@@ -20,6 +20,9 @@ CARRIED = (
     "tokenizer*.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "special_tokens_map.json",
     "added_tokens.json", "spiece.model", "*.tiktoken", "chat_template*", "generation_config.json",
 )  # fmt: skip
+#: A config with every label of a large classifier takes some hundred kilobytes.
+_MOST_BYTES = 16 * 2**20
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers", "encoder_layers", "decoder_layers")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -40,7 +43,10 @@ def read_config(directory: Path) -> dict[str, Any]:
         message = f"{directory} is not a directory; give a downloaded Hugging Face model folder"
         raise ConvertError(message)
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(_beginning(file))
+    except RecursionError as error:
+        message = f"{file} nests lists and objects deeper than can be read"
+        raise ConvertError(message) from error
     except OSError as error:
         message = f"{directory} has no readable {CONFIG}, so it isn't a Hugging Face model folder: {error}"
         raise ConvertError(message) from error
@@ -51,6 +57,28 @@ def read_config(directory: Path) -> dict[str, Any]:
         message = f"{file} has no model_type: it isn't a Hugging Face model's config"
         raise ConvertError(message)
     return config
+
+
+def _beginning(file: Path) -> bytes:
+    """Returns the file's bytes; raises ConvertError for one that goes on beyond any config, such as a device."""
+    with file.open("rb") as stream:
+        content = stream.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        message = f"{file} is more than {_MOST_BYTES:,} bytes, which no model's config is"
+        raise ConvertError(message)
+    return content
+
+
+def refuse_unheld_layers(folder: Folder, source: str) -> None:
+    """Raises ConvertError for a config with more layers than the folder has tensors: they would fill the memory."""
+    for name in _LAYER_COUNTS:
+        count = folder.config.get(name)
+        if isinstance(count, int | float) and count > len(folder.tensors):
+            message = (
+                f"{source}: {CONFIG} says {name} is {count:g}, and there are {len(folder.tensors)} tensors: a layer "
+                "has one at least; is a shard missing, or the config another model's?"
+            )
+            raise ConvertError(message)
 
 
 def open_folder(directory: Path) -> Folder:

@@ -21,7 +21,7 @@ from kanawa_layers.convert.accounting import account
 from kanawa_layers.convert.arrays import foreign_value, gather
 from kanawa_layers.convert.errors import ConvertError
 from kanawa_layers.convert.families import differences, foreign_config, model_config
-from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder
+from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder, read_config, refuse_unheld_layers
 from kanawa_layers.convert.safetensors_file import DTYPES, write_file
 
 #: Of a shard, unless asked otherwise; what the hub's own libraries write.
@@ -45,14 +45,14 @@ class HuggingFaceStore(ModelStore):
     def holds(self, directory: Path) -> bool:
         """Returns whether config.json has a model_type."""
         try:
-            config = json.loads((directory / CONFIG).read_bytes())
-        except (OSError, ValueError):
+            return "$type" not in read_config(directory)
+        except ConvertError:
             return False
-        return isinstance(config, dict) and "model_type" in config and "$type" not in config
 
     def inspect(self, directory: Path) -> tuple[Folder, Config, ForeignTable, dict[str, str]]:
         """Returns the folder, our config, the table, and the folder's name of each tensor; reads headers only."""
         folder = open_folder(directory)
+        refuse_unheld_layers(folder, str(directory))
         cfg = model_config({**folder.config, **({"model_type": self.family} if self.family else {})})
         table = kn.foreign.table_of(cfg.build())
         return folder, cfg, table, account(str(directory), table, folder.tensors)

@@ -26,6 +26,8 @@ from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, read_config
 
 NOTES = "notes.json"
+# A folder that is looked at may be anybody's, and its config.json a device without end.
+_MOST_BYTES = 64 * 2**20
 
 
 class RunStore(ModelStore):
@@ -34,8 +36,9 @@ class RunStore(ModelStore):
     def holds(self, directory: Path) -> bool:
         """Returns whether config.json is a config of ours."""
         try:
-            config = json.loads((directory / CONFIG).read_bytes())
-        except (OSError, ValueError):
+            with (directory / CONFIG).open("rb") as stream:
+                config = json.loads(stream.read(_MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
             return False
         return isinstance(config, dict) and "$type" in config
 
