@@ -147,7 +147,7 @@ def test_text_never_goes_through_another_tokenizer(work, verb, monkeypatch, caps
     [
         ("bert", "bert: EncoderLM continues no prompt; models that do are CausalLMs"),
         ("t5", "t5: EncoderDecoderLM continues no prompt"),
-        ("vit", "ImageClassifier takes no tokens, and runs are of models that do"),
+        ("vit", "vit: ImageClassifier continues no prompt"),
     ],
 )
 def test_what_continues_no_prompt_says_so(family, message, capsys):

@@ -50,7 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; returns 0."""
-    from kanawa.contracts import CausalLM
 
     from kanawa_runtime.commands.process import prepare_process
     from kanawa_runtime.serve.generate import Generator
@@ -65,11 +64,9 @@ def run(args: argparse.Namespace) -> int:
     sampling.clone().freeze()
     prepare_process()
     with stage(f"reading {args.run_directory}"):
+        _check_continues(Path(args.run_directory))
         opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
     model = opened.trainer.model
-    if not isinstance(model, CausalLM):
-        message = f"{args.run_directory}: {type(model).__name__} continues no prompt; models that do are CausalLMs"
-        raise UsageError(message)
     tokenizer = _tokenizer(opened, needed=bool(args.prompt))
     if args.prompt and tokenizer is None:
         raise no_tokenizer(opened)
@@ -123,6 +120,19 @@ def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], 
     write(safe(growing.finish()))
     for text, prompt, completion in zip(args.prompt[1:], prompts[1:], completions[1:], strict=True):
         write(text + safe(continued(tokenizer, prompt, completion.token_ids)))
+
+
+def _check_continues(directory: Path) -> None:
+    """Raises UsageError for a model of another kind, before opening it would speak of data to train it on."""
+    from kanawa.contracts import CausalLM
+
+    from kanawa_runtime.serve.imported import outline_of
+
+    stored = outline_of(directory)
+    kind = None if stored is None else stored.config._target
+    if kind is not None and not issubclass(kind, CausalLM):
+        message = f"{directory}: {kind.__qualname__} continues no prompt; models that do are CausalLMs"
+        raise UsageError(message)
 
 
 def _tokenizer(opened: Any, *, needed: bool) -> Any:
