@@ -92,7 +92,7 @@ def test_while_waiting_for_data_the_last_step_is_saved(run, uninterrupted):
     assert (last["outcome"], last["signal"], last["checkpoint"]) == ("stopped", "Ctrl-C", str(saved))
     assert "stopping (Ctrl-C)" in err
     assert f"stopped by Ctrl-C after step {last['step']}; saved in {shown(saved)}" in err
-    assert f"to go on: kanawa train tiny-lm --set data=slow_data:SlowData --run {shown(run.path)} --steps 30" in err
+    assert f"to go on: kanawa train tiny-lm --set data=slow_data:SlowData --run {run.path} --steps 30" in err
     assert (saved / "COMMIT.json").exists()
     code, err = ended(run.start())
     assert code == 0, err

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import compose_from, experiment_arguments
@@ -13,6 +17,9 @@ from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from kanawa_runtime.train.loop import Loop
     from kanawa_runtime.train.outcome import Outcome
     from kanawa_runtime.train.screen import Screen
 
@@ -87,12 +94,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
+    # Once the loop runs, signals are its own.
+    with _remembered_interrupt() as check:
+        loop = _loop(args, screen, check)
+    return loop.execute()
+
+
+def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -> Loop:
+    """Returns the loop, its run open; `check` raises KeyboardInterrupt if Ctrl-C was pressed since the start."""
     with screen.phase("importing JAX"):
         import jax  # noqa: F401 - seconds on a busy machine, so that it has a phase of its own
     from kanawa.composition.detect import local_target
 
     from kanawa_runtime.commands.process import join_gang, prepare_process
 
+    check()
     prepare_process()
     with screen.phase("waiting for the other processes"):
         join_gang(args.coordinator, args.processes, args.process_id)
@@ -102,12 +118,14 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
         local_path(place or "", what)
     with screen.phase("composing"):
         composition = compose_from(args, on=args.on or local_target())
+    check()
     with screen.phase("building"):
         from kanawa_runtime.experiments.folders import run_and_start
         from kanawa_runtime.train.loop import Loop
 
         directory, initial = run_and_start(composition, args.directory, args.init_from)
-        loop = Loop(
+        check()
+        return Loop(
             composition,
             directory,
             steps=args.steps,
@@ -116,7 +134,33 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
             screen=screen,
             command=_typed(),
         )
-    return loop.execute()
+
+
+@contextlib.contextmanager
+def _remembered_interrupt() -> Iterator[Callable[[], None]]:
+    """Yields a function that raises KeyboardInterrupt once more if Ctrl-C was pressed inside.
+
+    Some libraries catch everything while they are imported, and a Ctrl-C that comes then would be lost.
+    """
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _screen(args: argparse.Namespace) -> Screen:
