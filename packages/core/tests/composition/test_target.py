@@ -119,7 +119,7 @@ def test_device_is_found_by_what_jax_calls_it(devices):
 
 
 @pytest.mark.parametrize("selector", ["cpu-" + "9" * 400, "cpu-" + "9" * 5_000, "cpu-1000001", "v5p-512x9999999"])
-def test_more_devices_than_there_are(selector):
+def test_more_devices_than_there_are(devices, selector):
     with pytest.raises(TargetError, match="at most 1,000,000 devices can be planned for") as error:
         parse_target(selector)
     assert len(str(error.value)) < 300
