@@ -82,7 +82,7 @@ def test_a_report_needs_a_place(folder: Path, capsys: pytest.CaptureFixture[str]
         ["report", "HERE"],
         ["report", "runs/mine", "--out", "HERE"],
         ["report", "runs/mine", "HERE"],
-        ["train", "quickstart", "--data", "HERE"],
+        ["train", "tiny-lm", "--data", "HERE"],
     ],
 )
 def test_an_address_is_no_path(

@@ -29,9 +29,13 @@ class TensorBoardLogger(Service):
         """Opens a new event file."""
         import tensorboardX
 
-        # Points at and after `purge_step` that earlier files hold are dropped by TensorBoard as it reads.
+        # Points at and after `purge_step` that earlier files hold are dropped by TensorBoard as it reads. Files are
+        # named by the second: without the attempt, a run resumed within one would write over its own past.
         self._writer = tensorboardX.SummaryWriter(
-            str(Path(run.directory) / self.config.folder), purge_step=run.start_step + 1, write_to_disk=True
+            str(Path(run.directory) / self.config.folder),
+            purge_step=run.start_step + 1,
+            filename_suffix=f".{run.attempt:06d}",
+            write_to_disk=True,
         )
         self._writer.add_text("config", _as_code(to_text(run.config)), run.start_step)
 
