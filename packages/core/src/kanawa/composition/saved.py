@@ -1,7 +1,6 @@
 """Configs that were saved beside the plugins they were made with: what is missing now is named, with its version."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,14 @@ def read_saved(data: Any, plugins: Mapping[str, str] | None = None) -> Config:
         if not failed:
             _blame_versions(error, plugins or {})
             raise
-        tops = sorted({name.partition(":")[0].partition(".")[0] for name, _, _ in failed})
+        reasons: dict[str, str] = {}
+        for name, _, reason in failed:
+            # The first reason stands for its package: "kanawa_x" of "kanawa_x.layers:Leaf".
+            reasons.setdefault(name.partition(":")[0].partition(".")[0], reason)
         places = ", ".join(f"{name} at {path or 'the root'}" for name, path, _ in failed[:_TOLD_PLACES])
         more = f" and {len(failed) - _TOLD_PLACES} more" if len(failed) > _TOLD_PLACES else ""
         lines = [f"it needs code that can't be loaded here: {places}{more}"]
-        reasons = {top: next(r for name, _, r in failed if re.split(r"[.:]", name)[0] == top) for top in tops}
-        lines += [_advice(top, reasons[top], plugins or {}) for top in tops]
+        lines += [_advice(top, reasons[top], plugins or {}) for top in sorted(reasons)]
         raise MissingPluginError("\n".join(lines)) from error
 
 
