@@ -1,8 +1,7 @@
 """Plans the headline workloads whose compilers are installed, and says how far from what others published.
 
 Run: `python benchmarks/plan_headlines.py [--only llama2-7b:v5p-512] [--from FOLDER]`. Prints one JSON object.
-A family's share of peak, for what no compiler estimates, is what makes its first workload below take the published
-time; the others' errors follow from it.
+Predicted seconds are the plan's own, by the calibration of the compiler that made it.
 `--from` reads `EXPERIMENT.TARGET.json` files that `kanawa plan --json` wrote elsewhere, where another compiler is.
 """
 
@@ -14,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kanawa.composition.target import parse_target
 from kanawa.plugins import PublishedStep
-from kanawa_parallel.plan.cost.calibration import published_steps, share_of_peak
+from kanawa_parallel.plan.cost.calibration import published_steps
 
 #: Cycles of MaxText's step, the same batch and topology, compiled with the same libtpu under full remat.
 MAXTEXT_CYCLES = {"llama2-7b": 4.387e9, "llama2-70b": 2.062e10}
@@ -36,15 +34,9 @@ def planned(work: PublishedStep, folder: Path | None) -> dict[str, Any] | None:
     return {**json.loads(done.stdout), "wall_seconds": time.perf_counter() - begin}
 
 
-def row(work: PublishedStep, plan: dict[str, Any], shares: dict[str, float]) -> dict[str, Any]:
-    """Returns what is worth keeping of a plan, with the error of its family's share."""
-    # A share holds for a kind of device, whose members run the same kernels.
-    family = parse_target(work.target).device.family
-    estimate, unestimated = plan["estimated_seconds"], plan["unestimated_seconds"]
-    first = family not in shares
-    share = shares.setdefault(family, share_of_peak(work.seconds, estimate, unestimated))
-    # A kernel that takes longer hides more; what the plan itself prints, once its table has the share, counts that.
-    predicted = estimate - unestimated + unestimated / share
+def row(work: PublishedStep, plan: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is worth keeping of a plan, with its error."""
+    predicted = plan["step_seconds"]
     found = {
         "experiment": work.experiment,
         "target": work.target,
@@ -52,13 +44,14 @@ def row(work: PublishedStep, plan: dict[str, Any], shares: dict[str, float]) -> 
         "fits": plan["fits"],
         "memory_gib": plan["memory_per_device_bytes"] / 2**30,
         "temporaries_gib": plan["memory"]["temporaries"] / 2**30,
-        "estimated_seconds": estimate,
-        "unestimated_seconds": unestimated,
-        "share_of_peak": share,
+        "estimated_seconds": plan["estimated_seconds"],
+        "unestimated_seconds": plan["unestimated_seconds"],
+        "calibration": plan["calibration"]["said"],
         "predicted_seconds": predicted,
+        "predicted_between": plan["step_seconds_between"],
         "published_seconds": work.seconds,
-        "error": None if first else predicted / work.seconds - 1,
-        "mfu": plan["model_flops_per_step"] / (plan["peak_flops"] * plan["chips"] * predicted),
+        "error": predicted and predicted / work.seconds - 1,
+        "mfu": plan["mfu"],
         "flops_ratio": plan["flops_per_step"] / plan["model_flops_per_step"],
         "binds": plan["binds"],
         "compile_seconds": plan["compile_seconds"],
@@ -78,15 +71,14 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="EXPERIMENT:TARGET")
     parser.add_argument("--from", dest="folder", type=Path, metavar="FOLDER")
     args = parser.parse_args()
-    shares: dict[str, float] = {}
     rows = []
     for work in published_steps():
         if args.only and f"{work.experiment}:{work.target}" not in args.only:
             continue
         plan = planned(work, args.folder)
         if plan is not None:
-            rows.append(row(work, plan, shares))
-    sys.stdout.write(json.dumps({"shares_of_peak": shares, "rows": rows}, indent=2) + "\n")
+            rows.append(row(work, plan))
+    sys.stdout.write(json.dumps({"rows": rows}, indent=2) + "\n")
     return 0
 
 

@@ -13,11 +13,6 @@ def _peaks(half: float, single: float, eighth: float | None = None) -> dict[str,
     return peaks
 
 
-# Found from one published step each; no compiler estimates a GPU program's time.
-_HOPPER_SHARE = {"share_of_peak": 0.672, "share_of_peak_source": "llama2-7b on h100-256: 1.4 s published"}
-_BLACKWELL_SHARE = {"share_of_peak": 0.346, "share_of_peak_source": "qwen3-30b-a3b on b200-512: 4.31 s published"}
-
-
 # `memory_bytes` is what the driver reports for the card, not the marketing size.
 A100 = DeviceSpec(
     name="a100",
@@ -64,7 +59,6 @@ H100 = DeviceSpec(
     chips_per_host=8,
     domain_chips=8,
     link_name="NVLink",
-    **_HOPPER_SHARE,
     source="NVIDIA H100 GPU architecture white paper, table 2 (SXM5); DGX H100 data sheet",
 )
 
@@ -81,7 +75,6 @@ H200 = DeviceSpec(
     chips_per_host=8,
     domain_chips=8,
     link_name="NVLink",
-    **_HOPPER_SHARE,
     source="NVIDIA H200 Tensor Core GPU data sheet (SXM); DGX H200 data sheet",
 )
 
@@ -98,7 +91,6 @@ B200 = DeviceSpec(
     chips_per_host=8,
     domain_chips=8,
     link_name="NVLink",
-    **_BLACKWELL_SHARE,
     source="NVIDIA Blackwell architecture data sheet (HGX B200); DGX B200 data sheet",
 )
 

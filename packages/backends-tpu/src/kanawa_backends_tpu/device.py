@@ -46,8 +46,6 @@ def _clock(bfloat16: float, units: int, side: int) -> float:
     return bfloat16 / (units * side * side * 2)
 
 
-# Found from llama2-7b's step on v5p-512; all chips of a three-dimensional torus run the same kernels.
-_SHARE_3D = {"share_of_peak": 0.521, "share_of_peak_source": "llama2-7b on v5p-512: 2.5 s published"}
 _NAMES = {"link_name": "ICI", "network_name": "DCN"}
 
 
@@ -69,7 +67,6 @@ V4 = DeviceSpec(
     domain_chips=4096,
     torus_dimensions=3,
     clock_hz=_clock(275e12, units=8, side=128),
-    **_SHARE_3D,
     **_NAMES,
     source=_DOCS + "v4",
 )
@@ -110,7 +107,6 @@ V5P = DeviceSpec(
     domain_chips=8960,
     torus_dimensions=3,
     clock_hz=_clock(459e12, units=8, side=128),
-    **_SHARE_3D,
     **_NAMES,
     source=_DOCS + "v5p",
 )
@@ -153,7 +149,6 @@ V7X = DeviceSpec(
     domain_chips=9216,
     torus_dimensions=3,
     clock_hz=_clock(2307e12, units=8, side=256),
-    **_SHARE_3D,
     **_NAMES,
     source=_DOCS + "tpu7x",
 )

@@ -9,6 +9,7 @@ BACKEND = Backend(
     compiler_options="kanawa_backends_tpu.compiler:compiler_options",
     topology="kanawa_backends_tpu.topology:topology",
     missing_compiler="kanawa_backends_tpu.topology:missing_wheels",
+    calibrations="kanawa_backends_tpu.calibration:CALIBRATIONS",
     install="kanawa-backends-tpu[tpu]",
     findings="kanawa_backends_tpu.doctor:findings",
 )

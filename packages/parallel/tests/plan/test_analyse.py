@@ -46,12 +46,31 @@ def test_seconds_add_up_and_give_mfu_and_tokens(report):
     assert parts[report.binds] == max(parts.values())
 
 
-def test_a_share_of_peak_and_its_source_are_the_devices(planned):
+def test_a_device_gets_the_calibration_of_the_nearest_compiler_in_a_wider_interval(planned):
+    _, slow = planned("slow-4")
+    assert (slow.calibration["compiler"], slow.calibration["compute_share"]) == ("jaxlib 0.1.0", 0.25)
+    assert slow.calibration["said"].startswith(
+        "calibrated on 1 published step of this kind (jaxlib 0.1.0); interval widened, for this is jaxlib "
+    )
+    assert slow.calibration["said"].endswith("; not calibrated: wire")
+    assert slow.calibration["interval"] == pytest.approx([0.9 / 1.1, 1.2 * 1.1])
+    low, high = slow.step_seconds_between
+    assert low == pytest.approx(slow.step_seconds * 0.9 / 1.1) and high == pytest.approx(slow.step_seconds * 1.2 * 1.1)
+
+
+def test_a_calibration_slows_a_step(planned):
     _, plain = planned("box-4")
     _, slow = planned("slow-4")
-    assert (slow.calibration, slow.calibration_source) == (0.5, "a slow day")
     assert slow.estimated_seconds > plain.estimated_seconds  # A collective takes a millisecond to begin.
-    assert slow.step_seconds >= slow.estimated_seconds
+    for part in ("compute", "memory"):
+        assert slow.step_seconds_by[part] == pytest.approx(4 * plain.step_seconds_by[part])
+
+
+def test_what_no_step_was_fitted_for_says_so_and_is_the_figures_at_best(planned):
+    _, plain = planned("box-4")
+    assert plain.calibration["said"].startswith("not calibrated: no published step of this kind was fitted")
+    assert plain.step_seconds_between == (plain.step_seconds, 2.5 * plain.step_seconds)
+    assert plain.step_seconds == plain.estimated_seconds
 
 
 def test_json_reads_back_as_the_same_report(report):

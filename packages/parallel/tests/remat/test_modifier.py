@@ -5,7 +5,7 @@ import pytest
 from kanawa.contracts import RematPolicy, Stack
 from kanawa.errors import UnknownNameError, UsageError
 from kanawa_parallel.remat.modifier import Remat
-from kanawa_parallel.remat.policies import FullRemat, KeepAll, SaveNames
+from kanawa_parallel.remat.policies import FullRemat, KeepAll, OffloadNames, SaveNames
 
 STRANGER = """
 import kanawa as kn
@@ -72,3 +72,10 @@ def test_a_component_that_gives_no_policy_is_named(stranger):
     stranger("stranger", STRANGER, remat=NAMES)
     with pytest.raises(UsageError, match=r"'nonsense' is .* which gives str; expected a RematPolicy, or a function"):
         changed("nonsense")
+
+
+def test_activations_may_be_named_without_a_policy_of_that_name():
+    kept = Remat.Config(save=("query",)).build()(Model()).first.remat
+    assert kept == SaveNames.Config(save=("query",))
+    sent = Remat.Config(save=("query",), offload=("layer_input",)).build()(Model()).first.remat
+    assert sent == OffloadNames.Config(save=("query",), offload=("layer_input",))

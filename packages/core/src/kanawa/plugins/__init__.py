@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from kanawa.plugins.manager import component as component
     from kanawa.plugins.manager import host as host
     from kanawa.plugins.manager import set_host as set_host
+    from kanawa.plugins.records import Calibration as Calibration
     from kanawa.plugins.records import Command as Command
     from kanawa.plugins.records import Component as Component
     from kanawa.plugins.records import DeviceSpec as DeviceSpec
     from kanawa.plugins.records import Finding as Finding
+    from kanawa.plugins.records import FittedStep as FittedStep
     from kanawa.plugins.records import Kind as Kind
     from kanawa.plugins.records import MeshRule as MeshRule
     from kanawa.plugins.records import PublishedStep as PublishedStep
@@ -37,10 +39,12 @@ _HOME = {
     "set_host": "manager",
     "hookimpl": "specs",
     "hookspec": "specs",
+    "Calibration": "records",
     "Command": "records",
     "Component": "records",
     "DeviceSpec": "records",
     "Finding": "records",
+    "FittedStep": "records",
     "Kind": "records",
     "MeshRule": "records",
     "PublishedStep": "records",

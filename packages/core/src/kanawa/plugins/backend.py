@@ -8,7 +8,7 @@ from typing import Any
 
 from kanawa.errors import TargetError
 from kanawa.plugins.catalog import load_value
-from kanawa.plugins.records import DeviceSpec, Finding, MeshRule
+from kanawa.plugins.records import Calibration, DeviceSpec, Finding, MeshRule
 from kanawa.plugins.specs import hookimpl
 
 
@@ -24,6 +24,7 @@ class Backend:
         compiler_options: a function (device, purpose) -> options; empty where the compiler takes none from XLA.
         topology: a function (target) -> compile-only devices; empty where no compiler is public.
         missing_compiler: a function that returns the distributions the compiler lacks here.
+        calibrations: a sequence of Calibrations; empty where no published step was fitted.
         install: what `pip install` makes good what is missing, such as "kanawa-backends-gpu[compile]".
     """
 
@@ -34,6 +35,7 @@ class Backend:
     compiler_options: str = ""
     topology: str = ""
     missing_compiler: str = ""
+    calibrations: str = ""
     install: str = ""
 
     @hookimpl
@@ -47,6 +49,12 @@ class Backend:
         """Returns the backend's mesh rules."""
         rules: Sequence[MeshRule] = load_value(self.mesh_rules)
         return rules
+
+    @hookimpl
+    def kanawa_calibrations(self) -> Sequence[Calibration]:
+        """Returns what the backend's devices reach."""
+        fitted: Sequence[Calibration] = load_value(self.calibrations) if self.calibrations else ()
+        return fitted
 
     @hookimpl
     def kanawa_compiler_options(self, device: DeviceSpec, purpose: str) -> dict[str, Any] | None:

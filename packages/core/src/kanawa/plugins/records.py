@@ -36,8 +36,6 @@ class DeviceSpec:
         link_name: what the links inside a domain are called; `network_name` those between domains.
         link_latency_seconds: until the first byte of a collective arrives, whatever its size.
         clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
-        share_of_peak: of `peak_flops`, what work reaches of whose time no compiler makes an estimate: found from one
-            published step; `share_of_peak_source` says which.
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
     """
 
@@ -61,8 +59,6 @@ class DeviceSpec:
     network_name: str = "network"
     link_latency_seconds: float = 5e-6
     clock_hz: float | None = None
-    share_of_peak: float = 1.0
-    share_of_peak_source: str = "not calibrated"
     exact_float32: bool = False
     source: str
 
@@ -73,7 +69,6 @@ class DeviceSpec:
         for count in ("chips_per_host", "jax_devices_per_chip", "cores_per_chip", "domain_chips"):
             _require(getattr(self, count) >= 1, f"{self.name}: {count} must be at least 1")
         _require(0 <= self.torus_dimensions <= 3, f"{self.name}: torus_dimensions must be 0 to 3")
-        _require(0 < self.share_of_peak <= 1, f"{self.name}: share_of_peak must be above 0 and at most 1")
         _require(self.clock_hz is None or self.clock_hz > 0, f"{self.name}: clock_hz must be positive, or None")
         _require(bool(self.source), f"{self.name}: source must cite where the figures come from")
 
@@ -99,6 +94,73 @@ class PublishedStep:
         """Refuses a time that can't be, or one of nowhere; raises ValueError."""
         _require(self.seconds > 0, f"{self.experiment} on {self.target}: seconds must be positive")
         _require(bool(self.source), f"{self.experiment} on {self.target}: source must cite where it is published")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedStep:
+    """A published step on which a calibration was fitted, and what its plan says.
+
+    Attributes:
+        workload: what was trained and how it was spread, in words.
+        seconds: as published; `rounding_seconds` is half a unit of its last digit.
+        planned_seconds: by the calibration; `held_out_seconds` by one that was fitted without this step.
+    """
+
+    workload: str
+    target: str
+    seconds: float
+    rounding_seconds: float
+    planned_seconds: float
+    held_out_seconds: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuses a time that can't be; raises ValueError."""
+        for name in ("seconds", "planned_seconds", "held_out_seconds"):
+            _require(getattr(self, name) > 0, f"{self.workload} on {self.target}: {name} must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What programs of one compiler reach on some kinds of device, of what the figures and the compiler promise.
+
+    Without any step that it was fitted on it stands for the figures themselves, which nothing reaches.
+
+    Attributes:
+        compiler: the distribution and version whose programs were fitted, such as "libtpu 0.0.52".
+        devices: DeviceSpec names.
+        estimate_factor: seconds that a second of the compiler's own estimate takes.
+        compute_share: of peak FLOP/s, for work of which the compiler makes no estimate.
+        memory_share, link_share, network_share: of the bandwidths.
+        hidden_cost: what a second of communication behind compute costs that compute, in seconds.
+        launch_seconds: until a kernel begins, where the compiler makes no estimates.
+        interval: the least and the most that a step takes, as multiples of the planned time.
+        steps: what it was fitted on; the held-in steps.
+        uncalibrated: what none of those steps tests, such as "DCN".
+    """
+
+    compiler: str = ""
+    devices: tuple[str, ...] = ()
+    estimate_factor: float = 1.0
+    compute_share: float = 1.0
+    memory_share: float = 1.0
+    link_share: float = 1.0
+    network_share: float = 1.0
+    hidden_cost: float = 0.0
+    launch_seconds: float = 0.0
+    interval: tuple[float, float] = (1.0, 2.5)
+    steps: tuple[FittedStep, ...] = ()
+    uncalibrated: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses shares that can't be; raises ValueError."""
+        name = ", ".join(self.devices) or "calibration"
+        for share in ("compute_share", "memory_share", "link_share", "network_share"):
+            _require(0 < getattr(self, share) <= 1, f"{name}: {share} must be above 0 and at most 1")
+        _require(self.estimate_factor > 0, f"{name}: estimate_factor must be positive")
+        _require(self.hidden_cost >= 0 and self.launch_seconds >= 0, f"{name}: costs must not be negative")
+        low, high = self.interval
+        _require(0 < low <= high, f"{name}: the interval {self.interval} must be two positive numbers in order")
 
 
 @dataclass(frozen=True, kw_only=True)

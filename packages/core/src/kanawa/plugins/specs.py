@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from kanawa.plugins.records import Command, Component, DeviceSpec, Finding, Kind, MeshRule, PublishedStep
+from kanawa.plugins.records import (
+    Calibration,
+    Command,
+    Component,
+    DeviceSpec,
+    Finding,
+    Kind,
+    MeshRule,
+    PublishedStep,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,6 +43,7 @@ CONTRIBUTIONS: dict[str, type] = {
     "kanawa_device_specs": DeviceSpec,
     "kanawa_mesh_rules": MeshRule,
     "kanawa_published_steps": PublishedStep,
+    "kanawa_calibrations": Calibration,
     "kanawa_doctor": Finding,
 }
 
@@ -85,6 +95,11 @@ def kanawa_mesh_rules() -> Sequence[MeshRule]:
 @hookspec
 def kanawa_published_steps() -> Sequence[PublishedStep]:
     """Returns step times that others published of experiments this plugin knows; plans are held against them."""
+
+
+@hookspec
+def kanawa_calibrations() -> Sequence[Calibration]:
+    """Returns what programs reach on this plugin's devices, for each compiler that was fitted on published steps."""
 
 
 @hookspec

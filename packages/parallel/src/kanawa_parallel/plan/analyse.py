@@ -10,7 +10,7 @@ from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.passes import idle_share
 from kanawa_parallel.plan.compilation import Compilation
-from kanawa_parallel.plan.cost.calibration import published
+from kanawa_parallel.plan.cost.calibration import calibration_for, published
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Seconds, Timing
@@ -37,7 +37,9 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     # Where the compiler gave up, its last text is of a program that it never finished.
     finished = timing is not None and not compilation.memory.exceeded
     at_peak = timing.step() if timing and finished else Seconds()
-    seconds = timing.reaching(device.share_of_peak).step() if timing and finished else at_peak
+    versions = installed()
+    choice = calibration_for(device, versions)
+    seconds = timing.reaching(choice.calibration).step() if timing and finished else at_peak
     arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
     temporaries = peak(compilation.assignment, compilation.live_ranges)
     memory = _memory(compilation, arguments, temporaries)
@@ -70,8 +72,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         estimated_cycles=cycles or None,
         estimated_seconds=at_peak.total,
         unestimated_seconds=at_peak.unestimated,
-        calibration=device.share_of_peak,
-        calibration_source=device.share_of_peak_source,
+        calibration=choice.as_json(),
         step_seconds_by=_parts(seconds, _bubble(compilation)) if fits else {},
         published_seconds=known.seconds if known else None,
         mesh=asked.mesh,
@@ -82,7 +83,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         compile_seconds=compilation.seconds,
         peak_flops=device.peak_flops.get(asked.dtype) or max(device.peak_flops.values()),
         mfu_formula=MFU_FORMULA,
-        versions=installed(),
+        versions=versions,
     )
 
 

@@ -4,6 +4,8 @@ import kanawa as kn
 from kanawa.contracts import RematPolicy, Stack
 from kanawa.errors import UsageError
 
+from kanawa_parallel.remat.policies import OffloadNames, SaveNames
+
 #: The catalog's kind: entry points of the group `kanawa.remat` name policies, or functions that return a policy's
 #: config.
 KIND = "remat"
@@ -27,14 +29,25 @@ def named_policy(name: str) -> RematPolicy.Config:
 
 
 class Remat(kn.Modifier):
-    """`remat`: gives every stack a policy by name, such as full, dots or save-qkv-and-output (`kanawa list remat`)."""
+    """`remat`: gives every stack a policy by name, such as full, dots or save-qkv-and-output (`kanawa list remat`).
+
+    `save` and `offload` name the tagged activations themselves, for a policy that has no name:
+    `remat:save=["query"],offload=["layer_input"]`.
+    """
 
     class Config(kn.Modifier.Config):
         policy: str = "full"
+        save: tuple[str, ...] = ()
+        offload: tuple[str, ...] = ()
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the policy in every stack that has a `remat` slot."""
-        new = named_policy(self.config.policy)
+        own = self.config
+        new: RematPolicy.Config
+        if own.offload:
+            new = OffloadNames.Config(save=own.save, offload=own.offload)
+        else:
+            new = SaveNames.Config(save=own.save) if own.save else named_policy(own.policy)
 
         def put(node: kn.Config) -> None:
             if "remat" in node.fields():

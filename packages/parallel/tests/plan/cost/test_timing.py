@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from kanawa.plugins import Calibration
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Timing
@@ -53,15 +54,18 @@ def test_a_share_of_peak_slows_only_what_the_compiler_does_not_estimate(island):
         "ROOT d = bf16[4096,4096] dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     )
     full = timing(wide, island)
-    assert full.reaching(0.5).step().total == pytest.approx(2 * full.step().total)
+    half = Calibration(compute_share=0.5)
+    assert full.reaching(half).step().total == pytest.approx(2 * full.step().total)
     assert full.step().unestimated == full.step().total
     clocked = dataclasses.replace(island, clock_hz=1e9)
     known = wide.replace(
         "rhs_contracting_dims={0}", 'rhs_contracting_dims={0}, backend_config={"estimated_cycles":"5000"}'
     )
     assert timing(known, clocked).step().total == pytest.approx(5e-6)
-    assert timing(known, clocked).reaching(0.5).step().total == pytest.approx(5e-6)
+    assert timing(known, clocked).reaching(half).step().total == pytest.approx(5e-6)
     assert timing(known, clocked).step().unestimated == 0
+    slower = Calibration(estimate_factor=1.2)
+    assert timing(known, clocked).reaching(slower).step().total == pytest.approx(6e-6)
 
 
 def test_a_device_without_a_clock_takes_no_notice_of_cycles(island):
@@ -90,6 +94,17 @@ def test_what_runs_between_start_and_done_hides_a_collective(island):
     hidden, blocking = timing(GATHER, quick).step(), timing(BLOCKING, quick).step()
     assert blocking.exposed == {("fsdp", "NVLink"): pytest.approx(link)}
     assert sum(hidden.exposed.values()) == pytest.approx(link - dot)
+
+
+def test_links_reach_their_share_and_what_is_hidden_has_its_cost(island):
+    quick = dataclasses.replace(island, link_latency_seconds=0.0)
+    link, dot = SENT / island.link_bandwidth, 2 * 1024**3 / island.peak_flops["bfloat16"]
+    half = timing(BLOCKING, quick, calibration=Calibration(link_share=0.5, network_share=0.1)).step()
+    assert half.exposed == {("fsdp", "NVLink"): pytest.approx(2 * link)}
+    costly = timing(GATHER, quick, calibration=Calibration(hidden_cost=0.5)).step()
+    assert costly.compute == pytest.approx(2 * dot + 0.5 * dot)
+    launched = timing(BLOCKING, quick, calibration=Calibration(launch_seconds=1e-3)).step()
+    assert launched.total > timing(BLOCKING, quick).step().total + 2e-3
 
 
 def test_latency_is_the_devices(island):

@@ -31,8 +31,7 @@ REPORT = Report(
     estimated_cycles=3.5e9,
     estimated_seconds=2.2,
     unestimated_seconds=0.3,
-    calibration=0.521,
-    calibration_source="a published step",
+    calibration={"interval": [0.9, 1.2], "said": "calibrated on 3 published steps of this kind"},
     step_seconds_by={"compute": 2.0, "memory": 0.3, "exposed_communication": 0.2, "pipeline_bubble": 0.0},
     published_seconds=2.0,
     mesh={"data": 4, "fsdp": 64},
@@ -95,8 +94,9 @@ def test_a_whole_report():
     for said in (
         "llama train_step on v5p-512: 256 devices (256 chips), mesh data 4 x fsdp 64; compiled in 41.2 s",
         "fits: 5.50 GiB of 95 GiB a device, 89.5 GiB free",
-        "2.50 s a step, 1.60 M tokens/s, MFU 104.6%, compute binds; published 2.0 s, error +25.0%",
-        "estimate 2.20 s, with the 300 ms of it that no compiler estimates at 52% of peak FLOP/s (a published step)",
+        "2.50 s (2.25 s to 3 s) a step, 1.60 M tokens/s, MFU 104.6%, compute binds; published 2.0 s, error +25.0%",
+        "  calibrated on 3 published steps of this kind",
+        "  at the figures' own best 2.20 s, 300 ms of it estimated by no compiler",
         "arguments by path +0.04%, temporaries alive at the peak -3.1%",
         "1.50 P FLOPs a device, 1.250 of the model's own, the compiler's cycles 3.50 G",
         "kernel attention: attention.tpu.splash for q[1]",
@@ -114,7 +114,7 @@ def test_a_small_plan_is_no_column_of_zeros():
     text = render(SMALL)
     assert "tiny train_step on cpu: 1 device (1 chip), mesh one device" in text
     assert "68.4 KiB of 16 GiB a device" in text
-    assert "43.0 µs a step" in text
+    assert "43.0 µs (38.7 µs to 51.6 µs) a step" in text
     line = next(line for line in text.splitlines() if line.startswith("model.layer"))
     assert [cell.strip() for cell in line.split("  ") if cell.strip()] == [
         *("model.layer", "512 B", "512 B", "64 B", "1.20 k", "300 B", "2 µs")

@@ -1,5 +1,6 @@
 """A workload of core code alone whose step compiles in a second, and the devices it is planned for."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from kanawa.contracts import (
 )
 from kanawa.errors import ConfigError
 from kanawa.module import param_specs
-from kanawa.plugins import DeviceSpec, MeshRule, PublishedStep, hookimpl
+from kanawa.plugins import Calibration, DeviceSpec, FittedStep, MeshRule, PublishedStep, hookimpl
 from kanawa_parallel.accumulate import Accumulate
 from kanawa_parallel.pipeline.stack import PipelinedStack
 from stacked_model import StackedLM, SumBlock
@@ -127,7 +128,7 @@ def kanawa_device_specs() -> list[DeviceSpec]:
     return [
         box("box"),
         box("tight", memory_bytes=24_000),
-        box("slow", share_of_peak=0.5, share_of_peak_source="a slow day", link_latency_seconds=1e-3),
+        box("slow", link_latency_seconds=1e-3),
         box("distant", platform="abacus"),
     ]
 
@@ -142,3 +143,27 @@ def kanawa_mesh_rules() -> list[MeshRule]:
 def kanawa_published_steps() -> list[PublishedStep]:
     """Returns what somebody published of the job."""
     return [PublishedStep(experiment="plan-job", target="box-4", seconds=0.5, source="a paper of straw")]
+
+
+@hookimpl
+def kanawa_calibrations() -> list[Calibration]:
+    """Returns what the slow box reaches, with a compiler of long ago and with one that is to come."""
+    step = FittedStep(
+        workload="a job",
+        target="slow-4",
+        seconds=1.0,
+        rounding_seconds=0.05,
+        planned_seconds=1.02,
+        held_out_seconds=1.05,
+        source="a slow day",
+    )
+    old = Calibration(
+        compiler="jaxlib 0.1.0",
+        devices=("slow",),
+        compute_share=0.25,
+        memory_share=0.25,
+        interval=(0.9, 1.2),
+        steps=(step,),
+        uncalibrated=("wire",),
+    )
+    return [old, dataclasses.replace(old, compiler="jaxlib 7.0.0", compute_share=0.5, memory_share=0.5)]

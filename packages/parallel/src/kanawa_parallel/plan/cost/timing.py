@@ -8,8 +8,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
-from kanawa.plugins import DeviceSpec
+from kanawa.plugins import Calibration, DeviceSpec
 
+from kanawa_parallel.plan.cost.calibration import reached
 from kanawa_parallel.plan.cost.collectives import Collective, collective, ends
 from kanawa_parallel.plan.cost.flops import flops
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
@@ -18,6 +19,9 @@ from kanawa_parallel.plan.cost.traffic import bytes_moved
 from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
 from kanawa_parallel.plan.read.loops import executions, trip_count
 from kanawa_parallel.plan.read.shapes import device_dtype
+
+#: The figures themselves, which nothing reaches.
+FIGURES = Calibration()
 
 
 @dataclasses.dataclass
@@ -61,9 +65,7 @@ class Work:
 
 
 class Timing:
-    """The times of one module on one device kind; `efficiency` is the share of peak FLOP/s that work reaches of which
-    the compiler makes no estimate.
-    """
+    """The times of one module on one device kind, at the share of its figures that a calibration says it reaches."""
 
     def __init__(
         self,
@@ -72,10 +74,13 @@ class Timing:
         mesh: Mapping[str, int],
         links: Links,
         kernels: KernelCosts,
-        efficiency: float = 1.0,
+        calibration: Calibration = FIGURES,
     ) -> None:
-        self.efficiency = efficiency
-        self.module, self.device, self.mesh, self.links, self.kernels = module, device, mesh, links, kernels
+        self.calibration = calibration
+        self.figures = device
+        self.module, self.mesh, self.kernels = module, mesh, kernels
+        self.device = reached(device, calibration)
+        self.links = dataclasses.replace(links, device=self.device)
         self.counts = executions(module)
         self._flops: dict[str, float] = {}
         # By id: hashing an instruction would hash all its text, and the module keeps it alive as long as this.
@@ -86,11 +91,11 @@ class Timing:
         self._times: dict[int, tuple[float, str]] = {}
         self._seconds: dict[str, Seconds] = {}
 
-    def reaching(self, efficiency: float) -> "Timing":
-        """Returns the times at another share of peak."""
-        if efficiency == self.efficiency:
+    def reaching(self, calibration: Calibration) -> "Timing":
+        """Returns the times at another calibration."""
+        if calibration == self.calibration:
             return self
-        return Timing(self.module, self.device, self.mesh, self.links, self.kernels, efficiency)
+        return Timing(self.module, self.figures, self.mesh, self.links, self.kernels, calibration)
 
     def step(self) -> Seconds:
         """Returns the seconds of one run of the module."""
@@ -171,7 +176,7 @@ class Timing:
                 keys = (*instruction.operands, each.channel if each else "")
                 ended = next((key for key in keys if key in running), None)
                 if ended is not None:
-                    _wait(spent, *running.pop(ended))
+                    self._wait(spent, *running.pop(ended))
             elif each is not None and not self._continues(each):
                 # A link carries one collective at a time: the second waits for the first, while the cores go on.
                 begin = max(spent.total, free.get(each.link, 0.0))
@@ -181,7 +186,7 @@ class Timing:
                     key = each.channel if instruction.opcode == "fusion" else instruction.name
                     running[key] = each, begin + each.seconds
                 else:
-                    _wait(spent, each, begin + each.seconds)
+                    self._wait(spent, each, begin + each.seconds)
             else:
                 passed = next((operand for operand in instruction.operands if operand in running), None)
                 if passed is not None and instruction.opcode == "async-update":
@@ -232,7 +237,7 @@ class Timing:
             return 0.0, "memory"
         own = self._instruction_flops(computation, instruction)
         moved = bytes_moved(self.module, computation, instruction)
-        at_peak = own / (self._peak(instruction) * self.efficiency)
+        at_peak = own / self._peak(instruction)
         at_bandwidth = moved / (self.device.memory_bandwidth / self.device.jax_devices_per_chip)
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
         if self.device.clock_hz and instruction.estimated_cycles is not None:
@@ -240,7 +245,8 @@ class Timing:
         # Its time is its link's; the bytes it reads and writes on the way are part of that.
         if self._collective(computation, instruction) is not None:
             return 0.0, "memory"
-        return max(at_peak, at_bandwidth), bound
+        began = self.calibration.launch_seconds if own or moved else 0.0
+        return began + max(at_peak, at_bandwidth), bound
 
     def _has_estimate(self, instruction: Instruction) -> bool:
         return instruction.estimated_cycles is not None and self.device.clock_hz is not None
@@ -269,9 +275,10 @@ class Timing:
         peak = peaks.get("float32", half) if only_single else half
         return peak / self.device.jax_devices_per_chip
 
-
-def _wait(spent: Seconds, item: Collective, until: float) -> None:
-    """Adds the time from now until a collective is through, as exposed."""
-    delay = max(0.0, until - spent.total)
-    if delay:
-        spent.exposed["+".join(item.axes) or "none", item.link] += delay
+    def _wait(self, spent: Seconds, item: Collective, until: float) -> None:
+        """Adds the time from now until a collective is through, as exposed; what was hidden has had its cost."""
+        delay = max(0.0, until - spent.total)
+        if delay:
+            spent.exposed["+".join(item.axes) or "none", item.link] += delay
+        # A collective's kernels take multiprocessors and memory from what runs beside them.
+        spent.compute += self.calibration.hidden_cost * max(0.0, item.seconds - delay)

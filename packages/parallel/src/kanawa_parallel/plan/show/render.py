@@ -101,17 +101,19 @@ def _verdict(r: Report) -> str:
     ]
     if not r.fits:
         lines.append("  no step time: a program that doesn't fit never runs")
-    if r.step_seconds and r.tokens_per_second and r.mfu is not None:
+    between = r.step_seconds_between
+    if r.step_seconds and between and r.tokens_per_second and r.mfu is not None:
         known = r.published_error
         beside = "" if known is None else f"; published {r.published_seconds} s, error {known:+.1%}"
         cost = r.cost_per_million_tokens
         money = "" if cost is None else f"; {cost:.3g} {r.currency} per million tokens"
         lines += [
-            f"{duration(r.step_seconds)} a step, {amount(r.tokens_per_second)} tokens/s, MFU {r.mfu:.1%}, "
-            f"{r.binds} binds{beside}{money}",
+            f"{duration(r.step_seconds)} ({duration(between[0])} to {duration(between[1])}) a step, "
+            f"{amount(r.tokens_per_second)} tokens/s, MFU {r.mfu:.1%}, {r.binds} binds{beside}{money}",
             f"  MFU = {r.mfu_formula}",
-            f"  estimate {duration(r.estimated_seconds)}, with the {duration(r.unestimated_seconds)} of it that no "
-            f"compiler estimates at {r.calibration:.0%} of peak FLOP/s ({r.calibration_source})",
+            f"  {r.calibration['said']}",
+            f"  at the figures' own best {duration(r.estimated_seconds)}, {duration(r.unestimated_seconds)} of it "
+            "estimated by no compiler",
         ]
     return "\n".join([*lines, *([f"  {r.note}"] if r.note else [])])
 

@@ -69,8 +69,7 @@ class Report:
     estimated_cycles: float | None
     estimated_seconds: float
     unestimated_seconds: float
-    calibration: float
-    calibration_source: str
+    calibration: dict[str, Any]
     step_seconds_by: dict[str, float]
     published_seconds: float | None
     mesh: dict[str, int]
@@ -95,6 +94,14 @@ class Report:
     def step_seconds(self) -> float | None:
         """The calibrated estimate; None where there is none, as for a program that doesn't fit: it never runs."""
         return sum(self.step_seconds_by.values()) or None
+
+    @property
+    def step_seconds_between(self) -> tuple[float, float] | None:
+        """The least and the most that a step takes, by how far published steps were from their plans."""
+        if self.step_seconds is None:
+            return None
+        low, high = self.calibration["interval"]
+        return self.step_seconds * low, self.step_seconds * high
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -128,6 +135,7 @@ class Report:
             "memory_per_device_bytes": self.memory_per_device_bytes,
             "memory_margin_bytes": self.memory_limit_bytes - self.memory_per_device_bytes,
             "step_seconds": self.step_seconds,
+            "step_seconds_between": self.step_seconds_between,
             "mfu": self.mfu,
             "binds": self.binds,
             "published_error": self.published_error,

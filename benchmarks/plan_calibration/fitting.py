@@ -1,0 +1,81 @@
+"""Seconds of compiled rows at a calibration, and the calibration that comes nearest to what was published."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from compiling import Compiled
+from kanawa.composition.target import parse_target
+from kanawa.plugins import Calibration
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.timing import Seconds, Timing
+from kanawa_parallel.plan.read.hlo import parse_module
+
+
+class Planned:
+    """One row's program, read once, whose time any calibration can be asked for."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.row, self.compiled = compiled.row, compiled
+        device = parse_target(self.row["target"]).device
+        links = Links(device, compiled.domains, compiled.places)
+        self.device = device
+        self.timing = Timing(parse_module(compiled.text), device, compiled.mesh, links, compiled.kernels)
+
+    def split(self, calibration: Calibration) -> Seconds:
+        """Returns the step's parts."""
+        return self.timing.reaching(calibration).step()
+
+    def error(self, calibration: Calibration) -> float:
+        """Returns the logarithm of planned by published seconds."""
+        return math.log(self.split(calibration).total / self.row["step_seconds"])
+
+
+#: What is fitted, as logarithms, with what is expected before any step is seen and how sure of it we are.
+PRIORS = {
+    "estimate_factor": (1.1, 0.15),
+    "compute_share": (0.6, 0.2),
+    "memory_share": (0.8, 0.1),
+    "link_share": (0.75, 0.15),
+    "network_share": (0.7, 0.2),
+}
+#: Published steps were run by programs that are not ours: apart from what is fitted they differ by this much.
+SPREAD = 0.05
+
+
+def fitted(rows: Sequence[Planned], start: Calibration, names: Sequence[str], passes: int = 4) -> Calibration:
+    """Returns `start` with `names` at the values nearest to what the rows took, pulled towards what is expected."""
+    values = {name: math.log(getattr(start, name)) for name in names}
+    for _ in range(passes):
+        here = _with(start, values)
+        errors = np.array([row.error(here) for row in rows])
+        slopes = np.empty((len(rows), len(names)))
+        for column, name in enumerate(names):
+            step = -0.05 if name != "estimate_factor" else 0.05
+            moved = _with(start, values | {name: values[name] + step})
+            slopes[:, column] = (np.array([row.error(moved) for row in rows]) - errors) / step
+        expected = np.array([math.log(PRIORS[name][0]) - values[name] for name in names])
+        weights = np.array([1 / PRIORS[name][1] for name in names])
+        left = np.concatenate([slopes / SPREAD, np.diag(weights)])
+        right = np.concatenate([-errors / SPREAD, expected * weights])
+        change = np.linalg.lstsq(left, right, rcond=None)[0]
+        for name, delta in zip(names, change, strict=True):
+            limit = 0.0 if name != "estimate_factor" else 1.0
+            values[name] = min(limit, values[name] + float(np.clip(delta, -0.5, 0.5)))
+        if np.abs(change).max() < 1e-3:
+            break
+    return _with(start, values)
+
+
+def left_out(rows: Sequence[Planned], start: Calibration, names: Sequence[str]) -> list[float]:
+    """Returns each row's error by a calibration that was fitted without it."""
+    errors = []
+    for index, row in enumerate(rows):
+        others = [*rows[:index], *rows[index + 1 :]]
+        errors.append(row.error(fitted(others, start, names, passes=2)) if others else math.nan)
+    return errors
+
+
+def _with(start: Calibration, values: dict[str, float]) -> Calibration:
+    return dataclasses.replace(start, **{name: math.exp(value) for name, value in values.items()})

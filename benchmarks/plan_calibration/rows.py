@@ -1,0 +1,150 @@
+"""A published step as a plan of ours: the same shape, batch, sharding and rematerialisation."""
+
+import re
+from typing import Any
+
+import jax
+import kanawa as kn
+from kanawa.composition.experiment import Composition, compose
+from kanawa.composition.target import parse_target
+from kanawa.contracts import PrecisionConfig
+from kanawa_layers.feedforward.plain import PlainFeedForward
+from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
+from kanawa_layers.recipes.llama import llama
+from kanawa_layers.recipes.mixtral import mixtral
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.train.trainer import Trainer
+
+Row = dict[str, Any]
+
+#: What MaxText calls the activations that our layers tag; its `mlpwo` is the last matmul of a layer, which no gradient
+#: of ours reads again.
+_TAGS = {
+    "decoder_layer_input": ("layer_input",),
+    "out_proj": ("attention_projection",),
+    "context": ("attention_out", "attention_residuals"),
+    "q": ("query",),
+    "k": ("key",),
+    "v": ("value",),
+    "mlpwo": (),
+}
+_POLICIES = {
+    "full": "policy=full",
+    "minimal": "policy=dots",
+    "minimal_flash": "policy=save-projections",
+    "save_qkv_proj": 'save=["query","key","value"]',
+    "qkv_proj_offloaded": 'offload=["query","key","value"]',
+    "none": "policy=none",
+    "AXGATE": "policy=save-attention-and-gate",
+    "AXQKVO": "policy=save-qkv-and-output",
+    "not stated": "policy=save-qkv-and-output",
+}
+#: Catalogued models, where a shape alone doesn't say what the layers are.
+_CATALOGUED = {
+    "gpt-oss-120b": "gpt-oss-120b",
+    "gemma3-12b": "gemma3-12b",
+    "llama4-scout-17b-16e": "llama4-scout",
+    "llama4-maverick-17b-128e": "llama4-maverick",
+    "qwen3-30b-a3b": "qwen3-30b-a3b",
+}
+
+
+def composed(row: Row) -> Composition:
+    """Returns the composition of a row; raises KanawaError where it can't be expressed."""
+    target = parse_target(row["target"])
+    shape = row["shape"]
+    model = model_config(row["model"], shape)
+    cfg = Trainer.Config(
+        model=model,
+        data=RandomTokens.Config(sequence_length=row["sequence_length"], vocab_size=model.vocab_size),
+        batch_size=round(row["batch_per_chip"] * row["chips"]),
+        precision=PrecisionConfig(compute="bfloat16"),
+        steps=1000,
+    )
+    return compose(cfg, target, modifiers(row))
+
+
+def modifiers(row: Row) -> list[str]:
+    """Returns the modifiers that spread a row as its publisher did."""
+    axes, dcn = mesh_axes(row)
+    mesh = f"mesh:axes={_braces(axes)}" + (f",dcn_axes={_braces(dcn)}" if dcn else "")
+    found = [mesh, f"remat:{remat(row['remat'])}"]
+    # A pipeline's microbatches are its own; elsewhere what is left of a device's batch is gradient accumulation.
+    steps = re.search(r"(\d+) accumulation steps", row["parallelism"])
+    count = min(int(steps[1]), round(row["batch_per_chip"] * row["chips"])) if steps else 1
+    if "stage" in axes and steps:
+        rounds = re.search(r"\((\d+) virtual\)", row["parallelism"])
+        schedule = "interleaved" if rounds else "gpipe"
+        found.append(f"pipeline:microbatches={count},schedule={schedule},rounds={rounds[1] if rounds else 1}")
+    elif count > 1:
+        found.append(f"accumulate:microbatches={count}")
+    return found
+
+
+def mesh_axes(row: Row) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the axes inside a slice and those between slices, by our names."""
+    names = {"fsdp_transpose": "fsdp", "pipeline": "stage"}
+    axes: dict[str, int] = {}
+    dcn: dict[str, int] = {}
+    for name, size, place in re.findall(r"\b([a-z_]+)=(\d+)( over DCN)?", row["parallelism"]):
+        (dcn if place else axes)[names.get(name, name)] = int(size)
+    devices = parse_target(row["target"]).jax_devices // max(1, _product(dcn))
+    if "distributed optimizer" in row["parallelism"] and "data" in axes:
+        # An optimizer spread over its replicas holds and sends what sharded parameters do.
+        axes["fsdp"] = axes.pop("data")
+    # An expert axis inside data counts devices twice.
+    if _product(axes) > devices and "expert" in axes:
+        axes = {name: size // axes["expert"] if name == "fsdp" else size for name, size in axes.items()}
+    return axes, dcn
+
+
+def remat(text: str) -> str:
+    """Returns the arguments of the modifier `remat` for what is published of it."""
+    for name in sorted(_POLICIES, key=len, reverse=True):
+        if text == name or text.startswith(f"{name} ("):
+            return _POLICIES[name]
+    kept: dict[str, list[str]] = {"save": [], "offload": []}
+    waiting: list[str] = []
+    for word in re.findall(r"[a-z_]+", text.removeprefix("custom:")):
+        if word in _TAGS:
+            waiting.append(word)
+        elif word in ("offloaded", "device") and waiting:
+            kept["offload" if word == "offloaded" else "save"] += [tag for each in waiting for tag in _TAGS[each]]
+            waiting = []
+    parts = [f"{name}=[{','.join(chr(34) + tag + chr(34) for tag in tags)}]" for name, tags in kept.items() if tags]
+    return ",".join(parts) or "policy=full"
+
+
+def model_config(name: str, shape: dict[str, Any]) -> Any:
+    """Returns the model of a published shape."""
+    if name in _CATALOGUED:
+        return kn.component("models", _CATALOGUED[name])()
+    if "mla" in shape:
+        return deepseek_v3(num_layers=shape["layers"], num_dense_layers=shape["dense_layers"])
+    sizes = {
+        "num_layers": shape["layers"],
+        "input_dim": shape["d_model"],
+        "num_heads": shape["heads"],
+        "num_kv_heads": shape["kv_heads"],
+        "head_dim": shape["head_dim"],
+        "hidden_dim": shape["ffn"],
+        "vocab_size": shape["vocab"],
+    }
+    if "experts" in shape:
+        return mixtral(**sizes, num_experts=shape["experts"], top_k=shape["experts_per_token"])
+    cfg = llama(**sizes, tied=shape["tied_embeddings"])
+    if not shape["ffn_gated"]:
+        plain = PlainFeedForward.Config(hidden_dim=shape["ffn"], activation=jax.nn.relu)
+        cfg.stack.layer.set(feed_forward=plain)
+    return cfg
+
+
+def _braces(axes: dict[str, int]) -> str:
+    return "{" + ",".join(f'"{name}":{size}' for name, size in axes.items()) + "}"
+
+
+def _product(axes: dict[str, int]) -> int:
+    total = 1
+    for size in axes.values():
+        total *= size
+    return total

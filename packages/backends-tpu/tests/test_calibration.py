@@ -1,0 +1,21 @@
+"""Every TPU has a calibration; its interval holds what was published, and no figure's rounding decides it."""
+
+import pytest
+from kanawa_backends_tpu.calibration import CALIBRATIONS
+from kanawa_backends_tpu.device import DEVICES
+
+STEPS = [(table, step) for table in CALIBRATIONS for step in table.steps]
+
+
+def test_the_table_is_keyed_by_compiler_and_device():
+    keys = [(table.compiler, name) for table in CALIBRATIONS for name in table.devices]
+    assert len(keys) == len(set(keys))
+    assert all(table.compiler.startswith("libtpu 0.0.") for table in CALIBRATIONS)
+    assert {name for _, name in keys} <= {device.name for device in DEVICES}
+
+
+@pytest.mark.parametrize(("table", "step"), STEPS, ids=lambda x: getattr(x, "target", "")[:40])
+def test_the_interval_holds_what_was_published(table, step):
+    low, high = table.interval
+    assert low * step.planned_seconds <= step.seconds <= high * step.planned_seconds
+    assert low * step.held_out_seconds <= step.seconds <= high * step.held_out_seconds
