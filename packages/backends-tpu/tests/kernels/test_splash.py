@@ -12,6 +12,7 @@ from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.operation import Kernel
 from kanawa_backends_tpu.kernels.attention.splash import SplashAttention
+from kanawa_backends_tpu.kernels.attention.splash import _blocks as blocks_of
 from kanawa_backends_tpu.kernels.attention.splash import _mask as splash_mask
 
 
@@ -105,6 +106,42 @@ def test_against_the_reference(case):
     assert set(grads) == set(expected)
     for name, grad in grads.items():
         close(grad, expected[name], problem.dtype)
+
+
+def test_a_block_whose_scores_are_computed_in_two_halves():
+    """As on a TPU at 4,096 tokens, where a block is 1,024 keys; here it is all there are."""
+
+    class Whole(Interpreted):
+        largest_block: ClassVar[int] = 1024
+
+    problem = dataclasses.replace(PLAIN, q_length=1024, kv_length=1024, num_heads=1)
+    assert blocks_of(problem, 1024).block_kv_dkv_compute == 512
+    operands = operands_of(problem)
+    _, _, grads = gradients(Whole(), problem, operands)
+    _, _, expected = gradients(ReferenceAttention(), problem, operands)
+    for name, grad in grads.items():
+        close(grad, expected[name], problem.dtype)
+
+
+TRAINED = {"q_length": 4096, "kv_length": 4096, "head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16"}
+#: What differs from a Llama's training: (keys of a block, those computed at a time, one backward kernel).
+BLOCKS = {
+    "llama": ({}, (1024, 512, True)),
+    "fp32": ({"dtype": "float32"}, (512, 512, True)),
+    "wide heads": ({"head_dim": 256, "v_head_dim": 256}, (512, 512, True)),
+    "sliding window": ({"mask": sliding_window(1024)}, (512, 512, False)),
+    "longer rows": ({"q_length": 8192, "kv_length": 8192}, (1024, 512, True)),
+    # 16 parts of the queries' gradient would take more memory than the queries' whole layer.
+    "long rows": ({"q_length": 16384, "kv_length": 16384}, (1024, 512, False)),
+    "no power of two": ({"q_length": 1920, "kv_length": 1920}, (640, 640, True)),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_blocks_fit_heads_masks_and_lengths(case):
+    changed, wanted = BLOCKS[case]
+    sizes = blocks_of(dataclasses.replace(PLAIN, **{**TRAINED, **changed}), SplashAttention.largest_block)
+    assert (sizes.block_kv_dkv, sizes.block_kv_dkv_compute, sizes.use_fused_bwd_kernel) == wanted
 
 
 @pytest.mark.parametrize("name", MASKS)

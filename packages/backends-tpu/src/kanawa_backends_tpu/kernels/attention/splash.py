@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
 _LANES = 128
+#: Bytes of a row of a block: wider heads, or fp32 ones, get smaller blocks.
+_ROW_BYTES = 256
+#: Keys of a block whose scores exist at a time: four fp32 arrays of them by the block's queries must fit on chip.
+_MOST_COMPUTED = 640
+#: What a narrow mask leaves of larger blocks is less than what it hides in them.
+_NARROW = 512
+#: Parts of the queries' gradient, each as large as the queries, that the fused backward writes before they are summed.
+_MOST_PARTS = 8
 _MASK_PARTS = frozenset({"causal", "window", "chunk", "segments"})
 _MASK_VALUE = splash.DEFAULT_MASK_VALUE
 
@@ -34,12 +42,14 @@ class SplashAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
-    #: Backward does the scores again: with three gradients in one call that is five matmuls, in two calls seven.
+    #: Backward does the scores again: with three gradients in one call that is five matmuls, in two calls seven. The
+    #: fused call is named by the scope around it, its kernel is called dkv like the other.
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (
         *((r"dkv_and_dq|fused_bwd", 5), (r"splash\w*_dkv", 4), (r"splash\w*_dq", 3), (r"splash\w*_fwd", 2)),
     )
-    #: Queries or keys that one step of the grid holds on chip, at most.
-    largest_block: ClassVar[int] = 512
+    #: Queries or keys that one step of the grid holds on chip, at most. A step costs some 300 cycles beside its matmuls;
+    #: larger blocks hold more scores that causality hides.
+    largest_block: ClassVar[int] = 1024
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
 
@@ -90,6 +100,7 @@ class SplashAttention(Kernel):
     ) -> dict[str, jax.Array]:
         """Returns cotangents of q, k, v, sinks from out and a log-sum-exp, maybe over more keys."""
         call = self._kernel(problem, save_residuals=False)
+        blocks = call.kwargs["block_sizes"]
 
         def one_row(
             q: jax.Array,
@@ -106,7 +117,7 @@ class SplashAttention(Kernel):
                 save_residuals=False,
                 mask_value=_MASK_VALUE,
                 is_mqa=False,
-                block_sizes=call.kwargs["block_sizes"],
+                block_sizes=blocks,
                 mask_function=call.kwargs["mask_function"],
                 attn_logits_soft_cap=problem.logit_cap,
                 interpret=self.interpret,
@@ -118,7 +129,10 @@ class SplashAttention(Kernel):
         q, k, v = _head_major(problem, operands)
         rows = (0, 0, 0, 0 if problem.has_segments else None, 0, 0, 0)
         dout = cotangents.swapaxes(1, 2)
-        dq, dk, dv = jax.vmap(one_row, in_axes=rows)(q, k, v, _segments(operands), out.swapaxes(1, 2), residuals, dout)
+        with jax.named_scope("fused_bwd" if blocks.use_fused_bwd_kernel else "bwd"):
+            dq, dk, dv = jax.vmap(one_row, in_axes=rows)(
+                q, k, v, _segments(operands), out.swapaxes(1, 2), residuals, dout
+            )
         grads = {
             "q": _scaled(dq, problem.scale).swapaxes(1, 2),
             "k": dk.swapaxes(1, 2),
@@ -155,22 +169,33 @@ def _mask(problem: AttentionProblem) -> masks.Mask:
 
 
 def _blocks(problem: AttentionProblem, largest: int) -> splash.BlockSizes:
+    """Returns sizes for both directions; one backward kernel does all three gradients where that pays."""
+    mask = problem.mask
+    width = max(problem.head_dim, problem.v_head_dim) * jnp.dtype(problem.dtype).itemsize
+    largest = max(_LANES, largest * _ROW_BYTES // max(_ROW_BYTES, width) // _LANES * _LANES)
+    narrow = mask.window is not None or mask.chunk is not None
+    if narrow:
+        largest = min(largest, _NARROW)
     q, kv = _block(problem.q_length, largest), _block(problem.kv_length, largest)
+    computed = _block(kv, min(kv, _MOST_COMPUTED))
+    # Each block of keys writes its part of the queries' gradient, zeros too: under a narrow mask most are.
+    fused = not narrow and problem.kv_length // kv <= _MOST_PARTS
     return splash.BlockSizes(
         block_q=q,
         block_kv=kv,
-        block_kv_compute=kv,
+        block_kv_compute=computed,
         block_q_dkv=q,
         block_kv_dkv=kv,
-        block_kv_dkv_compute=kv,
-        block_q_dq=q,
-        block_kv_dq=kv,
+        block_kv_dkv_compute=computed,
+        block_q_dq=None if fused else q,
+        block_kv_dq=None if fused else kv,
+        use_fused_bwd_kernel=fused,
     )
 
 
 def _block(length: int, largest: int) -> int:
     """Returns the largest multiple of 128 up to `largest` that divides `length`."""
-    sizes = range(largest, 0, -_LANES)
+    sizes = range(largest // _LANES * _LANES, 0, -_LANES)
     return next(size for size in sizes if length % size == 0)
 
 
