@@ -13,6 +13,7 @@ def test_training_asks_for_more_than_decoding():
 
 def test_fusions_get_more_on_chip_memory_where_it_was_seen_to_pay():
     """The compiler's own 16 MiB leaves v5p's matmuls at 81 % of peak; v4 and v5e are left alone."""
-    options = {name: BACKEND.kanawa_compiler_options(parse_target(f"{name}-8").device, "train") for name in ("v4", "v5p")}
+    devices = {name: parse_target(f"{name}-8").device for name in ("v4", "v5p")}
+    options = {name: BACKEND.kanawa_compiler_options(device, "train") for name, device in devices.items()}
     assert options["v5p"]["xla_tpu_scoped_vmem_limit_kib"] == 32 * 1024
     assert "xla_tpu_scoped_vmem_limit_kib" not in options["v4"]

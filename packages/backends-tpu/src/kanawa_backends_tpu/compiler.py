@@ -31,8 +31,9 @@ _BETWEEN_SLICES: dict[str, Any] = {
 }
 # Megacore chips: a matmul fused over both cores must not take a gather along.
 _MEGACORE: dict[str, Any] = {"xla_tpu_megacore_fusion_allow_ags": False}
-# On-chip memory (VMEM) that one fusion may use. The compiler's own 16 MiB makes for small tiles: on v5p twice that takes
-# a 7B step's matmuls from 81 % of the matrix units' peak to 95 %. VMEM is 128 MiB on v6e, 64 MiB a core on v7x.
+# On-chip memory (VMEM) that one fusion may use. The compiler's own 16 MiB makes for small tiles: on v5p twice that
+# takes a 7B step's matmuls from 81 % of the matrix units' peak to 95 %, by the compiler's count. VMEM is 128 MiB on
+# v6e, 64 MiB a core on v7x.
 _SCOPED_VMEM_KIB = {"v5p": 32768, "v6e": 98304, "v7x": 61440, "tpu7x": 61440}
 
 

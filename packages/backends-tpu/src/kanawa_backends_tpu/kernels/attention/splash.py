@@ -47,8 +47,8 @@ class SplashAttention(Kernel):
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (
         *((r"dkv_and_dq|fused_bwd", 5), (r"splash\w*_dkv", 4), (r"splash\w*_dq", 3), (r"splash\w*_fwd", 2)),
     )
-    #: Queries or keys that one step of the grid holds on chip, at most. A step costs some 300 cycles beside its matmuls;
-    #: larger blocks hold more scores that causality hides.
+    #: Queries or keys that one step of the grid holds on chip, at most. A step costs some 300 cycles beside its
+    #: matmuls; larger blocks hold more scores that causality hides.
     largest_block: ClassVar[int] = 1024
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
