@@ -45,11 +45,36 @@ def test_a_permute_sends_what_it_has_to_one_neighbour(island):
     assert (one.bytes, one.members, one.axes) == (BYTES, 2, ("fsdp",))
 
 
-@pytest.mark.parametrize("wrapper", ["fusion", "call", "async-start"])
+@pytest.mark.parametrize("wrapper", ["fusion", "fusion-start", "async-start"])
 def test_a_collective_inside_what_wraps_it(island, wrapper):
     inside = f"f (a: f32[]) -> f32[] {{\n  a = f32[8,16] parameter(0)\n  ROOT g = f32[8,64] all-gather(a), {GROUPS}\n}}"
-    one = seen(island, f"r = f32[8,64] {wrapper}(p), calls=f, to_apply=f", inside)
-    assert (one.kind, one.bytes, one.starts) == ("all-gather", 3 * BYTES, wrapper == "async-start")
+    one = seen(island, f"r = f32[8,64] {wrapper}(p), calls=f", inside)
+    assert (one.kind, one.bytes, one.starts) == ("all-gather", 3 * BYTES, wrapper.endswith("-start"))
+
+
+def test_collectives_of_one_call_go_out_together(island):
+    inside = "g (a: f32[]) -> f32[] {\n  a = f32[8,16] parameter(0)\n"
+    inside += f"  ROOT x = f32[8,16] all-reduce(a), {GROUPS}\n}}\n"
+    inside += f"f (a: f32[]) -> f32[] {{\n  a = f32[8,16] parameter(0)\n  b = f32[8,64] all-gather(a), {GROUPS}\n"
+    inside += "  ROOT y = f32[8,16] fusion(a), calls=g\n}"
+    one = seen(island, "r = f32[8,64] async-start(p), calls=f", inside)
+    assert one.bytes == 3 * BYTES + 2 * BYTES * 3 / 4
+    assert one.seconds == pytest.approx(one.bytes / island.link_bandwidth + 2 * island.link_latency_seconds)
+
+
+def test_what_a_ragged_exchange_writes_into_is_not_sent(island):
+    one = seen(island, f"r = f32[8,64] ragged-all-to-all(p, w), {GROUPS}", extra=["w = f32[800,16] parameter(1)"])
+    assert one.bytes == BYTES * 3 / 4
+
+
+@pytest.mark.parametrize("quoted", ["", '"'])
+def test_a_send_between_devices_goes_over_their_link(island, quoted):
+    pairs = f"frontend_attributes={{_xla_send_recv_source_target_pairs={quoted}{{{{0,1}},{{1,2}}}}{quoted}}}"
+    one = seen(
+        island, f"r = (f32[8,16], u32[], token[]) send(p, t), channel_id=2, {pairs}", extra=["t = token[] after-all()"]
+    )
+    assert (one.kind, one.bytes, one.starts) == ("send", BYTES, True)
+    assert seen(island, "r = (f32[8,16], u32[], token[]) send(p, t), channel_id=2, is_host_transfer=true") is None
 
 
 def test_a_fusion_named_as_a_start_is_waited_for(island):
@@ -80,8 +105,9 @@ def test_an_all_reduce_of_which_each_keeps_its_slice_is_a_reduce_scatter(island)
         "r = f32[8,16] all-gather-done(p)",
         "r = f32[8,16] all-reduce(p), replica_groups={{0},{1},{2},{3}}",
         "r = f32[8,16] fusion(p), calls=lost",
+        "r = f32[8,16] collective-permute(p), source_target_pairs={}",
     ],
-    ids=["arithmetic", "a wait", "groups of one", "a missing body"],
+    ids=["arithmetic", "a wait", "groups of one", "a missing body", "nobody to send to"],
 )
 def test_what_communicates_nothing(island, line):
     assert seen(island, line) is None

@@ -120,8 +120,10 @@ body (s: (s32[], f32[1000,1000])) -> (s32[], f32[1000,1000]) {
   s = (s32[], f32[1000,1000]) parameter(0)
   i = s32[] get-tuple-element(s), index=0
   x = f32[1000,1000] get-tuple-element(s), index=1
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
   y = f32[1000,1000] negate(x)
-  ROOT t = (s32[], f32[1000,1000]) tuple(i, y)
+  ROOT t = (s32[], f32[1000,1000]) tuple(next, y)
 }
 cond (s: (s32[], f32[1000,1000])) -> pred[] {
   s = (s32[], f32[1000,1000]) parameter(0)
@@ -160,4 +162,124 @@ ENTRY main (p: f32[1000,1000], q: pred[]) -> f32[1000,1000] {
   ROOT r = f32[1000,1000] conditional(q, p, p), true_computation=long, false_computation=short
 }
 """
-    assert timing(text, island).step().memory == pytest.approx(2 * 8e6 / island.memory_bandwidth)
+    step = timing(text, island)
+    assert step.step().memory == pytest.approx(2 * 8e6 / island.memory_bandwidth)
+    # The other branch isn't run, so what it does counts nowhere.
+    assert sum(item.bytes for item in step.work()) == 2 * 8e6
+    assert {item.name for item in step.work()} == {"b", "c"}
+
+
+def test_flops_are_those_of_one_branch(island):
+    """As in a ring whose devices compute different blocks, each branch as much as the other."""
+    dot = "ROOT d = bf16[512,512] dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    branch = "NAME (a: bf16[512,512]) -> bf16[512,512] {\n  a = bf16[512,512] parameter(0)\n  " + dot + "\n}\n"
+    text = "HloModule step\n" + branch.replace("NAME", "early") + branch.replace("NAME", "late")
+    text += program(
+        "p = bf16[512,512] parameter(0)",
+        "q = pred[] parameter(1)",
+        "ROOT r = bf16[512,512] conditional(q, p, p), true_computation=early, false_computation=late",
+    ).removeprefix("HloModule step\n")
+    assert timing(text, island).total_flops() == 2 * 512**3
+
+
+def pipelined(awaited):
+    """Returns a loop that gathers for its next iteration; what it gathers is awaited there, and after the loop."""
+    state = "(s32[], bf16[1024,1024], (bf16[1024,256], bf16[1024,1024]), bf16[1024,256])"
+    gather = "(bf16[1024,256], bf16[1024,1024]) all-gather-start({}), replica_groups={{{{0,1,2,3}}}}, dimensions={{1}}"
+    used = "done" if awaited else "x"
+    return f"""HloModule step
+body (s: {state}) -> {state} {{
+  s = {state} parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  x = bf16[1024,1024] get-tuple-element(s), index=1
+  w = bf16[1024,256] get-tuple-element(s), index=3
+  sent = (bf16[1024,256], bf16[1024,1024]) get-tuple-element(s), index=2
+  done = bf16[1024,1024] all-gather-done(sent)
+  start = {gather.format("w")}
+  y = bf16[1024,1024] dot(x, {used}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  ROOT t = {state} tuple(next, y, start, w)
+}}
+cond (s: {state}) -> pred[] {{
+  s = {state} parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(10)
+  ROOT c = pred[] compare(i, n), direction=LT
+}}
+ENTRY main (p: bf16[1024,1024], v: bf16[1024,256]) -> bf16[1024,1024] {{
+  p = bf16[1024,1024] parameter(0)
+  v = bf16[1024,256] parameter(1)
+  z = s32[] constant(0)
+  first = {gather.format("v")}
+  t = {state} tuple(z, p, first, v)
+  loop = {state} while(t), condition=cond, body=body
+  last = (bf16[1024,256], bf16[1024,1024]) get-tuple-element(loop), index=2
+  ROOT end = bf16[1024,1024] all-gather-done(last)
+}}
+"""
+
+
+def test_what_is_awaited_in_the_next_iteration_is_hidden_by_one_iteration(island):
+    quick = dataclasses.replace(island, link_latency_seconds=0.0)
+    link, dot = SENT / island.link_bandwidth, 2 * 1024**3 / island.peak_flops["bfloat16"]
+    step = timing(pipelined(awaited=True), quick).step()
+    # The first is awaited at once, the last after its iteration's dot: eleven in all.
+    assert sum(step.exposed.values()) == pytest.approx(link + 10 * (link - dot), rel=1e-3)
+    assert step.compute == pytest.approx(10 * dot)
+
+
+def test_what_a_call_starts_its_caller_may_await(island):
+    quick = dataclasses.replace(island, link_latency_seconds=0.0)
+    gather = "(bf16[1024,256], bf16[1024,1024]) all-gather-start(a), replica_groups={{0,1,2,3}}, dimensions={1}"
+    text = f"HloModule step\nbegin (a: f32[]) -> f32[] {{\n  a = bf16[1024,256] parameter(0)\n  ROOT s = {gather}\n}}\n"
+    text += program(
+        "w = bf16[1024,256] parameter(0)",
+        "start = (bf16[1024,256], bf16[1024,1024]) call(w), to_apply=begin",
+        "ROOT done = bf16[1024,1024] all-gather-done(start)",
+    ).removeprefix("HloModule step\n")
+    assert sum(timing(text, quick).step().exposed.values()) == pytest.approx(SENT / island.link_bandwidth)
+
+
+def test_a_collective_in_a_call_counts_once(island):
+    quick = dataclasses.replace(island, link_latency_seconds=0.0)
+    text = "HloModule step\nf (a: f32[]) -> f32[] {\n  a = bf16[1024,256] parameter(0)\n"
+    text += "  ROOT g = bf16[1024,1024] all-gather(a), replica_groups={{0,1,2,3}}, dimensions={1}\n}\n"
+    text += program("w = bf16[1024,256] parameter(0)", "ROOT r = bf16[1024,1024] call(w), to_apply=f")
+    step = timing(text, quick)
+    assert sum(step.step().exposed.values()) == pytest.approx(SENT / island.link_bandwidth)
+    assert [(runs, each.bytes) for runs, each in step.communication()] == [(1, SENT)]
+
+
+@pytest.mark.parametrize("thread", ["", 'async_execution_thread="host", '])
+def test_what_is_started_asynchronously_takes_the_cores_but_not_where_the_host_runs_it(island, thread):
+    text = "HloModule step\nf (a: f32[]) -> f32[] {\n  a = f32[1000,1000] parameter(0)\n"
+    text += "  ROOT g = f32[1000,1000] negate(a)\n}\n"
+    text += program(
+        "w = f32[1000,1000] parameter(0)",
+        f"s = ((f32[1000,1000]), f32[1000,1000]) async-start(w), {thread}calls=f",
+        "ROOT r = f32[1000,1000] async-done(s), calls=f",
+    ).removeprefix("HloModule step\n")
+    seconds = 0 if thread else 8e6 / island.memory_bandwidth
+    assert timing(text, island).step().total == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("operands", "peak"),
+    [
+        (("f8e4m3fn", "f8e4m3fn"), "float8_e4m3fn"),
+        (("f8e5m2", "f8e4m3fn"), "float8_e4m3fn"),
+        (("f8e4m3fn", "bf16"), "bfloat16"),
+        (("s8", "s8"), "int8"),
+        (("s4", "s4"), "int8"),
+        (("s32", "s32"), "bfloat16"),
+    ],
+)
+def test_matmuls_run_at_the_rate_of_their_wider_operand(island, operands, peak):
+    device = dataclasses.replace(island, peak_flops={"bfloat16": 1e13, "float8_e4m3fn": 2e13, "int8": 4e13})
+    text = program(
+        f"a = {operands[0]}[4096,4096] parameter(0)",
+        f"b = {operands[1]}[4096,4096] parameter(1)",
+        "ROOT d = bf16[4096,4096] dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    )
+    assert timing(text, device).step().compute == pytest.approx(2 * 4096**3 / device.peak_flops[peak])

@@ -82,6 +82,47 @@ def test_a_slice_through_a_bitcast_is_still_a_slice():
     assert moved(STACK, INDEX, line, inside=inside) == 2 * PART * F32 + 4
 
 
+def test_what_is_widened_and_then_sliced_is_read_as_narrow_as_it_is():
+    inside = fused(
+        "a = bf16[1000,64] parameter(0)",
+        "b = s32[] parameter(1)",
+        "w = f32[1000,64] convert(a)",
+        "t = f32[64,1000] transpose(w), dimensions={1,0}",
+        "ROOT c = f32[64,1] dynamic-slice(t, b, b), dynamic_slice_sizes={64,1}",
+    )
+    line = "ROOT r = f32[64,1] fusion(h, i), kind=kLoop, calls=f"
+    assert moved("h = bf16[1000,64] parameter(0)", INDEX, line, inside=inside) == PART * (2 + 4) + 4
+
+
+def test_a_narrow_stack_updated_in_wide_arithmetic_is_written_narrow():
+    inside = fused(
+        "a = bf16[1000,64] parameter(0)",
+        "b = s32[] parameter(1)",
+        "u = f32[1,64] parameter(2)",
+        "w = f32[1000,64] convert(a)",
+        "d = f32[1000,64] dynamic-update-slice(w, u, b, b)",
+        "ROOT e = bf16[1000,64] convert(d)",
+    )
+    line = "ROOT r = bf16[1000,64] fusion(h, i, u), kind=kLoop, calls=f"
+    assert moved("h = bf16[1000,64] parameter(0)", INDEX, UPDATE, line, inside=inside) == PART * (4 + 2) + 4
+
+
+def test_a_scatter_moves_its_updates_not_the_array():
+    line = "ROOT r = f32[1000,64] scatter(p, n, v), to_apply=add"
+    assert moved(STACK, "n = s32[3] parameter(1)", "v = f32[3,64] parameter(2)", line) == 3 * 3 * PART * 4 + 3 * 4
+
+
+@pytest.mark.parametrize("opcode", ["copy", "fusion"])
+def test_what_lies_in_the_hosts_memory_is_not_the_devices_traffic(opcode):
+    inside = fused("a = f32[1000,64] parameter(0)", "ROOT c = f32[1000,64]{1,0:S(5)} copy(a)")
+    line = f"ROOT r = f32[1000,64]{{1,0:S(5)}} {opcode}(p), calls=f"
+    assert moved(STACK, line, inside=inside if opcode == "fusion" else "") == BIG * F32
+
+
+def test_claiming_memory_moves_nothing():
+    assert moved('ROOT r = f32[1000,64] custom-call(), custom_call_target="AllocateBuffer"') == 0
+
+
 def test_what_is_sliced_and_used_whole_too_is_read_whole():
     inside = fused(
         "a = f32[1000,64] parameter(0)",

@@ -88,3 +88,40 @@ def test_shapes_with_tiles_and_narrow_dtypes():
 def test_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         parse_module("not a module")
+
+
+def test_an_attribute_may_hold_lines_that_look_like_ends_and_instructions():
+    text = """HloModule m
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %k = f32[8]{0} custom-call(%a), custom_call_target="k", backend_config="{
+}
+  %fake = f32[8]{0} negate(%a)
+}", frontend_attributes={metadata={
+}
+}
+  ROOT %out = f32[8]{0} negate(%k)
+}
+"""
+    main = parse_module(text).computations["main"]
+    assert [i.name for i in main.instructions] == ["a", "k", "out"]
+    assert main.root().operands == ("k",)
+
+
+def test_a_computation_of_another_thread_ends_with_its_name():
+    text = """HloModule m
+%on_host (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %n = f32[8]{0} negate(%a)
+}, execution_thread="host"
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %s = ((f32[8]{0}), f32[8]{0}, u32[]) async-start(%p), async_execution_thread="host", calls=%on_host
+  %u = ((f32[8]{0}), f32[8]{0}, u32[]) async-update(%s), calls=%on_host
+  ROOT %d = f32[8]{0} async-done(%u), async_execution_thread="host", calls=%on_host
+}
+"""
+    module = parse_module(text)
+    assert [len(module.computations[name].instructions) for name in ("on_host", "main")] == [2, 4]
+    # Its update and its end repeat what it calls; it runs once.
+    assert executions(module) == {"main": 1, "on_host": 1}

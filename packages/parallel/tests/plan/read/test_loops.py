@@ -173,3 +173,117 @@ ENTRY main (p: f32[4], i: s32[]) -> f32[4] {
 }
 """
     assert executions(parse_module(text)) == {"main": 1, "one": 1, "two": 1}
+
+
+def counted(condition, step="next = s32[] add(i, one)", start="constant(0)", extra="", bound=9):
+    """Returns a loop with the text's own condition, step and start; element 2 is carried as it is."""
+    return f"""HloModule loops
+{extra}
+body (s: (s32[], f32[4], s32[])) -> (s32[], f32[4], s32[]) {{
+  s = (s32[], f32[4], s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  {step}
+  x = f32[4] get-tuple-element(s), index=1
+  n = s32[] get-tuple-element(s), index=2
+  ROOT t = (s32[], f32[4], s32[]) tuple(next, x, n)
+}}
+cond (s: (s32[], f32[4], s32[])) -> pred[] {{
+  s = (s32[], f32[4], s32[]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] get-tuple-element(s), index=2
+  zero = s32[] constant(0)
+  five = s32[] constant(5)
+  {condition}
+}}
+ENTRY main (p: f32[4]) -> f32[4] {{
+  p = f32[4] parameter(0)
+  z = s32[] {start}
+  b = s32[] constant({bound})
+  t = (s32[], f32[4], s32[]) tuple(z, p, b)
+  w = (s32[], f32[4], s32[]) while(t), condition=cond, body=body
+  ROOT r = f32[4] get-tuple-element(w), index=1
+}}
+"""
+
+
+TWO_MORE = """
+more (a: s32[]) -> s32[] {
+  a = s32[] parameter(0)
+  two = s32[] constant(2)
+  ROOT b = s32[] add(a, two)
+}
+"""
+
+
+BELOW = "ROOT c = pred[] compare(i, n), direction=LT"
+DOWN = ("next = s32[] subtract(i, one)", "constant(6)")
+OR_EARLIER = """a = pred[] compare(i, n), direction=LT
+  u = f32[4] get-tuple-element(s), index=1
+  v = pred[] custom-call(u)
+  ROOT c = pred[] and(v, a)"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(counted(BELOW), 9, id="carried"),
+        pytest.param(
+            counted("m = s32[] minimum(n, five)\n  ROOT c = pred[] compare(i, m), direction=LT"), 5, id="least"
+        ),
+        pytest.param(counted("ROOT c = pred[] compare(i, n), direction=NE"), 9, id="unequal"),
+        pytest.param(counted(BELOW, "two = s32[] add(one, one)\n  next = s32[] add(i, two)"), 5, id="by two"),
+        pytest.param(counted(BELOW, "next = s32[] fusion(i), calls=more", extra=TWO_MORE), 5, id="by two, fused"),
+        pytest.param(counted("ROOT c = pred[] compare(i, zero), direction=GT", *DOWN), 6, id="down"),
+        pytest.param(counted("ROOT c = pred[] compare(zero, i), direction=LE", *DOWN), 7, id="down to"),
+        pytest.param(counted(OR_EARLIER), 9, id="or earlier"),
+        pytest.param(counted("ROOT c = pred[] compare(n, n), direction=LT"), 1, id="for ever"),
+    ],
+)
+def test_limits_and_steps_that_the_program_computes(text, expected):
+    assert trips(text) == expected
+
+
+def test_a_loop_as_long_as_anothers_counter_runs_that_often_on_average():
+    inner = """
+inner_body (s: (s32[], s32[])) -> (s32[], s32[]) {
+  s = (s32[], s32[]) parameter(0)
+  j = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  more = s32[] add(j, one)
+  last = s32[] get-tuple-element(s), index=1
+  ROOT t = (s32[], s32[]) tuple(more, last)
+}
+inner_cond (s: (s32[], s32[])) -> pred[] {
+  s = (s32[], s32[]) parameter(0)
+  j = s32[] get-tuple-element(s), index=0
+  last = s32[] get-tuple-element(s), index=1
+  ROOT c = pred[] compare(j, last), direction=LT
+}
+"""
+    step = """next = s32[] add(i, one)
+  zero = s32[] constant(0)
+  begin = (s32[], s32[]) tuple(zero, i)
+  inside = (s32[], s32[]) while(begin), condition=inner_cond, body=inner_body"""
+    text = counted("ROOT c = pred[] compare(i, n), direction=LT", step, extra=inner)
+    # 0 + 1 + … + 8 runs of the inner body in nine of the outer.
+    assert executions(parse_module(text))["inner_body"] == sum(range(9))
+
+
+def test_of_branches_one_runs_and_equal_ones_are_one_computation():
+    text = """HloModule m
+a (x: f32[4]) -> f32[4] {
+  ROOT x = f32[4] parameter(0)
+}
+b (x: f32[4]) -> f32[4] {
+  ROOT x = f32[4] parameter(0)
+}
+ENTRY main (p: f32[4], q: s32[]) -> f32[4] {
+  p = f32[4] parameter(0)
+  q = s32[] parameter(1)
+  ROOT r = f32[4] conditional(q, p, p, p), branch_computations={a, b, a}
+}
+"""
+    module = parse_module(text)
+    assert executions(module) == {"main": 1, "a": 1, "b": 1}
+    assert executions(module, lambda _: "b") == {"main": 1, "b": 1}

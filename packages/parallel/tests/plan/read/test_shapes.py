@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa_parallel.plan.read.shapes import ArrayShape, arrays, bits, device_dtype
+from kanawa_parallel.plan.read.shapes import HOST, ArrayShape, arrays, bits, device_dtype
 
 DTYPES = {
     "f32": "float32",
@@ -61,3 +61,16 @@ def test_a_bounded_dimension_counts_in_full():
 )
 def test_names_as_devices_have_them(written, named):
     assert device_dtype(written) == named
+
+
+def test_dtypes_narrower_than_a_byte_or_with_digits_in_their_tail():
+    text = "(f8e4m3b11fnuz[16]{0}, f8e8m0fnu[16], f4e2m1fn[3]{0:E(4)}, u4[16], s2[16], u1[9])"
+    assert [a.bytes for a in arrays(text)] == [16, 16, 2, 8, 4, 2]
+    assert [device_dtype(a.dtype) for a in arrays(text)[:4]] == [
+        "float8_e4m3b11fnuz", "float8_e8m0fnu", "float4_e2m1fn", "int4",
+    ]  # fmt: skip
+
+
+def test_a_layout_names_the_memory_that_an_array_is_in():
+    text = "(bf16[4,8]{1,0:T(8,128)(2,1)S(5)}, f32[2]{0:T(256)S(1)}, f32[2]{0}, pred[])"
+    assert [a.space for a in arrays(text)] == [HOST, 1, 0, 0]

@@ -17,11 +17,13 @@ _WINDOW_FIELD = re.compile(r"(\w+)=(\S+)")
 
 def flops(computation: Computation, instruction: Instruction) -> float:
     """Returns the FLOPs of the instruction itself; what it calls is counted where that stands."""
-    if instruction.opcode == "dot":
+    # One that is started and awaited elsewhere does its work all the same.
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode == "dot":
         return _dot(computation, instruction)
-    if instruction.opcode == "convolution":
+    if opcode == "convolution":
         return _convolution(computation, instruction)
-    if instruction.opcode == "custom-call":
+    if opcode == "custom-call":
         return _stated(instruction) or _gemm(computation, instruction)
     return 0.0
 

@@ -51,7 +51,7 @@ class KernelCosts:
         A call is its scope's; without one, as where the compiler dropped it, that of the first kernel whose name it
         bears.
         """
-        if call.opcode != "custom-call" or not self.costs:
+        if call.opcode.removesuffix("-start") != "custom-call" or not self.costs:
             return 0.0
         label = " ".join((call.name, call.op_name.rpartition("/")[2], call.attribute("custom_call_target") or ""))
         within = [cost for cost in self.costs if cost.scope in call.op_name]

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from kanawa.plugins import Calibration, DeviceSpec
 
 from kanawa_parallel.plan.cost.calibration import reached
-from kanawa_parallel.plan.cost.collectives import Collective, collective, ends
-from kanawa_parallel.plan.cost.flops import flops
+from kanawa_parallel.plan.cost.collectives import Collective, collective, communicates, ends
+from kanawa_parallel.plan.cost.flights import Flights, by_channel
+from kanawa_parallel.plan.cost.flops import flops, operand_array
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.traffic import bytes_moved
@@ -22,6 +23,10 @@ from kanawa_parallel.plan.read.shapes import device_dtype
 
 #: The figures themselves, which nothing reaches.
 FIGURES = Calibration()
+#: What may run a schedule of its own.
+_CONTROL = ("while", "conditional", "call", "async-start", "call-start")
+#: Iterations that are walked one by one before the rest is taken to be like the last.
+_MOST_ROUNDS = 4
 
 
 @dataclasses.dataclass
@@ -81,15 +86,18 @@ class Timing:
         self.module, self.mesh, self.kernels = module, mesh, kernels
         self.device = reached(device, calibration)
         self.links = dataclasses.replace(links, device=self.device)
-        self.counts = executions(module)
         self._flops: dict[str, float] = {}
+        self._compute: dict[str, float] = {}
         # By id: hashing an instruction would hash all its text, and the module keeps it alive as long as this.
         self._collectives: dict[int, Collective | None] = {}
-        # Empty at first, because `communication` asks `_continues`, which reads it.
-        self._started: set[str] = set()
-        self._started = {each.channel for _, each in self.communication() if each.starts and each.channel}
         self._times: dict[int, tuple[float, str]] = {}
-        self._seconds: dict[str, Seconds] = {}
+        self._runs: dict[str, tuple[Seconds, Flights]] = {}
+        self._scheduled = _scheduled(module)
+        every = (self._collective(scope, i) for scope in self._scheduled for i in scope.instructions)
+        self._started = {each.channel for each in every if each is not None and each.starts and each.channel}
+        # A program's branches may differ as much as computing a block and skipping it, and which one runs the text
+        # doesn't say. Devices wait for each other, so the longest stands for all.
+        self.counts = executions(module, self._longest_branch)
 
     def reaching(self, calibration: Calibration) -> "Timing":
         """Returns the times at another calibration."""
@@ -99,7 +107,7 @@ class Timing:
 
     def step(self) -> Seconds:
         """Returns the seconds of one run of the module."""
-        return self._scheduled(self.module.entry)
+        return self._run(self.module.entry, Flights())[0]
 
     def total_flops(self) -> float:
         """Returns the FLOPs of one run on one device, loops counted out."""
@@ -112,21 +120,19 @@ class Timing:
     def communication(self) -> list[tuple[float, Collective]]:
         """Returns (runs, collective) of every collective that is scheduled."""
         scheduled = []
-        for name in self._reached():
-            computation = self.module.computations[name]
+        for computation in self._running():
             for instruction in computation.instructions:
                 each = self._collective(computation, instruction)
                 if each is not None and not self._continues(each):
-                    scheduled.append((self.counts[name], each))
+                    scheduled.append((self.counts[computation.name], each))
         return scheduled
 
     def work(self) -> list[Work]:
         """Returns the work of every scheduled instruction that computes."""
         items = []
-        for name in self._reached():
-            computation = self.module.computations[name]
+        for computation in self._running():
             for instruction in computation.instructions:
-                count, moved = self.counts[name], bytes_moved(self.module, computation, instruction)
+                count, moved = self.counts[computation.name], bytes_moved(self.module, computation, instruction)
                 own = self._instruction_flops(computation, instruction)
                 seconds, bound = self._seconds_of(computation, instruction)
                 if seconds or own or moved:
@@ -142,72 +148,48 @@ class Timing:
         """Returns the FLOPs of one run of the instruction itself."""
         return flops(computation, instruction) or self.kernels.flops(instruction)
 
-    def _reached(self) -> list[str]:
-        """Returns the computations that are scheduled: the entry, loops and branches, not what a fusion holds."""
-        seen: list[str] = []
+    def _running(self) -> list[Computation]:
+        """Returns the scheduled computations that run at all."""
+        return [computation for computation in self._scheduled if computation.name in self.counts]
 
-        def visit(name: str) -> None:
-            if name in seen or name not in self.module.computations:
-                return
-            seen.append(name)
-            for instruction in self.module.computations[name].instructions:
-                if instruction.opcode in ("while", "conditional", "call"):
-                    for called in instruction.called:
-                        visit(called)
+    def _run(self, name: str, entering: Flights) -> tuple[Seconds, Flights]:
+        """Walks a schedule; returns its seconds and what is on its way when it ends.
 
-        visit(self.module.entry)
-        return [name for name in seen if name in self.counts]
-
-    def _scheduled(self, name: str) -> Seconds:
-        if name not in self._seconds:
-            # A loop's body once, from idle links: what one iteration leaves running isn't carried into the next.
-            self._seconds[name] = self._simulate(self.module.computations[name])
-        return self._seconds[name]
-
-    def _simulate(self, computation: Computation) -> Seconds:
-        """Walks the schedule: a collective that was started runs on its link while the cores go on."""
-        spent = Seconds()
-        free: dict[str, float] = {}
-        running: dict[str, tuple[Collective, float]] = {}
+        A collective that was started runs on its link while the cores go on.
+        """
+        if not entering.running and name in self._runs:
+            return self._runs[name]
+        computation = self.module.computations[name]
+        spent, flights = Seconds(), dataclasses.replace(entering, running=dict(entering.running))
+        flights.free = dict(entering.free)
         for instruction in computation.instructions:
             each = self._collective(computation, instruction)
-            self._spend(spent, computation, instruction)
+            self._spend(spent, flights, computation, instruction)
             if ends(instruction):
-                keys = (*instruction.operands, each.channel if each else "")
-                ended = next((key for key in keys if key in running), None)
+                ended = flights.land(computation, instruction.operands, each.channel if each else "")
                 if ended is not None:
-                    self._wait(spent, *running.pop(ended))
+                    self._wait(spent, *ended)
             elif each is not None and not self._continues(each):
-                # A link carries one collective at a time: the second waits for the first, while the cores go on.
-                begin = max(spent.total, free.get(each.link, 0.0))
-                free[each.link] = begin + each.seconds
-                if each.starts:
-                    # A fusion that starts one is found again by its channel, an instruction by its name.
-                    key = each.channel if instruction.opcode == "fusion" else instruction.name
-                    running[key] = each, begin + each.seconds
-                else:
-                    self._wait(spent, each, begin + each.seconds)
-            else:
-                passed = next((operand for operand in instruction.operands if operand in running), None)
-                if passed is not None and instruction.opcode == "async-update":
-                    # An update passes the same collective on under a new name, by which the end will ask for it.
-                    running[instruction.name] = running.pop(passed)
-        return spent
+                # A fusion that starts one is found again by its channel, an instruction by its name.
+                by_name = instruction.opcode != "fusion" or not each.channel
+                until = flights.start(instruction.name if by_name else by_channel(each.channel), each, spent.total)
+                if not each.starts:
+                    self._wait(spent, each, until)
+            elif instruction.opcode.endswith("-update"):
+                flights.rename(computation, instruction.operands, instruction.name)
+        if not entering.running:
+            self._runs[name] = spent, flights
+        return spent, flights
 
     def _continues(self, each: Collective) -> bool:
         """Returns whether this is a later piece of a collective that a fusion started: compute with a part of it."""
         return not each.starts and each.channel in self._started
 
-    def _spend(self, spent: Seconds, computation: Computation, instruction: Instruction) -> None:
+    def _spend(self, spent: Seconds, flights: Flights, computation: Computation, instruction: Instruction) -> None:
         if instruction.opcode == "while":
-            times = trip_count(self.module, computation, instruction)
-            body = (instruction.attribute("body") or "").lstrip("%")
-            spent.add(self._scheduled(body), times)
-        elif instruction.opcode in ("conditional", "call"):
-            branches = [self._scheduled(name) for name in instruction.called if name in self.module.computations]
-            if branches:
-                # One branch runs, and which one the text doesn't say: the slowest. A call has one.
-                spent.add(max(branches, key=lambda branch: branch.total))
+            self._spend_loop(spent, flights, computation, instruction)
+        elif _schedules(self.module, instruction):
+            self._spend_call(spent, flights, computation, instruction)
         else:
             seconds, bound = self._seconds_of(computation, instruction)
             # An instruction counts whole as what binds it: a fusion's bytes move behind its FLOPs, or the other way
@@ -218,6 +200,52 @@ class Timing:
                     spent.unestimated += seconds
             else:
                 spent.memory += seconds
+
+    def _spend_loop(self, spent: Seconds, flights: Flights, computation: Computation, loop: Instruction) -> None:
+        """Adds a loop's iterations: one by one until each begins with what the one before began with."""
+        body = self.module.computations.get((loop.attribute("body") or "").lstrip("%"))
+        left = trip_count(self.module, computation, loop)
+        if body is None or not loop.operands or left <= 0:
+            return
+        parameter = next((i.name for i in body.instructions if i.opcode == "parameter"), "")
+        root = body.root()
+        before = flights.through(computation, loop.operands[0], parameter, spent.total)
+        leaving, ended = Flights(), 0.0
+        for rounds in range(_MOST_ROUNDS):
+            seconds, leaving = self._run(body.name, before)
+            ended = seconds.total
+            after = leaving.through(body, root.name, parameter, ended) if root is not None else Flights()
+            # A last round may be a part of one, where the number of iterations is a mean.
+            times = left if after.same(before) or rounds == _MOST_ROUNDS - 1 else min(left, 1.0)
+            spent.add(seconds, times)
+            left -= times
+            before = after
+            if left <= 0:
+                break
+        if root is not None:
+            flights.join(leaving.through(body, root.name, loop.name, ended), spent.total)
+
+    def _spend_call(self, spent: Seconds, flights: Flights, computation: Computation, call: Instruction) -> None:
+        name = self._longest_branch(call)
+        if name is None:
+            return
+        body, root = self.module.computations[name], self.module.computations[name].root()
+        first = 1 + call.called.index(name) if call.opcode == "conditional" else 0
+        entering = Flights()
+        for parameter in body.instructions:
+            number = parameter.operand_text.strip()
+            if parameter.opcode == "parameter" and number.isdigit() and first + int(number) < len(call.operands):
+                operand = call.operands[first + int(number)]
+                entering.join(flights.through(computation, operand, parameter.name, spent.total), 0.0)
+        seconds, leaving = self._run(name, entering)
+        spent.add(seconds)
+        if root is not None:
+            flights.join(leaving.through(body, root.name, call.name, seconds.total), spent.total)
+
+    def _longest_branch(self, call: Instruction) -> str | None:
+        """Returns the branch of a conditional that takes longest, or what a call calls."""
+        names = [name for name in call.called if name in self.module.computations]
+        return max(names, key=lambda name: self._run(name, Flights())[0].total, default=None)
 
     def _collective(self, computation: Computation, instruction: Instruction) -> Collective | None:
         key = id(instruction)
@@ -233,11 +261,11 @@ class Timing:
 
     def _estimate(self, computation: Computation, instruction: Instruction) -> tuple[float, str]:
         """Returns seconds of one run and what binds it."""
-        if instruction.opcode in ("while", "conditional", "call"):
+        if instruction.opcode in _CONTROL:
             return 0.0, "memory"
         own = self._instruction_flops(computation, instruction)
         moved = bytes_moved(self.module, computation, instruction)
-        at_peak = own / self._peak(instruction)
+        at_peak = self._at_peak(computation, instruction)
         at_bandwidth = moved / (self.device.memory_bandwidth / self.device.jax_devices_per_chip)
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
         if self.device.clock_hz and instruction.estimated_cycles is not None:
@@ -254,7 +282,7 @@ class Timing:
     def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run with all that a fusion holds."""
         total = self.own_flops(computation, instruction)
-        if instruction.opcode not in ("while", "conditional", "call"):
+        if instruction.opcode not in _CONTROL:
             total += sum(self._held_flops(name) for name in instruction.called)
         return total
 
@@ -264,16 +292,37 @@ class Timing:
             self._flops[name] = sum(self._instruction_flops(body, i) for i in body.instructions) if body else 0.0
         return self._flops[name]
 
-    def _peak(self, instruction: Instruction) -> float:
-        """Returns FLOP/s in the narrowest floating dtype at hand: matmuls of fp32 results have bf16 operands."""
-        dtypes = {device_dtype(a.dtype) for a in instruction.arrays}
+    def _at_peak(self, computation: Computation, instruction: Instruction) -> float:
+        """Returns the seconds of one run's FLOPs at peak, with all that a fusion holds."""
+        seconds = self.own_flops(computation, instruction) / self._peak(computation, instruction)
+        if instruction.opcode not in _CONTROL:
+            seconds += sum(self._held_at_peak(name) for name in instruction.called)
+        return seconds
+
+    def _held_at_peak(self, name: str) -> float:
+        if name not in self._compute:
+            body = self.module.computations.get(name)
+            self._compute[name] = sum(self._at_peak(body, i) for i in body.instructions) if body else 0.0
+        return self._compute[name]
+
+    def _peak(self, computation: Computation, instruction: Instruction) -> float:
+        """Returns FLOP/s at the operands' dtype: of two the wider; float32 runs narrower but where it is exact."""
         peaks = self.device.peak_flops
-        # Accumulators are fp32 whatever the operands are, so a result's dtype says little; narrow operands are the
-        # rule.
         half = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
-        only_single = dtypes == {"float32"} and self.device.exact_float32
-        peak = peaks.get("float32", half) if only_single else half
+        # A result says little: accumulators are wide whatever the operands are.
+        dtypes = [device_dtype(a.dtype) for i in (0, 1) if (a := operand_array(computation, instruction, i))]
+        peak = min((self._peak_of(dtype, half) for dtype in dtypes), default=half)
         return peak / self.device.jax_devices_per_chip
+
+    def _peak_of(self, dtype: str, half: float) -> float:
+        peaks = self.device.peak_flops
+        if dtype == "float32" and not self.device.exact_float32:
+            return half
+        if dtype in peaks:
+            return peaks[dtype]
+        # Variants of one width run at one speed: e4m3fn and e4m3fnuz, or int4 where only int8 is told.
+        alike = [rate for name, rate in peaks.items() if dtype[:6] == name[:6] == "float8"]
+        return max(alike, default=peaks.get("int8", half) if dtype == "int4" else half)
 
     def _wait(self, spent: Seconds, item: Collective, until: float) -> None:
         """Adds the time from now until a collective is through, as exposed; what was hidden has had its cost."""
@@ -282,3 +331,29 @@ class Timing:
             spent.exposed["+".join(item.axes) or "none", item.link] += delay
         # A collective's kernels take multiprocessors and memory from what runs beside them.
         spent.compute += self.calibration.hidden_cost * max(0.0, item.seconds - delay)
+
+
+def _scheduled(module: HloModule) -> list[Computation]:
+    """Returns the computations that are scheduled: the entry, loops and branches, not what a fusion holds."""
+    seen: dict[str, Computation] = {}
+
+    def visit(name: str) -> None:
+        if name in seen or name not in module.computations:
+            return
+        seen[name] = module.computations[name]
+        for instruction in seen[name].instructions:
+            if _schedules(module, instruction):
+                for called in instruction.called:
+                    visit(called)
+
+    visit(module.entry)
+    return list(seen.values())
+
+
+def _schedules(module: HloModule, instruction: Instruction) -> bool:
+    """Returns whether an instruction runs a schedule on the device's cores."""
+    if not instruction.opcode.endswith("-start"):
+        return instruction.opcode in _CONTROL
+    # What was started asynchronously shares the cores, unless it runs on the host or on links.
+    on_host = "host" in (instruction.attribute("async_execution_thread") or "")
+    return instruction.opcode in _CONTROL and not on_host and not communicates(module, instruction)

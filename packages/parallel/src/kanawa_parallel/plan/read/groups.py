@@ -17,9 +17,10 @@ _LIST = re.compile(r"\{([\d,]+)\}")
 def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
     """Returns partition ids [groups, members]; everybody in one group where the text names none."""
     text = instruction.attributes
-    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", text)
+    # A send has its pairs among its frontend attributes, maybe as a string.
+    pairs = re.search(r'source_target_pairs="?\{(.*?\}|)\}', text)
     if pairs:
-        return np.array([[int(a), int(b)] for a, b in _PAIRS.findall(pairs[1])])
+        return np.array([[int(a), int(b)] for a, b in _PAIRS.findall(pairs[1])], int).reshape(-1, 2)
     at = text.find("replica_groups=")
     if at < 0:
         return np.arange(devices)[None]

@@ -12,6 +12,9 @@ from kanawa_parallel.plan.read.shapes import ArrayShape, arrays
 
 _NAMED = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)", re.DOTALL)
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$|^(ENTRY )?%?([\w.\-]+) \(.*->.*\{$")
+#: Computations of another thread, such as the host's, say so after their end.
+_END = re.compile(r'\}(?:, execution_thread="[^"]*")?$')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(", re.DOTALL)
 _CALLED = re.compile(r"\b(?:calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
@@ -37,6 +40,9 @@ class Instruction:
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
         """The computations it calls, in the order of its attributes."""
+        # Updates and ends of an asynchronous call repeat what its start called; it runs once.
+        if self.opcode.endswith(("-update", "-done")):
+            return ()
         names = _CALLED.findall(self.attributes)
         for group in _BRANCHES.findall(self.attributes):
             names += [name.strip().lstrip("%") for name in group.split(",") if name.strip()]
@@ -81,6 +87,16 @@ class HloModule:
     computations: dict[str, Computation]
     entry: str
 
+    @functools.cached_property
+    def callers(self) -> dict[str, list[tuple[str, Instruction]]]:
+        """(computation, instruction) of every call of each computation."""
+        callers: dict[str, list[tuple[str, Instruction]]] = {}
+        for name, computation in self.computations.items():
+            for instruction in computation.instructions:
+                for called in dict.fromkeys(instruction.called):
+                    callers.setdefault(called, []).append((name, instruction))
+        return callers
+
 
 def parse_module(text: str) -> HloModule:
     """Returns the module written in `text`; raises ValueError if it has no entry computation."""
@@ -103,7 +119,10 @@ def parse_module(text: str) -> HloModule:
                 name = match[2] or match[4]
                 current = computations[name] = Computation(name)
                 entry = name if line.startswith("ENTRY") else entry
-        elif line == "}":
+        elif pending and not _whole("\n".join(pending)):
+            # Attributes may hold anything, lines that look like another instruction or like an end included.
+            pending.append(line)
+        elif _END.match(line):
             close()
             current = None
         elif _NAMED.match(line):
@@ -111,6 +130,7 @@ def parse_module(text: str) -> HloModule:
             pending.append(line)
         elif pending:
             pending.append(line)
+    close()
     if not entry:
         message = "the text holds no ENTRY computation; expected the text of a compiled HLO module"
         raise ValueError(message)
@@ -133,6 +153,13 @@ def parse_instruction(text: str) -> Instruction | None:
     # "bf16[4]{0} %x" or just "x": the name comes last, whether shapes are written or not.
     operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.strip())
     return Instruction(match[2], rest[:end], opcode[1], operands, inside, rest[close + 1 :], bool(match[1]))
+
+
+def _whole(text: str) -> bool:
+    """Returns whether every bracket and string opened in `text` is closed in it."""
+    # Nearly all lines are, and counting is quicker than walking.
+    bare = _STRING.sub("", text) if '"' in text else text
+    return '"' not in bare and all(bare.count(a) <= bare.count(b) for a, b in ("()", "{}", "[]"))
 
 
 def _closing(text: str, start: int) -> int:
