@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
+from kanawa.arrays.materialize import row_major
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.contracts import Weighted
 
@@ -35,3 +36,14 @@ def test_gradients_are_the_same_and_barriers_are_there_for_training_only():
         assert str(jax.make_jaxpr(gradient)(params, X)).count("optimization_barrier") == 3
         assert "optimization_barrier" not in str(jax.make_jaxpr(loss)(params, X))
     assert "optimization_barrier" not in str(jax.make_jaxpr(gradient)(params, X))
+
+
+def test_a_row_major_array_is_constrained_in_both_directions_of_training_only():
+    def loss(x):
+        return jnp.sum(jnp.sin(row_major(jnp.exp(x))))
+
+    np.testing.assert_allclose(jax.grad(loss)(X), jnp.cos(jnp.exp(X)) * jnp.exp(X), rtol=1e-6)
+    assert str(jax.make_jaxpr(jax.grad(loss))(X)).count("layout_constraint") == 2
+    assert "layout_constraint" not in str(jax.make_jaxpr(loss)(X))
+    # As a pipeline's stages run it.
+    np.testing.assert_array_equal(jax.vmap(jax.grad(loss))(X[None]), jax.grad(loss)(X)[None])

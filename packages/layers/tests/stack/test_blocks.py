@@ -155,3 +155,20 @@ def test_dropout_follows_the_key():
     actual = [run(params, {}, X, Sequences(), key=jax.random.key(k), train=True)[0][0] for k in (0, 0, 1)]
     np.testing.assert_array_equal(actual[0], actual[1])
     assert np.abs(actual[0] - actual[2]).max() > 0
+
+
+def test_the_stream_keeps_its_layout_where_training_materialises():
+    """Two joins, forward and backward; the gradient is the same, and a call without gradients is left alone."""
+    cfg = PreNormBlock.Config(input_dim=4, attention=Previous.Config(), feed_forward=Cube.Config())
+    block = cfg.build(name="block")
+    params = kn.initialize(block, jax.random.key(0))
+
+    def loss(x):
+        return jnp.sum(kn.functional(block)(params, {}, x, Sequences())[0][0])
+
+    plain = jax.grad(loss)(X)
+    with kn.use_plan(kn.ExecutionPlan(materialize=True)):
+        gradient = jax.grad(loss)
+        np.testing.assert_array_equal(gradient(X), plain)
+        assert str(jax.make_jaxpr(gradient)(X)).count("layout_constraint") == 4
+        assert "layout_constraint" not in str(jax.make_jaxpr(loss)(X))

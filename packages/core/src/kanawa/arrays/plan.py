@@ -33,7 +33,8 @@ class ExecutionPlan:
     """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
 
     `optimizer_memory` says where optimizer state waits between steps (kanawa.arrays.memory).
-    `materialize` has training write to memory what enters a projection (kanawa.arrays.materialize).
+    `materialize` has training write to memory what enters a projection, and keep the residual stream row by row
+    (kanawa.arrays.materialize).
     `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
 
     `platform` and `device_kind` are None where the process's own devices run the program.

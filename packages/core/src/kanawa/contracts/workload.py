@@ -28,7 +28,8 @@ class ExecutionConfig(Config):
 
     `mesh` None and no strategies mean one device. `kernels` pins operations to kernels by catalog name.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
-    `materialize` has training write to memory what enters a projection, and the gradients around it.
+    `materialize` has training write to memory what enters a projection, and the gradients around it, and keeps the
+    residual stream row by row.
     """
 
     mesh: MeshBuilder.Config | None = None

@@ -5,6 +5,7 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.arrays.broadcast import along_last
 from kanawa.arrays.init import Constant
+from kanawa.arrays.materialize import row_major
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.stochastic_depth import StochasticDepth
@@ -44,4 +45,5 @@ class Residual(kn.Module):
             y = y if part is None else part(y)
         if cfg.layer_scale is not None:
             y = y * along_last(self.param("gamma"), y.ndim)
-        return x + (y if cfg.scale == 1.0 else y * jnp.asarray(cfg.scale, y.dtype))
+        x = x + (y if cfg.scale == 1.0 else y * jnp.asarray(cfg.scale, y.dtype))
+        return row_major(x) if kn.current_plan().materialize else x
