@@ -287,3 +287,12 @@ ENTRY main (p: f32[4], q: s32[]) -> f32[4] {
     module = parse_module(text)
     assert executions(module) == {"main": 1, "a": 1, "b": 1}
     assert executions(module, lambda _: "b") == {"main": 1, "b": 1}
+
+
+def test_an_element_named_by_its_tuple_and_place_is_one():
+    """As libtpu 0.0.52 writes it: no instruction takes the element."""
+    text = looped(compare="ROOT c = pred[] compare(s#0, n), direction=LT", start=2)
+    text = text.replace("  i = s32[] get-tuple-element(s), index=0\n", "").replace("add(i, one)", "add(s#0, one)")
+    assert trips(text) == 5
+    element = parse_module(text).computations["body"].by_name["s#0"]
+    assert (element.shape, element.operands, element.attribute("index")) == ("s32[]", ("s",), "0")

@@ -68,11 +68,33 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """A named list of instructions, in the order the compiler scheduled them."""
+    """A named list of instructions, in the order the compiler scheduled them.
+
+    `by_name` has them by name, and an instruction for each element of a tuple that an operand names as "tuple#index".
+    """
 
     name: str
     instructions: list[Instruction] = field(default_factory=list)
     by_name: dict[str, Instruction] = field(default_factory=dict)
+
+    def add(self, instruction: Instruction) -> None:
+        """Appends an instruction, whose operands are there already."""
+        for operand in instruction.operands:
+            self._name_element(operand)
+        self.instructions.append(instruction)
+        self.by_name[instruction.name] = instruction
+
+    def _name_element(self, operand: str) -> None:
+        # libtpu 0.0.52 writes get-tuple-element so, without an instruction of its own.
+        whole, mark, index = operand.rpartition("#")
+        if not mark or not index.isdigit() or operand in self.by_name:
+            return
+        self._name_element(whole)
+        made = self.by_name.get(whole)
+        parts = _split(made.shape.strip()[1:-1]) if made is not None and made.shape.startswith("(") else []
+        shape = parts[int(index)].strip() if int(index) < len(parts) else ""
+        element = Instruction(operand, shape, "get-tuple-element", (whole,), f"%{whole}", f", index={index}")
+        self.by_name[operand] = element
 
     def root(self) -> Instruction | None:
         """Returns what it yields; the last instruction if none is marked."""
@@ -108,8 +130,7 @@ def parse_module(text: str) -> HloModule:
     def close() -> None:
         instruction = parse_instruction("\n".join(pending)) if pending else None
         if instruction is not None and current is not None:
-            current.instructions.append(instruction)
-            current.by_name[instruction.name] = instruction
+            current.add(instruction)
         pending.clear()
 
     for line in text.splitlines():
