@@ -57,6 +57,25 @@ def test_a_fused_projection_keeps_the_names_of_separate_ones():
     fused.stack.layer.set(feed_forward=FusedGatedFeedForward.Config(hidden_dim=512))
     tables = [kn.foreign.table_of(cfg.build()).tensors for cfg in (plain, fused)]
     assert {n: t.shape for n, t in tables[0].items()} == {n: t.shape for n, t in tables[1].items()}
+    assert foreign_config(fused) == foreign_config(plain)
+
+
+@pytest.mark.parametrize("name", ["qwen2-7b", "gemma2-27b", "mistral-7b"])
+def test_fusing_does_not_change_the_family(name):
+    cfg = component("models", name)()
+    before = foreign_config(cfg)
+    for modifier in ("fused-qkv", "fused-gate-up"):
+        component("modifiers", modifier).Config().build()(cfg)
+    assert "FusedGatedFeedForward" in kn.to_text(cfg)
+    assert foreign_config(cfg) == before
+
+
+def test_a_fused_projection_still_counts_for_what_it_has():
+    from kanawa_layers.basic.linear import Linear
+
+    biased = llama_tiny()
+    biased.stack.layer.attention.set(qkv=Linear.Config(bias=True))
+    assert foreign_config(biased)["model_type"] == "qwen2"
 
 
 def test_a_modified_model_still_has_names_for_everything():

@@ -8,6 +8,7 @@ from kanawa.contracts import ForeignConfigError, ForeignFamily
 from kanawa.errors import did_you_mean
 from kanawa.plugins import component, host
 
+from kanawa_layers.convert.apart import with_projections_apart
 from kanawa_layers.convert.errors import UnknownFamilyError
 
 KIND = "hf_families"
@@ -68,9 +69,10 @@ def model_config(config: Mapping[str, Any]) -> Config:
 def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     """Returns the config.json of a model, of family `name` or of the one that can express it.
 
-    A family expresses a model if its own config of it reads back as the same model, training aside. Raises
-    ForeignConfigError saying what no family could express.
+    A family expresses a model if its own config of it reads back as the same model, training and fused projections
+    aside. Raises ForeignConfigError saying what no family could express.
     """
+    model = with_projections_apart(model)
     unlike: list[str] = []
     close: dict[str, list[str]] = {}
     for kind in [name] if name else known_families():
@@ -97,6 +99,6 @@ def differences(first: Config, second: Config) -> list[str]:
     """Returns how two models differ in what they compute, as text."""
     return [
         str(change)
-        for change in diff(first, second)
+        for change in diff(with_projections_apart(first), with_projections_apart(second))
         if not _TRAINING_ONLY.intersection(part.split("[")[0] for part in change.path.split("."))
     ]
