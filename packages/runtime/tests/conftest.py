@@ -7,5 +7,6 @@ _FLAGS = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
 
 import jax  # noqa: E402
+from drills import pytest_terminal_summary, record_drill  # noqa: E402, F401 - what a conftest holds, pytest takes
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

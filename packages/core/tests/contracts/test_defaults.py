@@ -247,6 +247,9 @@ class Kept(Checkpointer):
     def save(self, step, **items):
         return True
 
+    def commit(self, step):
+        """Nothing."""
+
     def restore(self, abstract, *, step=None):
         return None
 

@@ -15,7 +15,7 @@ class Forward(Checkpointer):
     class Config(Checkpointer.Config):
         """No fields."""
 
-    steps = save = restore = wait = close = lambda self, *args, **fields: [1, 2]
+    steps = save = commit = restore = wait = close = lambda self, *args, **fields: [1, 2]
 
 
 def attempt(path, steps=6, from_step=None):

@@ -29,13 +29,22 @@ class PickleCheckpointer(Checkpointer):
     def location(self, step):
         return str(self.directory / f"{step}.pickle")
 
-    def save(self, step, *, params, opt, state=None, data=None, meta=None):
+    def save(self, step, *, params, opt, state=None, data=None, meta=None, provisional=False):
         if step == self.config.full_at:
             raise CheckpointSaveError("the disk is full")  # noqa: EM101
         arrays = jax.tree.map(np.asarray, {"params": params, "opt": dict(opt), "state": state or {}})
-        (self.directory / f"{step}.pickle").write_bytes(pickle.dumps((arrays, data, dict(meta or {}))))
-        self.on_event("checkpoint_committed", {"step": step, "path": self.location(step)})
+        self.provisional(step).write_bytes(pickle.dumps((arrays, data, dict(meta or {}))))
+        if not provisional:
+            self.commit(step)
         return True
+
+    def provisional(self, step):
+        return self.directory / f"{step}.provisional"
+
+    def commit(self, step):
+        if self.provisional(step).exists():
+            self.provisional(step).rename(self.location(step))
+            self.on_event("checkpoint_committed", {"step": step, "path": self.location(step)})
 
     def restore(self, abstract, *, step=None):
         step = self.latest() if step is None else step
@@ -47,10 +56,11 @@ class PickleCheckpointer(Checkpointer):
         return Restored(step, items, data, meta)
 
     def wait(self):
-        """Nothing is ever under way."""
+        for path in self.directory.glob("*.provisional"):
+            path.unlink()
 
     def close(self):
-        """Nothing to release."""
+        self.wait()
 
 
 class PlainLoader(Loader):

@@ -1,15 +1,21 @@
 """What can't be trained on is never saved, and the error says since when, what, and what is left."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.composition.experiment import compose
+from kanawa.errors import UsageError
+from kanawa_runtime.data.loader import GrainLoader
+from kanawa_runtime.serve import imported
+from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.soundness import Soundness
 from kanawa_runtime.train.stepping import DivergedError, NonFiniteLossError, NonFiniteStateError
-from tiny_lm import tiny
+from tiny_lm import CountingTokens, tiny
 
 
 def problem(after, before=None):
@@ -61,13 +67,64 @@ def test_an_update_that_poisons_the_parameters_is_not_saved(tmp_path, peak):
     assert read_events(run / "events.jsonl")[-1]["outcome"] == "failed"
 
 
-def test_earlier_checkpoints_stay_and_one_under_way_is_finished(tmp_path):
+def test_a_save_counts_only_once_the_next_step_is_sound(tmp_path):
     run = tmp_path / "run"
-    with pytest.raises(DivergedError, match=r"step 2 .*Checkpoint 1 holds the parameters that this step began with"):
+    with pytest.raises(DivergedError, match=r"step 2 .*nor the state of step 1, which leads to it.*\(none yet\)"):
         diverging(run, 1e15).execute()
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1"]
-    assert (run / "checkpoints" / "1" / "COMMIT.json").is_file()
-    assert read_events(run / "events.jsonl")[-2]["event"] == "checkpoint_committed"
+    assert list((run / "checkpoints").iterdir()) == []
+    assert "checkpoint_committed" not in {event["event"] for event in read_events(run / "events.jsonl")}
+
+
+def test_an_error_between_two_steps_loses_no_save(tmp_path, monkeypatch):
+    """The step that would decide on the save never comes: the last batch is tried instead."""
+    row = CountingTokens.row
+
+    def failing(source, index):
+        if index >= 24:
+            raise OSError(5, "Input/output error")
+        return row(source, index)
+
+    monkeypatch.setattr(CountingTokens, "row", failing)
+    run = tmp_path / "run"
+    with pytest.raises(OSError, match="Input/output error"):
+        diverging(run, 1e-3, loader=GrainLoader.Config(prefetch_batches=1)).execute()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_batch_after_the_last_one_is_not_needed(tmp_path, monkeypatch):
+    row = CountingTokens.row
+
+    def ending(source, index):
+        if index >= 48:
+            raise OSError(5, "Input/output error")
+        return row(source, index)
+
+    monkeypatch.setattr(CountingTokens, "row", ending)
+    outcome = diverging(tmp_path / "run", 1e-3).execute()
+    assert (outcome.step, outcome.exit_code) == (6, 0)
+    assert (tmp_path / "run" / "checkpoints" / "6" / "COMMIT.json").is_file()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_a_start_from_numbers_that_nothing_can_be_computed_with_is_refused(tmp_path, monkeypatch, value):
+    origin = tmp_path / "origin"
+    diverging(origin, 1e-3).execute()
+    load = imported.stored_model
+
+    def spoilt(directory):
+        stored = load(directory)
+        table = np.array(stored.params["table"])
+        table[0, :2] = value
+        return dataclasses.replace(stored, params={**stored.params, "table": table})
+
+    monkeypatch.setattr(imported, "stored_model", spoilt)
+    with pytest.raises(UsageError, match=r"params: table \(2 of 512 elements\)") as caught:
+        Loop(compose(tiny().set(steps=6)), tmp_path / "run", initial=origin).execute()
+    assert f"{origin} holds numbers that are NaN" in str(caught.value)
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    with pytest.raises(UsageError, match="the model holds numbers that are NaN"):
+        RunStore().save(tmp_path / "converted", spoilt(origin))
+    assert not (tmp_path / "converted").exists()
 
 
 def test_a_state_whose_held_out_loss_is_nan_is_not_saved(tmp_path, monkeypatch):

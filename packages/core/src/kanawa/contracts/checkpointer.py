@@ -87,10 +87,21 @@ class Checkpointer(Configurable):
         state: Any = None,
         data: Any = None,
         meta: Mapping[str, Any] | None = None,
+        provisional: bool = False,
     ) -> bool:
         """Starts saving; once it returns, the arrays may be donated. False if this step is saved already.
 
-        Raises CheckpointSaveError for an earlier save that failed; called again, it saves this one.
+        A `provisional` step doesn't count before `commit`; the next `save`, `wait` or `close` drops one that is not
+        committed by then, and so does the end of the process. Raises CheckpointSaveError for an earlier save that
+        failed; called again, it saves this one.
+        """
+
+    @abc.abstractmethod
+    def commit(self, step: int) -> None:
+        """Has a provisional save count once all of it is written; does nothing for any other step. Doesn't wait.
+
+        The trainer calls it when the step after has shown that the state can be gone on from. Raises
+        CheckpointSaveError, unless `save` or `wait` does so later.
         """
 
     @abc.abstractmethod
@@ -113,7 +124,7 @@ class Checkpointer(Configurable):
 
     @abc.abstractmethod
     def wait(self) -> None:
-        """Returns when no save is under way; raises CheckpointSaveError once if the last one failed."""
+        """Returns once no save is under way; one still provisional is dropped. Raises CheckpointSaveError, once."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -98,6 +98,22 @@ class CheckpointerConformance:
         assert checkpointer.steps() == [2, 4, 5]
         checkpointer.close()
 
+    def test_a_provisional_step_counts_once_it_is_committed(self, tmp_path: Path) -> None:
+        told: list[int] = []
+        checkpointer = self.saved(tmp_path, 1, on_event=lambda kind, fields: told.append(fields["step"]))
+        for step, commits in ((2, True), (3, False)):
+            assert checkpointer.save(step, **self.trees(step), data=_DATA, meta=_META, provisional=True)
+            assert step not in checkpointer.steps(), "nobody has vouched for it yet"
+            checkpointer.commit(7)
+            if commits:
+                checkpointer.commit(step)
+            checkpointer.wait()
+        assert checkpointer.steps() == told == [1, 2]
+        assert self.restored(checkpointer).step == 2
+        assert checkpointer.save(3, **self.trees(3), data=_DATA, meta=_META), "a dropped step can be saved again"
+        checkpointer.close()
+        assert checkpointer.steps() == [1, 2, 3]
+
     def test_going_back_keeps_later_steps_out_of_the_way(self, tmp_path: Path) -> None:
         checkpointer = self.saved(tmp_path, 1, 2, 3)
         self.restored(checkpointer, 1)

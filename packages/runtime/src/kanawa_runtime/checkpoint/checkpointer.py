@@ -48,6 +48,22 @@ class _Pending:
     texts: dict[str, str]
     started: float
     blocking_seconds: float = 0.0
+    is_committed: bool = False
+    decided: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def decide(self, *, commit: bool) -> None:
+        """Says once whether the step may count; the thread that saves waits for it."""
+        if not self.decided.is_set():
+            self.is_committed = commit
+            self.decided.set()
+
+    def may_count(self) -> bool:
+        """Waits for the word to commit, and returns it; no, where the program ends without one."""
+        while not self.decided.wait(1.0):
+            if not threading.main_thread().is_alive():
+                # The interpreter waits for this thread, which would wait for ever.
+                self.decide(commit=False)
+        return self.is_committed
 
 
 class OrbaxCheckpointer(Checkpointer):
@@ -82,6 +98,7 @@ class OrbaxCheckpointer(Checkpointer):
         )
         self._store: ArrayStore | None = None
         self._thread: threading.Thread | None = None
+        self._pending: _Pending | None = None
         self._failure: CheckpointSaveError | None = None
         self._current_step: int | None = None
         self._saves = 0
@@ -115,6 +132,7 @@ class OrbaxCheckpointer(Checkpointer):
         state: Any = None,
         data: Any = None,
         meta: Mapping[str, Any] | None = None,
+        provisional: bool = False,
     ) -> bool:
         """Starts saving `step`; see the contract. Raises CheckpointStructureError for leaves that can't be saved."""
         started = time.perf_counter()
@@ -138,10 +156,18 @@ class OrbaxCheckpointer(Checkpointer):
             raise self._failed(pending, error) from error
         self._current_step = step
         pending.blocking_seconds = time.perf_counter() - started
+        if not provisional:
+            pending.decide(commit=True)
+        self._pending = pending
         # No daemon: an interpreter that exits waits for the checkpoint it has begun.
         self._thread = threading.Thread(target=self._finish, args=(pending,), name=f"checkpoint-{step}")
         self._thread.start()
         return True
+
+    def commit(self, step: int) -> None:
+        """Lets a provisional save count; see the contract."""
+        if self._pending is not None and self._pending.step == step:
+            self._pending.decide(commit=True)
 
     def restore(self, abstract: Mapping[str, Any], *, step: int | None = None) -> Restored | None:
         """Returns the asked items; see the contract.
@@ -172,10 +198,16 @@ class OrbaxCheckpointer(Checkpointer):
         return [str(layout.set_aside(self.directory, other, "left")) for other in later]
 
     def wait(self) -> None:
-        """Returns when no save is under way; raises CheckpointSaveError once if the last one failed."""
+        """Returns when no save is under way, a provisional one dropped; see the contract."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.decide(commit=False)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if pending is not None and not pending.is_committed:
+            # Not saved after all: asking for the same step again must not be taken for done.
+            self._current_step = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -225,10 +257,14 @@ class OrbaxCheckpointer(Checkpointer):
         return _Pending(step, self.directory / str(step), digests, arrays, text_digests, started)
 
     def _finish(self, pending: _Pending) -> None:
-        """Runs in the background: waits for the arrays, commits, deletes old steps, reports."""
+        """Runs in the background: waits for the arrays and the word to commit, commits, deletes old steps, reports."""
         key = f"kanawa/checkpoint/{pending.folder}/{self._saves}"
         try:
             self._writer().wait()
+            seconds = time.perf_counter() - pending.started
+            if not pending.may_count():
+                self._drop(pending, key)
+                return
             # Arrays of all processes are on disk. Only the first one says that the step counts; the others wait for it
             # through the coordination service, since a collective here would meet those of the training thread.
             if agreement.is_primary():
@@ -250,10 +286,16 @@ class OrbaxCheckpointer(Checkpointer):
                 "step": pending.step,
                 "path": str(pending.folder),
                 "blocking_seconds": pending.blocking_seconds,
-                "seconds": time.perf_counter() - pending.started,
+                "seconds": seconds,
                 "bytes": num_bytes,
             },
         )
+
+    def _drop(self, pending: _Pending, key: str) -> None:
+        """Removes a step that nobody vouched for; to the disk it looks like a save that was never finished."""
+        if agreement.is_primary():
+            layout.remove_unfinished(self.directory)
+            agreement.publish(key, "dropped")
 
     def _commit(self, pending: _Pending) -> int:
         """Makes the step count; returns its bytes."""

@@ -17,10 +17,12 @@ from kanawa.plugins import component, host
 
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.serve.run_path import check_is_directory
+from kanawa_runtime.train.soundness import unsound_on_host
 from kanawa_runtime.train.trainer import Trainer
 
 #: The name under which this package catalogues its own store.
 OWN = "run"
+_MOST_NAMED = 8
 
 
 def imported_experiment(model: Config) -> Trainer.Config:
@@ -81,6 +83,22 @@ def fitted(stored: StoredModel, module: Module) -> Mapping[str, Any]:
     if same or not is_tuned(module):
         return stored.params
     return flatten_paths(from_plain(module, unflatten_paths(stored.params), jax.random.key(0, impl="threefry2x32")))
+
+
+def check_sound(stored: StoredModel, source: Path | str) -> None:
+    """Raises UsageError for a model with numbers that nothing can be computed with: what it becomes is saved unseen."""
+    groups = {"params": stored.params, "state": stored.state}
+    problems = []
+    for group, arrays in groups.items():
+        problems += unsound_on_host(group, {path: np.asarray(array) for path, array in arrays.items()})
+    if problems:
+        more = f"\n  and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        message = (
+            f"{source} holds numbers that are NaN, infinite, or too large to compute with; nothing was started:\n  "
+            + "\n  ".join(problems[:_MOST_NAMED])
+            + f"{more}\nCopy it again from where it came from, or choose an earlier step of the run that it is"
+        )
+        raise UsageError(message)
 
 
 def place(arrays: Mapping[str, Any], abstract: Any) -> dict[str, Any]:

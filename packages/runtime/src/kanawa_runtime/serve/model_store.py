@@ -21,7 +21,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
-from kanawa_runtime.serve.imported import imported_experiment
+from kanawa_runtime.serve.imported import check_sound, imported_experiment
 from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, read_config
 
@@ -63,10 +63,11 @@ class RunStore(ModelStore):
         return dataclasses.replace(self.outline(directory), params=params, state=state)
 
     def save(self, directory: Path, model: StoredModel) -> None:
-        """Writes the run with checkpoint 0; raises UsageError where the directory is in use."""
+        """Writes the run with checkpoint 0; raises UsageError where the directory is in use, or the model not sound."""
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             message = f"{directory} already exists; give a new directory, nothing is overwritten"
             raise UsageError(message)
+        check_sound(model, "the model")
         # Written beside its place and renamed: half a model must not look like one.
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime.services.host import ServiceHost
+from kanawa_runtime.train.ahead import ReadAhead
 from kanawa_runtime.train.announce import already_there, ending, shown
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.evaluate import trigram_nats_per_byte
@@ -148,7 +148,8 @@ class _Running:
             attempt.screen.say(already_there(self.step))
             return self._ended("done", step=self.step, saved=attempt.checkpoints.latest())
         finished = self._steps(started, self.stepper)
-        return self._ended("done" if finished else "stopped", step=self.step, saved=self.step)
+        saved = self.step if self.stepper.has_stepped else attempt.checkpoints.latest()
+        return self._ended("done" if finished else "stopped", step=self.step, saved=saved)
 
     def _steps(self, started: Started, stepper: Stepper) -> bool:
         """Steps to the end of the run, False to a signal; the last state is being saved when it returns."""
@@ -161,35 +162,38 @@ class _Running:
         )
         attempt.screen.begin(attempt.total, stepper.step)
         with contextlib.closing(iter(loader)) as batches:
-            while stepper.step < attempt.total:
-                local = self._next(batches)
-                if local is not None:
-                    stepper.take(local)
-                last = local is None or stepper.step >= attempt.total
+            ahead = ReadAhead(batches, attempt.stop)
+            while ahead.batch is not None and stepper.step < attempt.total:
+                stepper.take(ahead.batch)
+                ahead.read()
+                last = stepper.step >= attempt.total or (ahead.batch is None and ahead.error is None)
                 if attempt.stop.reached(stepper.step):
                     stepper.drain()
-                    # A step that was just taken is not evaluated yet; one before which data was waited for is.
-                    due = local is not None and (last or stepper.step % config.evaluation.every_steps == 0)
-                    self._save(started, stepper, evaluation_due=due, last=True)
-                    return False
-                if last:
-                    break
-                if not self._between(started, stepper):
-                    self._save(started, stepper, evaluation_due=True, last=True)
-                    return False
+                    due = last or stepper.step % config.evaluation.every_steps == 0
+                    return self._finished(started, stepper, ahead.batch, evaluated=not due, complete=False)
+                if not last and not self._between(started, stepper):
+                    return self._finished(started, stepper, ahead.batch, evaluated=False, complete=False)
+        if stepper.step < attempt.total:
+            ahead.check()
+            if attempt.stop.asked:
+                return False
+        elif ahead.error is not None:
+            # Nobody needs it: a run that has all its steps must not fail for the want of one more batch.
+            logger.warning("the batch after the last can't be read: %s", ahead.error)
         # Only now is the last loss known to be finite; what is evaluated and saved below must be.
         stepper.drain()
         evaluated = self._evaluate(started, stepper, final=True)
-        self._save(started, stepper, evaluation_due=not evaluated, last=True)
-        return evaluated
+        return self._finished(started, stepper, ahead.batch, evaluated=evaluated, complete=evaluated)
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """Returns the next batch; None where the data ends, or where a signal comes while it is waited for."""
-        try:
-            with self.attempt.stop.interruptible():
-                return next(batches, None)
-        except RunStopped:
-            return None
+    def _finished(
+        self, started: Started, stepper: Stepper, upcoming: Batch | None, *, evaluated: bool, complete: bool
+    ) -> bool:
+        """Saves and tries the last state; returns `complete`."""
+        # Before the first step there is nothing that the same command wouldn't make again, and no step has tried it.
+        if stepper.has_stepped:
+            self._save(started, stepper, evaluation_due=not evaluated, last=True)
+            stepper.try_on(upcoming)
+        return complete
 
     def _between(self, started: Started, stepper: Stepper) -> bool:
         """Evaluates and saves where it is time to; False where a signal cut the evaluation short."""
@@ -251,7 +255,7 @@ class _Running:
         return {"trigram_nats_per_byte": baseline}
 
     def _save(self, started: Started, stepper: Stepper, *, evaluation_due: bool = False, last: bool = False) -> None:
-        """Starts a save. An earlier one that failed has its own event and error line, and training goes on.
+        """Starts a save, which counts after the next step. One that failed has its own event and line.
 
         Raises CheckpointSaveError only for the `last` one: an end that can't be saved is no end.
         """
@@ -259,13 +263,14 @@ class _Running:
         data = {"row": stepper.step * attempt.config.batch_size, "digest": started.digest}
         for again in (True, False):
             try:
-                attempt.checkpoints.save(
+                begun = attempt.checkpoints.save(
                     stepper.step,
                     params=stepper.state.params,
                     state=stepper.state.state,
                     opt=stepper.state.opt,
                     data=data | ({"evaluation_due": True} if evaluation_due else {}),
                     meta=attempt.run.meta() | {KERNELS: started.kernels.as_json()},
+                    provisional=True,
                 )
             except CheckpointSaveError:
                 if again:
@@ -273,17 +278,23 @@ class _Running:
                 if last:
                     raise
                 attempt.screen.say(f"training goes on without checkpoint {stepper.step}")
+                return
+            if begun:
+                stepper.saved()
             return
 
     # --- on the way out --------------------------------------------------------------------------------------
 
     def _drain_quietly(self) -> None:
-        """Records the last step on the way out of an error, unless that step is the error."""
+        """Records the last step on the way out of an error, and decides on the last save, if both can be done."""
         if self.stepper is None:
             return
         try:
             self.stepper.drain()
-        except KanawaError:
+            # The others of a gang are not here, and a step needs all of them.
+            if jax.process_count() == 1:
+                self.stepper.try_on(None)
+        except Exception:  # noqa: BLE001 - the error that is on its way out matters more than what it leads to
             logger.debug("the last step can't be recorded", exc_info=True)
 
     def _close_quietly(self) -> None:

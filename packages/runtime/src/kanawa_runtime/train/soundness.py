@@ -44,6 +44,22 @@ class Soundness:
         return ", ".join(bad[:_MOST_NAMED]) + more
 
 
+def unsound_on_host(group: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns which host arrays of a group can't be trained on, each with the count of such elements."""
+    problems = []
+    for path, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            continue
+        with np.errstate(all="ignore"):
+            sound = np.isfinite(array)
+            if group == "params" and float(jnp.finfo(array.dtype).max) > LARGEST_PARAMETER:
+                sound &= np.abs(array) <= np.asarray(LARGEST_PARAMETER, array.dtype)
+        if not sound.all():
+            bad = np.size(sound) - np.count_nonzero(sound)
+            problems.append(f"{group}: {path} ({bad} of {np.size(sound)} elements)")
+    return problems
+
+
 def _unsound(group: str, after: jax.Array, before: jax.Array) -> jax.Array:
     # Larger arrays are looked at without their old value: to keep that alive beside the new one, which takes its
     # memory, XLA would copy it.

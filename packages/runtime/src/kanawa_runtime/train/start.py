@@ -141,10 +141,11 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
         state: TrainState = init.lower().compile()()
     if attempt.initial is None:
         return Origin("new"), state
-    from kanawa_runtime.serve.imported import fitted, place, stored_model
+    from kanawa_runtime.serve.imported import check_sound, fitted, place, stored_model
 
     with attempt.screen.phase(f"reading {shown(attempt.initial)}"):
         stored = stored_model(attempt.initial)
+        check_sound(stored, attempt.initial)
         params = place(fitted(stored, attempt.trainer.model), abstract.params)
         state = state._replace(params=params, state=place(stored.state, abstract.state))
     attempt.journal.write("initialised_from", path=str(attempt.initial))

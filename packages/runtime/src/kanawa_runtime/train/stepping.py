@@ -1,6 +1,12 @@
 """Steps on the device, and their numbers on the host.
 
 The host reads a step's numbers while the next one runs, so logging costs no device time.
+
+Whether a state can be gone on from is known for certain only by going on. Arrays that are finite may still give a loss
+that is not, so a save is provisional: it counts once the next step, which runs anyway, has a finite loss and leaves a
+sound state. A resumed run repeats that very step, so what counts can always be gone on from. The last state of an
+attempt is tried by a step whose result is thrown away: the same program on the next batch, so that nothing is compiled
+for it, and it runs while the state is being written.
 """
 
 import contextlib
@@ -13,6 +19,7 @@ import numpy as np
 from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError
 
+from kanawa_runtime.train.advice import advice
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.placement import global_batch, local_rows
 from kanawa_runtime.train.start import Started
@@ -40,6 +47,7 @@ class _Pending:
     local_tokens: float
     num_bytes: float | None
     started: float
+    is_trial: bool = False
 
 
 class Stepper:
@@ -54,14 +62,22 @@ class Stepper:
         self._program = started.step_program
         self._abstract_batch = started.abstract_batch
         self._source = attempt.trainer.source
+        self._origin = started.origin
         self._pending: _Pending | None = None
+        self._batch: Batch | None = None
+        self._provisional: int | None = None
         self._finished = 0.0
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether this attempt has taken a step."""
+        return self.step > self._origin.step
 
     def take(self, local: Batch) -> None:
         """Starts a step on this process's rows and finishes the one before."""
         started = time.perf_counter()
-        batch = global_batch(local, self._abstract_batch, self.rows)
-        self.state, report = self._program(self.state, batch)
+        self._batch = global_batch(local, self._abstract_batch, self.rows)
+        self.state, report = self._program(self.state, self._batch)
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self._source.target_bytes(local.target_ids, local.loss_weights)
         self.step += 1
@@ -73,6 +89,21 @@ class Stepper:
         previous, self._pending = self._pending, None
         self._finish(previous)
 
+    def saved(self) -> None:
+        """A provisional save of this step has begun: the next step decides on it."""
+        self._provisional = self.step
+
+    def try_on(self, local: Batch | None) -> None:
+        """Decides on the last save by a step on the next batch, or the last one where there is none; ends the state.
+
+        Raises DivergedError, and whatever else a step raises.
+        """
+        if self._provisional is None or (local is None and self._batch is None):
+            return
+        batch = self._batch if local is None else global_batch(local, self._abstract_batch, self.rows)
+        self.state, report = self._program(self.state, batch)
+        self._finish(_Pending(self.step + 1, report, 0.0, None, 0.0, is_trial=True))
+
     def check_evaluation(self, loss: float) -> None:
         """Raises NonFiniteLossError where the held-out loss of the state is NaN, although all its arrays are finite."""
         if math.isnan(loss):
@@ -80,11 +111,22 @@ class Stepper:
             raise NonFiniteLossError(message)
 
     def _finish(self, pending: _Pending | None) -> None:
-        """Waits for a step and records it; raises DivergedError."""
+        """Waits for a step and records it, unless it is a trial; raises DivergedError."""
         if pending is None:
             return
         numbers = pending.report.read()
         loss = numbers.pop("loss")
+        if not pending.is_trial:
+            self._record(pending, loss, numbers)
+        self._check(pending, loss)
+        if self._provisional is not None and pending.step > self._provisional:
+            step, self._provisional = self._provisional, None
+            try:
+                self._attempt.checkpoints.commit(step)
+            except CheckpointSaveError as error:
+                self._attempt.screen.say(f"training goes on without checkpoint {step}: {error}")
+
+    def _record(self, pending: _Pending, loss: float, numbers: dict[str, float]) -> None:
         nats, tokens = pending.report.main_loss()
         now = time.perf_counter()
         # Steps overlap on the device's queue: a step's own time starts when the one before it ended.
@@ -95,6 +137,9 @@ class Stepper:
             fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
         self.last_loss = loss
         self._attempt.screen.step(self._attempt.journal.write("step", **fields, metrics=numbers))
+
+    def _check(self, pending: _Pending, loss: float) -> None:
+        """Raises DivergedError where the loss is not finite, or the step's result can't be trained on."""
         problem = pending.report.soundness.problem() if pending.report.soundness is not None else ""
         if not math.isfinite(loss):
             message = f"the loss at step {pending.step} is {loss}; {self._advice(pending.step)}"
@@ -109,18 +154,14 @@ class Stepper:
     def _advice(self, step: int) -> str:
         """Returns what is kept and what to do, after `step` went wrong."""
         # What is being saved counts among what is kept, once it is there; a save that fails has an event of its own.
+        # One that waited for this step is dropped.
         with contextlib.suppress(CheckpointSaveError):
             self._attempt.checkpoints.wait()
-        steps = self._attempt.checkpoints.steps()
-        mend = "Lower the learning rate, lengthen the warm-up, or clip harder in a new run"
-        if steps and steps[-1] == step - 1:
-            # Its arrays are finite, which was checked; but this loss is the first that was computed with them.
-            older = f" Older ones are {steps[:-1]}: --from-step {steps[-2]} goes on from there." if steps[1:] else ""
-            return (
-                f"nothing of this step is saved. Checkpoint {steps[-1]} holds the parameters that this step began "
-                f"with: resume it to see whether it repeats.{older} {mend}"
-            )
-        return (
-            f"nothing of this step is saved, and every earlier checkpoint is intact ({steps or 'none yet'}). "
-            f"{mend}, or resume this one to see whether it repeats"
+        dropped, self._provisional = self._provisional, None
+        return advice(
+            step,
+            began=self._origin.step,
+            dropped=dropped,
+            steps=self._attempt.checkpoints.steps(),
+            run=self._attempt.run.path,
         )

@@ -1,0 +1,36 @@
+"""What a person is told when training has diverged: what is kept, which step is good, and which command goes on."""
+
+import shlex
+from pathlib import Path
+
+from kanawa_runtime.train.announce import shown
+
+
+def advice(step: int, *, began: int, dropped: int | None, steps: list[int], run: Path) -> str:
+    """Returns what follows "the loss at step N is nan; ".
+
+    The attempt that `step` went wrong in began at step `began`; `dropped` is the save that waited for this step, and
+    `steps` are those that are committed.
+    """
+    place = shlex.quote(shown(run))
+    mend = (
+        "lower the learning rate, lengthen the warm-up, or clip harder in a new run, which may start from this one's "
+        f"weights (--init-from {place})"
+    )
+    if step == began + 1 and began in steps:
+        # A sound step followed when it was saved: other versions or hardware did that, or this machine is at fault.
+        older = [kept for kept in steps if kept < began]
+        back = f", or go back to an older one: kanawa train {place} --from-step {older[-1]}" if older else ""
+        return (
+            f"nothing of this step is saved. It began with checkpoint {began}, which was sound when it was saved: run "
+            f"the command again to see whether it repeats{back}. If it does, {mend}"
+        )
+    nor = "" if dropped is None else f", nor the state of step {dropped}, which leads to it"
+    kept = f"nothing of this step is saved{nor}, and every earlier checkpoint is intact ({steps or 'none yet'}). "
+    if not steps:
+        return f"{kept}Unless the data or the first parameters are at fault, {mend.partition(', which')[0]}"
+    return (
+        f"{kept}Step {steps[-1]} is good: the step after it was sound. To go on from it: "
+        f"kanawa train {place} --from-step {steps[-1]}. It comes to the same end unless the machine was at fault: "
+        f"{mend}"
+    )
