@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 import tiny_lm
+from drills import pytest_terminal_summary, record_drill  # noqa: F401 - what a conftest holds, pytest takes
 from replay.pages import RUN
 from replay.replay import Replay
 

@@ -1,46 +1,22 @@
 """One device, eight, two processes of four: the same losses; a gang stops and resumes together."""
 
 import json
-import os
-import pathlib
 import signal
-import socket
-import subprocess
-import sys
-import time
 
+import gangs
 import numpy as np
 import pytest
-import tiny_lm
+from gangs import finish, wait_for
 
 STEPS = 40
 
 
-def command(run, *options):
-    kanawa = str(pathlib.Path(sys.executable).with_name("kanawa"))
-    return [kanawa, "train", "tiny-lm", "--run", str(run), "--steps", str(STEPS), *options]
-
-
-def environment(devices):
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": tiny_lm.FOLDER}
-
-
 def start(run, devices, *options):
-    return subprocess.Popen(command(run, *options), env=environment(devices), stderr=subprocess.PIPE, text=True)
+    return gangs.start(run, devices, "--steps", str(STEPS), *options)
 
 
 def start_gang(run, *options):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    joined = ("--coordinator", address, "--processes", "2", *options)
-    return [start(run, 4, *joined, "--process-id", str(index)) for index in range(2)]
-
-
-def finish(*processes):
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    return [process.returncode for process in processes], "\n".join(errors)
+    return gangs.start_gang(run, "--steps", str(STEPS), *options)
 
 
 def events(run):
@@ -58,13 +34,6 @@ def events(run):
 def losses(run):
     by_step = {e["step"]: e["loss"] for e in events(run) if e["event"] == "step"}
     return [by_step[step] for step in sorted(by_step)]
-
-
-def wait_for(gang, condition):
-    deadline = time.monotonic() + 200
-    while not condition() and all(p.poll() is None for p in gang):
-        assert time.monotonic() < deadline, "the gang makes no progress"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

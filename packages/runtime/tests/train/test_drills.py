@@ -1,8 +1,13 @@
-"""Fire drills on the real command in real processes: kills, SIGTERM, NaN, another experiment, a full disk."""
+"""Fire drills on the real command in real processes: kills, stops, full disks, another experiment; counted.
+
+Kills, stops and full disks come at random times (PYTEST_SEED repeats them); the nightly ones are the same, more often:
+KANAWA_DRILLS of each, 20 unless set.
+"""
 
 import os
 import pathlib
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +18,7 @@ import tiny_lm
 from kanawa_runtime.train.events import read_events, step_records
 
 STEPS = 300
+MANY = int(os.environ.get("KANAWA_DRILLS", "20"))
 COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm"]
 OPTIONS = ["--steps", str(STEPS), "--set", "checkpoints.every_steps=40"]
 
@@ -71,16 +77,90 @@ def test_two_runs_are_the_same_bit_for_bit(uninterrupted, tmp_path):
     assert losses(tmp_path / "run") == uninterrupted
 
 
-def test_killed_five_times_the_losses_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path):
-    run, rng = tmp_path / "run", random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
-    for count in sorted(rng.randrange(1, STEPS - 20) for _ in range(5)):
+def chance():
+    return random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+
+
+def interrupted(run, rng, count, act):
+    """Starts the command `count` times, has `act` end it after a random number of steps, and then lets it finish."""
+    for steps in sorted(rng.randrange(1, STEPS - 20) for _ in range(count)):
         process = start(run)
-        wait_for_steps(process, run, count)
-        process.kill()
-        process.communicate()
+        wait_for_steps(process, run, steps)
+        # Also between two steps, in the middle of a write, and before the first new step of a resumed run.
+        time.sleep(rng.uniform(0, 0.02))
+        act(process)
+        process.communicate(timeout=300)
     code, _, err = finish(run)
     assert code == 0, err
+
+
+def test_killed_at_random_the_losses_are_those_of_the_uninterrupted_run(uninterrupted, tmp_path, record_drill):
+    kills_resume(uninterrupted, tmp_path / "run", 4, record_drill)
+
+
+@pytest.mark.nightly
+def test_killed_many_times(uninterrupted, tmp_path, record_drill):
+    kills_resume(uninterrupted, tmp_path / "run", MANY, record_drill)
+
+
+def kills_resume(uninterrupted, run, count, record_drill):
+    interrupted(run, chance(), count, subprocess.Popen.kill)
     assert losses(run) == uninterrupted
+    record_drill(f"drill: {count} of {count} kills resumed bit for bit")
+
+
+@pytest.mark.nightly
+def test_stopped_many_times(uninterrupted, tmp_path, record_drill):
+    rng, codes = chance(), []
+
+    def stop(process):
+        process.send_signal(rng.choice([signal.SIGTERM, signal.SIGINT]))
+        process.wait(300)
+        codes.append(process.returncode)
+
+    interrupted(tmp_path / "run", rng, MANY, stop)
+    # One that comes when all is done finds nothing to stop.
+    assert set(codes) <= {42, 0, 143, 130}
+    assert losses(tmp_path / "run") == uninterrupted
+    record_drill(f"drill: {MANY} of {MANY} stops resumed bit for bit, {codes.count(42)} saved with code 42")
+
+
+def filled_up(process):
+    """Leaves the process no room in any file: events and checkpoints alike fail with EFBIG, in C++ too."""
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
+
+
+def test_sigterm_on_a_full_disk_says_what_is_kept(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    process = start(run)
+    wait_for_steps(process, run, 90)
+    filled_up(process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err, err
+    for part in ("could not be saved to", "stopped by SIGTERM after step", "is not saved; the newest intact step is"):
+        assert part in err
+    assert finish(run)[0] == 0
+    assert losses(run) == uninterrupted
+
+
+@pytest.mark.nightly
+def test_the_disk_fills_up_many_times(uninterrupted, tmp_path, record_drill):
+    rng = chance()
+
+    def fill(process):
+        if process.poll() is None:
+            filled_up(process)
+            time.sleep(rng.uniform(0, 0.5))
+            process.kill() if rng.random() < 0.5 else process.send_signal(signal.SIGTERM)
+
+    interrupted(tmp_path / "run", rng, MANY, fill)
+    # Events that found no room are lost, and their steps with them; those that are there are right.
+    logged = losses(tmp_path / "run")
+    assert logged == {step: uninterrupted[step] for step in logged}
+    assert logged[STEPS] == uninterrupted[STEPS]
+    record_drill(f"drill: {MANY} of {MANY} full disks resumed bit for bit")
 
 
 def test_sigterm_saves_exits_42_and_resumes(uninterrupted, tmp_path):

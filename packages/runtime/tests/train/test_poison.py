@@ -19,7 +19,7 @@ from kanawa_runtime.train.stepping import DivergedError
 OPTIMIZERS = ("adamw", "muon", "adafactor", "sgd", "lion", "ademamix", "schedule-free-adamw")
 RATES = (1e1, 1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e22, 1e30, 1e38)
 CASES = list(itertools.product(RATES, OPTIMIZERS, ("float32", "bfloat16")))
-SLICE = ((1e3, "adamw", "float32"), (1e9, "muon", "bfloat16"), (1e15, "adafactor", "float32"))
+SLICE = ((1e2, "adamw", "float32"), (1e9, "muon", "bfloat16"))
 
 
 class Linear(FeedForward):

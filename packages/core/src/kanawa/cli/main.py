@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.cli.output import write_message
 from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
@@ -15,7 +16,7 @@ from kanawa.errors import INTERRUPTIONS, CompositionError, KanawaError, UsageErr
 from kanawa.status import stage, status_line
 
 LOG_VARIABLE = "KANAWA_LOG"
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +38,10 @@ def _told(arguments: list[str], show_traceback: bool) -> int:
             code = _run(arguments)
         sys.stdout.flush()
         return code
-    except INTERRUPTIONS:
-        write_message("kanawa: interrupted")
-        return INTERRUPTED
+    except INTERRUPTIONS as stop:
+        terminated = isinstance(stop, Terminated)
+        write_message("kanawa: stopped by SIGTERM" if terminated else "kanawa: interrupted")
+        return TERMINATED if terminated else INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -58,7 +60,9 @@ def _run(arguments: list[str]) -> int:
     verb = next((a for a in arguments if not a.startswith("-")), None)
     commands = core_verbs()
     if verb not in commands and "--version" not in arguments:
-        commands |= plugin_verbs(commands, verb)
+        with early_signals() as check:
+            commands |= plugin_verbs(commands, verb)
+            check()
     if verb is not None and verb not in commands and "--version" not in arguments:
         raise UsageError(unknown_verb(verb, commands))
     parser = build_parser(commands)

@@ -1,5 +1,6 @@
 """Asynchronous checkpoints that are restored bit for bit or reported as damaged, never silently wrong."""
 
+import contextlib
 import dataclasses
 import logging
 import shutil
@@ -277,7 +278,9 @@ class OrbaxCheckpointer(Checkpointer):
                     raise OSError(outcome)  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - whatever failed in the background is raised at the next call
             if agreement.is_primary():
-                agreement.publish(key, brief(error))
+                # The service that takes the word may be what failed.
+                with contextlib.suppress(RuntimeError):
+                    agreement.publish(key, brief(error))
             self._failure = self._failed(pending, error)
             return
         self.on_event(

@@ -1,4 +1,4 @@
-"""What a command does to its process before JAX starts: the compile cache, and the gang."""
+"""What a command does to its process: the compile cache before JAX starts, threads that hold it up at the end."""
 
 import os
 from pathlib import Path
@@ -55,38 +55,3 @@ def _processor() -> str:
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     text = f"{platform.machine()} {jaxlib.__version__} {flags}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def join_gang(coordinator: str | None, processes: int | None, process_id: int | None) -> None:
-    """Joins the other processes of the run; does nothing for a run of one."""
-    from kanawa.errors import UsageError
-
-    given = (coordinator, processes, process_id)
-    if all(value is None for value in given):
-        return
-    if any(value is None for value in given):
-        message = "--coordinator, --processes and --process-id go together; give all three or none"
-        raise UsageError(message)
-    import jax
-
-    jax.distributed.initialize(coordinator, processes, process_id)
-    _compare_plugins()
-
-
-def _compare_plugins() -> None:
-    """Raises PluginError where the processes have different plugins: they would compile different programs and hang."""
-    import numpy as np
-    from jax.experimental import multihost_utils
-    from kanawa.errors import PluginError
-    from kanawa.plugins import host
-
-    digest = np.frombuffer(bytes.fromhex(host().plugin_set_digest()), np.uint8)
-    everyone = np.asarray(multihost_utils.process_allgather(digest))
-    different = [i for i, other in enumerate(everyone) if not np.array_equal(other, digest)]
-    if different:
-        mine = ", ".join(f"{name} {version}" for name, version in sorted(host().plugin_set().items()))
-        message = (
-            f"processes {different} of the run have other plugins than this one, which has {mine}; "
-            f"compare `kanawa plugins` on their hosts and install the same versions"
-        )
-        raise PluginError(message)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import compose_from, experiment_arguments
+from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from kanawa_runtime.train.loop import Loop
     from kanawa_runtime.train.outcome import Outcome
     from kanawa_runtime.train.screen import Screen
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def command() -> Command:
@@ -41,8 +37,8 @@ def command() -> Command:
             "kanawa train runs/mine --from-step 1000\n"
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
-            "exit codes: 0 done; 42 stopped by SIGTERM or Ctrl-C after saving, the same command goes on; 130 and 143 "
-            "stopped before anything was saved; 2 usage; others permanent"
+            "exit codes: 0 done; 42 stopped by SIGTERM or Ctrl-C after saving, or another process was lost, the same "
+            "command goes on; 130 and 143 stopped before anything was saved; 2 usage; others permanent"
         ),
     )
 
@@ -79,11 +75,16 @@ def run(args: argparse.Namespace) -> int:
         screen = _screen(args)
         try:
             outcome = _train(args, screen)
-        except KeyboardInterrupt:
-            # Once the run is open, signals are the loop's; here nothing was trained, and nothing was written.
+        except (KeyboardInterrupt, Terminated) as stop:
+            # Once the loop runs, signals are its own; here nothing was trained.
             screen.close()
-            screen.say("stopped by Ctrl-C before the run was opened; nothing was changed")
-            return _INTERRUPTED
+            terminated = isinstance(stop, Terminated)
+            name = "SIGTERM" if terminated else "Ctrl-C"
+            screen.say(f"stopped by {name} before the run was opened; nothing was changed")
+            return _TERMINATED if terminated else _INTERRUPTED
+        except Exception as error:
+            _leave_if_peer_lost(args, screen, error)
+            raise
         finally:
             screen.close()
     if args.json and _is_primary(args):
@@ -95,18 +96,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
     # Once the loop runs, signals are its own.
-    with _remembered_interrupt() as check:
+    with early_signals(gives_sigterm_back=args.coordinator is None) as check:
         loop = _loop(args, screen, check)
     return loop.execute()
 
 
+def _leave_if_peer_lost(args: argparse.Namespace, screen: Screen, error: Exception) -> None:
+    """Ends the process where the error comes from the loss of another one of its gang; else returns."""
+    from kanawa_runtime.commands.gang import leave_gang
+    from kanawa_runtime.train.peers import lost_peer
+
+    reason = None if args.coordinator is None else lost_peer(error)
+    if reason is not None:
+        screen.close()
+        leave_gang(reason)
+
+
 def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -> Loop:
-    """Returns the loop, its run open; `check` raises KeyboardInterrupt if Ctrl-C was pressed since the start."""
+    """Returns the loop, its run open; `check` raises once more for a signal that came since the start."""
     with screen.phase("importing JAX"):
         import jax  # noqa: F401 - seconds on a busy machine, so that it has a phase of its own
     from kanawa.composition.detect import local_target
 
-    from kanawa_runtime.commands.process import join_gang, prepare_process
+    from kanawa_runtime.commands.gang import join_gang
+    from kanawa_runtime.commands.process import prepare_process
 
     check()
     prepare_process()
@@ -134,33 +147,6 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
             screen=screen,
             command=_typed(),
         )
-
-
-@contextlib.contextmanager
-def _remembered_interrupt() -> Iterator[Callable[[], None]]:
-    """Yields a function that raises KeyboardInterrupt once more if Ctrl-C was pressed inside.
-
-    Some libraries catch everything while they are imported, and a Ctrl-C that comes then would be lost.
-    """
-    pressed = False
-
-    def press(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield check
-        return
-    previous = signal.signal(signal.SIGINT, press)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _screen(args: argparse.Namespace) -> Screen:

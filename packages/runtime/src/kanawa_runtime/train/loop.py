@@ -23,6 +23,7 @@ from kanawa_runtime.train.evaluate import trigram_nats_per_byte
 from kanawa_runtime.train.journal import Journal
 from kanawa_runtime.train.kernel_record import KERNELS
 from kanawa_runtime.train.outcome import Outcome
+from kanawa_runtime.train.peers import lost_peer
 from kanawa_runtime.train.program_record import memory_peaks
 from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import LineScreen, Screen
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 #: What a second Ctrl-C waits for the last event and the last line.
 _LAST_WORDS_SECONDS = 2.0
+#: What a process whose peer was lost waits for a save that is under way.
+_SAVE_SECONDS = 20.0
 
 
 class Loop:
@@ -71,7 +74,8 @@ class Loop:
     def execute(self) -> Outcome:
         """Runs to `total` steps or until a signal, and returns how it ended; an error is on record before it leaves."""
         stop = StopSignals(gang=jax.process_count() > 1)
-        with self.run, self.prepared.environment.active(), stop:
+        # Signals first: what comes while the rest is set up counts.
+        with stop, self.run, self.prepared.environment.active():
             journal, policy = Journal(self.run, self.services), self.prepared.composition.config.checkpoints
             checkpoints = self.prepared.composition.config.checkpointer.build(
                 directory=self.run.checkpoints,
@@ -113,8 +117,14 @@ class _Running:
             kind, fields = outcome.kind, {"signal": outcome.signal or None, "checkpoint": outcome.saved}
         except BaseException as error:
             kind = "failed" if isinstance(error, Exception) else "interrupted"
-            self._drain_quietly()
-            self._close_quietly()
+            if isinstance(error, CheckpointSaveError):
+                error.add_note(self._after_a_failed_save())
+            if jax.process_count() > 1 and lost_peer(error) is not None:
+                kind = "peer_lost"
+                self._wait_a_little_for_the_save()
+            else:
+                self._drain_quietly()
+                self._close_quietly()
             raise
         finally:
             attempt.journal.write("run_ended", outcome=kind, step=self.step, **fields)
@@ -303,6 +313,18 @@ class _Running:
             self.attempt.checkpoints.close()
         except KanawaError:
             logger.debug("the last save failed, as its event says", exc_info=True)
+
+    def _after_a_failed_save(self) -> str:
+        latest, stop = self.attempt.checkpoints.latest(), self.attempt.stop
+        kept = "there is no checkpoint yet" if latest is None else f"the newest intact step is {latest}"
+        ended = f"stopped by {stop.name}" if stop.name else "ended"
+        return f"{ended} after step {self.step}, which is not saved; {kept}"
+
+    def _wait_a_little_for_the_save(self) -> None:
+        """Lets a save finish that needs no lost peer any more; one that does would wait for many minutes."""
+        thread = threading.Thread(target=self._close_quietly, daemon=True)
+        thread.start()
+        thread.join(_SAVE_SECONDS)
 
     def stopping(self, name: str) -> None:
         """Answers the first signal; runs on the thread that watches them."""

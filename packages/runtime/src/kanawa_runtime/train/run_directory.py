@@ -4,6 +4,7 @@ config.json is written last and atomically: a directory without it is not a run 
 """
 
 import json
+import logging
 import os
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +20,11 @@ from kanawa_runtime.checkpoint.array_store import read_text
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.train.environment_record import environment_record
-from kanawa_runtime.train.events import EventLog
+from kanawa_runtime.train.events import EventLog, EventLogError
 from kanawa_runtime.train.launch_record import launch_record
 from kanawa_runtime.train.run_lock import RunLock
+
+logger = logging.getLogger(__name__)
 
 #: Of the layout; a change that older code would misread needs a new number.
 FORMAT = 1
@@ -174,7 +177,13 @@ class RunDirectory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except EventLogError as lost:
+            if error is None:
+                raise
+            # What ended the run says more than what couldn't be written of it.
+            logger.error("%s", lost)  # noqa: TRY400 - no traceback: the message is all
 
 
 def read_config(path: Path | str) -> Config:

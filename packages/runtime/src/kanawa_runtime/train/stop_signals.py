@@ -90,7 +90,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside, a signal raises RunStopped in the main thread, at once if one came already."""
+        """Inside, a signal raises RunStopped in the main thread, as one that came before does at once."""
         if self._gang:
             yield
             return
@@ -99,6 +99,9 @@ class StopSignals:
             if self.signal is not None:
                 raise RunStopped
             yield
+            if self.signal is not None:
+                # Some libraries catch everything while they are imported.
+                raise RunStopped
         finally:
             self._raising = False
 

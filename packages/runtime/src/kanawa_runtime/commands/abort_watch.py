@@ -1,0 +1,54 @@
+"""JAX's coordination service aborts a process from C++ when a peer is lost: seen in time, it is an ordinary end.
+
+No Python runs in an abort: jaxlib can't convert its status for a callback (`std::bad_cast`, jaxlib 0.10), and Python's
+own handlers run after it. So SIGABRT is answered by libc's `sleep`, which takes the signal's number, 6, as seconds,
+and a thread looks for one that has the signal blocked, as a thread has while it answers it.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_LOOK_SECONDS = 1.0
+_TASKS = Path("/proc/self/task")
+_ABORTING = 1 << (signal.SIGABRT - 1)
+
+
+def watch_for_aborts(then: Callable[[], None]) -> None:
+    """Calls `then`, which should end the process, when a thread is about to abort it; does nothing but on Linux.
+
+    Where `then` can't run, say because a thread keeps Python's lock, the abort happens six seconds late.
+    """
+    if not sys.platform.startswith("linux") or not _TASKS.is_dir():
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+
+    def watch() -> None:
+        while not is_aborting():
+            time.sleep(_LOOK_SECONDS)
+        then()
+
+    threading.Thread(target=watch, name="aborts", daemon=True).start()
+
+
+def is_aborting() -> bool:
+    """Whether a thread of this process is answering SIGABRT."""
+    return any(_blocked(task) & _ABORTING for task in os.listdir(_TASKS))
+
+
+def _blocked(task: str) -> int:
+    """Returns a thread's mask of blocked signals; 0 for one that has ended."""
+    try:
+        status = (_TASKS / task / "status").read_bytes()
+    except OSError:
+        return 0
+    mask = status.partition(b"SigBlk:")[2].split(maxsplit=1)
+    return int(mask[0], 16) if mask else 0

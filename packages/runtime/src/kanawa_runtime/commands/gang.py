@@ -1,0 +1,63 @@
+"""A process joins the others of its run, and ends well when one of them is lost."""
+
+import os
+import sys
+
+from kanawa_runtime.train.peers import PeerLostError, lost_peer
+
+
+def join_gang(coordinator: str | None, processes: int | None, process_id: int | None) -> None:
+    """Joins the other processes of the run; does nothing for a run of one. Raises PeerLostError if they don't come."""
+    from kanawa.errors import UsageError
+
+    given = (coordinator, processes, process_id)
+    if all(value is None for value in given):
+        return
+    if any(value is None for value in given):
+        message = "--coordinator, --processes and --process-id go together; give all three or none"
+        raise UsageError(message)
+    import jax
+
+    from kanawa_runtime.commands.abort_watch import watch_for_aborts
+
+    watch_for_aborts(lambda: leave_gang("JAX was about to abort this one"))
+    try:
+        jax.distributed.initialize(coordinator, processes, process_id)
+        _compare_plugins()
+    except RuntimeError as error:
+        raise PeerLostError(lost_peer(error) or str(error)) from error
+
+
+def leave_gang(reason: str) -> None:
+    """Ends this process with the code that means "start me again", and one line.
+
+    At once: on its usual way out Python would let JAX wait for the others, minutes, and abort when they don't come.
+    """
+    from kanawa.cli.output import write_message
+
+    write_message(
+        f"kanawa: another process of this run was lost ({reason}). Nothing is wrong with this one: start all of them "
+        "again with the same command, and the run goes on from its newest checkpoint"
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(PeerLostError.exit_code)
+
+
+def _compare_plugins() -> None:
+    """Raises PluginError where the processes have different plugins: they would compile different programs and hang."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from kanawa.errors import PluginError
+    from kanawa.plugins import host
+
+    digest = np.frombuffer(bytes.fromhex(host().plugin_set_digest()), np.uint8)
+    everyone = np.asarray(multihost_utils.process_allgather(digest))
+    different = [i for i, other in enumerate(everyone) if not np.array_equal(other, digest)]
+    if different:
+        mine = ", ".join(f"{name} {version}" for name, version in sorted(host().plugin_set().items()))
+        message = (
+            f"processes {different} of the run have other plugins than this one, which has {mine}; "
+            f"compare `kanawa plugins` on their hosts and install the same versions"
+        )
+        raise PluginError(message)

@@ -1,0 +1,50 @@
+"""Whether an error means that another process of the run was lost, which says nothing against this one.
+
+The death of a peer arrives as whatever was going on: a broken connection in a collective (Gloo, NCCL), a barrier or a
+key that never comes (the coordination service, orbax), wrapped by whoever noticed. All of it is worth another try.
+"""
+
+import re
+from collections.abc import Iterator
+
+from kanawa.errors import KanawaError
+
+#: These words are about peers whoever says them.
+_WORDS = re.compile(r"(?i)gloo|nccl|heartbeat|coordination service|\bbarrier\b|another task|distributed service")
+#: And in an error of JAX these too: data that is read over a network has connections of its own. Other codes, such as
+#: INTERNAL, may be a compiler's bug.
+_OF_JAX = re.compile(
+    r"\b(UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|CANCELLED)\b"
+    r"|(?i:connection (closed|reset|refused|aborted)|closed by peer|broken pipe|socket|timed out)"
+)
+_MOST_CHARACTERS = 160
+
+
+class PeerLostError(KanawaError):
+    """Another process of the run ended or can't be reached: start all of them again."""
+
+    exit_code = 42
+
+
+def lost_peer(error: BaseException) -> str | None:
+    """Returns what of an error, or of what caused it, says that a peer was lost, in a line; None where nothing does."""
+    from jax.errors import JaxRuntimeError
+
+    for cause in _causes(error):
+        if isinstance(cause, PeerLostError):
+            return str(cause)
+        if isinstance(cause, RuntimeError | TimeoutError):
+            text = " ".join(str(cause).split())
+            if _WORDS.search(text) or (isinstance(cause, JaxRuntimeError) and _OF_JAX.search(text)):
+                return text[:_MOST_CHARACTERS]
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and what it came from, each once."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__

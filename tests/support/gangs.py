@@ -1,0 +1,45 @@
+"""Gangs of real processes on this machine, as `kanawa launch` or a cluster would start them."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import tiny_lm
+
+ROOMY_SECONDS = 300
+
+
+def start(run: pathlib.Path, devices: int, *options: str) -> subprocess.Popen:
+    """Starts one process of the tiny experiment on so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": tiny_lm.FOLDER}
+    command = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", str(run), *options]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def start_gang(run: pathlib.Path, *options: str, processes: int = 2) -> list[subprocess.Popen]:
+    """Starts processes that share eight devices."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    joined = ("--coordinator", address, "--processes", str(processes), *options)
+    return [start(run, 8 // processes, *joined, "--process-id", str(index)) for index in range(processes)]
+
+
+def finish(*processes: subprocess.Popen) -> tuple[list[int], str]:
+    """Returns exit codes as a shell reports them, and what was said on the error streams."""
+    errors = [process.communicate(timeout=ROOMY_SECONDS)[1] for process in processes]
+    codes = [process.returncode if process.returncode >= 0 else 128 - process.returncode for process in processes]
+    return codes, "\n".join(errors)
+
+
+def wait_for(gang: list[subprocess.Popen], condition: Callable[[], bool]) -> None:
+    """Returns once the condition holds, or a process has ended."""
+    deadline = time.monotonic() + ROOMY_SECONDS
+    while not condition() and all(process.poll() is None for process in gang):
+        assert time.monotonic() < deadline, "the gang makes no progress"
+        time.sleep(0.01)
