@@ -17,7 +17,7 @@ IMPORT_NAMES = {
 }
 # A module may import its own rank and those before it; testing and cli don't know each other.
 RANKS = (
-    ("_version", "errors", "local_path", "status"),
+    ("_version", "errors", "guarded_read", "local_path", "status"),
     ("config",),
     ("plugins",),
     ("arrays",),
@@ -31,7 +31,7 @@ RANKS = (
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 FACADE = "kanawa"
-WITHOUT_JAX = {"_version", "errors", "local_path", "status", "config", "plugins"}
+WITHOUT_JAX = {"_version", "errors", "guarded_read", "local_path", "status", "config", "plugins"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "numpy", "jaxtyping"}
 
 # (importing module, imported module): why it has to be. A pair that is no longer needed fails too.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kanawa.config import Config as Config
     from kanawa.config import Configurable as Configurable
     from kanawa.config import Count as Count
+    from kanawa.config import Epsilon as Epsilon
     from kanawa.config import Finite as Finite
     from kanawa.config import Fraction as Fraction
     from kanawa.config import Modifier as Modifier
@@ -91,8 +92,8 @@ _NAMES = {
     "composition.naming": "experiment",
     "composition.target": "Target parse_target",
     "config": (
-        "FROM_PARENT REQUIRED CallableConfig Config Configurable Count Finite Fraction Modifier NonNegative Partial "
-        "Positive Range Seed Size config_for diff digest from_json origin replace to_json to_text"
+        "FROM_PARENT REQUIRED CallableConfig Config Configurable Count Epsilon Finite Fraction Modifier NonNegative "
+        "Partial Positive Range Seed Size config_for diff digest from_json origin replace to_json to_text"
     ),
     "contracts": "Program",
     "errors": "KanawaError",

@@ -39,7 +39,7 @@ def test_zero_centred_rms_norm_is_gemmas():
 
 def test_layer_norm_without_bias():
     wanted = (X - X.mean(-1, keepdims=True)) / X.std(-1, keepdims=True) * AFFINE["scale"]
-    actual, _ = run(LayerNorm.Config(bias=False, eps=0.0), {"scale": AFFINE["scale"]}, X)
+    actual, _ = run(LayerNorm.Config(bias=False, eps=1e-12), {"scale": AFFINE["scale"]}, X)
     np.testing.assert_allclose(actual, wanted, rtol=1e-4)
 
 
@@ -52,7 +52,7 @@ def test_l2_norm_gives_length_one_and_keeps_zero():
 @pytest.mark.parametrize("padded", [False, True])
 def test_group_norm(padded):
     valid = VALID if padded else np.ones_like(VALID)
-    actual, _ = run(GroupNorm.Config(num_groups=2, eps=0.0), AFFINE, X, valid if padded else None)
+    actual, _ = run(GroupNorm.Config(num_groups=2, eps=1e-12), AFFINE, X, valid if padded else None)
     wanted = np.zeros_like(X)
     for row in range(3):
         for g in (slice(0, 3), slice(3, 6)):
@@ -62,7 +62,7 @@ def test_group_norm(padded):
 
 
 def test_batch_norm_trains_on_the_batch_and_remembers_it():
-    cfg = BatchNorm.Config(decay=0.75, eps=0.0)
+    cfg = BatchNorm.Config(decay=0.75, eps=1e-12)
     state = {"mean": jnp.zeros(6), "variance": jnp.ones(6)}
     rows = X[VALID]
     actual, outputs = run(cfg, AFFINE, X, VALID, state=state, train=True)

@@ -9,6 +9,7 @@ from kanawa.arrays.axes import MESH_AXES
 from kanawa.arrays.rules import Assignment, Rules, assign, assign_param, split_axes
 from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import flatten_paths
+from kanawa.composition.blame import blamed
 from kanawa.contracts import Workload
 from kanawa.errors import KanawaError
 from kanawa.module import param_specs
@@ -37,7 +38,8 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
     if execution.mesh is None:
         return []
     problems, shape = _mesh_shape(execution.mesh, devices, slices)
-    strategies = [strategy.build() for strategy in execution.strategies]
+    with blamed(execution, "execution"):
+        strategies = [strategy.build() for strategy in execution.strategies]
     params: Rules = tuple(rule for s in strategies for rule in s.param_rules())
     activations: Rules = tuple(rule for s in strategies for rule in s.activation_rules())
     problems += _unused(shape, params + activations)
@@ -57,7 +59,8 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
 def _mesh_shape(cfg: Any, devices: int, slices: int) -> tuple[list[str], dict[str, int]]:
     """Returns problems and sizes; where the sizes don't fit the devices, those that were given."""
     try:
-        return [], dict(cfg.build().shape(devices, slices))
+        with blamed(cfg, "execution.mesh"):
+            return [], dict(cfg.build().shape(devices, slices))
     except KanawaError as error:
         given: dict[str, int] = {}
         for sizes in (cfg.axes, cfg.dcn_axes):

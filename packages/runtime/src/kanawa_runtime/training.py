@@ -113,7 +113,7 @@ def train(
         composition = compose(experiment, target or local_target(), modifiers, overrides, data)
     place = local_path(directory, "the run's directory")
     source = composition.source
-    start = Path(initial).expanduser() if initial is not None else source
+    start = local_path(initial, "--init-from") if initial is not None else source
     if start is not None and start.resolve() == place.resolve():
         start = None  # the run itself goes on
     outcome = Loop(composition, place, steps=steps, initial=start, from_step=from_step, screen=screen).execute()

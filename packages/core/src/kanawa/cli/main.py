@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from kanawa.cli.early_signals import Terminated, early_signals
-from kanawa.cli.output import write_message
+from kanawa.cli.output import flush, forget_stdout, usable_streams, write_message
 from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
 from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
 from kanawa.errors import INTERRUPTIONS, CompositionError, KanawaError, UsageError
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code: 0 done; 2 usage; 42, or 127 and above, worth a retry; the rest permanent.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    usable_streams()
     show_traceback = "--traceback" in arguments or os.environ.get(TRACEBACK_VARIABLE) == "1"
     with status_line():
         return _told([a for a in arguments if a != "--traceback"], show_traceback)
@@ -36,20 +37,20 @@ def _told(arguments: list[str], show_traceback: bool) -> int:
     try:
         with stage("starting"):
             code = _run(arguments)
-        sys.stdout.flush()
+        flush()
         return code
     except INTERRUPTIONS as stop:
         terminated = isinstance(stop, Terminated)
         write_message("kanawa: stopped by SIGTERM" if terminated else "kanawa: interrupted")
         return TERMINATED if terminated else INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_stdout()
         return 0
-    except KanawaError as error:
+    except (KanawaError, OSError, MemoryError) as error:
         if show_traceback:
             write_message(traceback.format_exc())
         write_message("\n".join([f"kanawa: error: {_text(error)}", *_notes(error)]))
-        return error.exit_code
+        return _ended(error)
     except BaseException as error:  # SystemExit too: some library that gave up would end the program in silence
         write_message(traceback.format_exc())
         write_message(f"kanawa: this is a bug: {type(error).__name__} should not get here")
@@ -77,8 +78,23 @@ def _run(arguments: list[str]) -> int:
         return int(args.run_verb(args) or 0)
 
 
-def _text(error: KanawaError) -> str:
+def _ended(error: BaseException) -> int:
+    """Returns an error's exit code, once what was written before it has left or can't leave."""
+    try:
+        flush()
+    except OSError:
+        forget_stdout()
+    return error.exit_code if isinstance(error, KanawaError) else 1
+
+
+def _text(error: BaseException) -> str:
     """Returns an error's message; several problems are counted and set apart, since each may have lines of its own."""
+    if isinstance(error, MemoryError):
+        return f"there isn't enough memory: {error or 'Python asked for more'}; ask for less, or use a larger machine"
+    if isinstance(error, OSError):
+        # Neither the command nor the code is wrong: a disk is full, a folder is read-only, a file has gone.
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}; --traceback shows what was being done"
     problems = error.problems if isinstance(error, CompositionError) else ()
     if len(problems) < 2:
         return str(error)

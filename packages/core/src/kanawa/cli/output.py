@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+def usable_streams() -> None:
+    """Makes standard streams take any text: started without them there are none, and names may not be UTF-8."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
+    # stderr escapes what it can't write; stdout would raise, at an ASCII terminal and over a name that isn't UTF-8.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "backslashreplace":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    """Writes out what stdout holds back; raises OSError, BrokenPipeError where nobody reads it any more."""
+    sys.stdout.flush()
+
+
+def forget_stdout() -> None:
+    """Sends what is still to come nowhere, or Python would complain at exit of a pipe that is closed."""
+    with contextlib.suppress(OSError, ValueError):  # not a stream of the system
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write(text: str = "") -> None:
@@ -25,8 +49,11 @@ def write_json(data: Any) -> None:
 
 
 def write_message(text: str) -> None:
-    """Writes a message for the person at the terminal to stderr."""
-    sys.stderr.write(text if text.endswith("\n") else text + "\n")
+    """Writes a message for the person at the terminal to stderr, in characters that only print."""
+    # A name in somebody else's file may hold what a terminal obeys, such as ESC[2J.
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    with contextlib.suppress(OSError):  # nobody is left to tell
+        sys.stderr.write(shown if shown.endswith("\n") else shown + "\n")
 
 
 def write_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

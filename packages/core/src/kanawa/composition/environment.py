@@ -7,6 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy
+from kanawa.composition.blame import blamed
 from kanawa.composition.compiler_options import Checked, recommended, tried
 from kanawa.composition.experiment import Composition
 from kanawa.composition.target import Target
@@ -30,7 +31,10 @@ def environment(composition: Composition, devices: Devices = "process") -> Envir
 def _environment(composition: Composition, devices: Devices) -> Environment:
     cfg, target = composition.config, composition.target
     execution = cfg.execution
-    rules = [strategy.build() for strategy in execution.strategies]
+    rules = []
+    for i, strategy in enumerate(execution.strategies):
+        with blamed(strategy, f"execution.strategies[{i}]"):
+            rules.append(strategy.build())
     # With its own devices a process knows what it runs on; a plan says so only for what isn't here.
     described = None if devices == "process" else target
     plan = ExecutionPlan(
@@ -44,7 +48,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         optimizer_memory=execution.optimizer_memory,
         materialize=execution.materialize,
     )
-    mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
+    with blamed(execution.mesh, "execution.mesh"):
+        mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
     own = execution.compiler_options
     options = recommended(target, own)
     # No compiler to ask, so recommendations are taken as they are. What the user sets is never tried: it shall fail

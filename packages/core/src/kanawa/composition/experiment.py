@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kanawa.composition.blame import BuildError, blamed
 from kanawa.composition.gathering import Problems
 from kanawa.composition.kernel_pins import pin_problems
 from kanawa.composition.mesh_fit import fit_mesh
@@ -46,9 +47,10 @@ class Composition:
         """Builds what the config describes, around the model that is built already."""
         from kanawa.contracts import Workload
 
-        if self.model is not None and isinstance(self.config, Workload.Config):
-            return self.config.build(model=self.model)
-        return self.config.build()
+        with blamed(self.config):
+            if self.model is not None and isinstance(self.config, Workload.Config):
+                return self.config.build(model=self.model)
+            return self.config.build()
 
 
 def compose(
@@ -138,7 +140,8 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
         return cfg, None, None
     from kanawa.module import count_parameters
 
-    model = cfg.model.build()
+    with blamed(cfg.model, "model"):
+        model = cfg.model.build()
     rule = find_rule(target, count_parameters(model).total)
     if rule is None:
         return cfg, None, model
@@ -163,7 +166,12 @@ def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems
             if "model" in cfg.fields():
                 # A large model takes a second to declare: it is built again only where a modifier changed it.
                 unchanged = built is not None and built.config == cfg.model
-                model = built if unchanged else cfg.model.build()
+                with blamed(cfg.model, "model"):
+                    model = built if unchanged else cfg.model.build()
+        except BuildError:
+            # As it was raised: its cause has the traceback that --traceback prints.
+            with problems.noted():
+                raise
         except KanawaError as error:
             sentences.append(str(error))
     with problems.noted():

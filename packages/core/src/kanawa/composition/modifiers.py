@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kanawa.composition.blame import blamed
 from kanawa.config import Config, Modifier, apply_override, origin
 from kanawa.errors import ConfigError, KanawaError
 from kanawa.plugins import component
@@ -50,7 +51,8 @@ def configured(name: str, values: Mapping[str, Any]) -> Modifier:
                 apply_override(cfg, f"{field}={value}")
             else:
                 cfg.set(**{field: value})
-        return cfg.build()
+        with blamed(cfg, f"modifier {name!r}"):
+            return cfg.build()
     except KanawaError as error:
         error.add_note(f"in the arguments of modifier {name!r}; `kanawa list modifiers` shows all")
         raise
@@ -60,7 +62,7 @@ def apply_modifier(cfg: Config, name: str, values: Mapping[str, Any], stage: str
     """Returns `cfg` rewritten by the named modifier; errors say which modifier was at work."""
     try:
         modifier = configured(name, values)
-        with origin(stage, name):
+        with origin(stage, name), blamed(modifier.config, f"modifier {name!r}"):
             rewritten = modifier(cfg)
     except KanawaError as error:
         error.add_note(f"while applying modifier {name!r}")

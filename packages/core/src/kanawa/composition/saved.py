@@ -1,16 +1,17 @@
 """Configs that were saved beside the plugins they were made with: what is missing now is named, with its version."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kanawa.config import CallableNameError, Config, ConfigLoadError, from_json, resolve_callable
+from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.plugins import compare_plugin_sets, host
 from kanawa.plugins.discovery import CORE, normalise
 
 _REFERENCES = ("$type", "$call", "$callable", "$enum")
 _TOLD_PLACES = 3
+_MOST_BYTES = 2**24  # of plugins.json
 
 
 class MissingPluginError(ConfigLoadError):
@@ -54,8 +55,8 @@ def _blame_versions(error: ConfigLoadError, recorded: Mapping[str, str]) -> None
 def recorded_plugins(folder: Path) -> dict[str, str]:
     """Returns the plugin set in a run's plugins.json, distribution to version; empty where there is none to read."""
     try:
-        return dict(json.loads((folder / "plugins.json").read_text(encoding="utf-8"))["plugins"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return dict(guarded_json(folder / "plugins.json", folder, most=_MOST_BYTES)["plugins"])
+    except (OSError, UnreadableFileError, ValueError, KeyError, TypeError):
         return {}  # It only describes: the config can be read without, an error tells less.
 
 

@@ -27,6 +27,7 @@ from kanawa.config.paths import join_path as join_path
 from kanawa.config.paths import match_path as match_path
 from kanawa.config.paths import parse_path as parse_path
 from kanawa.config.ranges import Count as Count
+from kanawa.config.ranges import Epsilon as Epsilon
 from kanawa.config.ranges import Finite as Finite
 from kanawa.config.ranges import Fraction as Fraction
 from kanawa.config.ranges import NonNegative as NonNegative

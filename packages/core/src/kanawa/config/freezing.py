@@ -8,7 +8,7 @@ from kanawa.config.roles import is_role, role_problem
 from kanawa.config.sentinels import REQUIRED, SentinelError
 from kanawa.config.traverse import walk_keys
 from kanawa.config.values import ATOMS, Node
-from kanawa.errors import ConfigError
+from kanawa.errors import ConfigError, KanawaError
 
 
 class IncompleteConfigError(ConfigError):
@@ -59,4 +59,9 @@ def _own_check(node: Any, path: str) -> list[str]:
         # It depends on a value that is missing, or that the parent has yet to set: the copy the
         # parent sets and freezes is checked then.
         return []
+    except KanawaError:
+        raise
+    except Exception as error:  # a check of somebody's own, which took it that the values are sound
+        named = f"{type(node).__module__}:{type(node).__qualname__}.check"
+        problems = [f"{named} raised {type(error).__name__}: {error}; these values can't be right, or the check isn't"]
     return [f"{path}: {problem}" if path else problem for problem in problems]

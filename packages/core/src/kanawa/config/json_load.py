@@ -2,7 +2,6 @@
 
 import enum
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from kanawa.config.call_config import call_config_class
@@ -15,10 +14,9 @@ from kanawa.config.sentinels import UNSET_BY_NAME
 from kanawa.config.value_text import found_text
 from kanawa.config.values import same_value
 from kanawa.errors import ConfigError, did_you_mean
+from kanawa.guarded_read import MOST_LEVELS, inside, is_deep
 
 Origins = dict[str, list[list[Any]]]
-#: How deep JSON may go: a config goes some 20 deep, and Python's own stack ends near 300 here.
-MOST_LEVELS = 100
 # An origin without its last part, the value, is of an early file.
 _ORIGIN_PARTS = (len(Origin._fields) - 1, len(Origin._fields))
 # What must be under a tag, before it is looked into.
@@ -45,23 +43,15 @@ def from_json(data: dict[str, Any]) -> Config:
 
 def refuse_depth(data: Any) -> None:
     """Raises ConfigLoadError for lists and dicts too deep inside each other to be walked."""
-    level: list[Any] = [data]
-    for _ in range(MOST_LEVELS):
-        level = [item for value in level for item in _inside(value)]
-        if not level:
-            return
-    message = f"lists and objects lie inside each other more than {MOST_LEVELS} deep, which no config does"
-    raise ConfigLoadError(message)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if is_deep(data):
+        message = f"lists and objects lie inside each other more than {MOST_LEVELS} deep, which no config does"
+        raise ConfigLoadError(message)
 
 
 def _origins(data: dict[str, Any]) -> Origins:
     """Returns who set what, as written; raises ConfigLoadError for anything else."""
     origins = data.get("$origins", {})
-    made = [each for history in _inside(origins) for each in (history if isinstance(history, list) else [None])]
+    made = [each for history in inside(origins) for each in (history if isinstance(history, list) else [None])]
     if not isinstance(origins, dict) or not all(isinstance(each, list) and len(each) in _ORIGIN_PARTS for each in made):
         message = '"$origins" can\'t be read: expected {path: [[stage, detail, file, line, value], ...]}; leave it out'
         raise ConfigLoadError(message)

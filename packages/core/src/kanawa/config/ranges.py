@@ -59,6 +59,8 @@ Fraction = Annotated[float, Range(0, 1)]
 Partial = Annotated[float, Range(0, 1, below=True)]
 #: A finite number that may be nothing: a rate, a coefficient, an epsilon.
 NonNegative = Annotated[float, Range(0, below=True)]
+#: What is added before dividing: float32 must be able to hold it, for 0 / 0 is NaN.
+Epsilon = Annotated[float, Range(1e-37, 1)]
 #: A finite number that others are multiplied or divided by.
 Positive = Annotated[float, Range(0, above=True, below=True)]
 #: Any number but infinities and NaN.

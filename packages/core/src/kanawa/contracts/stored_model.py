@@ -8,6 +8,10 @@ from typing import Any
 
 from kanawa.config import Config
 from kanawa.errors import UsageError
+from kanawa.guarded_read import guarded_bytes
+
+#: Of a tokenizer or a chat template; the largest vocabularies take a quarter.
+MOST_CARRIED_BYTES = 128 * 2**20
 
 
 class ForeignConfigError(UsageError):
@@ -31,20 +35,10 @@ class StoredModel:
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def write_files(self, folder: Path) -> None:
-        """Writes the carried files into a folder."""
+        """Writes the carried files into a folder; raises UnreadableFileError for what is no ordinary file."""
         for name, source in self.files.items():
-            (folder / name).write_bytes(source if isinstance(source, bytes) else source.read_bytes())
-
-
-def stays_inside(directory: Path, file: Path) -> bool:
-    """Returns whether a file, links followed, lies in the directory: a folder of somebody else may link anywhere.
-
-    The hub's own cache keeps the files of `snapshots/REVISION` in `blobs` beside it, and counts as inside.
-    """
-    real, home = file.resolve(), directory.resolve()
-    if real.is_relative_to(home):
-        return True
-    return home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+            content = source if isinstance(source, bytes) else guarded_bytes(source, most=MOST_CARRIED_BYTES)
+            (folder / name).write_bytes(content)
 
 
 class ModelStore(abc.ABC):

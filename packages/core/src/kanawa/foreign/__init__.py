@@ -11,5 +11,6 @@ from kanawa.foreign.names import Tensor as Tensor
 from kanawa.foreign.table import ForeignNameError as ForeignNameError
 from kanawa.foreign.table import ForeignTable as ForeignTable
 from kanawa.foreign.table import ForeignTensor as ForeignTensor
+from kanawa.foreign.table import ForeignTooManyError as ForeignTooManyError
 from kanawa.foreign.table import Part as Part
 from kanawa.foreign.table import table_of as table_of

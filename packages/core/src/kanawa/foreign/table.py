@@ -21,6 +21,10 @@ class ForeignNameError(ModuleError):
     """A module has parts without a foreign name, or names that can't be right."""
 
 
+class ForeignTooManyError(ModuleError):
+    """A model has more tensors than whoever asked for its table wants to hear of."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A slice of our arrays: `item` is "params" or "state"; `spec` is the slice's own.
@@ -106,9 +110,12 @@ class ForeignTable:
     optional_prefix: str
 
 
-def table_of(model: NamedModule) -> ForeignTable:
-    """Returns the table of a model; raises ForeignNameError naming the module that doesn't say what it is called."""
-    walker = _Walker()
+def table_of(model: NamedModule, *, most: int | None = None) -> ForeignTable:
+    """Returns the table of a model; raises ForeignNameError naming the module that doesn't say what it is called.
+
+    `most` is for models that somebody else describes: ForeignTooManyError once there are more tensors.
+    """
+    walker = _Walker(most)
     tensors: dict[str, ForeignTensor] = {}
     for tensor in walker.walk(model, "", "", (), 0):
         if tensor.name in tensors:
@@ -129,7 +136,8 @@ def table_of(model: NamedModule) -> ForeignTable:
 class _Walker:
     """Collects tensors depth first; names grow on the way down, parts are joined on the way up."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._left = most
         self.repeats: dict[str, str] = {}
         self.ignored: list[str] = []
 
@@ -186,13 +194,22 @@ class _Walker:
         form = None if tensor.form is None else tensor.form.build()
         at = f"{path}.{name}" if path else name
         full = "" if joined else _joined_name(prefix, tensor.name)
-        if "{}" not in tensor.name:
+        numbered = "{}" in tensor.name
+        self._spend(spec.shape[0] if numbered else 1, at)
+        if not numbered:
             return [ForeignTensor(full, (Part(item, at, index, spec, form),))]
         inner = _without_first_axis(spec)
         return [
             ForeignTensor(full.replace("{}", str(i)), (Part(item, at, (*index, i), inner, form),))
             for i in range(spec.shape[0])
         ]
+
+    def _spend(self, count: int, path: str) -> None:
+        if self._left is not None:
+            self._left -= count
+            if self._left < 0:
+                message = f"the model has more tensors than were expected, {count:,} of them at {path}"
+                raise ForeignTooManyError(message)
 
     def _child(
         self, module: NamedModule, name: str, child: NamedModule, at: tuple[str, str, tuple[int, ...], int]

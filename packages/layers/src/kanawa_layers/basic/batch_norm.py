@@ -16,7 +16,7 @@ class BatchNorm(Norm):
     """
 
     class Config(Norm.Config):
-        eps: kn.NonNegative = 1e-5
+        eps: kn.Epsilon = 1e-5
         # PyTorch's momentum of 0.1, which is the share of the new.
         decay: kn.Partial = 0.9
         foreign: kn.foreign.Names = kn.foreign.Names(

@@ -17,7 +17,7 @@ class GroupNorm(Norm):
 
     class Config(Norm.Config):
         num_groups: kn.Size = 32
-        eps: kn.NonNegative = 1e-5
+        eps: kn.Epsilon = 1e-5
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight", "bias": "bias"})
 
         def check(self) -> list[str]:

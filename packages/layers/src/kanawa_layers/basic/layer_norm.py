@@ -12,7 +12,7 @@ class LayerNorm(Norm):
     """(x - mean) / std * scale + bias over the last axis; fp32 inside, result in x's dtype."""
 
     class Config(Norm.Config):
-        eps: kn.NonNegative = 1e-5
+        eps: kn.Epsilon = 1e-5
         bias: bool = True
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight", "bias": "bias"})
 

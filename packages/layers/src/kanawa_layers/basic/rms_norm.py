@@ -15,7 +15,7 @@ class RMSNorm(Norm):
     """
 
     class Config(Norm.Config):
-        eps: kn.NonNegative = 1e-6
+        eps: kn.Epsilon = 1e-6
         zero_centered: bool = False
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight"})
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from kanawa.config import NonNegative
+from kanawa.config import Epsilon
 from kanawa.contracts import Norm
 
 
@@ -11,7 +11,7 @@ class UnitRMSNorm(Norm):
     """x / rms(x) over the last axis, in fp32; result in x's dtype. No parameters."""
 
     class Config(Norm.Config):
-        eps: NonNegative = 1e-6
+        eps: Epsilon = 1e-6
 
     def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
         """Returns the normalised array."""

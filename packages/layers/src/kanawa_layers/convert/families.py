@@ -5,7 +5,8 @@ from typing import Any
 
 from kanawa.config import Config, diff
 from kanawa.contracts import ForeignConfigError, ForeignFamily
-from kanawa.errors import did_you_mean
+from kanawa.errors import KanawaError, UsageError, did_you_mean
+from kanawa.module import Module
 from kanawa.plugins import component, host
 
 from kanawa_layers.convert.apart import with_projections_apart
@@ -43,7 +44,7 @@ def family(model_type: str) -> ForeignFamily:
     known = known_families()
     if model_type not in known:
         near = did_you_mean(model_type, known)
-        message = f"no installed package knows the model_type {model_type!r}{near}; known: {', '.join(known)}"
+        message = f"no installed package knows the model_type {model_type[:80]!r}{near}; known: {', '.join(known)}"
         raise UnknownFamilyError(message)
     return component(KIND, model_type)
 
@@ -51,7 +52,8 @@ def family(model_type: str) -> ForeignFamily:
 def model_config(config: Mapping[str, Any]) -> Config:
     """Returns our model config of a config.json; raises UnknownFamilyError, ForeignConfigError."""
     if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
+        said = config["quantization_config"]
+        method = said.get("quant_method", "unknown") if isinstance(said, Mapping) else "unknown"
         message = f"the checkpoint is quantised ({method}); only plain weights convert: dequantise it first"
         raise ForeignConfigError(message)
     kind = config["model_type"]
@@ -61,8 +63,22 @@ def model_config(config: Mapping[str, Any]) -> Config:
     except KeyError as error:
         message = f"the config of a {kind} model lacks {error}"
         raise ForeignConfigError(message) from error
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        message = f"the config of a {kind} model holds a value that can't be right: {error}"
+    except KanawaError:
+        raise
+    except Exception as error:  # A family may be a stranger's, and meets whatever somebody wrote.
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = f"the config of a {kind} model holds a value that can't be right: {reason}"
+        raise ForeignConfigError(message) from error
+
+
+def built(cfg: Config) -> Module:
+    """Returns the model of a family's config; raises ForeignConfigError where its values don't go together."""
+    try:
+        return cfg.build()
+    except UsageError:
+        raise
+    except Exception as error:  # Layers check what goes together only while they are built.
+        message = f"the config is of a model that can't be built: {error or type(error).__name__}"
         raise ForeignConfigError(message) from error
 
 

@@ -1,15 +1,15 @@
 """A Hugging Face model folder: its config, where every tensor lies, and the files to carry along."""
 
 import dataclasses
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kanawa.contracts.stored_model import stays_inside
 from kanawa.errors import did_you_mean
+from kanawa.guarded_read import check_readable, guarded_json, plain_name
 
-from kanawa_layers.convert.errors import ConvertError, PickleRefusedError, SafetensorsError
+from kanawa_layers.convert.errors import BETWEEN, ConvertError, PickleRefusedError, SafetensorsError, shortened
 from kanawa_layers.convert.safetensors_file import Entry, read_header
 
 CONFIG = "config.json"
@@ -20,9 +20,14 @@ CARRIED = (
     "tokenizer*.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "special_tokens_map.json",
     "added_tokens.json", "spiece.model", "*.tiktoken", "chat_template*", "generation_config.json",
 )  # fmt: skip
-#: A config with every label of a large classifier takes some hundred kilobytes.
+#: A config with the 21,000 labels of the largest classifiers takes two megabytes.
 _MOST_BYTES = 16 * 2**20
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers", "encoder_layers", "decoder_layers")
+#: The index of a trillion parameters in 140,000 tensors takes 15 MB.
+_MOST_INDEX_BYTES = 64 * 2**20
+#: Twice what the largest published model has.
+MOST_TENSORS = 300_000
+#: Pairs of names: beyond, near ones cost more time than they help.
+_MOST_COMPARED = 20_000
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -43,15 +48,9 @@ def read_config(directory: Path) -> dict[str, Any]:
         message = f"{directory} is not a directory; give a downloaded Hugging Face model folder"
         raise ConvertError(message)
     try:
-        config = json.loads(_beginning(file))
-    except RecursionError as error:
-        message = f"{file} nests lists and objects deeper than can be read"
-        raise ConvertError(message) from error
+        config = guarded_json(file, directory, most=_MOST_BYTES)
     except OSError as error:
         message = f"{directory} has no readable {CONFIG}, so it isn't a Hugging Face model folder: {error}"
-        raise ConvertError(message) from error
-    except ValueError as error:
-        message = f"{file} isn't JSON: {error}"
         raise ConvertError(message) from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         message = f"{file} has no model_type: it isn't a Hugging Face model's config"
@@ -59,56 +58,46 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _beginning(file: Path) -> bytes:
-    """Returns the file's bytes; raises ConvertError for one that goes on beyond any config, such as a device."""
-    with file.open("rb") as stream:
-        content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        message = f"{file} is more than {_MOST_BYTES:,} bytes, which no model's config is"
-        raise ConvertError(message)
-    return content
-
-
-def refuse_unheld_layers(folder: Folder, source: str) -> None:
-    """Raises ConvertError for a config with more layers than the folder has tensors: they would fill the memory."""
-    for name in _LAYER_COUNTS:
-        count = folder.config.get(name)
-        if isinstance(count, int | float) and count > len(folder.tensors):
-            message = (
-                f"{source}: {CONFIG} says {name} is {count:g}, and there are {len(folder.tensors)} tensors: a layer "
-                "has one at least; is a shard missing, or the config another model's?"
-            )
-            raise ConvertError(message)
-
-
 def open_folder(directory: Path) -> Folder:
     """Returns the folder with all headers read and checked; raises ConvertError, SafetensorsError."""
     config = read_config(directory)
-    files = {path.name: path for pattern in CARRIED for path in sorted(directory.glob(pattern)) if path.is_file()}
+    files = {path.name: path for pattern in CARRIED for path in sorted(directory.glob(pattern))}
     for path in files.values():
-        if not stays_inside(directory, path):
-            message = f"{path} is a link out of its folder, to {path.resolve()}; put the file itself there"
-            raise ConvertError(message)
+        _check(path, directory)
     tensors: dict[str, Entry] = {}
-    for file in _shards(directory):
+    weight_map = _weight_map(directory)
+    for file in _shards(directory, weight_map):
+        _check(file, directory)
         for name, entry in read_header(file).items():
             if name in tensors:
                 message = f"{directory}: tensor {name!r} is both in {tensors[name].file.name} and in {file.name}"
                 raise SafetensorsError(message)
             tensors[name] = entry
-    _check_index(directory, tensors)
+        if len(tensors) > MOST_TENSORS:
+            message = f"{directory} has more than {MOST_TENSORS:,} tensors, which no model does; download it again"
+            raise SafetensorsError(message)
+    _check_index(directory, weight_map, tensors)
     return Folder(directory, config, tensors, files)
 
 
-def _shards(directory: Path) -> list[Path]:
+def _check(file: Path, directory: Path) -> None:
+    try:
+        check_readable(file, directory)
+    except OSError as error:
+        message = f"{file} can't be read: {error.strerror or error}; download it again"
+        raise ConvertError(message) from error
+
+
+def _shards(directory: Path, weight_map: Mapping[str, str]) -> list[Path]:
     if (directory / INDEX).exists():
-        names = sorted(set(_weight_map(directory).values()))
-        missing = [name for name in names if not (directory / name).is_file()]
+        names = sorted(set(weight_map.values()))
+        missing = [name for name in names if not (directory / name).exists()]
         if missing:
-            message = f"{directory / INDEX} names files that aren't there: {', '.join(missing)}; download them again"
+            told = shortened(missing, ", ")
+            message = f"{directory / INDEX} names files that aren't there: {told}; download them again"
             raise ConvertError(message)
         return [directory / name for name in names]
-    if (directory / SINGLE).is_file():
+    if (directory / SINGLE).exists():
         return [directory / SINGLE]
     others = sorted(path.name for path in directory.glob("*.safetensors"))
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
@@ -124,29 +113,28 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
+    """Returns the file of each tensor as the index says; {} without an index."""
     file = directory / INDEX
+    if not os.path.lexists(file):
+        return {}
     try:
-        mapped = json.loads(file.read_bytes())["weight_map"]
+        mapped = guarded_json(file, directory, most=_MOST_INDEX_BYTES)["weight_map"]
         names = {str(tensor): str(name) for tensor, name in mapped.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        message = f"{file} is not a sound index of shards: {type(error).__name__}: {error}"
+    except (OSError, KeyError, AttributeError, TypeError, IndexError) as error:
+        message = f"{file} is not a sound index of shards: {type(error).__name__}: {error}; download it again"
         raise ConvertError(message) from error
     # The index is somebody else's text: "../../x" in it would read any file.
-    outside = [name for name in names.values() if Path(name).name != name]
+    outside = [name for name in names.values() if not plain_name(name)]
     if outside:
-        message = f"{file} points outside of its folder: {', '.join(sorted(set(outside)))}"
+        message = f"{file} points outside of its folder, or names no file: {shortened(sorted(set(outside)), ', ')}"
         raise ConvertError(message)
     return names
 
 
-def _check_index(directory: Path, tensors: Mapping[str, Entry]) -> None:
-    if not (directory / INDEX).exists():
-        return
-    problems = [
-        f"{tensor} is not in {name}{did_you_mean(tensor, tensors)}"
-        for tensor, name in _weight_map(directory).items()
-        if tensor not in tensors or tensors[tensor].file.name != name
-    ]
+def _check_index(directory: Path, weight_map: Mapping[str, str], tensors: Mapping[str, Entry]) -> None:
+    problems = [t for t, name in weight_map.items() if t not in tensors or tensors[t].file.name != name]
     if problems:
-        message = "\n  ".join([f"{directory / INDEX} and its shards disagree:", *problems])
+        known = tensors if len(tensors) * len(problems) <= _MOST_COMPARED else ()
+        told = [f"{t} is not in {weight_map[t]}{did_you_mean(t, known) if known else ''}" for t in problems]
+        message = f"{directory / INDEX} and its shards disagree:\n  {shortened(told, BETWEEN)}"
         raise ConvertError(message)

@@ -15,13 +15,16 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.plain import is_tuned, plain_config, to_plain
 from kanawa.config import Config
 from kanawa.contracts import ForeignConfigError, ModelStore, StoredModel
+from kanawa.errors import ConfigError
 from kanawa.foreign import ForeignTable
+from kanawa.guarded_read import UnreadableFileError
 
 from kanawa_layers.convert.accounting import account
 from kanawa_layers.convert.arrays import foreign_value, gather
-from kanawa_layers.convert.errors import ConvertError
-from kanawa_layers.convert.families import differences, foreign_config, model_config
-from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder, read_config, refuse_unheld_layers
+from kanawa_layers.convert.errors import ConvertError, UnknownFamilyError
+from kanawa_layers.convert.families import built, differences, foreign_config, model_config
+from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_folder, read_config
+from kanawa_layers.convert.plausible import bounded_table, refuse_implausible
 from kanawa_layers.convert.safetensors_file import DTYPES, write_file
 
 #: Of a shard, unless asked otherwise; what the hub's own libraries write.
@@ -46,15 +49,19 @@ class HuggingFaceStore(ModelStore):
         """Returns whether config.json has a model_type."""
         try:
             return "$type" not in read_config(directory)
-        except ConvertError:
+        except (ConvertError, UnreadableFileError):
             return False
 
     def inspect(self, directory: Path) -> tuple[Folder, Config, ForeignTable, dict[str, str]]:
         """Returns the folder, our config, the table, and the folder's name of each tensor; reads headers only."""
         folder = open_folder(directory)
-        refuse_unheld_layers(folder, str(directory))
-        cfg = model_config({**folder.config, **({"model_type": self.family} if self.family else {})})
-        table = kn.foreign.table_of(cfg.build())
+        refuse_implausible(folder)
+        try:
+            cfg = model_config({**folder.config, **({"model_type": self.family} if self.family else {})})
+            table = bounded_table(folder, built(cfg))
+        except (ForeignConfigError, ConfigError, UnknownFamilyError) as error:
+            error.add_note(f"in {directory / CONFIG}")
+            raise
         return folder, cfg, table, account(str(directory), table, folder.tensors)
 
     def outline(self, directory: Path, step: int | None = None) -> StoredModel:

@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from kanawa.guarded_read import check_readable, parsed_json
 
 from kanawa_layers.convert.errors import SafetensorsError
 
@@ -38,11 +39,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: Of the reference implementation: a longer header is an attack or rubbish.
 MAX_HEADER_BYTES = 100_000_000
+#: Of NumPy's arrays, in every version.
+_MOST_AXES = 32
+_MOST_NAME_LENGTH = 1024
+_MOST_BYTES = 2**63 - 1
+_MOST_TOLD = 120
 _ALIGNMENT = 8
 METADATA = "__metadata__"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
     """Where a tensor lies: dtype by the format's name, and its first and last byte in the file."""
 
@@ -52,19 +58,28 @@ class Entry:
     start: int
     stop: int
 
+    @property
+    def num_elements(self) -> int:
+        """How many elements the tensor has."""
+        return math.prod(self.shape)
+
     def read(self) -> np.ndarray:
         """Returns the tensor as a view of the file."""
-        dtype = DTYPES[self.dtype]
+        return self.read_bytes().view(DTYPES[self.dtype]).reshape(self.shape)
+
+    def read_bytes(self) -> np.ndarray:
+        """Returns the tensor's bytes as a view of the file, uint8 [bytes]."""
         # An empty range can't be mapped.
         if self.start == self.stop:
-            return np.empty(self.shape, dtype)
+            return np.empty(0, np.uint8)
         raw = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.stop - self.start,))
-        return np.asarray(raw).view(dtype).reshape(self.shape)
+        return np.asarray(raw)
 
 
 def read_header(file: Path) -> dict[str, Entry]:
     """Returns every tensor's entry; raises SafetensorsError where anything in the header can't be right."""
     try:
+        check_readable(file)
         size = file.stat().st_size
         with file.open("rb") as stream:
             first = stream.read(8)
@@ -75,7 +90,7 @@ def read_header(file: Path) -> dict[str, Entry]:
     except OSError as error:
         raise _broken(file, f"it can't be read: {error}") from error
     try:
-        header = json.loads(text, object_pairs_hook=_without_repeats)
+        header = parsed_json(text, object_pairs_hook=_without_repeats)
     except ValueError as error:
         raise _broken(file, f"its header isn't JSON: {error}") from error
     if not isinstance(header, dict):
@@ -87,17 +102,31 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
+    if not 0 < len(name) <= _MOST_NAME_LENGTH or not name.isprintable():
+        raise _broken(file, f"a tensor's name is {_told(name)}, expected 1 to {_MOST_NAME_LENGTH} printable characters")
     try:
         dtype, shape, (first, last) = given["dtype"], tuple(given["shape"]), given["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise _broken(file, f"tensor {name!r} has no sound dtype, shape and data_offsets: {given!r}") from error
-    if dtype not in DTYPES:
-        raise _broken(file, f"tensor {name!r} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    if not all(isinstance(n, int) and n >= 0 for n in (*shape, first, last)):
-        raise _broken(file, f"tensor {name!r} has shape {shape} and offsets {first}, {last}")
+        raise _broken(file, f"tensor {name!r} has no sound dtype, shape and data_offsets: {_told(given)}") from error
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _broken(file, f"tensor {name!r} has dtype {_told(dtype)}; known: {', '.join(DTYPES)}")
+    # A bool is an int to Python, and True no length.
+    if len(shape) > _MOST_AXES or not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in (*shape, first, last)):
+        raise _broken(file, f"tensor {name!r} has shape {_told(shape)} and offsets {_told((first, last))}")
+    if math.prod(max(n, 1) for n in shape) * DTYPES[dtype].itemsize > _MOST_BYTES:
+        raise _broken(file, f"tensor {name!r} of {dtype} {list(shape)} has more bytes than can be counted")
     if last - first != math.prod(shape) * DTYPES[dtype].itemsize:
         raise _broken(file, f"tensor {name!r} of {dtype} {list(shape)} can't take {last - first} bytes")
     return Entry(file, dtype, shape, start + first, start + last)
+
+
+def _told(value: Any) -> str:
+    """Returns a value of somebody else's header as a message may show it: a name may be megabytes long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = "an integer of thousands of digits"
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}… ({len(text):,} characters)"
 
 
 def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:

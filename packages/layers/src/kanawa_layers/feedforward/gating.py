@@ -35,7 +35,7 @@ class ClampedProduct(Gating):
     """
 
     class Config(Gating.Config):
-        limit: kn.Finite = 7.0
+        limit: kn.Positive = 7.0
         up_offset: kn.Finite = 1.0
 
         def check(self) -> list[str]:

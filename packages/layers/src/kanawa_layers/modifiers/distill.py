@@ -17,7 +17,7 @@ class DistillModifier(kn.Modifier):
     class Config(kn.Modifier.Config):
         teacher: str = kn.REQUIRED
         coefficient: kn.NonNegative = 1.0
-        temperature: kn.NonNegative = 1.0
+        temperature: kn.Positive = 1.0
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the model wrapped; raises ConfigError where there is no language model to wrap."""

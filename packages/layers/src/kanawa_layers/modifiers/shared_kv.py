@@ -24,15 +24,12 @@ class SharedKV(kn.Modifier):
 
     class Config(kn.Modifier.Config):
         every: kn.Size = 2
-        last: int | None = None
+        last: kn.Size | None = None
         where: str = "**"
 
         def check(self) -> list[str]:
             """Returns what is wrong with the counts."""
-            problems = [] if self.every > 1 else [f"every is {self.every}, expected at least 2"]
-            if self.last is not None and self.last < 1:
-                problems.append(f"last is {self.last}, expected at least 1")
-            return problems
+            return [] if self.every > 1 else [f"every is {self.every}, expected at least 2"]
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with keys shared; raises ConfigError for stacks and layers that can't."""

@@ -21,7 +21,7 @@ class LabelSmoothing(kn.Modifier):
     """`label-smoothing`: spreads `amount` of each target's probability evenly (Szegedy et al. 2016)."""
 
     class Config(kn.Modifier.Config):
-        amount: kn.NonNegative = 0.1
+        amount: kn.Partial = 0.1
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the amount set on every cross entropy."""

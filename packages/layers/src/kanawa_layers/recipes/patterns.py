@@ -10,11 +10,15 @@ SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attenti
 
 def period_of(kinds: Sequence[T]) -> tuple[T, ...]:
     """Returns the shortest beginning that, repeated and cut off, gives the whole list."""
-    # The last period may be cut off: Gemma 3 27B has 62 layers of a pattern of 6.
-    for length in range(1, len(kinds) + 1):
-        if all(kind == kinds[i % length] for i, kind in enumerate(kinds)):
-            return tuple(kinds[:length])
-    return tuple(kinds)
+    # The last period may be cut off: Gemma 3 27B has 62 layers of a pattern of 6. What isn't the longest border (a
+    # beginning that is also an end) is the shortest period; all borders take linear time (Knuth, Morris, Pratt).
+    borders = [0] * len(kinds)
+    for i in range(1, len(kinds)):
+        length = borders[i - 1]
+        while length and kinds[i] != kinds[length]:
+            length = borders[length - 1]
+        borders[i] = length + 1 if kinds[i] == kinds[length] else 0
+    return tuple(kinds[: len(kinds) - borders[-1]] if kinds else kinds)
 
 
 def layer_types(config: Mapping[str, Any], usual: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ class GatedNorm(kn.Module):
 
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
-        eps: kn.NonNegative = 1e-5
+        eps: kn.Epsilon = 1e-5
         groups: kn.Size = kn.FROM_PARENT
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "weight"})
 

@@ -12,7 +12,7 @@ class HeadNorm(kn.Module):
     class Config(kn.Module.Config):
         num_heads: kn.Size = kn.FROM_PARENT
         head_dim: kn.Size = kn.FROM_PARENT
-        eps: kn.NonNegative = 1e-6
+        eps: kn.Epsilon = 1e-6
         foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "scale"})
 
     def setup(self) -> None:

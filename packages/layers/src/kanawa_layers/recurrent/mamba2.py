@@ -3,6 +3,8 @@
 Names here and there: gate is z, value is x, key is B, query is C, step is dt, log_rate is A_log, skip is D.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 import kanawa as kn
@@ -18,6 +20,8 @@ from kanawa_layers.recurrent.gated_norm import GatedNorm
 from kanawa_layers.recurrent.head_width import head_width
 
 #: The parts that pass through a short convolution, in the order of the published fused kernels.
+#: From none to no limit.
+_Step = Annotated[float, kn.Range(0)]
 _CONVOLVED = ("value", "key", "query")
 
 
@@ -37,7 +41,7 @@ class Mamba2(SequenceMixer):
         expand: kn.Size = 2
         state_dim: kn.Size = 128
         num_groups: kn.Size = 1
-        step_limit: tuple[float, float] | None = None
+        step_limit: tuple[_Step, _Step] | None = None
         chunk_length: kn.Size | None = None
         output_gate: Linear.Config = Linear.Config()
         value: Linear.Config = Linear.Config()

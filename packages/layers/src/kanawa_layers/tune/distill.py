@@ -22,7 +22,7 @@ class Distilled(CausalLM):
         student: CausalLM.Config = kn.REQUIRED
         teacher: CausalLM.Config = kn.REQUIRED
         coefficient: kn.NonNegative = 1.0
-        temperature: kn.NonNegative = 1.0
+        temperature: kn.Positive = 1.0
         foreign: kn.foreign.Names = kn.foreign.Names(children={"student": "student", "teacher": "teacher"})
 
         def check(self) -> list[str]:
@@ -33,7 +33,7 @@ class Distilled(CausalLM):
                 for name, size in sizes.items()
                 if size != self.vocab_size
             ]
-            return problems + ([] if self.temperature > 0 else [f"temperature is {self.temperature}, expected above 0"])
+            return problems
 
     def setup(self) -> None:
         """Declares the student and the frozen teacher."""

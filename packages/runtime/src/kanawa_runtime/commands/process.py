@@ -11,17 +11,12 @@ def prepare_process() -> None:
     `JAX_COMPILATION_CACHE_DIR` wins.
     """
     import jax
+    from kanawa.local_path import cache_folder
 
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla" / _processor()))
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla" / _processor()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
-def cache_directory() -> Path:
-    """Returns where caches live: KANAWA_CACHE, else ~/.cache/kanawa."""
-    chosen = os.environ.get("KANAWA_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "kanawa"
 
 
 def leave_readers_behind(code: int) -> None:

@@ -13,15 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from kanawa.local_path import cache_folder
+
 _logger = logging.getLogger(__name__)
 _MAGIC = b"kanawa-cache-1 "
 
 T = TypeVar("T")
-
-
-def cache_folder() -> Path:
-    """Returns the folder named by KANAWA_CACHE, by default `~/.cache/kanawa`."""
-    return Path(os.environ.get("KANAWA_CACHE") or Path.home() / ".cache" / "kanawa")
 
 
 def cache_key(*parts: str) -> str:

@@ -5,7 +5,7 @@ import hashlib
 import json
 
 import numpy as np
-from kanawa.config import Count, Size, to_json
+from kanawa.config import Size, to_json
 from kanawa.contracts.data import DataSource
 
 from kanawa_runtime.data.errors import RowError
@@ -20,7 +20,7 @@ class RandomTokens(DataSource):
     class Config(DataSource.Config):
         vocab_size: Size = 2048
         #: None repeats for ever (rows differ, however far).
-        num_rows: Count | None = None
+        num_rows: Size | None = None
 
     @property
     def num_rows(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kanawa.composition.blame import BuildError, blamed
 from kanawa.contracts import Batch, CausalLM, MaskedLM, Model
 from kanawa.errors import KanawaError
 
@@ -24,7 +25,10 @@ def data_problems(config: Any) -> list[str]:
     if problems or not issubclass(kind, CausalLM | MaskedLM):
         return problems
     try:
-        problem = check_vocabulary(config.data.build(), config.model.vocab_size)
+        with blamed(config.data, "data"):
+            problem = check_vocabulary(config.data.build(), config.model.vocab_size)
+    except BuildError as error:
+        return [str(error)]
     except KanawaError:
         return []
     return [problem] if problem else []

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Count, NonNegative, Positive
+from kanawa.config import Count, Epsilon, NonNegative, Positive
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, matrix_layout
@@ -25,7 +25,7 @@ class Adafactor(ScheduledOptimizer):
 
     class Config(ScheduledOptimizer.Config):
         decay_exponent: NonNegative = 0.8
-        eps: NonNegative = 1e-30
+        eps: Epsilon = 1e-30
         min_factored: Count = 128
         clip_rms: Positive | None = 1.0
         relative: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import NonNegative, Partial
+from kanawa.config import Epsilon, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -22,7 +22,7 @@ class AdamW(ScheduledOptimizer):
     class Config(ScheduledOptimizer.Config):
         b1: Partial = 0.9
         b2: Partial = 0.95
-        eps: NonNegative = 1e-8
+        eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
         first_moment_dtype: str | None = None
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Count, NonNegative, Partial
+from kanawa.config import Count, Epsilon, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -23,7 +23,7 @@ class AdEMAMix(ScheduledOptimizer):
         b3: Partial = 0.9999
         alpha: NonNegative = 8.0
         warmup_steps: Count = 0
-        eps: NonNegative = 1e-8
+        eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:

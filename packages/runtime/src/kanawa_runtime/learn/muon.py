@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import Count, NonNegative, Partial, Positive
+from kanawa.config import Epsilon, NonNegative, Partial, Positive, Size
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.matrices import MatrixLayout, hidden_matrices
@@ -26,12 +26,12 @@ class Muon(ScheduledOptimizer):
     class Config(ScheduledOptimizer.Config):
         momentum: Partial = 0.95
         nesterov: bool = True
-        newton_schulz_steps: Count = 5
+        newton_schulz_steps: Size = 5
         newton_schulz_dtype: str = "bfloat16"
         rms: Positive | None = 0.2
         b1: Partial = 0.9
         b2: Partial = 0.95
-        eps: NonNegative = 1e-8
+        eps: Epsilon = 1e-8
         weight_decay: NonNegative = 0.1
 
     def transformation(self, specs: Mapping[str, ParamSpec], learning_rate: Schedule) -> optax.GradientTransformation:

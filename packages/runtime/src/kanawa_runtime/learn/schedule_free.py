@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import NonNegative, Partial
+from kanawa.config import Epsilon, NonNegative, Partial
 from kanawa.contracts.optimizer import Schedule
 
 from kanawa_runtime.learn.scheduled import ScheduledOptimizer, rate_link
@@ -24,7 +24,7 @@ class ScheduleFreeAdamW(ScheduledOptimizer):
     class Config(ScheduledOptimizer.Config):
         b1: Partial = 0.9
         b2: Partial = 0.95
-        eps: NonNegative = 1e-8
+        eps: Epsilon = 1e-8
         power: NonNegative = 2.0
         weight_decay: NonNegative = 0.1
 

@@ -17,17 +17,24 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.config import to_json
 from kanawa.contracts import ModelStore, StoredModel
 from kanawa.errors import UsageError
+from kanawa.guarded_read import UnreadableFileError, check_readable, guarded_json
 
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
 from kanawa_runtime.serve.imported import check_sound, imported_experiment
 from kanawa_runtime.train.environment_record import environment_record
-from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, read_config
+from kanawa_runtime.train.run_directory import (
+    CHECKPOINTS,
+    CONFIG,
+    FORMAT,
+    MOST_CONFIG_BYTES,
+    ORIGIN,
+    PLUGINS,
+    read_config,
+)
 
 NOTES = "notes.json"
-# A folder that is looked at may be anybody's, and its config.json a device without end.
-_MOST_BYTES = 64 * 2**20
 
 
 class RunStore(ModelStore):
@@ -36,9 +43,8 @@ class RunStore(ModelStore):
     def holds(self, directory: Path) -> bool:
         """Returns whether config.json is a config of ours."""
         try:
-            with (directory / CONFIG).open("rb") as stream:
-                config = json.loads(stream.read(_MOST_BYTES))
-        except (OSError, ValueError, RecursionError):
+            config = guarded_json(directory / CONFIG, directory, most=MOST_CONFIG_BYTES)
+        except (OSError, UnreadableFileError):
             return False
         return isinstance(config, dict) and "$type" in config
 
@@ -48,8 +54,10 @@ class RunStore(ModelStore):
         What it carries is its tokenizer, as other libraries read it: that of its data, else of its origin.
         """
         origin = directory / ORIGIN
-        notes = json.loads((origin / NOTES).read_bytes()) if (origin / NOTES).exists() else {}
+        notes = _notes(origin / NOTES, directory)
         files: dict[str, Path | bytes] = {p.name: p for p in sorted(origin.glob("*")) if p.name != NOTES}
+        for name in files:
+            check_readable(origin / name, directory)
         if (directory / TOKENIZER).is_file():
             files |= load_tokenizer(directory / TOKENIZER).folder_files()
         return StoredModel(read_config(directory).model, {}, {}, files, notes)
@@ -90,6 +98,20 @@ class RunStore(ModelStore):
             checkpoints.close()
         write_durable(folder / PLUGINS, json.dumps(environment_record() | {"format": FORMAT}, indent=1).encode())
         write_durable(folder / CONFIG, json.dumps(to_json(experiment), indent=1).encode())
+
+
+def _notes(file: Path, directory: Path) -> dict[str, Any]:
+    """Returns what the origin wants back, {} without; raises UsageError for what no import of ours wrote."""
+    if not os.path.lexists(file):
+        return {}
+    notes = guarded_json(file, directory, most=MOST_CONFIG_BYTES)
+    config, dtypes = (notes.get("config"), notes.get("dtypes")) if isinstance(notes, dict) else (0, 0)
+    sound = config is None or (isinstance(config, dict) and isinstance(config.get("model_type"), str))
+    known = dtypes is None or (isinstance(dtypes, dict) and {"usual", "others"} <= dtypes.keys())
+    if not sound or not known or not isinstance(notes, dict):
+        message = f"{file} isn't what an import writes: expected the model's config and dtypes; import the model again"
+        raise UsageError(message)
+    return notes
 
 
 def _tree(arrays: Any) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """What a command says of a path that is no run, before anything heavy is loaded."""
 
-import json
 from pathlib import Path
 
 from kanawa.errors import UsageError, did_you_mean
+from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.local_path import local_path
 
-from kanawa_runtime.train.run_directory import CONFIG, EVENTS
+from kanawa_runtime.train.run_directory import CONFIG, EVENTS, MOST_CONFIG_BYTES
 
 _MOST_NAMED = 8
 
@@ -43,10 +43,10 @@ def check_is_run(path: Path) -> None:
 def _is_own_config(file: Path) -> bool:
     """Returns whether a file may be a run's config, and isn't the one of a Hugging Face model."""
     try:
-        content = json.loads(file.read_bytes())
+        content = guarded_json(file, file.parent, most=MOST_CONFIG_BYTES)
     except OSError:
         return False
-    except ValueError:
+    except UnreadableFileError:
         return True  # damaged: the report says how
     return isinstance(content, dict) and "$type" in content
 
@@ -56,6 +56,13 @@ def not_a_run(path: Path) -> NoRunError:
     inner = runs_in(path)[:_MOST_NAMED]
     if inner:
         return NoRunError(f"{path} is no run itself; it holds {', '.join(str(path / name) for name in inner)}")
+    try:
+        # A folder whose config.json can't be read belongs to nobody: that is the reason to tell, not what it lacks.
+        guarded_json(path / CONFIG, path, most=MOST_CONFIG_BYTES)
+    except UnreadableFileError as error:
+        return NoRunError(str(error))
+    except OSError:
+        pass
     content = sorted(entry.name for entry in path.iterdir())[:_MOST_NAMED]
     held = f"it holds {', '.join(content)}" if content else "it is empty"
     return NoRunError(f"{path} is not a run: it has no {EVENTS} and no {CONFIG} of ours; {held}")

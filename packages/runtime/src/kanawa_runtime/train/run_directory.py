@@ -14,6 +14,7 @@ import jax
 from kanawa.composition.saved import MissingPluginError, read_saved, recorded_plugins
 from kanawa.config import Change, Config, diff, digest, parse_path, to_json
 from kanawa.errors import ConfigError, UsageError
+from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.local_path import local_path
 
 from kanawa_runtime.checkpoint.array_store import read_text
@@ -39,6 +40,8 @@ CONFIG, PLUGINS, EVENTS, CHECKPOINTS, REPORT = (
     "report.html",
 )
 _PROBE_BYTES = 1 << 16
+#: With the origin of every value, the largest experiments take a megabyte.
+MOST_CONFIG_BYTES = 64 * 2**20
 
 
 class RunDirectoryError(UsageError):
@@ -191,11 +194,11 @@ def read_config(path: Path | str) -> Config:
     path = Path(path)
     file = path / CONFIG
     try:
-        data = json.loads(file.read_text())
+        data = guarded_json(file, path, most=MOST_CONFIG_BYTES)
     except FileNotFoundError as error:
         message = f"{path} is not a run: it has no {CONFIG}"
         raise RunDirectoryError(message) from error
-    except (OSError, ValueError) as error:
+    except (OSError, UnreadableFileError) as error:
         raise _damaged(path, str(error)) from error
     _check_format(path)
     try:
@@ -259,9 +262,9 @@ def _check_fresh(path: Path) -> None:
 
 def _check_format(path: Path) -> None:
     try:
-        record = json.loads((path / PLUGINS).read_text())
+        record = guarded_json(path / PLUGINS, path, most=MOST_CONFIG_BYTES)
         layout = int(record["format"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, UnreadableFileError, ValueError, KeyError, TypeError):
         # It only describes; without it config.json's own schema versions still protect.
         return
     if layout > FORMAT:

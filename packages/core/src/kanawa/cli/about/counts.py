@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kanawa.cli.about.summary import source_file
 from kanawa.errors import INTERRUPTIONS
+from kanawa.local_path import cache_folder
 from kanawa.plugins import ComponentState, component, host
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Counts:
     """Counts by component, kept in a file that any change of the installed plugins makes void."""
 
     def __init__(self) -> None:
-        self._file = _cache() / "parameter_counts.json"
+        self._file = cache_folder() / "parameter_counts.json"
         self._signature = _signature()
         self._known: dict[str, list[int]] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -96,11 +96,6 @@ def _counted(state: ComponentState) -> Count | None:
 
 def _key(state: ComponentState) -> str:
     return f"{state.kind} {state.key}"
-
-
-def _cache() -> Path:
-    given = os.environ.get("KANAWA_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "kanawa"
 
 
 def _signature() -> str:

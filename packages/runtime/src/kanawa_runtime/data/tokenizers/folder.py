@@ -1,17 +1,21 @@
 """Finding a tokenizer in a folder: one of ours, or the files that Hugging Face models come with."""
 
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kanawa.contracts.stored_model import stays_inside
+from kanawa.guarded_read import UnreadableFileError, guarded_bytes, guarded_json, parsed_json
 
 from kanawa_runtime.data.errors import TokenizerError
 
 #: The file, whoever wrote it; and what lies beside a Hugging Face one and belongs to it.
 TOKENIZER = "tokenizer.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+#: The largest, of a quarter of a million tokens and half a million merges, take 34 MB.
+MOST_TOKENIZER_BYTES = 128 * 2**20
+#: An id is a row of the model's tables; a file of a few bytes may name one that fills the memory.
+MOST_IDS = 4_000_000
 _TEMPLATE = "chat_template.jinja"
 #: Of models without `tokenizer.json`, and what to do about each.
 _UNREADABLE = {
@@ -44,9 +48,9 @@ def other_tokenizers(folder: Path) -> list[str]:
 
 def folder_state(folder: Path) -> dict[str, Any]:
     """Returns the state of the tokenizer in a folder; raises TokenizerError, ValueError where a file can't be right."""
-    if not (folder / TOKENIZER).is_file():
+    if not os.path.lexists(folder / TOKENIZER):
         raise TokenizerError(unreadable(folder))
-    names = [name for name in (TOKENIZER, *SETTINGS, _TEMPLATE) if (folder / name).is_file()]
+    names = [name for name in (TOKENIZER, *SETTINGS, _TEMPLATE) if os.path.lexists(folder / name)]
     return files_state({name: _text(folder, name) for name in names}, _model_config(folder))
 
 
@@ -64,10 +68,14 @@ def _special_ids(
     content: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the ids that begin, end and pad, all that stop an answer, and one more than the model's largest id."""
-    ids = {str(token["content"]): int(token["id"]) for token in content.get("added_tokens") or []}
+    ids = {str(token["content"]): token["id"] for token in content.get("added_tokens") or []}
     vocab = content["model"]["vocab"]
     # A Unigram model lists (token, score) by id, all others map tokens to ids.
     ids |= vocab if isinstance(vocab, dict) else {str(entry[0]): index for index, entry in enumerate(vocab)}
+    for token, number in ids.items():
+        if type(number) is not int or not 0 <= number < MOST_IDS:
+            message = f"token {token[:40]!r} has id {str(number)[:40]}, expected 0 to {MOST_IDS - 1:,}"
+            raise ValueError(message)
     said = [settings.get(name, {}) for name in SETTINGS[:2]]
     numbers = [settings.get("generation_config.json", {}), model_config]
 
@@ -91,25 +99,31 @@ def _special_ids(
         "eos": end,
         "pad": named("pad"),
         "stop": sorted(stop),
-        "limit": limit if isinstance(limit, int) else None,
+        "limit": limit if type(limit) is int and limit > 0 else None,
     }
 
 
 def _numbers(value: Any) -> list[int]:
-    listed = value if isinstance(value, list) else [value]
-    return [number for number in listed if isinstance(number, int) and not isinstance(number, bool)]
+    """Returns the ids of a setting, which may be one, several or none; raises ValueError for what is no id."""
+    # The first Llamas say -1 where they mean none.
+    listed = value if isinstance(value, list) else [] if value in (None, -1) else [value]
+    wrong = [number for number in listed if type(number) is not int or not 0 <= number < MOST_IDS]
+    if wrong:
+        message = f"a token's id is {str(wrong[0])[:40]}, expected 0 to {MOST_IDS - 1:,}"
+        raise ValueError(message)
+    return listed
 
 
 def _text(folder: Path, name: str) -> str:
-    file = folder / name
-    if not stays_inside(folder, file):
-        message = f"{file} is a link out of its folder, to {file.resolve()}; put the file itself there"
-        raise TokenizerError(message)
-    return file.read_bytes().decode("utf-8")
+    return guarded_bytes(folder / name, folder, most=MOST_TOKENIZER_BYTES).decode("utf-8")
 
 
 def _parsed(name: str, text: str) -> dict[str, Any]:
-    content = json.loads(text)
+    try:
+        content = parsed_json(text)
+    except ValueError as error:
+        message = f"{name}: {error}"
+        raise ValueError(message) from error
     if not isinstance(content, dict):
         message = f"{name} holds a {type(content).__name__}, expected an object"
         raise ValueError(message)
@@ -119,7 +133,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 def _model_config(folder: Path) -> dict[str, Any]:
     """Returns the model's own config, whose ids and size count where the tokenizer's files say nothing; {} without."""
     try:
-        content = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+        content = guarded_json(folder / "config.json", folder, most=MOST_TOKENIZER_BYTES)
+    except (OSError, UnreadableFileError):
         return {}
     return content if isinstance(content, dict) and "$type" not in content else {}

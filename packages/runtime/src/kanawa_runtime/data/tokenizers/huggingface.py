@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from kanawa.errors import INTERRUPTIONS
 
 from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.tokenizers.byte_alphabet import BYTE_OF
@@ -153,7 +154,9 @@ def _library_tokenizer(content: dict[str, Any]) -> Any:
         raise TokenizerError(message) from error
     try:
         made = LibraryTokenizer.from_str(json.dumps(content))
-    except Exception as error:  # The library raises nothing more specific.
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # The library raises nothing more specific, and its panics are no Exceptions.
         message = f"the tokenizers library can't read it: {error}"
         raise ValueError(message) from error
     made.no_truncation()

@@ -4,12 +4,14 @@ import abc
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from kanawa.config import Configurable, from_json, to_json
+from kanawa.guarded_read import guarded_bytes, parsed_json
 
 from kanawa_runtime.data.errors import TokenizerError
 
@@ -109,7 +111,7 @@ class Tokenizer(Configurable):
 
 def tokenizer_from_bytes(content: bytes) -> Tokenizer:
     """Returns the tokenizer that `to_bytes` wrote; raises ValueError if it is none."""
-    record = json.loads(content)
+    record = parsed_json(content)
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         given = record.get("format") if isinstance(record, dict) else type(record).__name__
         message = f"expected format {_FORMAT!r}, found {given!r}"
@@ -122,15 +124,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises TokenizerError that names the file.
     """
-    from kanawa_runtime.data.tokenizers.folder import TOKENIZER, folder_state, unreadable
+    from kanawa_runtime.data.tokenizers.folder import MOST_TOKENIZER_BYTES, TOKENIZER, folder_state, unreadable
 
     path = Path(path)
     file = path / TOKENIZER if path.is_dir() else path
-    if path.is_dir() and not file.is_file():
+    if path.is_dir() and not os.path.lexists(file):
         raise TokenizerError(unreadable(path))
     try:
-        content = file.read_bytes()
-        record = json.loads(content)
+        content = guarded_bytes(file, path if path.is_dir() else None, most=MOST_TOKENIZER_BYTES)
+        record = parsed_json(content)
         if not isinstance(record, dict) or "model" not in record:
             return tokenizer_from_bytes(content)
         from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
@@ -142,8 +144,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             "--set data.tokenizer_file=RUN/tokenizer.json"
         )
         raise TokenizerError(message) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{file} isn't a saved tokenizer: {error}"
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        message = f"{file} isn't a saved tokenizer: {reason}"
         raise TokenizerError(message) from error
 
 

@@ -1,0 +1,69 @@
+"""What a component raises while it is built is told with its place and its values, and no traceback."""
+
+import kanawa as kn
+import pytest
+from kanawa.composition.blame import BuildError
+from kanawa.errors import CompositionError
+
+
+class Fragile(kn.Module):
+    class Config(kn.Module.Config):
+        width: int = 0
+        kind: str = "plain"
+
+    def setup(self):
+        if self.config.kind == "exits":
+            raise SystemExit(3)
+        self.add_param("scale", (12 // self.config.width,), axes=(None,))
+
+
+class Around(kn.Module):
+    class Config(kn.Module.Config):
+        parts: tuple[Fragile.Config, ...] = (Fragile.Config(width=3), Fragile.Config())
+
+    def setup(self):
+        for i, part in enumerate(self.config.parts):
+            self.add_child(f"parts[{i}]", part)
+
+
+class Checked(kn.Config):
+    limit: float = 1.0
+
+    def check(self):
+        return [] if 1 / self.limit else ["limit"]
+
+
+def failing(width: int = 4) -> None:
+    message = f"no {width}"
+    raise ValueError(message)
+
+
+class Experiment(kn.Config):
+    model: kn.Config = Around.Config()
+
+
+def test_a_component_names_its_place_and_values():
+    with pytest.raises(BuildError) as error:
+        kn.compose(Experiment())
+    text = str(error.value)
+    assert "model.parts[1] can't be built: " in text
+    assert ":Fragile raised ZeroDivisionError: integer division or modulo by zero" in text
+    assert "it was asked for width=0, kind='plain'" in text
+    assert "--traceback" in text
+    assert error.value.exit_code == 2
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_component_that_ends_the_program():
+    with pytest.raises(BuildError, match="Fragile raised SystemExit: 3"):
+        kn.compose(Experiment(model=Fragile.Config(kind="exits")))
+
+
+def test_a_function():
+    with pytest.raises(BuildError, match="model can't be built: .*failing raised ValueError: no 4"):
+        kn.compose(Experiment(model=kn.config_for(failing)))
+
+
+def test_a_check_that_fails_itself():
+    with pytest.raises(CompositionError, match=r"Checked.check raised ZeroDivisionError"):
+        kn.compose(Experiment(model=Checked(limit=0.0)))

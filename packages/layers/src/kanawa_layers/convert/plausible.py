@@ -1,0 +1,93 @@
+"""Whether a config.json speaks of a model that the tensors beside it could be, asked before anything is built of it.
+
+A number in it costs whoever wrote it nothing, and a list of 10**12 layers would cost us the memory of the machine.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kanawa.contracts import ForeignConfigError
+from kanawa.foreign import ForeignTable, ForeignTooManyError, table_of
+from kanawa.module import Module
+
+from kanawa_layers.convert.errors import ConvertError
+from kanawa_layers.convert.folder import CONFIG, Folder
+
+_LAYER_COUNTS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"}
+)
+#: What other counts are called, of which lists are made: a layer each, an expert each, a period of layers.
+_COUNT = re.compile(r"layer|expert|pattern|interval|period|group|block|replace|depth|every|freq")
+#: What axes of arrays are called.
+_SIZE = re.compile(r"(size|dim|heads?|rank|width|d_ff|d_model|d_kv|expand|channels|kernel|embeddings)$")
+#: A text in their place would count as true.
+_FLAG = re.compile(r"^(tie|use|is)_|_bias$")
+#: Published counts end at 1,000 layers and 400 experts.
+_MOST_LAYERS, _MOST_COUNTED = 2_000, 100_000
+#: Whatever the tensors hold, an axis may be as long: a window or an image's side is no axis of a parameter.
+_ALWAYS_ALLOWED = 2**24
+#: Tensors that may be missing before the config is taken for another model's.
+_SPARE_TENSORS = 10_000
+
+
+def refuse_implausible(folder: Folder) -> None:
+    """Raises ConvertError for a config that names more layers or longer axes than the folder's tensors could have."""
+    where = f"{folder.directory / CONFIG}"
+    held = len(folder.tensors)
+    elements = sum(entry.num_elements for entry in folder.tensors.values())
+    for path, name, value in _entries(folder.config):
+        if isinstance(value, list) and len(value) > _MOST_LAYERS and not _is_labels(name):
+            raise _refused(where, path, f"a list of {len(value):,}", f"at most {_MOST_LAYERS:,}")
+        if _FLAG.search(name) and not isinstance(value, bool | None):
+            raise _refused(where, path, _told(value), "true or false")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name in _LAYER_COUNTS and value > min(held, _MOST_LAYERS):
+            most = (
+                f"at most {_MOST_LAYERS:,}, and no more than the {held:,} tensors beside it: a layer has one at least"
+            )
+            raise _refused(where, path, _told(value), most)
+        if _COUNT.search(name) and value > _MOST_COUNTED:
+            raise _refused(where, path, _told(value), f"at most {_MOST_COUNTED:,}")
+        if _SIZE.search(name) and value > max(elements, _ALWAYS_ALLOWED):
+            most = f"no more than the {elements:,} elements of the tensors beside it"
+            raise _refused(where, path, _told(value), most)
+
+
+def _told(value: Any) -> str:
+    """Returns a value of somebody else's config as a message may show it."""
+    if isinstance(value, int | float) and -(10**300) < value < 10**300:
+        return f"{value:.7g}"
+    return "a number of hundreds of digits" if isinstance(value, int) else repr(value)[:80]
+
+
+def bounded_table(folder: Folder, model: Module) -> ForeignTable:
+    """Returns the table of a model; raises ConvertError where it would have far more tensors than the folder."""
+    most = len(folder.tensors) + _SPARE_TENSORS
+    try:
+        return table_of(model, most=most)
+    except ForeignTooManyError as error:
+        message = (
+            f"{folder.directory / CONFIG} is of a model with more than {most:,} tensors, and the folder has "
+            f"{len(folder.tensors):,}; is a shard missing, or the config another model's?"
+        )
+        raise ConvertError(message) from error
+
+
+def _entries(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yields (path, key, value) of a config and the objects in it."""
+    for name, value in config.items():
+        yield f"{at}{name}", name, value
+        if isinstance(value, Mapping):
+            yield from _entries(value, f"{at}{name}.")
+
+
+def _is_labels(name: str) -> bool:
+    return "label" in name or "token" in name
+
+
+def _refused(where: str, path: str, told: str, expected: str) -> ForeignConfigError:
+    return ForeignConfigError(
+        f"{where} says {path[:200]} is {told}, expected {expected}; is a shard missing, or the config another model's?"
+    )
