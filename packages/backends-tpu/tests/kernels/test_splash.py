@@ -124,16 +124,14 @@ def test_a_block_whose_scores_are_computed_in_two_halves():
 
 
 TRAINED = {"q_length": 4096, "kv_length": 4096, "head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16"}
-#: What differs from a Llama's training: (keys of a block, those computed at a time, one backward kernel).
+#: What differs from a Llama's training: (keys of a block, those computed at a time).
 BLOCKS = {
-    "llama": ({}, (1024, 512, True)),
-    "fp32": ({"dtype": "float32"}, (512, 512, True)),
-    "wide heads": ({"head_dim": 256, "v_head_dim": 256}, (512, 512, True)),
-    "sliding window": ({"mask": sliding_window(1024)}, (512, 512, False)),
-    "longer rows": ({"q_length": 8192, "kv_length": 8192}, (1024, 512, True)),
-    # 16 parts of the queries' gradient would take more memory than the queries' whole layer.
-    "long rows": ({"q_length": 16384, "kv_length": 16384}, (1024, 512, False)),
-    "no power of two": ({"q_length": 1920, "kv_length": 1920}, (640, 640, True)),
+    "llama": ({}, (1024, 512)),
+    "fp32": ({"dtype": "float32"}, (512, 512)),
+    "wide heads": ({"head_dim": 256, "v_head_dim": 256}, (512, 512)),
+    "sliding window": ({"mask": sliding_window(1024)}, (512, 512)),
+    "longer rows": ({"q_length": 8192, "kv_length": 8192}, (1024, 512)),
+    "no power of two": ({"q_length": 1920, "kv_length": 1920}, (640, 640)),
 }
 
 
@@ -141,7 +139,8 @@ BLOCKS = {
 def test_blocks_fit_heads_masks_and_lengths(case):
     changed, wanted = BLOCKS[case]
     sizes = blocks_of(dataclasses.replace(PLAIN, **{**TRAINED, **changed}), SplashAttention.largest_block)
-    assert (sizes.block_kv_dkv, sizes.block_kv_dkv_compute, sizes.use_fused_bwd_kernel) == wanted
+    assert (sizes.block_kv_dkv, sizes.block_kv_dkv_compute) == wanted
+    assert sizes.block_kv_dq == sizes.block_kv_compute == wanted[1]
 
 
 @pytest.mark.parametrize("name", MASKS)
