@@ -6,6 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kanawa.composition.experiment import Composition
+from kanawa.composition.prepare import Prepared
+from kanawa.contracts import Program
 from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.passes import idle_share
@@ -32,7 +34,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     """Returns the report; `device` replaces the target's figures, such as with measured ones."""
     target = composition.target
     device = device or target.device
-    asked = Asked.of(composition, compilation)
+    asked = Asked.of(composition, compilation.prepared, compilation.program)
     timing = _timing(compilation, device, target.jax_devices)
     # Where the compiler gave up, its last text is of a program that it never finished.
     finished = timing is not None and not compilation.memory.exceeded
@@ -73,7 +75,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         estimated_seconds=at_peak.total,
         unestimated_seconds=at_peak.unestimated,
         calibration=choice.as_json(),
-        step_seconds_by=_parts(seconds, _bubble(compilation)) if fits else {},
+        step_seconds_by=parts_of(seconds, bubble(compilation.prepared, compilation.program)) if fits else {},
         published_seconds=known.seconds if known else None,
         mesh=asked.mesh,
         kernels=[choice.as_json() for choice in compilation.kernels],
@@ -98,15 +100,15 @@ class Asked:
     dtype: str
 
     @classmethod
-    def of(cls, composition: Composition, compilation: Compilation) -> "Asked":
+    def of(cls, composition: Composition, prepared: Prepared, program: Program) -> "Asked":
         """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
-        model = compilation.prepared.workload.model
-        rows, length, context, passes = _shape(composition, compilation)
-        mesh = compilation.environment.mesh
+        model = prepared.workload.model
+        rows, length, context, passes = _shape(composition, program)
+        mesh = prepared.environment.mesh
         tokens = rows * length
         flops = passes * model.flops_per_token(context) * tokens
         names = {} if mesh is None or mesh.size == 1 else dict(mesh.shape)
-        return cls(tokens, flops, module_paths(model), names, compilation.environment.plan.precision.compute)
+        return cls(tokens, flops, module_paths(model), names, prepared.environment.plan.precision.compute)
 
 
 def installed() -> dict[str, str]:
@@ -120,9 +122,8 @@ def installed() -> dict[str, str]:
     return versions
 
 
-def _shape(composition: Composition, compilation: Compilation) -> tuple[int, int, float, int]:
+def _shape(composition: Composition, program: Program) -> tuple[int, int, float, int]:
     """Returns (rows, tokens a row, keys a query sees on average, passes in units of a forward one)."""
-    program = compilation.program
     shape = composition.config.batch_shape()
     # A decoding step reads the whole cache for its one new token.
     if program.name == DECODE and shape is not None:
@@ -166,23 +167,23 @@ def _memory(compilation: Compilation, arguments: dict[str, int], temporaries: Pe
     }
 
 
-def _parts(seconds: Seconds, bubble: float) -> dict[str, float]:
+def parts_of(seconds: Seconds, idle: float) -> dict[str, float]:
     """Returns the split of a step; a pipeline's idle ticks are part of what its loop computes, and shown apart."""
     busy = {"compute": seconds.compute, "memory": seconds.memory}
     return {
-        **{name: value * (1 - bubble) for name, value in busy.items()},
+        **{name: value * (1 - idle) for name, value in busy.items()},
         "exposed_communication": sum(seconds.exposed.values()),
-        "pipeline_bubble": sum(busy.values()) * bubble,
+        "pipeline_bubble": sum(busy.values()) * idle,
     }
 
 
-def _bubble(compilation: Compilation) -> float:
+def bubble(prepared: Prepared, program: Program) -> float:
     """Returns the idle share of a training step's pipeline; decoding's stages take turns, which is all its loop."""
-    if compilation.program.name == DECODE:
+    if program.name == DECODE:
         return 0.0
-    mesh = compilation.environment.mesh
+    mesh = prepared.environment.mesh
     stages = 1 if mesh is None else dict(mesh.shape).get("stage", 1)
-    return idle_share(compilation.prepared.composition.config, compilation.prepared.workload.model, stages)
+    return idle_share(prepared.composition.config, prepared.workload.model, stages)
 
 
 def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:

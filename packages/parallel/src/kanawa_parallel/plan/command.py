@@ -10,11 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kanawa.errors import CompositionError, UsageError
+from kanawa.errors import CompositionError, KanawaError, UsageError
 from kanawa.plugins import Command
 
 _EXAMPLE = """kanawa plan quickstart --on cpu-8
 kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
+kanawa plan llama2-7b --on v5p-512,h100-256 --quick
 kanawa plan llama2-7b --on v5p-512,h100-256 --compare --prices prices.toml
 kanawa plan quickstart --on cpu-8 --picture mesh.svg --json"""
 
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     experiment_arguments(parser)
     parser.add_argument("--serve", action="store_true", help="plan a decoding step instead of a training step")
+    parser.add_argument("--quick", action="store_true", help="estimate in seconds, without compiling")
     parser.add_argument("--compare", action="store_true", help="rank the targets by time and by cost")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML or JSON: price of a chip and hour by device")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the mesh and what is sharded where")
@@ -59,11 +61,14 @@ def run(args: argparse.Namespace) -> int:
     from kanawa_parallel.plan.problems import compositions, missing_compilers
 
     planned = compositions(args.experiment, targets, args.modify, args.set, args.data)
-    missing = missing_compilers(planned)
+    missing = [] if args.quick else missing_compilers(planned)
     if missing:
         raise CompositionError(missing)
     prices = _prices(args, planned)
-    if len(planned) == 1:
+    if args.quick:
+        _refuse_beside_quick(args)
+        plans = [_quick(args, composition, prices) for composition in planned]
+    elif len(planned) == 1:
         plans = [_plan(args, planned[0], prices).as_json()]
     else:
         plans = [_in_own_process(args, composition.target.selector) for composition in planned]
@@ -98,7 +103,6 @@ def _stay_on_the_processor() -> None:
 def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     from kanawa_parallel.plan.analyse import analyse
     from kanawa_parallel.plan.compilation import compile_program
-    from kanawa_parallel.plan.cost.prices import cost_per_million_tokens
     from kanawa_parallel.plan.serving import DECODE
     from kanawa_parallel.plan.show.suggest import suggestions
 
@@ -108,11 +112,7 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     if not report.fits and not args.no_suggestions:
         offered = suggestions(composition, report, args.modify, args.set, None)
         report = dataclasses.replace(report, suggestions=offered)
-    device = composition.target.device.name
-    if prices and report.step_seconds:
-        price, currency = prices[0][device], prices[1]
-        cost = cost_per_million_tokens(price, report.chips, report.step_seconds, report.tokens_per_step)
-        report = dataclasses.replace(report, cost_per_million_tokens=cost, currency=currency)
+    report = _priced(report, composition, prices)
     if args.picture:
         from kanawa_parallel.plan.show.picture import picture
 
@@ -122,6 +122,43 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
 
         save(compilation, args.save)
     return report
+
+
+def _quick(args: argparse.Namespace, composition: Any, prices: Any) -> dict[str, Any]:
+    """Returns the quick plan for one target; where that fails the record has "error"."""
+    from kanawa_parallel.plan.quick.estimate import quick_report
+    from kanawa_parallel.plan.serving import DECODE
+
+    target = composition.target
+    try:
+        measured = _measured(target) if args.probe else None
+        report = quick_report(composition, DECODE if args.serve else "train_step", measured)
+    except KanawaError as error:
+        if len(args.on.split(",")) == 1:
+            raise
+        return {"experiment": composition.name, "target": target.selector, "error": str(error)}
+    return _priced(report, composition, prices).as_json()
+
+
+def _refuse_beside_quick(args: argparse.Namespace) -> None:
+    """Raises UsageError for what only a compiled program has."""
+    asked = [f"--{name}" for name in ("picture", "save", "dump") if getattr(args, name) is not None]
+    if asked:
+        message = (
+            f"{' and '.join(asked)}: a quick plan compiles nothing, so there is nothing to keep; leave --quick out"
+        )
+        raise UsageError(message)
+
+
+def _priced(report: Any, composition: Any, prices: Any) -> Any:
+    """Returns the report with its cost, where there are prices and a step that runs."""
+    from kanawa_parallel.plan.cost.prices import cost_per_million_tokens
+
+    if not prices or not report.step_seconds:
+        return report
+    price, currency = prices[0][composition.target.device.name], prices[1]
+    cost = cost_per_million_tokens(price, report.chips, report.step_seconds, report.tokens_per_step)
+    return dataclasses.replace(report, cost_per_million_tokens=cost, currency=currency)
 
 
 def _measured(target: Any) -> Any:

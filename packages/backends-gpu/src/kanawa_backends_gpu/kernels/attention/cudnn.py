@@ -14,6 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from kanawa.errors import KernelError
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.outline import outlined
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _DTYPES = ("bfloat16", "float16")
 # Hopper can do 256, but JAX asks the process's own device, which may not be the target.
 _LARGEST_HEAD = 128
 _MASK_PARTS = frozenset({"causal", "window"})
+#: Of cuDNN 9: one that has all that is asked of it here.
+_ANY_VERSION = 91_000
 _LAYOUT = cudnn.AttentionLayout.BTNH.value
 
 
@@ -36,7 +39,10 @@ class CudnnAttention(Kernel):
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     #: Backward does the scores again beside its four gradients.
-    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"fmha\w*Backward", 5), (r"fmha", 2))
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (
+        (r"fmha\w*Backward|attention_bwd", 5),
+        (r"fmha|attention_fwd", 2),
+    )
 
     def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
@@ -69,7 +75,9 @@ class CudnnAttention(Kernel):
 
     def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
         """Returns out [B, T, H, D] in q's dtype, without the log-sum-exp; KernelError where cuDNN isn't found."""
-        _require_cudnn()
+        if outlined():
+            return self.forward(problem, operands)[0]
+        _version()
         return cudnn.dot_product_attention(
             operands["q"],
             operands["k"],
@@ -85,7 +93,7 @@ class CudnnAttention(Kernel):
         return cudnn._dot_product_attention_fwd_rule(
             *_arrays(operands),
             *rest,
-            cudnn.check_cudnn_version(),
+            _version(),
             True,
         )[0]
 
@@ -127,11 +135,14 @@ def _window(problem: AttentionProblem) -> int | None:
     return None if window is None or window[0] is None else window[0] + 1
 
 
-def _require_cudnn() -> None:
-    """Raises KernelError where JAX finds no cuDNN: even tracing asks for its version."""
+def _version() -> int:
+    """Returns cuDNN's version; raises KernelError where JAX finds none: even tracing asks for it."""
     try:
-        cudnn.check_cudnn_version()
+        return cudnn.check_cudnn_version()
     except RuntimeError as error:
+        # The version decides how the call is lowered, not what shapes it has.
+        if outlined():
+            return _ANY_VERSION
         message = (
             f"attention.gpu.cudnn was chosen, but JAX can't trace it here: {error} "
             f'pip install "kanawa-backends-gpu[compile]" (or [cuda] on a GPU), or choose another kernel with '

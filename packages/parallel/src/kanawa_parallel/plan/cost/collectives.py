@@ -74,7 +74,7 @@ def _piece(
         return None
     # What a ragged exchange writes into is an operand too, and a send's second is a token.
     only = 1 if kind in ("ragged-all-to-all", "send") else None
-    sent = _sent(kind, _operand_bytes(scope, inner, only), members)
+    sent = sent_bytes(kind, _operand_bytes(scope, inner, only), members)
     link = links.between(groups, one_dimension='"emitter":"1D' in inner.attributes)
     seconds = sent / link.bandwidth + links.device.link_latency_seconds
     axes = mesh_axes(groups, mesh)
@@ -132,7 +132,7 @@ def _operand_bytes(computation: Computation, instruction: Instruction, only: int
     return total or sum(a.bytes for a in arrays(instruction.operand_text)[:only])
 
 
-def _sent(kind: str, operand_bytes: int, members: int) -> float:
+def sent_bytes(kind: str, operand_bytes: float, members: int) -> float:
     """Returns the bytes each device sends around a ring of `members`."""
     # Each of the ring's hops passes on a part; the last hop would bring a device its own.
     others = members - 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 #: First names of paths, as the parts of a training state are called, to what a report calls them.
 _KINDS = {"params": "parameters", "opt": "optimizer", "state": "state", "step": "state", "caches": "caches"}
@@ -74,5 +75,7 @@ def _key(part: Any) -> str:
 def _has_own_memory(sharding: Any) -> bool:
     """Returns whether the devices' host memory is another than their own: not on a CPU."""
     # A CPU names host memory kinds too, but they are the memory it computes in.
+    if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+        return True
     device = next(iter(getattr(sharding, "device_set", ())), None)
     return getattr(device, "platform", "") != "cpu"

@@ -93,6 +93,7 @@ def _verdict(r: Report) -> str:
     margin = r.memory_limit_bytes - r.memory_per_device_bytes
     mesh = " x ".join(f"{name} {n}" for name, n in r.mesh.items()) or "one device"
     compiled = f"compiled in {duration(r.compile_seconds)}" if r.compiled else "NOT COMPILED"
+    compiled = f"ESTIMATED in {duration(r.compile_seconds)}, not compiled" if r.quick else compiled
     lines = [
         f"{r.experiment} {r.program} on {r.target}: {_many(r.devices, 'device')} ({_many(r.chips, 'chip')}), mesh "
         f"{mesh}; {compiled}",

@@ -83,6 +83,7 @@ class Report:
     versions: dict[str, str]
     cost_per_million_tokens: float | None = None
     currency: str = ""
+    quick: bool = False
     suggestions: tuple[Suggestion, ...] = ()
 
     @property

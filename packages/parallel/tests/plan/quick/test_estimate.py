@@ -1,0 +1,52 @@
+"""A quick plan against the compiled one of the same program, and what it says it is."""
+
+import jax
+import pytest
+from kanawa.errors import UsageError
+from kanawa_parallel.plan import command as verb
+from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.quick.estimate import quick_report
+from kanawa_parallel.plan.show.render import render
+
+MESHES = ["box-1", "box-2", "box-4"]
+
+
+def quick(target, *modifiers, program="train_step"):
+    (composition,) = compositions("plan-job", [target], modifiers, [])
+    return quick_report(composition, program)
+
+
+@pytest.mark.parametrize("target", MESHES)
+def test_counts_are_those_of_the_compiled_program(planned, job, target):
+    _, compiled = planned(target)
+    estimate = quick(target)
+    assert estimate.flops_per_device == pytest.approx(compiled.flops_per_device, rel=0.01)
+    assert estimate.memory_limit_bytes == compiled.memory_limit_bytes and estimate.fits == compiled.fits
+    for kind in ("parameters", "optimizer", "inputs"):
+        assert estimate.memory[kind] == compiled.memory[kind]
+
+
+def test_nothing_is_compiled_and_the_text_says_so(job, monkeypatch):
+    def refuse(*_, **__):
+        message = "compiled"
+        raise AssertionError(message)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    report = quick("distant-4")
+    text = render(report)
+    assert report.quick and not report.compiled and report.step_seconds
+    assert "ESTIMATED in" in text and "nothing was compiled" in text and "NOT COMPILED" not in text
+
+
+def test_a_program_that_does_not_fit_has_no_time(job):
+    report = quick("tight-2")
+    assert not report.fits and report.step_seconds is None and report.mfu is None
+
+
+def test_what_only_a_compiled_program_has_is_refused(job, tmp_path):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    with pytest.raises(UsageError, match="--dump: a quick plan compiles nothing"):
+        verb.run(parser.parse_args(["plan-job", "--on", "box-2", "--quick", "--dump", str(tmp_path)]))

@@ -1,0 +1,134 @@
+"""Layouts, collectives, saved values and recomputation of small programs, against what XLA makes of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from kanawa_parallel.plan.quick.buffers import Memory
+from kanawa_parallel.plan.quick.equations import flat
+from kanawa_parallel.plan.quick.estimate import laid_out
+from kanawa_parallel.plan.quick.walk import flops
+
+LAYERS, ROWS, WIDTH, HIDDEN = 8, 2048, 64, 256
+MESH = AbstractMesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+
+def array(*shape, spec=None, mesh=MESH):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=None if spec is None else NamedSharding(mesh, P(*spec)))
+
+
+def loss(params, x, policy=None):
+    """Runs layers of two matmuls under a policy of rematerialisation."""
+
+    def layer(x, weights):
+        up, down = weights
+        hidden = jax.ad_checkpoint.checkpoint_name(x @ up, "hidden")
+        return jnp.tanh(x + jax.nn.relu(hidden) @ down), None
+
+    body = layer if policy is None else jax.checkpoint(layer, policy=policy)
+    return jnp.sum(jax.lax.scan(body, x, params)[0])
+
+
+def walked(fn, *args, mesh=None):
+    traced = jax.jit(fn).trace(*args)
+    return laid_out(flat(traced.jaxpr), args, dict(mesh.shape) if mesh else {})
+
+
+def total_flops(scope):
+    return sum(flops(step, scope.mesh) + sum(n * total_flops(inner) for n, inner in step.inner) for step in scope.steps)
+
+
+POLICIES = {
+    "all": None,
+    "none": jax.checkpoint_policies.nothing_saveable,
+    "hidden": jax.checkpoint_policies.save_only_these_names("hidden"),
+}
+FORWARD = 2 * 2 * ROWS * WIDTH * HIDDEN * LAYERS
+
+
+@pytest.mark.parametrize(("name", "passes"), [("all", 3), ("none", 4), ("hidden", 3.5)])
+def test_recomputed_matmuls_and_saved_values_are_those_of_the_policy(name, passes):
+    weights = (array(LAYERS, WIDTH, HIDDEN), array(LAYERS, HIDDEN, WIDTH))
+    step = jax.grad(functools.partial(loss, policy=POLICIES[name]))
+    x = array(ROWS, WIDTH)
+    scope = walked(step, weights, x)
+    assert total_flops(scope) == pytest.approx(passes * FORWARD)
+    compiled = jax.jit(step).lower(weights, x).compile().memory_analysis().temp_size_in_bytes
+    assert Memory(scope, in_place=True).peak == pytest.approx(compiled, rel=0.25)
+
+
+def test_less_is_kept_when_more_is_recomputed():
+    weights = (array(LAYERS, WIDTH, HIDDEN), array(LAYERS, HIDDEN, WIDTH))
+    peaks = [
+        Memory(walked(jax.grad(functools.partial(loss, policy=POLICIES[name])), weights, array(ROWS, WIDTH))).peak
+        for name in ("none", "hidden", "all")
+    ]
+    assert peaks == sorted(peaks) and peaks[0] < 0.5 * peaks[2]
+
+
+def moved(scope):
+    own = [(move.kind, move.axes, move.bytes) for step in scope.steps for _, move in step.moves]
+    own += [(move.kind, move.axes, move.bytes) for _, move in scope.closing]
+    return own + [each for step in scope.steps for _, inner in step.inner for each in moved(inner)]
+
+
+def test_weights_in_shards_are_gathered_where_rows_use_the_same_axis():
+    scope = walked(
+        jnp.matmul, array(ROWS, WIDTH, spec=(("data", "fsdp"),)), array(WIDTH, HIDDEN, spec=("fsdp",)), mesh=MESH
+    )
+    assert moved(scope) == [("all-gather", ("fsdp",), WIDTH * HIDDEN * 4 / 4)]
+    assert scope.outputs[0].dims == (("data", "fsdp"), ())
+
+
+def test_a_gradient_is_scattered_over_its_parameters_shards_and_summed_over_the_rest():
+    def gradient(x, g):
+        return jax.lax.with_sharding_constraint(x.T @ g, NamedSharding(MESH, P("fsdp")))
+
+    rows = (("data", "fsdp"),)
+    scope = walked(gradient, array(ROWS, WIDTH, spec=rows), array(ROWS, HIDDEN, spec=rows), mesh=MESH)
+    assert moved(scope) == [
+        ("reduce-scatter", ("fsdp",), WIDTH * HIDDEN * 4),
+        ("all-reduce", ("data",), WIDTH * HIDDEN * 4 / 4),
+    ]
+
+
+def test_split_widths_need_one_sum_after_the_second_matmul():
+    def block(x, up, down):
+        return jax.lax.with_sharding_constraint(jax.nn.relu(x @ up) @ down, NamedSharding(MESH, P("data")))
+
+    args = (
+        array(ROWS, WIDTH, spec=("data",)),
+        array(WIDTH, HIDDEN, spec=(None, "fsdp")),
+        array(HIDDEN, WIDTH, spec=("fsdp",)),
+    )
+    scope = walked(block, *args, mesh=MESH)
+    assert moved(scope) == [("all-reduce", ("fsdp",), ROWS * WIDTH * 4 / 2)]
+    assert total_flops(scope) == 2 * 2 * ROWS * WIDTH * HIDDEN / 8
+
+
+def test_collectives_inside_shards_are_those_that_are_asked_for():
+    def body(x):
+        return jax.lax.psum(jax.lax.all_to_all(x, "fsdp", 1, 0, tiled=True), "data")
+
+    sharded = jax.shard_map(body, mesh=MESH, in_specs=P(("data", "fsdp")), out_specs=P("fsdp"), check_vma=False)
+    scope = walked(sharded, array(ROWS, WIDTH, spec=(("data", "fsdp"),)), mesh=MESH)
+    local = ROWS * WIDTH * 4 / 8
+    assert moved(scope) == [("all-to-all", ("fsdp",), local), ("all-reduce", ("data",), local)]
+
+
+def test_a_loops_sums_lie_as_what_is_added_to_them():
+    def accumulate(x, g):
+        def step(total, parts):
+            new = jax.lax.with_sharding_constraint(parts[0].T @ parts[1], NamedSharding(MESH, P("fsdp")))
+            return total + new, None
+
+        return jax.lax.scan(step, jnp.zeros((WIDTH, HIDDEN)), (x, g))[0]
+
+    rows = (None, ("data", "fsdp"))
+    scope = walked(accumulate, array(4, ROWS, WIDTH, spec=rows), array(4, ROWS, HIDDEN, spec=rows), mesh=MESH)
+    assert scope.outputs[0].dims == (("fsdp",), ())
+    # The whole product before it is scattered, not the sum, is what takes most.
+    assert Memory(scope).peak < 2 * WIDTH * HIDDEN * 4
