@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.interpreters import partial_eval
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import Prepared, prepare
@@ -72,13 +73,18 @@ def estimated(composition: Composition, name: str, device: DeviceSpec | None = N
     kernels = manifest(traced.out_info)
     with stage("laying out"):
         mesh = {} if prepared.environment.mesh is None else dict(prepared.environment.mesh.shape)
-        walked = laid_out(flat(traced.jaxpr), program.abstract_args, mesh)
+        walked = laid_out(flat(_needed(traced.jaxpr)), program.abstract_args, mesh)
         memory = Memory(walked, in_place=bool(program.donate))
     with stage("timing"):
         figures = device or target.device
         choice = calibration_for(figures, installed())
         times = Roofline(walked, memory, _machine(figures, choice.calibration, target, KernelCosts.of(kernels)))
     return Estimate(prepared, program, kernels, memory, times, choice)
+
+
+def _needed(jaxpr: Any) -> Any:
+    """Returns a program without what no output follows from, in its loops too: compilers leave that out."""
+    return partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals), instantiate=True)[0]
 
 
 def laid_out(scope: Scope, abstract_args: Any, mesh: Mapping[str, int]) -> Walked:
