@@ -12,7 +12,12 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of the model: by default the workload of the step-overhead benchmark."""
+    """Sizes of the model: by default the workload of the step-overhead benchmark.
+
+    The last four are what a model too large for one device needs: `compute` is the dtype of the layers' maths (fp32
+    parameters are cast where they are used), `batch_axis` the mesh axis that activations' rows stay on, `query_block`
+    how many queries attend at a time, `loss_block` of how many positions logits exist at a time.
+    """
 
     layers: int = 8
     width: int = 512
@@ -22,6 +27,10 @@ class Shape:
     vocab: int = 8192
     eps: float = 1e-5
     theta: float = 10_000.0
+    compute: str = "float32"
+    batch_axis: str | None = None
+    query_block: int | None = None
+    loss_block: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -56,17 +65,18 @@ def init(shape: Shape, key: jax.Array) -> Tree:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last axis."""
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * scale
+    """RMSNorm over the last axis, in fp32."""
+    x32 = x.astype(jnp.float32)
+    return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps) * scale).astype(x.dtype)
 
 
 def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotary embedding, half-split."""
+    """Rotary embedding, half-split, in fp32."""
     half = x.shape[-1] // 2
     angles = positions[..., None] * theta ** -(jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
-    a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, allowed: jax.Array) -> jax.Array:
@@ -74,14 +84,29 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, allowed: jax.Array) -> jax.
     b, t, h, d = q.shape
     kv = k.shape[2]
     grouped = q.reshape(b, t, kv, h // kv, d)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k) * d**-0.5
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=jnp.float32) * d**-0.5
     scores = jnp.where(allowed[:, None, None], scores, -1e30)
-    out = jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores, -1), v)
+    out = jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores, -1).astype(v.dtype), v)
     return out.reshape(b, t, h, d)
+
+
+def attend_in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, size: int) -> jax.Array:
+    """Causal attention of `size` queries at a time: only their scores exist, and are computed again backwards."""
+    b, t, h, d = q.shape
+
+    @jax.checkpoint
+    def one(item: tuple[jax.Array, jax.Array]) -> jax.Array:
+        index, queries = item
+        allowed = (index * size + jnp.arange(size))[:, None] >= jnp.arange(t)
+        return attend(queries, k, v, allowed[None])
+
+    blocks = jnp.moveaxis(q.reshape(b, t // size, size, h, d), 1, 0)
+    return jnp.moveaxis(jax.lax.map(one, (jnp.arange(t // size), blocks)), 0, 1).reshape(b, t, h, d)
 
 
 def block(p: Tree, x: jax.Array, shape: Shape, positions: jax.Array, mix: Any) -> jax.Array:
     """One pre-norm layer; `mix` attends over q, k, v and returns the result (with a cache or without)."""
+    p = {name: x if name.startswith("norm") else x.astype(shape.compute) for name, x in p.items()}
     y = rms_norm(x, p["norm1"], shape.eps)
     q = rope(jnp.einsum("bte,ehd->bthd", y, p["q"]), positions, shape.theta)
     k = rope(jnp.einsum("bte,ehd->bthd", y, p["k"]), positions, shape.theta)
@@ -96,16 +121,43 @@ def loss(params: Tree, tokens: jax.Array, shape: Shape) -> jax.Array:
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     length = inputs.shape[1]
     positions = jnp.arange(length)[None].astype(jnp.float32)
-    causal = jnp.tril(jnp.ones((length, length), bool))[None]
-    x = params["embedding"][inputs]
+    causal = jnp.tril(jnp.ones((length, length), bool))[None] if shape.query_block is None else None
+
+    def kept(x: jax.Array) -> jax.Array:
+        axis = shape.batch_axis
+        return x if axis is None else jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec(axis))
+
+    def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        if shape.query_block is None:
+            return attend(q, k, v, causal)
+        return attend_in_blocks(q, k, v, shape.query_block)
 
     def layer(x: jax.Array, p: Tree) -> tuple[jax.Array, None]:
-        return block(p, x, shape, positions, lambda q, k, v: attend(q, k, v, causal)), None
+        return kept(block(p, x, shape, positions, mix)), None
 
+    x = kept(params["embedding"].astype(shape.compute)[inputs])
     x, _ = jax.lax.scan(layer, x, params["layers"])
-    logits = rms_norm(x, params["norm"], shape.eps) @ params["head"]
+    x = rms_norm(x, params["norm"], shape.eps)
+    head = params["head"].astype(shape.compute)
+    if shape.loss_block is None:
+        return summed_loss(x, head, targets) / targets.size
+
+    @jax.checkpoint
+    def some(total: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return total + summed_loss(item[0], head, item[1]), None
+
+    def blocks(a: jax.Array) -> jax.Array:
+        split = a.reshape(a.shape[0], -1, shape.loss_block, *a.shape[2:])
+        return jnp.moveaxis(split, 1, 0)
+
+    return jax.lax.scan(some, jnp.zeros(()), (blocks(x), blocks(targets)))[0] / targets.size
+
+
+def summed_loss(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross entropy summed over tokens, fp32."""
+    logits = jnp.matmul(x, head, preferred_element_type=jnp.float32)
     chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+    return jnp.sum(jax.nn.logsumexp(logits, -1) - chosen)
 
 
 def optimizer() -> optax.GradientTransformation:

@@ -171,6 +171,20 @@ def test_check_waits_for_the_parent() -> None:
         cfg.clone(width=8).freeze()
 
 
+def test_a_derived_config_shares_what_is_inside_and_is_checked_itself() -> None:
+    holder = Holder(first=Checked(width=FROM_PARENT, heads=3), branch=complete()).freeze()
+    before = holder.first
+    derived = before.derived(width=9)
+    assert (derived.width, derived.is_frozen, before.width) == (9, True, FROM_PARENT)
+    assert derived.inner is before.inner
+    assert derived == before.clone(width=9).freeze()
+    assert [origin.value for origin in derived.origin_history("width")][-1] == "9"
+    with pytest.raises(IncompleteConfigError, match="width 8 is not a multiple of heads 3"):
+        before.derived(width=8)
+    mutable = Checked()
+    assert mutable.derived(width=12).inner is not mutable.inner
+
+
 def test_freeze_checks_lists_changed_in_place() -> None:
     branch = complete()
     branch.sizes.append("x")  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.kernels import Kernel, Verdict
@@ -84,3 +85,40 @@ def test_a_remat_policy_can_save_the_outputs_by_name():
     names = ("scaled_out", "scaled_residuals")
     saved = products(jax.checkpoint_policies.save_only_these_names(*names))
     assert saved < products(jax.checkpoint_policies.nothing_saveable)
+
+
+class Counted(Scaled):
+    """Counts how often its forward is traced."""
+
+    name = "scaled.any.counted"
+    forwards = 0
+
+    def forward(self, problem, operands):
+        Counted.forwards += 1
+        return super().forward(problem, operands)
+
+
+class Scaling(kn.Module):
+    """Calls the kernel as a layer does."""
+
+    class Config(kn.Module.Config):
+        pass
+
+    def forward(self, x):
+        return call(Counted(), PROBLEM, {"x": x, "ids": IDS, "b": x})
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_training_step_traces_a_kernels_forward_once(scanned):
+    module = Scaling.Config().build()
+
+    def layer(y, _):
+        return kn.functional(module)({}, {}, y, train=True)[0], None
+
+    def step(x):
+        return jnp.sum(jax.lax.scan(layer, x, None, length=2)[0] if scanned else layer(x, None)[0])
+
+    Counted.forwards = 0
+    grad = jax.jit(jax.grad(step))(X)
+    assert Counted.forwards == 1
+    np.testing.assert_array_equal(grad, [900, 900, 900] if scanned else [30, 30, 30])

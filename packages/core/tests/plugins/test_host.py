@@ -5,6 +5,8 @@ import logging
 import pytest
 from kanawa.errors import Interruption, PluginError
 from kanawa.plugins import MeshRule, PluginHost, hookimpl, host, plugin_set_digest
+from kanawa.plugins.discovery import unmet_requirements
+from packaging.specifiers import SpecifierSet
 
 GROUP = "kanawa.plugins"
 
@@ -56,6 +58,26 @@ def test_unmet_requirement_is_found_before_import(fake_distribution, requires, r
     with pytest.raises(PluginError, match=r"'thing' of fake-old 1.0 is incompatible") as error:
         host().load("layers", "thing")
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize("installed", ["0.10", "0.10.2", "0.12.0", "0.12.0.dev3", "1!0.1", "0.9.99", "3"])
+@pytest.mark.parametrize(
+    "clauses",
+    ["", ">=0.10", "<0.12,>=0.10", ">=0.10.0, <0.12.0.1", ">0.10,<=0.12", "~=0.10", "==0.10", "!=0.12", ">=0.10.dev1"],
+)
+def test_requirements_hold_where_packaging_says_so(installed, clauses):
+    met = SpecifierSet(clauses).contains(installed, prereleases=True)
+    problems = unmet_requirements([f"some-thing{clauses}"], {"some-thing": installed}.get)
+    assert problems == ([] if met else [f"needs some-thing{SpecifierSet(clauses)}, found {installed}"])
+
+
+def test_a_plugins_metadata_is_read_as_its_author_wrote_it(fake_distribution):
+    # The text after the header is the README: what it says of versions is no field.
+    folder = fake_distribution("fake-read", {GROUP: ["read = fake_read"]}, {"fake_read": ""}, version="1.5")
+    metadata = folder / "fake_read-1.5.dist-info" / "METADATA"
+    metadata.write_text(f"{metadata.read_text().rstrip()}\n\nVersion: 9\nRequires-Dist: nowhere\n")
+    state = state_of("read")
+    assert (state.state, state.version) == ("loaded", "1.5")
 
 
 def test_requirement_of_an_extra_or_another_platform_does_not_count(fake_distribution):

@@ -70,6 +70,28 @@ def test_adamw_equals_optax_with_masks() -> None:
     assert int(opt["adam/count"]) == int(opt["rate/count"]) == 6
 
 
+def test_tracing_an_update_asks_the_schedule_and_the_optimizers_init_once() -> None:
+    rule, asked = _rule(), {"schedule": 0, "init": 0}
+    schedule, init = rule._schedule, rule._transform.init
+
+    def counted(name: str, inner: Any) -> Any:
+        def call(*args: Any) -> Any:
+            asked[name] += 1
+            return inner(*args)
+
+        return call
+
+    rule._schedule = counted("schedule", schedule)
+    rule._transform = rule._transform._replace(init=counted("init", init))
+    opt = rule.abstract(_arrays(0))
+    assert {path: (x.shape, x.dtype) for path, x in rule.init(_arrays(0)).items()} == {
+        path: (x.shape, x.dtype) for path, x in opt.items()
+    }
+    asked |= {"schedule": 0, "init": 0}
+    jax.eval_shape(rule.update, _arrays(1), opt, _arrays(0))
+    assert asked == {"schedule": 1, "init": 0}
+
+
 def test_the_update_costs_no_more_than_optax() -> None:
     params = {f"layers[{i}].w": jnp.ones((64, 64)) for i in range(4)}
     specs = {path: ParamSpec((64, 64), ("embed", "mlp")) for path in params}

@@ -23,7 +23,8 @@ class IncompleteConfigError(ConfigError):
 def freeze_tree(root: Any) -> None:
     """Freezes every node under `root`, or raises IncompleteConfigError and freezes nothing."""
     # Listed once: a check may read any node, and none may be frozen until all of them are sound.
-    nodes = list(walk_keys(root))
+    # What is frozen was sound when it was, and every config in it as well.
+    nodes = list(walk_keys(root, into=lambda node: not node.is_frozen))
     problems = [problem for keys, node in nodes for problem in _problems(node, join_path(keys))]
     if problems:
         raise IncompleteConfigError(type(root).__qualname__, problems)

@@ -94,6 +94,22 @@ class Config(Node):
             copied._assign(values)
         return copied
 
+    def derived(self, **values: Any) -> Self:
+        """Returns a frozen copy of a frozen config with some fields set; the configs inside are shared, not copied.
+
+        Raises what `freeze` raises.
+        """
+        if not self._frozen:
+            return self.clone(**values).freeze()
+        copied = object.__new__(type(self))
+        _slot(copied, "_frozen", False)
+        _slot(copied, "_mark", self._mark)
+        _slot(copied, "_origins", dict(self._origins))
+        copied.__dict__.update(self.__dict__)
+        if values:
+            copied._assign(values)
+        return copied.freeze()
+
     @classmethod
     def fields(cls) -> dict[str, Field]:
         """Returns the fields by name."""

@@ -1,24 +1,31 @@
 """Walking a config tree, and reading or writing one place in it by path."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kanawa.config.paths import Key, PathError, join_path, parse_path
 from kanawa.config.values import Node, copy_value, holds_config, items_of
 from kanawa.errors import did_you_mean
 
+#: What may hold configs. A tuple of classes: a union of them is built anew at every test.
+_OPENED = (Node, list, tuple, dict)
 
-def walk_keys(value: Any, at: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
-    """Yields (keys, node) for every config in a value, parents first."""
+
+def walk_keys(
+    value: Any, at: tuple[Key, ...] = (), into: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[tuple[Key, ...], Any]]:
+    """Yields (keys, node) for every config in a value, parents first; only those that `into` takes, and none below."""
     if isinstance(value, Node):
+        if into is not None and not into(value):
+            return
         yield at, value
         for name, inner in vars(value).items():
-            if isinstance(inner, Node | list | tuple | dict):
-                yield from walk_keys(inner, (*at, name))
+            if isinstance(inner, _OPENED):
+                yield from walk_keys(inner, (*at, name), into)
     elif isinstance(value, list | tuple | dict):
         for key, inner in items_of(value):
-            if isinstance(inner, Node | list | tuple | dict):
-                yield from walk_keys(inner, (*at, key))
+            if isinstance(inner, _OPENED):
+                yield from walk_keys(inner, (*at, key), into)
 
 
 def leaf_keys(value: Any, at: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:

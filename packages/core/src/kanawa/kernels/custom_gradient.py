@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from kanawa.kernels.choice import scope_name
 from kanawa.kernels.operation import Kernel, Operands
+from kanawa.module.context import find_context
 
 
 def call(kernel: Kernel, problem: Any, operands: Operands) -> Any:
@@ -18,7 +19,8 @@ def call(kernel: Kernel, problem: Any, operands: Operands) -> Any:
     if kernel.autodiff:
         with _scope(kernel, problem):
             return kernel.apply(problem, operands)
-    return _call(kernel, problem, dict(operands))
+    context = find_context()
+    return _call(kernel, problem, context is not None and context.train, dict(operands))
 
 
 def _scope(kernel: Kernel, problem: Any) -> AbstractContextManager[None]:
@@ -28,22 +30,45 @@ def _scope(kernel: Kernel, problem: Any) -> AbstractContextManager[None]:
 
 # Kernel and problem are static and hashable: closed over, each call would make a new custom_vjp, and no trace would be
 # found again in JAX's caches.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _call(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _call(kernel: Kernel, problem: Any, trains: bool, operands: dict[str, Any]) -> Any:
+    if trains:
+        # JAX traces this function and then `_forward`, and keeps the second where it differentiates: the same trace.
+        return _computed(kernel, problem, operands)[0]
     with _scope(kernel, problem):
         return kernel.apply(problem, operands)
 
 
-def _forward(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> tuple[Any, Any]:
+def _computed(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns (out, residuals)."""
+    # Op by op there is no trace to keep, and compiling each problem of its own would take far longer.
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(operands)):
+        return _forward_of(kernel, problem, operands)
+    # JAX keeps traces by the mesh in force, and to it no mesh (of the first trace) isn't an empty one (of the second).
+    with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+        return _traced_once(kernel, problem, operands)
+
+
+def _forward_of(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> tuple[Any, Any]:
     with _scope(kernel, problem):
-        out, residuals = kernel.forward(problem, operands)
+        return kernel.forward(problem, operands)
+
+
+# Inlined: the program is the same as without, and only tracing is spared.
+_traced_once = jax.jit(_forward_of, static_argnums=(0, 1), inline=True)
+
+
+def _forward(kernel: Kernel, problem: Any, trains: bool, operands: dict[str, Any]) -> tuple[Any, Any]:
+    del trains
+    out, residuals = _computed(kernel, problem, operands)
     # Named, so that a remat policy can save them: recomputing a fused kernel costs a whole forward.
     out = jax.tree.map(lambda x: checkpoint_name(x, f"{kernel.operation}_out"), out)
     residuals = jax.tree.map(lambda x: checkpoint_name(x, f"{kernel.operation}_residuals"), residuals)
     return out, (operands, out, residuals)
 
 
-def _backward(kernel: Kernel, problem: Any, saved: Any, cotangents: Any) -> tuple[dict[str, Any]]:
+def _backward(kernel: Kernel, problem: Any, trains: bool, saved: Any, cotangents: Any) -> tuple[dict[str, Any]]:
+    del trains
     operands, out, residuals = saved
     with _scope(kernel, problem):
         gradients = kernel.backward(problem, operands, out, residuals, cotangents)

@@ -11,12 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import get_opaque_trace_state
 
 from kanawa.arrays.prng import fold_name
 from kanawa.arrays.tree import merge_trees, unflatten_paths
 from kanawa.errors import ContextError
 from kanawa.module.outputs import Collector, twice
+
+try:
+    # As jax.extend.core has it, whose package imports all of Pallas with it: a tenth of what every command needs to
+    # start (jax 0.10 to 0.12).
+    from jax._src.core import get_opaque_trace_state
+except ImportError:
+    from jax.extend.core import get_opaque_trace_state
 
 if TYPE_CHECKING:
     from kanawa.module.module import Module

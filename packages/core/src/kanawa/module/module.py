@@ -147,8 +147,7 @@ class Module(Configurable, abstract=True):
         if not hasattr(type(cfg), "_target"):
             message = f"{self.path}.{name}: {type(cfg).__name__} is not the config of a module"
             raise ModuleError(message)
-        # A clone: the same config may stand in several slots, whose parents derive different sizes.
-        cfg, fields = cfg.clone(), cfg.fields()
+        fields = cfg.fields()
         for field, value in from_parent.items():
             if field not in fields:
                 message = (
@@ -163,8 +162,8 @@ class Module(Configurable, abstract=True):
                     f"leave it unset (FROM_PARENT)"
                 )
                 raise ModuleError(message)
-            cfg.set(**{field: value})
-        return cfg
+        # A copy: the same config may stand in several slots, whose parents derive different sizes.
+        return cfg.derived(**from_parent)
 
     def _check_declaration(self, name: str) -> None:
         if not self._declaring:

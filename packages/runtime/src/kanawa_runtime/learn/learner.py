@@ -1,6 +1,7 @@
 """The learner: gradients to new parameters, on flat dictionaries keyed by parameter path."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,14 +66,20 @@ class UpdateRule:
     ) -> None:
         self.specs = specs
         self._optimizer = optimizer
-        self._transform: GradientTransformation = optimizer.transformation(specs, schedule)
+        self._transform: GradientTransformation = optimizer.transformation(specs, self._rate)
         self._schedule = schedule
+        self._reported: tuple[jax.Array, jax.Array] | None = None
+        self._structures: dict[Any, Any] = {}
         self._clip_norm = clip_norm
         self._skip_nonfinite = skip_nonfinite
 
     def init(self, params: Flat) -> Flat:
         """Returns the optimizer's state before the first update."""
         return to_flat(self._transform.init(self._trained(params)))
+
+    def abstract(self, params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shapes and dtypes of what `init` gives for parameters of these shapes and dtypes."""
+        return to_flat(self._structure(self._trained(params)))
 
     @property
     def averages(self) -> bool:
@@ -90,10 +97,14 @@ class UpdateRule:
         metrics: dict[str, Metric] = {"gradient_norm": Last(norm)}
         count = self._optimizer.num_updates(opt)
         if count is not None:
-            metrics["learning_rate"] = Last(self._schedule(count))
-        # Shapes alone: the structure of optax's state isn't kept anywhere, since it changes with optax.
-        state = from_flat(jax.eval_shape(self._transform.init, trained), opt)
-        updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
+            self._reported = count, self._schedule(count)
+            metrics["learning_rate"] = Last(self._reported[1])
+        try:
+            state = from_flat(self._structure(trained), opt)
+            updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
+        finally:
+            # An array of this trace, and of no other.
+            self._reported = None
         after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}
         flat = to_flat(state)
         if self._skip_nonfinite:
@@ -103,6 +114,20 @@ class UpdateRule:
             flat = {path: jnp.where(finite, new, opt[path]) for path, new in flat.items()}
             metrics["skipped_update"] = Last(1.0 - finite.astype(jnp.float32))
         return {**params, **after}, flat, metrics
+
+    def _rate(self, count: jax.Array) -> jax.Array:
+        """Returns the schedule's rate; the one that `update` reports isn't computed again."""
+        if self._reported is not None and self._reported[0] is count:
+            return self._reported[1]
+        return self._schedule(count)
+
+    def _structure(self, params: Mapping[str, Any]) -> Any:
+        """Returns optax's state as shapes: its structure isn't kept on disk, since it changes with optax."""
+        key = tuple((path, leaf.shape, leaf.dtype) for path, leaf in params.items())
+        if key not in self._structures:
+            shapes = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape, dtype in key}
+            self._structures[key] = jax.eval_shape(self._transform.init, shapes)
+        return self._structures[key]
 
     def _trained(self, flat: Mapping[str, jax.Array]) -> Flat:
         return {path: flat[path] for path in self.specs}

@@ -34,8 +34,8 @@ class Soundness:
             for path, leaf in leaves.items():
                 if jnp.issubdtype(leaf.dtype, jnp.floating):
                     names.append(f"{group}: {path}")
-                    flags.append(_unsound(group, leaf, before[group][path]))
-        return cls(jnp.stack(flags) if flags else jnp.zeros((0,), jnp.bool_), tuple(names))
+                    flags.append(_sound(group, leaf, before[group][path]))
+        return cls(~jnp.stack(flags) if flags else jnp.zeros((0,), jnp.bool_), tuple(names))
 
     def problem(self) -> str:
         """Returns the arrays that are unsound, as a person is told; empty where there are none. Waits for the step."""
@@ -60,12 +60,16 @@ def unsound_on_host(group: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
     return problems
 
 
-def _unsound(group: str, after: jax.Array, before: jax.Array) -> jax.Array:
+def _sound(group: str, after: jax.Array, before: jax.Array) -> jax.Array:
     # Larger arrays are looked at without their old value: to keep that alive beside the new one, which takes its
     # memory, XLA would copy it.
     if after.ndim == 0:
-        return jnp.isnan(after) | (jnp.isinf(after) & ~jnp.isinf(before))
+        return jnp.isfinite(after) | (jnp.isinf(after) & jnp.isinf(before))
+    # Primitives, not jnp's functions: there are three such arrays to each parameter, and each call of those is a
+    # program of its own to trace.
+    everywhere = tuple(range(after.ndim))
     if group == "params" and float(jnp.finfo(after.dtype).max) > LARGEST_PARAMETER:
         # Not `abs(x) > limit`: a NaN compares false.
-        return ~jnp.all(jnp.abs(after) <= LARGEST_PARAMETER)
-    return ~jnp.all(jnp.isfinite(after))
+        small = jax.lax.le(jax.lax.abs(after), jax.lax.full_like(after, LARGEST_PARAMETER))
+        return jax.lax.reduce_and(small, everywhere)
+    return jax.lax.reduce_and(jax.lax.is_finite(after), everywhere)

@@ -147,7 +147,7 @@ class Trainer(Workload):
         params = abstract_params(self.specs, rules, mesh)
         state = abstract_params(self.state_specs, rules, mesh)
         flat = flatten_paths(params)
-        opt = jax.eval_shape(self.rule.init, flat)
+        opt = self.rule.abstract(flat)
         whole = None if mesh is None else replicated(mesh)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         memory = environment.plan.optimizer_memory

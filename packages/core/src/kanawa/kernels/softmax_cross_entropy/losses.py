@@ -1,7 +1,8 @@
 """Logits, and the losses of each token from them, in fp32: what both kernels compute."""
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +32,36 @@ class Sums(NamedTuple):
 
 def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns capped logits [..., vocab] in fp32."""
-    equation = "...d,vd->...v" if problem.tied else "...d,dv->...v"
-    logits = jnp.einsum(equation, hidden, weight, preferred_element_type=jnp.float32)
+    logits = _product(problem.tied, hidden, weight)
     if problem.logit_cap is not None:
         logits = problem.logit_cap * jnp.tanh(logits / problem.logit_cap)
     return logits
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(tied: bool, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns hidden [..., width] times the weight, fp32 [..., vocab]."""
+    contracted = ((hidden.ndim - 1,), (1 if tied else 0,))
+    return jax.lax.dot_general(hidden, weight, (contracted, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _product_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
+    return _product(tied, hidden, weight), (hidden, weight)
+
+
+def _product_backward(tied: bool, saved: tuple[jax.Array, jax.Array], dlogits: jax.Array) -> tuple[jax.Array, ...]:
+    hidden, weight = saved
+    over_vocab = ((dlogits.ndim - 1,), (0 if tied else 1,))
+    dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=jnp.float32)
+    tokens = tuple(range(hidden.ndim - 1))
+    # JAX's own rule puts the cotangent first and turns the product round. XLA for CPU then transposes the first operand
+    # to suit its matmuls: a third array of logits at the peak of a step, where here it transposes the hidden states.
+    pair = (dlogits, hidden) if tied else (hidden, dlogits)
+    dweight = jax.lax.dot_general(*pair, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
+    return dhidden.astype(hidden.dtype), dweight.astype(weight.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> TokenLosses:
