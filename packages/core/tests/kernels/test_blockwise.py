@@ -12,6 +12,7 @@ from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blocks import key_block_ranges
 from kanawa.kernels.attention.blockwise import BlockwiseAttention
 from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.gradient import block_gradient, row_delta, sinks_gradient
 from kanawa.kernels.attention.operands import mask_array
 from kanawa.kernels.compare import compare_with_reference
 
@@ -100,3 +101,23 @@ def test_refuses_with_a_reason(words):
     verdict = BlockwiseAttention().supports(dataclasses.replace(LONG, **REFUSALS[words]), None)
     assert not verdict.ok and words in verdict.reason
     assert BlockwiseAttention().supports(LONG, None).ok
+
+
+def test_the_gradients_of_blocks_are_rounded_once_all_are_summed():
+    """In bfloat16 as near to the truth as one product over all keys: parts rounded one by one would be further off."""
+    problem = dataclasses.replace(SMALL, q_length=64, kv_length=256, num_kv_heads=4, mask=FULL, dtype="bfloat16")
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = [(2, 64, 4, 8), (2, 256, 4, 8), (2, 256, 4, 8), (2, 64, 4, 8)]
+    q, k, v, dout = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True))
+    kernel, operands = SmallBlocks(), {"q": q, "k": k + 3, "v": v}
+    out, lse = kernel.forward(problem, operands)
+    blocks = kernel.backward(problem, operands, out, lse, dout)["q"]
+    whole = block_gradient(problem, operands, None, lse, row_delta(out, dout), dout)["q"]
+    assert blocks.dtype == whole.dtype == jnp.float32
+    np.testing.assert_allclose(blocks, whole, atol=2e-5 * float(jnp.max(jnp.abs(whole))))
+
+
+def test_a_sink_of_minus_infinity_has_no_gradient_even_in_a_row_without_keys():
+    lse = jnp.array([[[-jnp.inf, 0.5], [0.0, 1.0]]])
+    gradient = sinks_gradient(jnp.array([-jnp.inf, 0.0]), lse, jnp.ones((1, 2, 2)))
+    np.testing.assert_allclose(gradient, [0.0, -(1 + np.exp(-1.0))], rtol=1e-6)

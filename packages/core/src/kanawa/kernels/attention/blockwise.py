@@ -187,7 +187,7 @@ def _attend(problem: AttentionProblem, operands: Operands, seen: Any) -> Any:
     higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - higher)
     kept = jnp.exp(top - higher)
-    added = sc.weigh_values(weights, operands["v"], problem).astype(jnp.float32)
+    added = sc.weigh_values(weights, operands["v"], problem, jnp.float32)
     total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
     return values * _per_value(kept, problem) + added, total, higher
 

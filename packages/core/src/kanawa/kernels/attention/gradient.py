@@ -66,7 +66,7 @@ def block_gradient(
         # the cap and of which `dscores` is the cotangent already.
         dcapped = dscores * (1 - jnp.square(capped / problem.logit_cap))
     dcapped = dcapped * problem.scale
-    dq = sc.weigh_values(dcapped, k, problem).astype(jnp.float32)
+    dq = sc.weigh_values(dcapped, k, problem, jnp.float32)
     dk = sc.weigh_queries(dcapped, sc.fold_heads(q, problem.num_kv_heads), problem)
     return {"q": dq, "k": dk, "v": dv, "scores": dscores}
 
@@ -86,5 +86,7 @@ def bias_gradient(dscores: jax.Array, problem: AttentionProblem) -> jax.Array:
 def sinks_gradient(sinks: jax.Array, lse: jax.Array, delta: jax.Array) -> jax.Array:
     """Returns the sinks' cotangent [H]: each sink's share of the softmax has the value zero."""
     # dscore = p * (dout . value - delta) with a value of 0 leaves -p * delta.
-    share = jnp.exp(sinks.astype(jnp.float32)[None, :, None] - lse)
+    sinks = sinks.astype(jnp.float32)[None, :, None]
+    # A sink of -inf is none. Where a row has no key either, its log-sum-exp is -inf too, and the difference NaN.
+    share = jnp.where(jnp.isneginf(sinks), 0.0, jnp.exp(sinks - lse))
     return -jnp.sum(share * delta, axis=(0, 2))

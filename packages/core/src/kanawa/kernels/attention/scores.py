@@ -6,6 +6,7 @@ backend runs five-dimensional products at half speed where four dimensions would
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,12 +88,15 @@ def dot_keys(x: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.Array
     return product.reshape(batch, heads, rows // group, group, keys)
 
 
-def weigh_values(weights: jax.Array, v: jax.Array, problem: AttentionProblem) -> jax.Array:
-    """Returns the sum over S of weights times [B, S, K, D], as [B, T, H, D] in v's dtype."""
+def weigh_values(weights: jax.Array, v: jax.Array, problem: AttentionProblem, dtype: Any = None) -> jax.Array:
+    """Returns the sum over S of weights times [B, S, K, D], as [B, T, H, D] in `dtype`, by default v's.
+
+    A block's part of a longer sum must be fp32: rounded to bfloat16 each, the parts lose what the sum keeps.
+    """
     weights = weights.astype(v.dtype)
     if problem.group_size == 1:
-        return jnp.einsum("bhts,bshd->bthd", weights, v)
-    folded = jnp.einsum("bkms,bskd->bkmd", _merge_rows(weights), v)
+        return jnp.einsum("bhts,bshd->bthd", weights, v, preferred_element_type=dtype)
+    folded = jnp.einsum("bkms,bskd->bkmd", _merge_rows(weights), v, preferred_element_type=dtype)
     return unfold_heads(folded, problem)
 
 
