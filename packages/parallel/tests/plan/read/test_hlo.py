@@ -125,3 +125,10 @@ ENTRY %main (p: f32[8]) -> f32[8] {
     assert [len(module.computations[name].instructions) for name in ("on_host", "main")] == [2, 4]
     # Its update and its end repeat what it calls; it runs once.
     assert executions(module) == {"main": 1, "on_host": 1}
+
+
+def test_the_largest_integer_is_no_estimate_of_cycles():
+    """libtpu 0.0.52 writes it for a gather that the SparseCore does; a step would take 167 years."""
+    for cycles, wanted in ((2**63 - 1, None), (4096, 4096)):
+        text = f'  f = bf16[8] fusion(x), kind=kCustom, calls=c, backend_config={{"estimated_cycles":"{cycles}"}}'
+        assert parse_instruction(text).estimated_cycles == wanted

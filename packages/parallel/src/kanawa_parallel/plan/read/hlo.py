@@ -15,6 +15,8 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$|^(ENTRY )?%?([\w.\-]+
 #: Computations of another thread, such as the host's, say so after their end.
 _END = re.compile(r'\}(?:, execution_thread="[^"]*")?$')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+#: What libtpu writes where it doesn't know, as for a gather that the SparseCore does: the largest 64-bit integer.
+_UNKNOWN_CYCLES = 2**63 - 1
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(", re.DOTALL)
 _CALLED = re.compile(r"\b(?:calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
@@ -58,7 +60,7 @@ class Instruction:
     def estimated_cycles(self) -> int | None:
         """The compiler's own estimate; None where it makes none."""
         match = re.search(r'"estimated_cycles":"?(\d+)', self.attributes)
-        return int(match[1]) if match else None
+        return int(match[1]) if match and int(match[1]) != _UNKNOWN_CYCLES else None
 
     def attribute(self, name: str) -> str | None:
         """Returns an attribute's value up to the next comma outside of brackets; None if it isn't there."""
