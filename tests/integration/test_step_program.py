@@ -36,4 +36,4 @@ def costs():
 @pytest.mark.parametrize("figure", ["temporary_bytes", "flops"])
 def test_a_step_needs_no_more_than_the_hand_written_one(costs, figure):
     # Three arrays of logits alive at once instead of two made 1.27 of it; keeping old state beside the new would too.
-    assert costs["ours"][figure] <= 1.02 * costs["plain"][figure]
+    assert costs["ours"][figure] <= 1.01 * costs["plain"][figure]

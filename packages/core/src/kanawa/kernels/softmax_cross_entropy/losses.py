@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 
@@ -64,15 +65,23 @@ def _product_backward(tied: bool, saved: tuple[jax.Array, jax.Array], dlogits: j
 _product.defvjp(_product_forward, _product_backward)
 
 
-def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> TokenLosses:
-    """Returns each token's losses from logits [..., vocab] and targets [...]."""
+def token_losses(
+    problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array, *, gathered: bool = False
+) -> TokenLosses:
+    """Returns each token's losses from logits [..., vocab] and targets [...].
+
+    `gathered` picks the targets' logits by index, for logits whose vocabulary is whole.
+    """
     # Subtracted, so that exp can't overflow. It cancels out, so no gradient goes through it; pmax has none.
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     if problem.vocab_axes:
         top = jax.lax.pmax(top, problem.vocab_axes)
     log_sum_exp = top + jnp.log(_over_vocab(problem, jnp.exp(logits - top[..., None])))
-    # A sum over a comparison, not a gather: it stays in place where the vocabulary is split.
-    chosen = _over_vocab(problem, jnp.where(is_target(problem, logits, targets), logits, 0.0))
+    if gathered:
+        chosen = _gathered(problem, logits, targets)
+    else:
+        # A sum over a comparison, not a gather: it stays in place where the vocabulary is split.
+        chosen = _over_vocab(problem, jnp.where(is_target(problem, logits, targets), logits, 0.0))
     nll = log_sum_exp - chosen
     loss = nll
     if problem.label_smoothing:
@@ -84,6 +93,31 @@ def token_losses(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.A
         loss = loss + z_loss
     # The target's own logit is the maximum: no argmax, which across shards of the vocabulary would need indices.
     return TokenLosses(loss, nll, z_loss, (chosen >= top).astype(jnp.float32), log_sum_exp)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gathered(problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Returns the target's logit of each token; some other one of a target that is out of range."""
+    # Clipped: such tokens have weight 0, which would not undo a NaN.
+    return jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
+
+
+def _gathered_forward(
+    problem: CrossEntropyProblem, logits: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _gathered(problem, logits, targets), targets
+
+
+def _gathered_backward(
+    problem: CrossEntropyProblem, targets: jax.Array, cotangent: jax.Array
+) -> tuple[jax.Array, np.ndarray]:
+    # A comparison again, which joins the rest of the logits' gradient in one pass, where a scatter takes its own.
+    index = jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, problem.vocab), targets.ndim)
+    dlogits = jnp.where(index == targets[..., None], cotangent[..., None], jnp.zeros((), cotangent.dtype))
+    return dlogits, np.zeros(targets.shape, jax.dtypes.float0)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def weighted_sums(losses: TokenLosses, loss_weights: jax.Array) -> Sums:

@@ -27,5 +27,5 @@ class ReferenceCrossEntropy(Kernel):
     def forward(self, problem: CrossEntropyProblem, operands: Operands) -> tuple[Sums, None]:
         """Returns (sums over tokens, None)."""
         logits = project(problem, operands["hidden"], operands["weight"])
-        losses = token_losses(problem, logits, operands["targets"])
+        losses = token_losses(problem, logits, operands["targets"], gathered=not problem.vocab_axes)
         return weighted_sums(losses, operands["loss_weights"]), None
