@@ -11,7 +11,10 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """Median of first / second over pairs, its 95 % interval by order statistics, and both medians in seconds."""
+    """Median of first / second over pairs, its 95 % interval by order statistics, and both medians in seconds.
+
+    `processor` is the same median of processor time over all threads, which other work on the machine blurs less.
+    """
 
     median: float
     low: float
@@ -19,6 +22,7 @@ class Ratio:
     first_seconds: float
     second_seconds: float
     pairs: int
+    processor: float
 
     def __str__(self) -> str:
         return (
@@ -31,12 +35,14 @@ def compare(first: Callable[[], None], second: Callable[[], None], pairs: int) -
     """Returns the ratio of the first's time to the second's; both must block until done."""
     first(), second()
     times: tuple[list[float], list[float]] = ([], [])
+    worked: tuple[list[float], list[float]] = ([], [])
     for index in range(pairs):
         order = (0, 1) if index % 2 == 0 else (1, 0)
         for which in order:
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), time.process_time()
             (first, second)[which]()
             times[which].append(time.perf_counter() - started)
+            worked[which].append(time.process_time() - busy)
     ratios = sorted(a / b for a, b in zip(*times, strict=True))
     # Ranks of the 95 % interval of a median: n/2 -+ 0.98 sqrt(n).
     reach = 0.98 * pairs**0.5
@@ -48,4 +54,5 @@ def compare(first: Callable[[], None], second: Callable[[], None], pairs: int) -
         statistics.median(times[0]),
         statistics.median(times[1]),
         pairs,
+        statistics.median(a / b for a, b in zip(*worked, strict=True)),
     )
