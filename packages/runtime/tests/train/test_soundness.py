@@ -10,6 +10,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.serve import imported
 from kanawa_runtime.serve.model_store import RunStore
+from kanawa_runtime.train.ahead import DataReadError
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.events import read_events
 from kanawa_runtime.train.loop import Loop
@@ -86,7 +87,7 @@ def test_an_error_between_two_steps_loses_no_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CountingTokens, "row", failing)
     run = tmp_path / "run"
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(DataReadError, match=r"next batch can't be read.*Input/output error.*same command again"):
         diverging(run, 1e-3, loader=GrainLoader.Config(prefetch_batches=1)).execute()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1", "2", "3"]
 

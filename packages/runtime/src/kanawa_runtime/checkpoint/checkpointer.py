@@ -6,7 +6,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.array_store import ArrayStore
 from kanawa_runtime.checkpoint.digest import digest_text, start_digest
 from kanawa_runtime.checkpoint.durable import sync_tree
+from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.checkpoint.manifest import (
     COMMIT,
     ArrayEntry,
@@ -104,8 +105,9 @@ class OrbaxCheckpointer(Checkpointer):
         self._current_step: int | None = None
         self._saves = 0
         if not read_only and agreement.is_primary():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._tidy()
+            with self._storage():
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._tidy()
 
     def _tidy(self) -> None:
         """Sets aside what has lost its commit file, and removes what was never finished."""
@@ -121,8 +123,9 @@ class OrbaxCheckpointer(Checkpointer):
             logger.info("removed unfinished checkpoints: %s", ", ".join(removed))
 
     def steps(self) -> list[int]:
-        """Returns the committed steps, oldest first."""
-        return layout.committed_steps(self.directory)
+        """Returns the committed steps, oldest first. Raises CheckpointUnreadableError where the storage fails."""
+        with self._storage():
+            return layout.committed_steps(self.directory)
 
     def save(
         self,
@@ -183,8 +186,9 @@ class OrbaxCheckpointer(Checkpointer):
         else:
             steps = agreement.agreed_steps(self.steps())
             restored, damaged = restore_newest(self.directory, steps, abstract)
-            for newer, reasons in damaged.items():
-                self._report_damaged(newer, reasons, restored.step if restored else None)
+            with self._storage():
+                for newer, reasons in damaged.items():
+                    self._report_damaged(newer, reasons, restored.step if restored else None)
         if restored is not None:
             self._current_step = restored.step
         return restored
@@ -196,7 +200,8 @@ class OrbaxCheckpointer(Checkpointer):
         self._current_step = step
         if self.read_only or not agreement.is_primary():
             return []
-        return [str(layout.set_aside(self.directory, other, "left")) for other in later]
+        with self._storage():
+            return [str(layout.set_aside(self.directory, other, "left")) for other in later]
 
     def wait(self) -> None:
         """Returns when no save is under way, a provisional one dropped; see the contract."""
@@ -221,6 +226,18 @@ class OrbaxCheckpointer(Checkpointer):
             if self._store is not None:
                 self._store.close()
                 self._store = None
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Has what the storage refuses be said as what it is: no damage, and no bug."""
+        try:
+            yield
+        except OSError as error:
+            message = (
+                f"the storage of the checkpoints in {self.directory} fails: {brief(error)}. Nothing was removed. Mend "
+                "it (permissions, open files, mounts), and run the same command again"
+            )
+            raise CheckpointUnreadableError(message) from error
 
     def _writer(self) -> ArrayStore:
         if self.read_only:
@@ -316,10 +333,18 @@ class OrbaxCheckpointer(Checkpointer):
         # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
         num_bytes = sync_tree(pending.folder)
         write_commit(pending.folder, Manifest(pending.step, entries, pending.texts))
-        layout.remove_unfinished(self.directory)
-        for step in layout.steps_to_delete(self.steps(), self.keep_last_n, self.keep_every_n_steps):
-            layout.delete_step(self.directory, step)
+        self._delete_old()
         return num_bytes
+
+    def _delete_old(self) -> None:
+        """Makes room. That it can't is said, and no failure: the new step counts by now."""
+        try:
+            layout.remove_unfinished(self.directory)
+            steps = layout.committed_steps(self.directory)
+            for step in layout.steps_to_delete(steps, self.keep_last_n, self.keep_every_n_steps):
+                layout.delete_step(self.directory, step)
+        except OSError as error:
+            logger.warning("old checkpoints in %s can't be deleted: %s", self.directory, brief(error))
 
     def _failed(self, pending: _Pending, error: BaseException) -> CheckpointSaveError:
         """Reports a failed save, frees its space and returns the error to raise."""
@@ -331,7 +356,7 @@ class OrbaxCheckpointer(Checkpointer):
                 # By name: a manifest may be there already, and what has one is never taken for unfinished.
                 shutil.rmtree(pending.folder, ignore_errors=True)
                 layout.remove_unfinished(self.directory)
-            kept = self.steps()
+            kept = layout.committed_steps(self.directory)
         except OSError as also:
             # On the thread that saves nobody would see this one; the first error says more.
             logger.warning("%s can't be tidied up: %s", self.directory, brief(also))

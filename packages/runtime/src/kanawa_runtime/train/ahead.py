@@ -3,8 +3,13 @@
 from collections.abc import Iterator
 
 from kanawa.contracts import Batch
+from kanawa.errors import KanawaError
 
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
+
+
+class DataReadError(KanawaError):
+    """The storage of the data fails."""
 
 
 class ReadAhead:
@@ -33,6 +38,12 @@ class ReadAhead:
             self.error = error
 
     def check(self) -> None:
-        """Raises what reading raised."""
+        """Raises what reading raised, DataReadError for what the storage did."""
+        if isinstance(self.error, OSError):
+            message = (
+                f"the next batch can't be read: {self.error}. Mend the storage of the data, and run the same command "
+                "again: it goes on from the newest checkpoint"
+            )
+            raise DataReadError(message) from self.error
         if self.error is not None:
             raise self.error

@@ -5,6 +5,7 @@ torn one at the end. Floats are written by `repr` and read back bit for bit; non
 strings "nan", "inf" and "-inf".
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -84,7 +85,8 @@ class EventLog:
         with self._lock:
             if self._descriptor is None:
                 return
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # whether lines are lost is known already
+                os.close(self._descriptor)
             self._descriptor = None
             lost = len(self._held)
         if lost:
@@ -108,16 +110,19 @@ class EventLog:
         if descriptor is None:
             return
         while self._held:
-            line = self._held[0]
-            size = os.fstat(descriptor).st_size
+            line, size = self._held[0], None
             try:
+                size = os.fstat(descriptor).st_size
                 whole = os.write(descriptor, line) == len(line)
                 reason = "the disk took only a part of a line"
             except OSError as error:
                 whole, reason = False, str(error)
             if not whole:
-                # Else the next line would continue this one, and both would be unreadable.
-                os.ftruncate(descriptor, size)
+                # Else the next line would continue this one, and both would be unreadable. A storage that is gone
+                # refuses this as well: the next attempt mends the line.
+                with contextlib.suppress(OSError):
+                    if size is not None:
+                        os.ftruncate(descriptor, size)
                 if len(self._held) == 1:
                     logger.error("events are held in memory: %s: %s", self.path, reason)
                 del self._held[:-_MAX_HELD]

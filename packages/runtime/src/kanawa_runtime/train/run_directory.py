@@ -82,7 +82,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
         try:
             self._probe()
             if (self.path / CONFIG).exists():
@@ -94,7 +94,7 @@ class RunDirectory:
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             self._lock.release()
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
         except BaseException:
             self._lock.release()
             raise
@@ -137,9 +137,12 @@ class RunDirectory:
         return self.events().attempt
 
     def events(self) -> EventLog:
-        """Returns the run's event log; in other processes than 0, one that writes nothing."""
+        """Returns the run's event log; in other processes than 0, one that writes nothing. Raises RunDirectoryError."""
         if self._events is None:
-            self._events = EventLog(self.path / EVENTS if self.is_primary else None)
+            try:
+                self._events = EventLog(self.path / EVENTS if self.is_primary else None)
+            except OSError as error:
+                raise unwritable(self.path / EVENTS, error) from error
         return self._events
 
     def description(self) -> dict[str, Any]:
@@ -298,7 +301,8 @@ def _damaged(path: Path, reason: str) -> RunDirectoryError:
     return RunDirectoryError(message)
 
 
-def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
+def unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    """Returns the error for what can't be written before the first step."""
     message = (
         f"{path} can't be written: {error.strerror or error}; nothing was started. "
         "Free space, fix its permissions, or choose another --run directory"

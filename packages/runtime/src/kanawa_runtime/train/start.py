@@ -20,6 +20,7 @@ from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.kernel_record import KernelRecord
 from kanawa_runtime.train.placement import check_vocabulary
 from kanawa_runtime.train.program_record import program_record
+from kanawa_runtime.train.run_directory import unwritable
 from kanawa_runtime.train.trainer import TrainState
 
 
@@ -103,7 +104,10 @@ def _keep_tokenizer(attempt: Attempt) -> None:
     """Puts the tokenizer beside the config: a learned one can't be learned again from another corpus."""
     tokenizer, path = attempt.trainer.source.tokenizer, attempt.run.path / TOKENIZER
     if tokenizer is not None and attempt.run.is_primary and not path.exists():
-        tokenizer.save(path)
+        try:
+            tokenizer.save(path)
+        except OSError as error:
+            raise unwritable(path, error) from error
 
 
 def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored | None:
