@@ -6,10 +6,17 @@ import sys
 import pytest
 
 PROGRAM = """
-import ctypes, os, sys, threading, time
-from kanawa_runtime.commands.abort_watch import is_aborting, watch_for_aborts
-watch_for_aborts(lambda: (print("seen", is_aborting(), flush=True), os._exit(42)))
-assert not is_aborting()
+import ctypes, os, signal, sys, threading, time
+
+def blocked():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(60)
+
+from kanawa_runtime.commands.abort_watch import aborting_threads, watch_for_aborts
+watch_for_aborts(lambda: (print("seen", len(aborting_threads()), flush=True), os._exit(42)))
+threading.Thread(target=blocked, daemon=True).start()
+time.sleep(3)
+assert not aborting_threads()
 threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()
 time.sleep(60)
 """
@@ -18,4 +25,4 @@ time.sleep(60)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are looked for in /proc")
 def test_the_process_ends_with_its_own_code_and_words():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (42, "seen True\n"), done.stderr
+    assert (done.returncode, done.stdout) == (42, "seen 1\n"), done.stderr

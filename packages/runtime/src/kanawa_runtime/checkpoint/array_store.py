@@ -6,7 +6,8 @@ seconds to import, so that happens at the first save or restore: a plan or `show
 """
 
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,26 @@ def _orbax() -> Any:
     from orbax import checkpoint as orbax
 
     logging.getLogger("absl").addFilter(_FILTER)
+    if not isinstance(sys.unraisablehook, _LateFutures):
+        sys.unraisablehook = _LateFutures(sys.unraisablehook)
     return orbax
+
+
+class _LateFutures:
+    """Keeps one traceback away: where one write of many fails, orbax closes its event loop without waiting for others.
+
+    Their futures then come, on threads of tensorstore, to a loop that is closed, and each prints a traceback (orbax
+    0.11). That the save failed is raised besides.
+    """
+
+    def __init__(self, otherwise: Callable[[Any], Any]) -> None:
+        self._otherwise = otherwise
+
+    def __call__(self, unraisable: Any) -> None:
+        if unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed":
+            logger.debug("a write came to an end after its save had failed")
+            return
+        self._otherwise(unraisable)
 
 
 def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

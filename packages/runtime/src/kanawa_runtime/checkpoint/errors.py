@@ -41,5 +41,11 @@ def is_storage_failure(error: BaseException) -> bool:
     """Whether an error of reading comes from the storage (I/O, permissions, too many files), not from what is there."""
     if isinstance(error, OSError):
         return error.errno is not None and error.errno not in _DAMAGE
+    number = quoted_number(error)
+    return number is not None and number not in _DAMAGE
+
+
+def quoted_number(error: BaseException) -> int | None:
+    """Returns the system's error number that an error's text quotes, as tensorstore's do; None where it has none."""
     quoted = _QUOTED.search(str(error))
-    return quoted is not None and int(quoted[1]) not in _DAMAGE
+    return None if quoted is None else int(quoted[1])

@@ -8,6 +8,7 @@ durable before the next.
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kanawa_runtime.checkpoint.errors import (
     CheckpointStructureError,
     CheckpointUnreadableError,
     is_storage_failure,
+    quoted_number,
 )
 
 FORMAT = 1
@@ -133,6 +135,8 @@ def _parse(directory: Path, body: Mapping[str, Any]) -> Manifest:
 
 
 def brief(error: BaseException) -> str:
-    """Returns an error's type and first line."""
+    """Returns an error's type and first line, and before them what the system said, which may stand far behind."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+    number = quoted_number(error)
+    said = "" if number is None else f"{os.strerror(number)}: "
+    return f"{said}{type(error).__name__}: {lines[0][:300] if lines else ''}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LOOK_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
-_ABORTING = 1 << (signal.SIGABRT - 1)
+_ABORTING, _ANOTHER = 1 << (signal.SIGABRT - 1), 1 << (signal.SIGUSR1 - 1)
 
 
 def watch_for_aborts(then: Callable[[], None]) -> None:
@@ -32,16 +32,24 @@ def watch_for_aborts(then: Callable[[], None]) -> None:
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
     def watch() -> None:
-        while not is_aborting():
+        before: set[str] = set()
+        # Twice, so that nothing that passes is taken for it.
+        while not (before & (now := aborting_threads())):
+            before = now
             time.sleep(_LOOK_SECONDS)
         then()
 
     threading.Thread(target=watch, name="aborts", daemon=True).start()
 
 
-def is_aborting() -> bool:
-    """Whether a thread of this process is answering SIGABRT."""
-    return any(_blocked(task) & _ABORTING for task in os.listdir(_TASKS))
+def aborting_threads() -> set[str]:
+    """Returns the threads of this process that are answering SIGABRT."""
+    return {task for task in os.listdir(_TASKS) if _is_answering(_blocked(task))}
+
+
+def _is_answering(mask: int) -> bool:
+    # A thread that starts another one has all signals blocked for a moment, not this one alone.
+    return bool(mask & _ABORTING) and not mask & _ANOTHER
 
 
 def _blocked(task: str) -> int:
