@@ -61,7 +61,18 @@ def composed(row: Row) -> Composition:
         precision=PrecisionConfig(compute="bfloat16"),
         steps=1000,
     )
-    return compose(cfg, target, modifiers(row))
+    return compose(cfg, target, modifiers(row), overrides(row))
+
+
+def overrides(row: Row) -> list[str]:
+    """Returns what no modifier sets: how many of an expert's rows are dropped, where its publisher dropped any."""
+    factor = re.search(r"capacity factor ([\d.]+)", row["parallelism"])
+    if factor is None:
+        return []
+    # The expert strategy comes after those of the axes tensor, context and fsdp, and a pipeline's before them.
+    axes = mesh_axes(row)[0]
+    place = sum(axis in axes for axis in ("tensor", "context", "fsdp", "stage"))
+    return [f"execution.strategies[{place}].capacity_factor={factor[1]}"]
 
 
 def modifiers(row: Row) -> list[str]:

@@ -131,6 +131,7 @@ class Calibration:
         devices: DeviceSpec names.
         estimate_factor: seconds that a second of the compiler's own estimate takes.
         compute_share: of peak FLOP/s, for work of which the compiler makes no estimate.
+        kernel_shares: the same for fused kernels of an operation, by its name, such as {"grouped_matmul": 0.4}.
         memory_share, link_share, network_share: of the bandwidths.
         hidden_cost: what a second of communication behind compute costs that compute, in seconds.
         launch_seconds: until a kernel begins, where the compiler makes no estimates.
@@ -143,6 +144,7 @@ class Calibration:
     devices: tuple[str, ...] = ()
     estimate_factor: float = 1.0
     compute_share: float = 1.0
+    kernel_shares: Mapping[str, float] = field(default_factory=dict, hash=False)
     memory_share: float = 1.0
     link_share: float = 1.0
     network_share: float = 1.0
@@ -157,6 +159,8 @@ class Calibration:
         name = ", ".join(self.devices) or "calibration"
         for share in ("compute_share", "memory_share", "link_share", "network_share"):
             _require(0 < getattr(self, share) <= 1, f"{name}: {share} must be above 0 and at most 1")
+        for operation, value in self.kernel_shares.items():
+            _require(0 < value <= 1, f"{name}: the share of {operation} must be above 0 and at most 1")
         _require(self.estimate_factor > 0, f"{name}: estimate_factor must be positive")
         _require(self.hidden_cost >= 0 and self.launch_seconds >= 0, f"{name}: costs must not be negative")
         low, high = self.interval

@@ -10,6 +10,15 @@ from kanawa.plugins import host
 
 from kanawa_parallel.plan.read.hlo import Instruction
 
+#: The name scope around a kernel's work, `attention.tpu.splash~e2dd7411`.
+_SCOPE = re.compile(r"\b([a-z_]+)\.[a-z_]+\.\w+~[0-9a-f]+")
+
+
+def operation_of(instruction: Instruction) -> str:
+    """Returns the operation whose kernel an instruction belongs to, such as "attention"; "" for any other."""
+    match = _SCOPE.search(instruction.op_name)
+    return match[1] if match else ""
+
 
 @dataclass(frozen=True)
 class KernelCost:

@@ -14,7 +14,7 @@ from kanawa_parallel.plan.cost.calibration import reached
 from kanawa_parallel.plan.cost.collectives import Collective, collective, communicates, ends
 from kanawa_parallel.plan.cost.flights import Flights, by_channel
 from kanawa_parallel.plan.cost.flops import flops, operand_array
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.traffic import bytes_moved
 from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
@@ -276,6 +276,11 @@ class Timing:
         began = self.calibration.launch_seconds if own or moved else 0.0
         return began + max(at_peak, at_bandwidth), bound
 
+    def _share(self, instruction: Instruction) -> float:
+        """Returns how much more or less of the peak a fused kernel reaches than what else has no estimate."""
+        shares, usual = self.calibration.kernel_shares, self.calibration.compute_share
+        return shares.get(operation_of(instruction), usual) / usual if shares else 1.0
+
     def _has_estimate(self, instruction: Instruction) -> bool:
         return instruction.estimated_cycles is not None and self.device.clock_hz is not None
 
@@ -294,7 +299,8 @@ class Timing:
 
     def _at_peak(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the seconds of one run's FLOPs at peak, with all that a fusion holds."""
-        seconds = self.own_flops(computation, instruction) / self._peak(computation, instruction)
+        peak = self._peak(computation, instruction) * self._share(instruction)
+        seconds = self.own_flops(computation, instruction) / peak
         if instruction.opcode not in _CONTROL:
             seconds += sum(self._held_at_peak(name) for name in instruction.called)
         return seconds

@@ -1,5 +1,6 @@
 """Which devices talk to each other in a collective: replica groups in each form HLO writes, and their mesh axes."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from kanawa_parallel.plan.read.hlo import Instruction
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:,\s*device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}")
 _PAIRS = re.compile(r"\{(\d+),(\d+)\}")
+#: An axis, or with its size before and its own size a part of one.
+_PART = re.compile(r"['\"]?(\w+)['\"]?(?::\((\d+)\)(\d+))?")
 _LIST = re.compile(r"\{([\d,]+)\}")
 
 
@@ -55,20 +58,31 @@ def _from_iota(text: str) -> np.ndarray:
 
 
 def _from_mesh(text: str) -> np.ndarray:
-    """Reads `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`: groups along the named axes."""
+    """Reads `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`: groups along the named axes.
+
+    An axis may be named in part: `'a':(2)2` is the part of size 2 with 2 before it, the middle one of [2, 2, rest].
+    """
     match = _MESH.match(text)
     if match is None:
         message = f"replica groups {text[:60]!r} have an unknown form"
         raise ValueError(message)
     sizes = {name.strip().strip("'\""): int(size) for name, size in (p.split("=") for p in match[1].split(","))}
     ids = _iota(match[2], match[3]) if match[2] else np.arange(math.prod(sizes.values()))
-    grid = ids.reshape(tuple(sizes.values()))
-    along = [name.strip().strip("'\"") for name in match[4].split(",") if name.strip()]
-    names = list(sizes)
-    # Groups differ along the other axes, members along the named ones: those go last.
-    order = [names.index(n) for n in names if n not in along] + [names.index(n) for n in along]
-    members = math.prod(sizes[name] for name in along)
-    return grid.transpose(order).reshape(-1, members)
+    along = [_PART.match(part.strip()) for part in match[4].split(",") if part.strip()]
+    parts = [(part[1], int(part[2] or 1), int(part[3] or sizes[part[1]])) for part in along if part is not None]
+    # Every axis in the pieces between which the named parts begin and end.
+    pieces: dict[str, list[int]] = {}
+    for name, size in sizes.items():
+        cuts = sorted({1, size, *(cut for n, before, k in parts if n == name for cut in (before, before * k))})
+        pieces[name] = [after // before for before, after in itertools.pairwise(cuts)]
+    places = [(name, math.prod(cut[:i])) for name, cut in pieces.items() for i in range(len(cut))]
+    grid = ids.reshape([piece for cut in pieces.values() for piece in cut])
+    inside = [
+        i for name, before, k in parts for i, (n, at) in enumerate(places) if n == name and before <= at < before * k
+    ]
+    # Groups differ along the other pieces, members along the named ones: those go last.
+    order = [i for i in range(len(places)) if i not in inside] + inside
+    return grid.transpose(order).reshape(-1, math.prod(k for _, _, k in parts))
 
 
 def _iota(dims: str, order: str | None) -> np.ndarray:
