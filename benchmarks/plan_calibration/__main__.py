@@ -18,7 +18,7 @@ from fitting import GROUPS, Group, Planned, fitted, left_out
 from kanawa.errors import KanawaError
 
 _HERE = Path(__file__).parent
-#: A plan is never sold as better than this, on either side.
+#: A plan is never sold as better than this on either side, and the fewer rows there are the less their spread says.
 _LEAST = 0.10
 
 
@@ -27,7 +27,7 @@ def interval(errors: list[float], roundings: list[float]) -> tuple[float, float]
 
     Two standard deviations of the errors of left-out rows, and every row with the rounding of its figure.
     """
-    spread = max(_LEAST, 2 * math.sqrt(float(np.mean(np.square(errors)))))
+    spread = max(_LEAST + _LEAST / len(errors), 2 * math.sqrt(float(np.mean(np.square(errors)))))
     taken = [-error for error in errors]
     low = min([-spread, *(t - r for t, r in zip(taken, roundings, strict=True))])
     high = max([spread, *(t + r for t, r in zip(taken, roundings, strict=True))])

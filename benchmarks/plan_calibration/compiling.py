@@ -38,7 +38,9 @@ def compiled(row: Row, folder: Path) -> Compiled:
     path = folder / f"{row['id']}.pickle.gz"
     if path.exists():
         with gzip.open(path) as file:
-            return pickle.load(file)  # noqa: S301 (this script wrote it)
+            kept: Compiled = pickle.load(file)  # noqa: S301 (this script wrote it)
+        # What is published of a step may have been corrected since.
+        return dataclasses.replace(kept, row=row)
     made = _compile(row)
     folder.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wb", compresslevel=3) as file:

@@ -53,7 +53,7 @@ _TPU = Calibration(
     kernel_shares={"attention": 0.55, "grouped_matmul": 0.5},
     memory_share=0.85,
     link_share=0.8,
-    network_share=0.6,
+    network_share=0.5,
 )
 _GPU = Calibration(
     compute_share=0.74,
@@ -71,7 +71,7 @@ GROUPS = (
 
 #: What is fitted, as logarithms, with what is expected before any step is seen and how sure of it we are.
 PRIORS = {
-    "estimate_factor": (1.02, 0.12),
+    "estimate_factor": (1.0, 0.1),
     "compute_share": (0.74, 0.1),
     "network_share": (0.5, 0.4),
 }

@@ -8,6 +8,7 @@ import kanawa as kn
 from kanawa.composition.experiment import Composition, compose
 from kanawa.composition.target import parse_target
 from kanawa.contracts import PrecisionConfig
+from kanawa.plugins import host
 from kanawa_layers.feedforward.plain import PlainFeedForward
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.llama import llama
@@ -35,8 +36,6 @@ _POLICIES = {
     "save_qkv_proj": 'save=["query","key","value"]',
     "qkv_proj_offloaded": 'offload=["query","key","value"]',
     "none": "policy=none",
-    "AXGATE": "policy=save-attention-and-gate",
-    "AXQKVO": "policy=save-qkv-and-output",
     "not stated": "policy=save-qkv-and-output",
 }
 #: Catalogued models, where a shape alone doesn't say what the layers are.
@@ -111,6 +110,8 @@ def mesh_axes(row: Row) -> tuple[dict[str, int], dict[str, int]]:
 
 def remat(text: str) -> str:
     """Returns the arguments of the modifier `remat` for what is published of it."""
+    if text in component_names("remat"):
+        return f"policy={text}"
     for name in sorted(_POLICIES, key=len, reverse=True):
         if text == name or text.startswith(f"{name} ("):
             return _POLICIES[name]
@@ -124,6 +125,11 @@ def remat(text: str) -> str:
             waiting = []
     parts = [f"{name}=[{','.join(chr(34) + tag + chr(34) for tag in tags)}]" for name, tags in kept.items() if tags]
     return ",".join(parts) or "policy=full"
+
+
+def component_names(kind: str) -> set[str]:
+    """Returns what is catalogued of a kind."""
+    return {state.name for state in host().components(kind)}
 
 
 def model_config(name: str, shape: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from kanawa.plugins import Calibration
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import parse_module
@@ -283,3 +283,28 @@ def test_matmuls_run_at_the_rate_of_their_wider_operand(island, operands, peak):
         "ROOT d = bf16[4096,4096] dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     )
     assert timing(text, device).step().compute == pytest.approx(2 * 4096**3 / device.peak_flops[peak])
+
+
+def test_a_fused_kernels_tables_of_integers_are_no_operands_of_its_matmuls(island):
+    text = program(
+        "table = s8[64] parameter(0)",
+        "q = bf16[64,1024,128] parameter(1)",
+        'ROOT k = bf16[64,1024,128] custom-call(table, table, q), custom_call_target="cudnn"',
+    )
+    cost = KernelCosts((KernelCost("nowhere", 1e12, (("cudnn", 2.0),)),))
+    both = dataclasses.replace(island, peak_flops={"bfloat16": 1e15, "int8": 2e15})
+    timed = Timing(parse_module(text), both, {}, Links.of(both, None, 4), cost)
+    assert timed.step().compute == pytest.approx(2e12 / 1e15)
+
+
+def test_a_fused_kernel_reaches_the_share_of_its_operation(island):
+    text = program(
+        "q = bf16[64,1024,128] parameter(0)",
+        "ROOT k = bf16[64,1024,128] custom-call(q), "
+        'custom_call_target="cudnn", metadata={op_name="step/attention.gpu.cudnn~0123abcd/cudnn"}',
+    )
+    cost = KernelCosts((KernelCost("attention.gpu.cudnn~0123abcd", 1e12, (("cudnn", 2.0),)),))
+    timed = Timing(parse_module(text), island, {}, Links.of(island, None, 4), cost)
+    shares = Calibration(compute_share=0.8, kernel_shares={"attention": 0.4, "grouped_matmul": 0.1})
+    assert timed.reaching(shares).step().compute == pytest.approx(2e12 / 1e15 / 0.4)
+    assert timed.reaching(dataclasses.replace(shares, kernel_shares={})).step().compute == pytest.approx(2e12 / 8e14)

@@ -27,7 +27,8 @@ class Choice:
         """What a reader is told: how many steps, of which compiler, and what none of them tests."""
         chosen = self.calibration
         if not chosen.steps:
-            return "not calibrated: no published step of this kind was fitted; at the figures' own best"
+            kin = f"at what its kin reach ({chosen.compiler})" if chosen.compiler else "at the figures' own best"
+            return f"not calibrated: no published step of this kind was fitted; {kin}"
         count = len(chosen.steps)
         told = f"calibrated on {count} published step{'s' if count > 1 else ''} of this kind ({chosen.compiler})"
         told += f"; {self.note}" if self.note else ""

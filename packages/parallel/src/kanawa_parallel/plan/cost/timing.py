@@ -316,7 +316,11 @@ class Timing:
         peaks = self.device.peak_flops
         half = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
         # A result says little: accumulators are wide whatever the operands are.
-        dtypes = [device_dtype(a.dtype) for i in (0, 1) if (a := operand_array(computation, instruction, i))]
+        # A fused kernel's first operands may be tables of small integers, which its matmuls never see.
+        fused = instruction.opcode == "custom-call"
+        places = range(len(instruction.operands)) if fused else (0, 1)
+        dtypes = [device_dtype(a.dtype) for i in places if (a := operand_array(computation, instruction, i))]
+        dtypes = [dtype for dtype in dtypes if not fused or "float" in dtype and dtype != "float32"]
         peak = min((self._peak_of(dtype, half) for dtype in dtypes), default=half)
         return peak / self.device.jax_devices_per_chip
 
