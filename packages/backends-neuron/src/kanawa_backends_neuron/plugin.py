@@ -11,4 +11,5 @@ BACKEND = Backend(
     devices="kanawa_backends_neuron.device:DEVICES",
     mesh_rules="kanawa_backends_neuron.mesh_rules:RULES",
     findings="kanawa_backends_neuron.doctor:findings",
+    calibrations="kanawa_backends_neuron.calibration:CALIBRATIONS",
 )

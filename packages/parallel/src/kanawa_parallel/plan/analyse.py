@@ -16,22 +16,30 @@ from kanawa_parallel.plan.cost.calibration import calibration_for, published
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Seconds, Timing
+from kanawa_parallel.plan.larger import joined
 from kanawa_parallel.plan.memory import arguments as held
 from kanawa_parallel.plan.memory.liveness import Peak, by_owner, peak
 from kanawa_parallel.plan.read.attribution import module_of, module_paths, phase_of
-from kanawa_parallel.plan.read.hlo import HloModule, parse_module
+from kanawa_parallel.plan.read.fusing import fused
+from kanawa_parallel.plan.read.hlo import parse_module
 from kanawa_parallel.plan.serving import DECODE
 from kanawa_parallel.plan.show.report import ModuleRow, Report, Traffic
+from kanawa_parallel.plan.show.units import duration
 
 MFU_FORMULA = (
     "model FLOPs per step / (chips * peak FLOP/s * step seconds); model FLOPs are 3 * forward matmul FLOPs per token "
     "* tokens, attention over the keys a causal mask leaves, recomputation not counted"
 )
+#: Of the seconds of gathers, the part that has to wait for them to be told, and of the step's.
+_MOST_WAITING, _WORTH_SAYING = 0.95, 0.01
+_COMPILERS = ("libtpu", "jax-cuda13-pjrt")
 _VERSIONS = ("kanawa", "kanawa-parallel", "jax", "jaxlib", "libtpu", "jax-cuda13-pjrt")
 
 
 def analyse(composition: Composition, compilation: Compilation, device: DeviceSpec | None = None) -> Report:
     """Returns the report; `device` replaces the target's figures, such as with measured ones."""
+    if compilation.cut is not None:
+        return _whole(composition, compilation, device)
     target = composition.target
     device = device or target.device
     asked = Asked.of(composition, compilation.prepared, compilation.program)
@@ -60,7 +68,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         devices=target.jax_devices,
         chips=target.chips,
         compiled=compilation.compiled,
-        note=compilation.note,
+        note=compilation.note or _in_the_open(timing, seconds, versions),
         fits=fits,
         memory=memory,
         memory_limit_bytes=limit,
@@ -80,13 +88,28 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         mesh=asked.mesh,
         kernels=[choice.as_json() for choice in compilation.kernels],
         traffic=_traffic(timing, seconds),
-        modules=_modules(asked.paths, arguments, temporaries, timing.module if timing else None, items),
+        modules=_modules(asked.paths, arguments, temporaries, _op_names(compilation), items),
         phases=_phases(items),
         compile_seconds=compilation.seconds,
         peak_flops=device.peak_flops.get(asked.dtype) or max(device.peak_flops.values()),
         mfu_formula=MFU_FORMULA,
         versions=versions,
     )
+
+
+def _whole(composition: Composition, compilation: Compilation, device: DeviceSpec | None) -> Report:
+    """Returns the report of a mesh that two smaller ones stand for."""
+    asked = Asked.of(composition, compilation.prepared, compilation.program)
+    known = None if composition.changes else published(composition.name, composition.target.selector)
+    full = {
+        "tokens_per_step": asked.tokens,
+        "model_flops_per_step": asked.flops,
+        "mesh": asked.mesh,
+        "published_seconds": known.seconds if known else None,
+    }
+    arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
+    reports = [analyse(part, compiled, device) for part, compiled in compilation.parts]
+    return joined(reports, compilation.cut, held.by_kind(arguments), full)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +163,10 @@ def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing 
     # Devices of a CPU have no places on a network; the target's are then taken to stand in a row.
     real = compilation.devices if compilation.compiled and device.platform != "cpu" else None
     mesh = compilation.environment.mesh
+    # A compiler for the target would fuse otherwise than the CPU's, which also widens bfloat16.
+    before = compilation.partitioned
     return Timing(
-        parse_module(compilation.text),
+        fused(parse_module(before)) if before else parse_module(compilation.text),
         device,
         {} if mesh is None else dict(mesh.shape),
         Links.of(device, real, count),
@@ -186,6 +211,22 @@ def bubble(prepared: Prepared, program: Program) -> float:
     return idle_share(prepared.composition.config, prepared.workload.model, stages)
 
 
+def _in_the_open(timing: Timing | None, seconds: Seconds, versions: dict[str, str]) -> str:
+    """Returns what to say where a compiler has its gathers wait, which others run beside matmuls; maybe nothing."""
+    if timing is None or not seconds.total or timing.device.platform == "cpu":
+        return ""
+    gathers = [(runs * item.seconds, item) for runs, item in timing.communication() if item.kind == "all-gather"]
+    waiting = sum(each for each, item in gathers if not item.starts)
+    if waiting < _MOST_WAITING * sum(each for each, _ in gathers) or waiting < _WORTH_SAYING * seconds.total:
+        return ""
+    axes = ", ".join(sorted({"+".join(item.axes) for _, item in gathers}))
+    compiler = next((f"{name} {versions[name]}" for name in _COMPILERS if name in versions), "the compiler")
+    return (
+        f"no all-gather over {axes} runs beside compute: {compiler} fuses none of them with matmuls, which leaves "
+        f"{duration(waiting)} a step exposed ({waiting / seconds.total:.1%})"
+    )
+
+
 def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:
     sums: dict[tuple[str, str, str], list[float]] = {}
     for runs, item in timing.communication() if timing else []:
@@ -204,12 +245,11 @@ def _traffic(timing: Timing | None, seconds: Seconds) -> list[Traffic]:
 
 
 def _modules(
-    paths: frozenset[str], arguments: dict[str, int], temporaries: Peak, module: HloModule | None, items: list[Any]
+    paths: frozenset[str], arguments: dict[str, int], temporaries: Peak, names: dict[str, str], items: list[Any]
 ) -> list[ModuleRow]:
     rows: dict[str, dict[str, Any]] = {}
     for path, kinds in held.by_module(arguments).items():
         rows.setdefault(path, {}).update(kinds)
-    names = _op_names(module)
     for path, size in by_owner(temporaries, lambda name: module_of(names.get(name, ""), paths)).items():
         rows.setdefault(path, {})["temporaries"] = size
     for item in items:
@@ -219,10 +259,12 @@ def _modules(
     return [ModuleRow(path, **row) for path, row in sorted(rows.items())]
 
 
-def _op_names(module: HloModule | None) -> dict[str, str]:
-    if module is None:
+def _op_names(compilation: Compilation) -> dict[str, str]:
+    """Returns the name stack of each instruction of the program whose buffers were assigned."""
+    if not compilation.text:
         return {}
-    return {i.name: i.op_name for computation in module.computations.values() for i in computation.instructions}
+    computations = parse_module(compilation.text).computations.values()
+    return {i.name: i.op_name for computation in computations for i in computation.instructions}
 
 
 def _phases(items: list[Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import Prepared, prepare
@@ -20,10 +21,19 @@ from kanawa.contracts import Environment, Program
 from kanawa.errors import KanawaError, TargetError
 from kanawa.plugins import host
 
+from kanawa_parallel.plan.larger import Smaller, smaller, with_rows
 from kanawa_parallel.plan.serving import DECODE, decode_program
 
 #: Ends of the names of the dump's file with the final program, best first.
 _FINAL = (".after_codegen.txt", "gpu_after_optimizations.txt", "cpu_after_optimizations.txt", "after_optimizations.txt")
+#: The dump after XLA partitioned the program, whatever pass comes next.
+_PARTITIONED = ".spmd-partitioner.after_spmd-partitioning.before_*.txt"
+#: For a CPU that stands in for a target: its machine code never runs, so it may be as slow as it likes.
+_STAND_IN = {
+    "xla_dump_hlo_pass_re": "spmd-partitioning",
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 #: What compilers say of a program that needs more memory than there is: the bytes, in two forms.
 _USED = re.compile(r"(?:[Uu]sed ([\d.]+)([KMGT])i?B? of|temporaries \(([\d.]+)([KMGT])\) exceeds)")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -70,6 +80,11 @@ class Compilation:
     compiled: bool
     executable: Any = None
     note: str = ""
+    #: The program as XLA partitioned it, before any compiler fused it, where the target's own can't be asked to.
+    partitioned: str = ""
+    #: Where the mesh has more devices than a CPU stands in for: how it was cut, and what the smaller ones gave.
+    cut: Smaller | None = None
+    parts: tuple[tuple[Composition, "Compilation"], ...] = ()
 
     @property
     def environment(self) -> Environment:
@@ -91,14 +106,21 @@ def environment_for(composition: Composition) -> tuple[Environment, tuple[Any, .
     if offered:
         env = _on_devices(environment(composition, offered[0]), offered[0])
     else:
-        if target.device.platform != "cpu":
-            note = f"not compiled for {target.device.name}: no public compiler; from XLA's partitioned HLO and figures"
+        note = _without_compiler(composition)
         provide_cpu_devices(target.jax_devices)
         env = environment(composition, jax.devices("cpu"))
         # The options are the target's compiler's; the CPU's would refuse them by name.
         env = dataclasses.replace(env, compiler_options={})
     devices = None if env.mesh is None else tuple(env.mesh.devices.flat)
     return env, devices, note
+
+
+def _without_compiler(composition: Composition) -> str:
+    """Returns what to say of a target that no compiler here is for; nothing of a CPU."""
+    device = None if composition.target is None else composition.target.device
+    if device is None or device.platform == "cpu":
+        return ""
+    return f"not compiled for {device.name}: no public compiler; from XLA's partitioned HLO and figures"
 
 
 def _on_devices(env: Environment, devices: Sequence[jax.Device]) -> Environment:
@@ -114,35 +136,82 @@ def _on_devices(env: Environment, devices: Sequence[jax.Device]) -> Environment:
 
 def compile_program(composition: Composition, name: str, dump: Path | None = None) -> Compilation:
     """Returns the named program compiled; its dump stays in `dump` if given. Raises what keeps it from compiling."""
+    if _too_many(composition):
+        return _in_parts(composition, name, dump)
     env, devices, note = environment_for(composition)
+    return _compiled(prepare(composition, where=env), name, devices, note, dump)
+
+
+def _too_many(composition: Composition) -> bool:
+    """Returns whether a CPU would have to stand in for more devices than it can."""
+    target = composition.target
+    if target is None or target.device.platform == "cpu" or target.jax_devices <= MOST_CPU_DEVICES:
+        return False
+    return not any(devices for _, devices in host().collect("kanawa_topology", target=target))
+
+
+def _in_parts(composition: Composition, name: str, dump: Path | None) -> Compilation:
+    """Returns what is known of the whole mesh without compiling, with two smaller ones compiled."""
+    env = dataclasses.replace(environment(composition, "abstract"), compiler_options={})
     prepared = prepare(composition, where=env)
-    program = _program(prepared, name)
+    program, shape = _program(prepared, name), dict(env.mesh.shape) if env.mesh is not None else {}
+    cut = smaller(shape, program, MOST_CPU_DEVICES)
+    rows, note = composition.config.batch_shape(), _without_compiler(composition)
+    sizes = [shape | {cut.axis: size} for size in cut.sizes]
+    provide_cpu_devices(math.prod(sizes[0].values()))
+    parts = []
+    for size in sizes:
+        fewer = with_rows(composition, rows.rows * size[cut.axis] // cut.size if rows is not None else 0)
+        devices = np.array(jax.devices("cpu")[: math.prod(size.values())]).reshape(tuple(size.values()))
+        mesh = Mesh(devices, tuple(size), axis_types=(AxisType.Auto,) * len(size))
+        here = prepare(fewer, where=dataclasses.replace(env, mesh=mesh))
+        folder = None if dump is None else dump / f"{cut.axis}-{size[cut.axis]}"
+        parts.append((fewer, _compiled(here, name, tuple(devices.flat), note, folder)))
+    kernels, seconds = parts[0][1].kernels, sum(part.seconds for _, part in parts)
+    return Compilation(
+        program, prepared, kernels, Memory(), "", "", "", None, seconds, False, None, note, cut=cut, parts=tuple(parts)
+    )
+
+
+def _compiled(
+    prepared: Prepared, name: str, devices: tuple[Any, ...] | None, note: str, dump: Path | None
+) -> Compilation:
+    env, program = prepared.environment, _program(prepared, name)
     lowered = program.lower()
     # The target itself would get other kernels than the CPU that stands in for it; tracing is enough to know them.
     kernels = lowered.kernels if not note else _program(_there(prepared), name).kernels()
     with _folder(dump) as folder:
         options = dict(env.compiler_options) | {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+        options |= _STAND_IN if note else {}
         begin = time.perf_counter()
         executable, memory = _compile(lowered.lowered, options)
         seconds = time.perf_counter() - begin
         text, assignment, ranges = read_dump(folder)
+        partitioned = _largest(folder, _PARTITIONED) if note else ""
     return Compilation(
-        program, prepared, kernels, memory, text, assignment, ranges, devices, seconds, not note, executable, note
-    )
+        program, prepared, kernels, memory, text, assignment, ranges, devices, seconds, not note, executable, note,
+        partitioned,
+    )  # fmt: skip
 
 
 def read_dump(folder: Path) -> tuple[str, str, str]:
     """Returns the final program, its buffer assignment and its live ranges; empty where the dump has none."""
 
-    def largest(*ends: str) -> str:
-        for end in ends:
-            written = sorted(folder.glob(f"*{end}"), key=lambda path: path.stat().st_size)
-            if written:
-                # Small helper programs (a cast, a constant) leave dumps too: the step's is the largest.
-                return written[-1].read_text(encoding="utf-8", errors="replace")
-        return ""
+    return (
+        _largest(folder, *_FINAL),
+        _largest(folder, "buffer-assignment.txt"),
+        _largest(folder, "live-range.txt"),
+    )
 
-    return largest(*_FINAL), largest("buffer-assignment.txt"), largest("live-range.txt")
+
+def _largest(folder: Path, *ends: str) -> str:
+    """Returns the text of the dump's largest file that ends as asked, the first end that any has."""
+    for end in ends:
+        written = sorted(folder.glob(f"*{end}"), key=lambda path: path.stat().st_size)
+        if written:
+            # Small helper programs (a cast, a constant) leave dumps too: the step's is the largest.
+            return written[-1].read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def provide_cpu_devices(count: int) -> None:
@@ -194,8 +263,15 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
 
 
 def _there(prepared: Prepared) -> Prepared:
-    """Returns the workload on the target itself, which this machine only traces."""
-    return prepared.on(environment(prepared.composition, "abstract"))
+    """Returns the workload on the target itself, which this machine only traces, split as it is here."""
+    env, mesh = environment(prepared.composition, "abstract"), prepared.environment.mesh
+    if mesh is not None:
+        # Not `mesh.abstract_mesh`, which remembers that its devices are processors.
+        kinds = (AxisType.Auto,) * len(mesh.shape)
+        env = dataclasses.replace(
+            env, mesh=AbstractMesh(tuple(mesh.shape.values()), tuple(mesh.shape), axis_types=kinds)
+        )
+    return prepared.on(env)
 
 
 def _program(prepared: Prepared, name: str) -> Program:

@@ -90,3 +90,18 @@ def test_groups_along_mesh_axes_are_recognised(sizes, along):
 def test_groups_of_more_devices_than_the_mesh_has_follow_no_axis():
     assert mesh_axes(np.array([[0, 9]]), MESH) == ()
     assert mesh_axes(np.array([[0, 1]]), {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("named", "groups"),
+    [
+        ("{'b':(2)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("{'b':(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("{'a','b':(1)2}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("{'a','b':(1)2,'b':(2)2}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ],
+)
+def test_a_part_of_an_axis(named, groups):
+    """From jaxlib 0.12 on: 'b':(2)2 are the two that differ last along an axis of four."""
+    line = f"  %r = f32[4] all-reduce(%x), replica_groups=mesh['a'=2,'b'=4] {named}, to_apply=%add"
+    assert replica_groups(parse_instruction(line), 8).tolist() == groups
