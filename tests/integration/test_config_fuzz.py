@@ -1,7 +1,6 @@
 """Whatever is set at any path of any experiment: the config composes, or an error of ours says why not."""
 
 import functools
-import json
 
 import kanawa as kn
 import pytest
@@ -9,20 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kanawa.errors import UsageError
 from kanawa.plugins import host
+from wild_values import TEXTS
 
-# What has gone wrong before, and what means something to some field.
-KNOWN = [
-    "-6", "0", "1", "2147483648", "9" * 400, "9" * 5_000, "0x" + "f" * 5_000, "1e400", "nan", "-inf", "1e30", "0.5",
-    "null", "true", "", "x", "rms-norm", "adamw", "gelu", "os:system", "[]", "{}", "[-1]", "[[1]]", '{"fsdp": 0}',
-    "[" * 3_000, "REQUIRED", "FROM_PARENT", '{"$type": 5}', '{"$enum": "os:system"}', '{"$callable": "kanawa:compose"}',
-    '{"$call": "kanawa:compose"}', '{"$type": "kanawa:Config"}', '{"$tuple": [1]}', '{"$dict": 1}',
-]  # fmt: skip
-NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.integers(-3, 3), st.floats()).map(str)
-DATA = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), lambda d: st.lists(d, max_size=2))
-TAGS = st.sampled_from(["$type", "$call", "$callable", "$enum", "$tuple", "$dict", "$float", "$unset", "$x"])
-TEXTS = st.one_of(
-    st.sampled_from(KNOWN), NUMBERS, st.text(max_size=12), st.one_of(DATA, st.dictionaries(TAGS, DATA)).map(json.dumps)
-)
 EXPERIMENTS = sorted(state.name for state in host().components("experiments"))
 
 

@@ -12,7 +12,7 @@ from kanawa.config import to_json
 from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import component, host
 from kanawa_runtime.train.run_directory import read_config
-from test_config_fuzz import DATA, KNOWN, TAGS, TEXTS
+from wild_values import DATA, KNOWN, TAGS, TEXTS
 
 BASES = ["quickstart", "llama-tiny", "qwen3-30b-a3b"]
 MODIFIERS = sorted(state.name for state in host().components("modifiers"))

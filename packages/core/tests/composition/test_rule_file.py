@@ -36,6 +36,14 @@ def test_the_users_rule_wins(rule_file):
         ("[[rule]]\nplatfrom = 'cpu'\n", r"ours.toml: rule 1: a mesh rule has no 'platfrom'; did you mean 'platform'"),
         ("[[rule]]\nplatform = 'cpu'\n", r"rule 1: .*mesh.*; give at least platform and mesh"),
         ("[[rule]\n", r"can't read mesh rules"),
+        ("rule = 5\n", r"`rule` must be tables, one after another"),
+        ("rule = [5]\n", r"`rule` must be tables, one after another"),
+        ("[[rule]]\nplatform = 5\nmesh = {data = 2}\n", r"rule 1: platform is 5, expected a text such as 'tpu'"),
+        ("[[rule]]\nplatform = 'cpu'\nmesh = {data = 0}\n", r"mesh is {'data': 0}, expected a table of axes to sizes"),
+        ("[[rule]]\nplatform = 'cpu'\nmesh = 3\n", r"mesh is 3, expected a table"),
+        ("[[rule]]\ndevices = 5\n", r"devices is 5, expected a list of device names"),
+        ("[[rule]]\nmin_chips = true\n", r"min_chips is True, expected a whole number"),
+        ("[[rule]]\nmodifiers = [5]\n", r"modifiers is \[5\], expected a list of tables"),
     ],
 )
 def test_a_bad_file_says_where(rule_file, text, message):

@@ -8,7 +8,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.contracts import Sequences
-from kanawa.errors import ConfigError
+from kanawa.errors import ConfigError, ModuleError
 from kanawa_layers.attention.paged_cache import PagedCache
 from kanawa_layers.attention.quantised_cache import QuantisedCache
 
@@ -134,6 +134,17 @@ def test_int8_codes_take_a_quarter_and_a_scale_each():
     actual = {name: (spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 10, "bfloat16").items()}
     codes, scales = ((2, 10, 2, 8), "int8"), ((2, 10, 2, 1), "float32")
     assert actual == {"codes_keys": codes, "codes_values": codes, "scales_keys": scales, "scales_values": scales}
+
+
+@pytest.mark.parametrize(("num_pages", "tokens"), [(7, 4), (3, 6)])
+def test_pages_that_do_not_go_round(num_pages, tokens):
+    params, _ = parameters("plain")
+    cfg = ATTENTIONS["plain"].clone().set(cache=PagedCache.Config(page_size=4, num_pages=num_pages))
+    layer = cfg.build(name="attention")
+    start = Sequences(lengths=jnp.zeros((ROWS,), jnp.int32))
+    said = f"{num_pages} pages of 4 tokens for 3 rows of {tokens} tokens, and no page table.*set num_pages to"
+    with pytest.raises(ModuleError, match=said):
+        kn.functional(layer)(params, {}, X[:, :tokens], start, empty(layer, ROWS, LENGTH))
 
 
 def test_inner_caches_of_one_kind():

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from kanawa.errors import ConfigError
 from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
-from kanawa_layers.positions.frequency_scaling import Llama3Scaling
+from kanawa_layers.positions.frequency_scaling import Llama3Scaling, NTKScaling
 from kanawa_layers.positions.long_rope import LongRopeScaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
+from kanawa_layers.recipes.hf_config import rope_keys
 
 LONG = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0)
 LONG_ROPE = {"short_factors": (1.0,) * 8, "long_factors": LONG, "original_length": 4096, "max_length": 131_072}
@@ -86,3 +87,33 @@ def test_mscale_grows_with_the_logarithm():
     assert yarn_mscale(np.e, 2.0) == pytest.approx(1.2)
     with pytest.raises(ConfigError, match="factor is 0.5, expected at least 1"):
         YarnScaling.Config(factor=0.5, original_length=8).freeze()
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [NTKScaling.Config(factor=4.0), DynamicNTKScaling.Config(factor=2.0, original_length=8, length=64)],
+)
+def test_a_single_frequency_stays(scaling):
+    assert scaling.build().stretch(np.ones(1, np.float32), 10_000.0, 2).tolist() == [1.0]
+
+
+def test_equal_factors_switch_where_a_wavelength_lies_just_there():
+    switch = Llama3Scaling.Config(low_frequency_factor=1.0, high_frequency_factor=1.0, original_length=8, factor=8.0)
+    just_there = np.float32(2 * np.pi / 8)
+    actual = switch.build().stretch(np.array([2 * just_there, just_there, just_there / 2], np.float32), 10_000.0, 6)
+    assert np.isfinite(actual).all()
+    np.testing.assert_allclose(actual[0], 2 * just_there)
+    np.testing.assert_allclose(actual[2], just_there / 16)
+
+
+def test_factors_the_wrong_way_round():
+    with pytest.raises(ConfigError, match=r"low_frequency_factor \(4.0\) is above high_frequency_factor \(1.0\)"):
+        Llama3Scaling.Config(low_frequency_factor=4.0, high_frequency_factor=1.0).freeze()
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [(Llama3Scaling.Config(factor=8.0), 65_536), (YarnScaling.Config(factor=4.0, original_length=512), 2048)],
+)
+def test_an_export_says_how_long_sequences_may_be(scaling, longest):
+    assert rope_keys(Rotary.Config(scaling=scaling))["max_position_embeddings"] == longest

@@ -53,7 +53,8 @@ def _smaller(mesh: Mapping[str, int], target: Target) -> Iterator[dict[str, int]
     devices = target.jax_devices // target.slices
     fixed = math.prod(size for size in mesh.values() if size != -1)
     sizes = {name: devices // fixed if size == -1 else size for name, size in mesh.items()}
-    if any(devices % size for size in sizes.values()):
+    # A rule may want more devices than the target has: nothing is left for -1.
+    if any(size < 1 or devices % size for size in sizes.values()):
         return
     options: list[dict[str, int]] = [{}]
     for name in _GIVING_WAY:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
+from kanawa.errors import ModuleError
 
 from kanawa_layers.attention.cache_layout import kept_arrays, layout
 
@@ -31,6 +32,19 @@ class PagedCache(Cache):
         pages = cfg.num_pages or rows * -(-length // cfg.page_size)
         return layout(cfg, (pages, cfg.page_size), ("pages", None), dtype)
 
+    @kn.nowrap
+    def _pages_a_row(self, pages: int, rows: int, length: int) -> int:
+        """Returns how many pages each row owns without a page table; raises ModuleError where they don't go round."""
+        own, rest = divmod(pages, rows)
+        if rest or own * self.config.page_size < length:
+            message = (
+                f"{self.path}: {pages} pages of {self.config.page_size} tokens for {rows} rows of {length} tokens, and "
+                "no page table: rows own equal runs of pages that hold them; give Sequences.page_table, or set "
+                f"num_pages to {rows * -(-length // self.config.page_size)} or a larger multiple of {rows}, or none"
+            )
+            raise ModuleError(message)
+        return own
+
     def extend(
         self,
         state: CacheState,
@@ -43,7 +57,7 @@ class PagedCache(Cache):
         pages = state["keys"].shape[0]
         table = sequences.page_table
         if table is None:
-            table = jnp.arange(pages, dtype=jnp.int32).reshape(rows, pages // rows)
+            table = jnp.arange(pages, dtype=jnp.int32).reshape(rows, self._pages_a_row(pages, rows, length))
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         lengths = jnp.broadcast_to(lengths, table.shape[:1])
         positions, owners = _places(sequences, lengths, length)

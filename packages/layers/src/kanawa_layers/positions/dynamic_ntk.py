@@ -22,6 +22,9 @@ class DynamicNTKScaling(FrequencyScaling):
         """Returns the frequencies of the larger base."""
         del theta
         cfg = self.config
+        # A single frequency is the highest, which stays; the power below would divide by 0.
+        if dim <= 2:
+            return inv_freq
         # Up to the trained length this is 1, and the frequencies are those the model was trained with.
         growth = cfg.factor * max(cfg.length, cfg.original_length) / cfg.original_length - cfg.factor + 1.0
         exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim

@@ -41,6 +41,9 @@ class NTKScaling(FrequencyScaling):
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the frequencies of base theta * factor^(dim / (dim - 2))."""
         del theta
+        # A single frequency is the highest, which stays; the power below would divide by 0.
+        if dim <= 2:
+            return inv_freq
         # The last exponent is (dim - 2) / dim; times dim / (dim - 2) it is 1, and the division by factor exact.
         exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
         return inv_freq * (self.config.factor ** (dim / (dim - 2))) ** -exponents
@@ -55,12 +58,18 @@ class Llama3Scaling(FrequencyScaling):
         high_frequency_factor: kn.Positive = 4.0
         original_length: kn.Size = 8192
 
+        def check(self) -> list[str]:
+            """Returns what is wrong with the two factors."""
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            return [] if low <= high else [f"low_frequency_factor ({low}) is above high_frequency_factor ({high})"]
+
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns the blend of kept and divided frequencies."""
         del theta, dim
         cfg = self.config
         turns = cfg.original_length * inv_freq / (2.0 * math.pi)
-        # 0 in Llama 4 Scout, where both are 1: the quotient is then +-inf and the clip makes it a hard switch.
         span = cfg.high_frequency_factor - cfg.low_frequency_factor
-        kept = jnp.clip((turns - cfg.low_frequency_factor) / span, 0.0, 1.0)
+        # 0 in Llama 4 Scout, where both are 1: a hard switch, and 0 / 0 where a wavelength lies just there.
+        blend = (turns >= cfg.low_frequency_factor) if span == 0 else (turns - cfg.low_frequency_factor) / span
+        kept = jnp.clip(jnp.asarray(blend, jnp.float32), 0.0, 1.0)
         return kept * inv_freq + (1.0 - kept) * inv_freq / cfg.factor

@@ -145,6 +145,9 @@ def rope_keys(positions: Any) -> dict[str, Any]:
     if positions.trained_length is not None and (scaling is None or isinstance(scaling, LinearScaling.Config)):
         stretched = 1.0 if scaling is None else scaling.factor
         keys["max_position_embeddings"] = round(positions.trained_length * stretched)
+    if isinstance(scaling, (Llama3Scaling.Config, YarnScaling.Config)):
+        # What the stretched embedding reaches: left out, transformers would take its own default of 2,048.
+        keys["max_position_embeddings"] = round(scaling.original_length * scaling.factor)
     if positions.fraction != 1.0:
         keys["partial_rotary_factor"] = positions.fraction
     if positions.scaling is not None:

@@ -19,7 +19,19 @@ def test_formats(tmp_path, name, text):
     assert read_prices(path) == ({"h100": 2.5, "v5p": 4.0}, "EUR")
 
 
-@pytest.mark.parametrize("text", ["", "h100 = 'much'", "h100 = -1", "[[rows]]\na = 1", "h100"])
+WRONG = [
+    "h100 = 'much'",
+    "h100 = -1",
+    "h100 = nan",
+    "h100 = inf",
+    "h100 = true",
+    "h100 = 1e30",
+    "[[rows]]\na = 1",
+    "h100",
+]
+
+
+@pytest.mark.parametrize("text", ["", *WRONG])
 def test_what_is_no_table(tmp_path, text):
     path = tmp_path / "p.toml"
     path.write_text(text)

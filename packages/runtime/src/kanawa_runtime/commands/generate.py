@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kanawa.cli.output import write, write_piece
 from kanawa.errors import UsageError
+from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     sampling.clone().freeze()
     prepare_process()
     with stage(f"reading {args.run_directory}"):
-        _check_continues(Path(args.run_directory))
+        _check_continues(local_path(args.run_directory))
         opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
     model = opened.trainer.model
     tokenizer = _tokenizer(opened, needed=bool(args.prompt))

@@ -6,6 +6,7 @@ from typing import Any
 from kanawa.config import Config
 from kanawa.contracts import DataSource
 from kanawa.errors import ConfigError, UsageError, did_you_mean
+from kanawa.local_path import local_path
 from kanawa.plugins import component, host
 
 from kanawa_runtime.data.corpus import Corpus
@@ -28,7 +29,7 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     named = _named(text)
     if named is not None:
         data = named.clone().set(sequence_length=experiment.data.sequence_length)
-    elif names_files(text):
+    elif names_files(str(local_path(text, "--data"))):
         data = _with_corpus(_text_of(experiment), own_corpus(text))
     else:
         raise UsageError(_unknown(text))

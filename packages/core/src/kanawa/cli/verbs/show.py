@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,8 +153,9 @@ def _other(other: str) -> Config:
     """Returns the config in a run's folder or file, or else of the experiment or model with that name."""
     from kanawa.composition.experiment import compose
     from kanawa.composition.saved import read_saved, recorded_plugins
+    from kanawa.local_path import local_path
 
-    path = Path(other)
+    path = local_path(other, "--diff")
     if path.is_dir():
         path /= "config.json"
     elif not path.is_file():
@@ -167,8 +167,10 @@ def _other(other: str) -> Config:
 
 
 def _read_json(path: Path) -> Any:
+    from kanawa.guarded_read import UnreadableFileError, guarded_json
+
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return guarded_json(path, most=2**26)
+    except (OSError, UnreadableFileError) as error:
         message = f"can't read the config in {path}: {error}; expected a run's config.json"
         raise UsageError(message) from error
