@@ -105,7 +105,7 @@ def test_no_vendor_wheel_and_nothing_unasked(package, wheel):
 
 def test_jax_window_is_the_same_everywhere(package, wheel):
     windows = {str(r.specifier) for r in wheel.requires if r.name == "jax"}
-    assert windows == {"<0.12,>=0.10"}
+    assert windows == {"<0.13,>=0.10"}
 
 
 def test_plugins_take_core_over_three_minors(package, wheel):

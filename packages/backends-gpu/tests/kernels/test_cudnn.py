@@ -65,9 +65,31 @@ def test_the_rules_of_jax_are_the_ones_that_were_compiled():
         *("scale", "seed", "dropout_rate", "variadic_args"),
         *("mask_type", "layout", "sliding_window_length"),
     ]
+    extra = ["score_mod"] if "score_mod" in forward else []
     assert forward[:3] == ["query", "key", "value"]
-    assert forward[10:] == [*statics, "cudnn_version", "return_residual"]
-    assert backward == [*statics, "is_training", "return_residual", "res", "grad_output"]
+    assert forward[10:] == [*(f"{name}_args" for name in extra), *statics, *extra, "cudnn_version", "return_residual"]
+    # The flag before `return_residual` is read by neither version's rule, whatever it is called.
+    flag = "cudnn_version" if extra else "is_training"
+    assert backward == [*statics, *extra, flag, "return_residual", "res", "grad_output"]
+
+
+def test_its_calls_fit_the_rules_of_the_jax_at_hand(monkeypatch):
+    """Tracing needs no GPU once cuDNN's version and the chip's are told."""
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91100)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
+    monkeypatch.setattr(cudnn, "check_is_flash_attention", lambda *_, **__: None)
+    row = jax.ShapeDtypeStruct((2, 1024, 8, 128), "bfloat16")
+    few = jax.ShapeDtypeStruct((2, 1024, 2, 128), "bfloat16")
+    kernel = CudnnAttention()
+
+    def both(q, k, v):
+        operands = {"q": q, "k": k, "v": v}
+        out, residuals = kernel.forward(PLAIN, operands)
+        return residuals, kernel.backward(PLAIN, operands, out, residuals, out)
+
+    residuals, cotangents = jax.eval_shape(both, row, few, few)
+    assert residuals.shape == (2, 8, 1024)
+    assert {name: each.shape for name, each in cotangents.items()} == {"q": row.shape, "k": few.shape, "v": few.shape}
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")

@@ -8,10 +8,14 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from glob import glob
-from typing import Literal
+from importlib.metadata import PackageNotFoundError, requires
+from typing import TYPE_CHECKING, Literal
 
 from kanawa.plugins import ComponentState, Finding, PluginState, host
 from kanawa.plugins.discovery import installed_version, release
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 # JAX platform to: signs of the hardware, a distribution of its JAX plugin, what installs it.
 _HARDWARE = {
@@ -46,18 +50,31 @@ def check_python(version: tuple[int, ...]) -> Finding:
 def check_jax(version_of: Callable[[str], str | None]) -> Finding:
     """Returns whether jax and jaxlib are there and fit each other and core."""
     jax, jaxlib = version_of("jax"), version_of("jaxlib")
+    wanted = _wanted("jax")
     if jax is None or jaxlib is None:
         message = f"jax {jax or 'missing'}, jaxlib {jaxlib or 'missing'}"
-        return Finding("error", "jax", message, 'pip install "jax>=0.10,<0.12"')
+        return Finding("error", "jax", message, f'pip install "jax{wanted}"')
     message = f"jax {jax}, jaxlib {jaxlib}"
     if release(jaxlib) > release(jax):
         return Finding("error", "jax", f"{message}: jaxlib is newer", f"pip install jaxlib=={jax}")
     if release(jax)[:2] != release(jaxlib)[:2]:
         fix = f"pip install jaxlib=={jax}"
         return Finding("error", "jax", f"{message}: they don't fit each other", fix)
-    if not (0, 10) <= release(jax) < (0, 12):
-        return Finding("error", "jax", f"{message} is outside our range", 'pip install "jax>=0.10,<0.12"')
+    if not wanted.contains(jax, prereleases=True):
+        return Finding("error", "jax", f"{message} is outside our range", f'pip install "jax{wanted}"')
     return Finding("ok", "jax", message)
+
+
+def _wanted(name: str) -> SpecifierSet:
+    """Returns the versions of a distribution that core's own metadata ask for; any, where nobody installed it."""
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        declared = [Requirement(text) for text in requires("kanawa") or ()]
+    except PackageNotFoundError:
+        declared = []
+    return next((requirement.specifier for requirement in declared if requirement.name == name), SpecifierSet())
 
 
 def found_hardware() -> dict[str, str]:

@@ -91,8 +91,13 @@ def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
 
 
 def _reason(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> str | None:
+    cached = jax.config.values["jax_enable_compilation_cache"]
+    # From jax 0.12 on a compiler without devices can't read what it kept, and says so with every compilation.
+    jax.config.update("jax_enable_compilation_cache", False)
     try:
         compile_with(dict(options))
     except JaxRuntimeError as failure:
         return str(failure).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
     return None

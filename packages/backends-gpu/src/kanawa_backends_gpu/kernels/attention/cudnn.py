@@ -2,10 +2,11 @@
 
 Uses the two rules of JAX's own custom_vjp rather than `jax.nn.dot_product_attention`: that one
 rounds the log-sum-exp to bf16, and core keeps it itself, so that ring attention can call backward
-for a part of the keys. The rules have the same signature in the oldest and the newest JAX
-allowed, and a test pins it.
+for a part of the keys. jax 0.12 gave the rules a function of the scores, which stays empty here;
+a test pins the signatures of the JAX at hand.
 """
 
+import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -27,6 +28,7 @@ _MASK_PARTS = frozenset({"causal", "window"})
 #: Of cuDNN 9: one that has all that is asked of it here.
 _ANY_VERSION = 91_000
 _LAYOUT = cudnn.AttentionLayout.BTNH.value
+_HAS_SCORE_FUNCTION = "score_mod" in inspect.signature(cudnn._dot_product_attention_fwd_rule).parameters
 
 
 class CudnnAttention(Kernel):
@@ -113,16 +115,16 @@ class CudnnAttention(Kernel):
         return dict(zip("qkv", cotangents_of_inputs, strict=False))
 
 
-def _arrays(operands: Operands) -> tuple[jax.Array, ...]:
-    """Returns q, k, v, and empty arrays for bias, lengths, offsets and page tables."""
+def _arrays(operands: Operands) -> tuple[Any, ...]:
+    """Returns q, k, v, and empty arrays for bias, lengths, offsets and page tables; none for a function of scores."""
     q, k, v = operands["q"], operands["k"], operands["v"]
-    return (q, k, v, *[jnp.zeros(0, q.dtype)] * 7)
+    return (q, k, v, *[jnp.zeros(0, q.dtype)] * 7, *[()] * _HAS_SCORE_FUNCTION)
 
 
 def _static(problem: AttentionProblem) -> tuple[Any, ...]:
-    """Returns scale, seed, dropout, (bias, its gradient), mask, layout and window."""
-    mask = _mask_type(problem)
-    return (problem.scale, 0, 0.0, (False, False), mask, _LAYOUT, _window(problem))
+    """Returns scale, seed, dropout, (bias, its gradient), mask, layout, window and no function of the scores."""
+    none = [None] * _HAS_SCORE_FUNCTION
+    return (problem.scale, 0, 0.0, (False, False), _mask_type(problem), _LAYOUT, _window(problem), *none)
 
 
 def _mask_type(problem: AttentionProblem) -> cudnn.MaskType:

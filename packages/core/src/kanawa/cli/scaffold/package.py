@@ -33,7 +33,7 @@ classifiers = [
 ]
 dependencies = [
   "kanawa$extras>=$core_floor,<$core_end",
-  "jax>=0.10,<0.12",
+  "jax>=0.10,<0.13",
 ]
 
 $entry_points
