@@ -16,6 +16,7 @@ from kanawa.plugins import Command
 _EXAMPLE = """kanawa plan quickstart --on cpu-8
 kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
 kanawa plan llama2-7b --on v5p-512,h100-256 --quick
+kanawa plan llama2-7b --on v5p-512 --search --fix tensor=1 --verify 1
 kanawa plan llama2-7b --on v5p-512,h100-256 --compare --prices prices.toml
 kanawa plan quickstart --on cpu-8 --picture mesh.svg --json"""
 
@@ -38,6 +39,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     experiment_arguments(parser)
     parser.add_argument("--serve", action="store_true", help="plan a decoding step instead of a training step")
     parser.add_argument("--quick", action="store_true", help="estimate in seconds, without compiling")
+    parser.add_argument("--search", action="store_true", help="look for the quickest mesh, remat and microbatches")
+    parser.add_argument(
+        "--fix", action="append", default=[], metavar="NAME=VALUE", help="keep this in a search: tensor=1"
+    )
+    parser.add_argument(
+        "--verify", type=int, default=2, metavar="N", help="compile the best N of a search (default: 2)"
+    )
+    parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="of a search's estimates (600)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write a search's winner as JSON")
     parser.add_argument("--compare", action="store_true", help="rank the targets by time and by cost")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML or JSON: price of a chip and hour by device")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the mesh and what is sharded where")
@@ -60,18 +70,22 @@ def run(args: argparse.Namespace) -> int:
     _stay_on_the_processor()
     from kanawa_parallel.plan.problems import compositions, missing_compilers
 
+    if args.search:
+        from kanawa_parallel.plan.search.command import run_search
+
+        return run_search(args, targets)
     planned = compositions(args.experiment, targets, args.modify, args.set, args.data)
     missing = [] if args.quick else missing_compilers(planned)
     if missing:
         raise CompositionError(missing)
-    prices = _prices(args, planned)
+    prices = prices_for(args, planned)
     if args.quick:
         _refuse_beside_quick(args)
         plans = [_quick(args, composition, prices) for composition in planned]
     elif len(planned) == 1:
         plans = [_plan(args, planned[0], prices).as_json()]
     else:
-        plans = [_in_own_process(args, composition.target.selector) for composition in planned]
+        plans = [in_own_process(args, composition.target.selector) for composition in planned]
     failed = [plan for plan in plans if "error" in plan]
     if args.json:
         write_json(plans if len(plans) > 1 else plans[0])
@@ -112,7 +126,7 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     if not report.fits and not args.no_suggestions:
         offered = suggestions(composition, report, args.modify, args.set, None)
         report = dataclasses.replace(report, suggestions=offered)
-    report = _priced(report, composition, prices)
+    report = priced(report, composition.target.device.name, prices)
     if args.picture:
         from kanawa_parallel.plan.show.picture import picture
 
@@ -137,7 +151,7 @@ def _quick(args: argparse.Namespace, composition: Any, prices: Any) -> dict[str,
         if len(args.on.split(",")) == 1:
             raise
         return {"experiment": composition.name, "target": target.selector, "error": str(error)}
-    return _priced(report, composition, prices).as_json()
+    return priced(report, composition.target.device.name, prices).as_json()
 
 
 def _refuse_beside_quick(args: argparse.Namespace) -> None:
@@ -150,13 +164,13 @@ def _refuse_beside_quick(args: argparse.Namespace) -> None:
         raise UsageError(message)
 
 
-def _priced(report: Any, composition: Any, prices: Any) -> Any:
+def priced(report: Any, device: str, prices: Any) -> Any:
     """Returns the report with its cost, where there are prices and a step that runs."""
     from kanawa_parallel.plan.cost.prices import cost_per_million_tokens
 
     if not prices or not report.step_seconds:
         return report
-    price, currency = prices[0][composition.target.device.name], prices[1]
+    price, currency = prices[0][device], prices[1]
     cost = cost_per_million_tokens(price, report.chips, report.step_seconds, report.tokens_per_step)
     return dataclasses.replace(report, cost_per_million_tokens=cost, currency=currency)
 
@@ -171,7 +185,8 @@ def _measured(target: Any) -> Any:
     return measured(target.device, target.jax_devices)
 
 
-def _prices(args: argparse.Namespace, planned: list[Any]) -> tuple[dict[str, float], str] | None:
+def prices_for(args: argparse.Namespace, planned: list[Any]) -> tuple[dict[str, float], str] | None:
+    """Returns (price by device, currency) of `--prices`, which has all devices; None without one."""
     if args.prices is None:
         return None
     from kanawa_parallel.plan.cost.prices import price_of, read_prices
@@ -182,7 +197,7 @@ def _prices(args: argparse.Namespace, planned: list[Any]) -> tuple[dict[str, flo
     return prices, currency
 
 
-def _in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
+def in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
     """Returns one target's plan, made in a process of its own: compilers hold on to memory, and to device counts.
 
     Where that fails the record has "error": the other targets' plans are worth having.

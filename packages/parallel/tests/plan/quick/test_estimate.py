@@ -50,3 +50,26 @@ def test_what_only_a_compiled_program_has_is_refused(job, tmp_path):
     verb.configure(parser)
     with pytest.raises(UsageError, match="--dump: a quick plan compiles nothing"):
         verb.run(parser.parse_args(["plan-job", "--on", "box-2", "--quick", "--dump", str(tmp_path)]))
+
+
+CASES = [
+    ("box-1", ()),
+    ("box-1", ("accumulate:microbatches=4",)),
+    ("box-2", ()),
+    ("box-2", ('mesh:axes={"tensor":2}',)),
+    ("box-4", ()),
+    ("box-4", ('mesh:axes={"data":4}',)),
+]
+
+
+def ranks(values):
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [order.index(at) for at in range(len(values))]
+
+
+def test_the_order_by_time_is_nearly_that_of_compiled_plans(planned, job):
+    pairs = [(quick(*case[:1], *case[1]).step_seconds, planned(*case[:1], *case[1])[1].step_seconds) for case in CASES]
+    estimated, compiled = (ranks(column) for column in zip(*pairs, strict=True))
+    count = len(CASES)
+    apart = sum((a - b) ** 2 for a, b in zip(estimated, compiled, strict=True))
+    assert 1 - 6 * apart / (count * (count**2 - 1)) >= 0.7, pairs

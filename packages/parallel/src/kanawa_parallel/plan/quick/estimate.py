@@ -34,7 +34,7 @@ from kanawa_parallel.plan.serving import DECODE, decode_program
 from kanawa_parallel.plan.show.report import ModuleRow, Report, Traffic
 
 #: How far quick plans were from compiled ones; docs/plan.md has the table.
-ACCURACY = "within 12 % of the compiled plan's memory and 15 % of its time where both were made (docs/plan.md)"
+ACCURACY = "mostly within 10 % of compiled plans in memory and time, at worst 42 % and 22 % off (docs/plan.md)"
 NOTE = f"a quick estimate from the traced program, nothing was compiled: {ACCURACY}"
 #: What matmuls reach of peak where the compiler estimates its own cycles, and elementwise work of the bandwidth: so
 #: the TPU compiler's programs of 7B and 70B decoders are scheduled.

@@ -17,7 +17,7 @@ from kanawa_parallel.plan.cost.links import Link, Links
 from kanawa_parallel.plan.cost.timing import Seconds
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import Equation, Value
-from kanawa_parallel.plan.quick.layout import Move
+from kanawa_parallel.plan.quick.layout import Move, local_bytes
 from kanawa_parallel.plan.quick.walk import Step, Walked, flops, parts
 
 #: What a device sends to the host's memory a second, and back: PCIe of the fourth generation, shared by few.
@@ -151,9 +151,20 @@ class Roofline:
         for step in self.walked.steps:
             out = step.equation.outputs[0] if step.equation.outputs else None
             pairs += [(step.equation.inputs[at], out, move) for at, move in step.moves]
+        for step in self.walked.steps:
+            yield from self._copies(step)
         for value, out, move in pairs:
             early = value in ready or out is None or out not in needed
             yield self._sent(move, early)
+
+    def _copies(self, step: Step) -> Iterator[Sent]:
+        """Yields what goes to the host's memory or comes from there: beside other work, at the bus's pace."""
+        if step.equation.name != "device_put":
+            return
+        for value, out in zip(step.equation.inputs, step.equation.outputs, strict=True):
+            if value is not None and value.host != out.host:
+                moved = local_bytes(value, self.walked.layouts[value], self.walked.mesh) * self.runs
+                yield Sent("copy", (), "host", self.runs, moved, moved / HOST_BANDWIDTH, True)
 
     def _sent(self, move: Move, early: bool) -> Sent:
         mesh = self.walked.mesh

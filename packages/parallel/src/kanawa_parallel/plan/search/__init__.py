@@ -1,0 +1,1 @@
+"""Looks for the mesh, rematerialisation and microbatches with which a workload's step is quickest on its hardware."""

@@ -1,0 +1,101 @@
+"""What quick plans and compilers say of candidates: times, memory, or why one is out."""
+
+import dataclasses
+from typing import Any
+
+from kanawa.composition.experiment import Composition
+from kanawa.errors import CompositionError, KanawaError
+
+from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.quick.estimate import quick_report
+from kanawa_parallel.plan.search.space import Candidate
+from kanawa_parallel.plan.show.report import Report
+from kanawa_parallel.plan.show.units import size
+
+#: A quick plan's memory may be this much less than the compiled one's: who isn't verified must have the room.
+ROOM = 1.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """The workload that is searched for: experiment, what the user modified and set, its program."""
+
+    experiment: str
+    modifiers: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    data: str | None = None
+    program: str = "train_step"
+
+    def composed(self, candidate: Candidate) -> Composition:
+        """Returns the candidate's composition; raises what keeps it from being one."""
+        modifiers = [*self.modifiers, *candidate.modifiers]
+        return compositions(self.experiment, [candidate.target], modifiers, self.overrides, self.data)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A candidate with its quick plan, or the reason why there is none; `compiled` once a compiler has judged it."""
+
+    candidate: Candidate
+    report: Report | None = None
+    reason: str = ""
+    compiled: dict[str, Any] | None = None
+    unverified: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """A step's time: the compiled plan's where there is one; at the roofline for what doesn't fit."""
+        if self.compiled is not None and self.compiled["step_seconds"]:
+            return float(self.compiled["step_seconds"])
+        if self.report is None:
+            return float("inf")
+        return self.report.step_seconds or self.report.estimated_seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        """A device's memory: the compiled plan's where there is one."""
+        if self.compiled is not None:
+            return int(self.compiled["memory_per_device_bytes"])
+        return 0 if self.report is None else self.report.memory_per_device_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it surely fits: by the compiler, or by a quick plan with room to spare."""
+        if self.report is None:
+            return False
+        if self.compiled is not None:
+            return bool(self.compiled["fits"])
+        return self.memory_bytes * ROOM <= self.report.memory_limit_bytes
+
+    @property
+    def why_not(self) -> str:
+        """Says why it is out; empty if it isn't."""
+        if self.report is None:
+            return self.reason
+        if self.fits:
+            return ""
+        limit = self.report.memory_limit_bytes
+        if self.memory_bytes > limit:
+            return f"does not fit: {size(self.memory_bytes - limit)} too much of {size(limit)} a device"
+        return f"may not fit: {size(self.memory_bytes)} of {size(limit)} a device, less than {ROOM - 1:.0%} to spare"
+
+    def cost(self) -> float:
+        """Returns money for a million tokens, else chip-seconds, by which candidates of one search compare."""
+        if self.report is None:
+            return float("inf")
+        price = self.report.cost_per_million_tokens
+        if price is not None and self.report.step_seconds:
+            return price * self.seconds / self.report.step_seconds
+        return self.report.chips * self.seconds / (self.report.tokens_per_step / 1e6)
+
+
+def evaluate(question: Question, candidate: Candidate) -> Outcome:
+    """Returns what a quick plan says of a candidate."""
+    try:
+        composition = question.composed(candidate)
+        return Outcome(candidate, quick_report(composition, question.program))
+    except CompositionError as error:
+        first = error.problems[0].removeprefix(f"--on {candidate.target}: ").removeprefix(f"{question.experiment}: ")
+        return Outcome(candidate, reason=f"refused: {first}")
+    except KanawaError as error:
+        return Outcome(candidate, reason=f"refused: {str(error).splitlines()[0]}")

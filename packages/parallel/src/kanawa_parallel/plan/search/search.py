@@ -1,0 +1,157 @@
+"""The search: every mesh first, then policies for the best of them, then microbatches; each judged by a quick plan."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import jax
+from kanawa.composition.environment import environment
+from kanawa.composition.experiment import Composition
+from kanawa.composition.prepare import prepare
+from kanawa.composition.target import parse_target
+from kanawa.status import stage
+
+from kanawa_parallel.passes import batch_cuts
+from kanawa_parallel.plan.search.evaluate import Outcome, Question, evaluate
+from kanawa_parallel.plan.search.space import Candidate, meshes, policies, splits
+from kanawa_parallel.plan.show.report import Report
+from kanawa_parallel.plan.show.units import size
+
+#: How many of a round's best go on to the next; half of them may be such as don't fit yet.
+_KEPT = 4
+
+
+@dataclasses.dataclass
+class Search:
+    """The outcomes for all targets, in the order in which they were judged; `by_rule` are those of the mesh rules."""
+
+    outcomes: list[Outcome]
+    by_rule: dict[str, Outcome]
+    out_of_time: bool = False
+
+    def ranked(self) -> list[Outcome]:
+        """Returns those that fit, quickest first on one target; cheapest first over several."""
+        several = len({outcome.candidate.target for outcome in self.outcomes}) > 1
+        fitting = [outcome for outcome in self.outcomes if outcome.fits]
+        return sorted(
+            fitting, key=lambda each: (each.cost() if several else each.seconds, len(each.candidate.modifiers))
+        )
+
+    def frontier(self) -> list[Outcome]:
+        """Returns those that fit and that no other beats in time, memory and cost at once."""
+        ranked = self.ranked()
+        points = [(each.seconds, each.memory_bytes, each.cost()) for each in ranked]
+        kept = []
+        for at, (each, point) in enumerate(zip(ranked, points, strict=True)):
+            beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
+            # Of equals the one that changes least comes first.
+            if not beaten and point not in points[:at]:
+                kept.append(each)
+        return sorted(kept, key=lambda each: each.seconds)
+
+    def nearest(self) -> Outcome | None:
+        """Returns the one that is the least above its device's memory, for when none fits."""
+        judged = [each for each in self.outcomes if each.report is not None]
+        return min(judged, key=lambda each: each.memory_bytes / each.report.memory_limit_bytes, default=None)
+
+    def replace(self, old: Outcome, new: Outcome) -> None:
+        """Puts a verified outcome in the place of the estimated one."""
+        self.outcomes[self.outcomes.index(old)] = new
+        for target, outcome in self.by_rule.items():
+            if outcome is old:
+                self.by_rule[target] = new
+
+
+def search(
+    question: Question,
+    targets: Iterable[str],
+    fixed: Mapping[str, str],
+    budget_seconds: float = math.inf,
+    priced: Callable[[Report], Report] = lambda report: report,
+) -> Search:
+    """Returns what was found in the budget; without running out of it the same for the same question."""
+    result = Search([], {})
+    names = list(targets)
+    begin = time.monotonic()
+    for at, target in enumerate(names):
+        # Each target has its part of the time that is left.
+        share = begin + budget_seconds * (at + 1) / len(names)
+        for outcome in _judged(question, target, fixed, result):
+            if outcome.report is not None:
+                outcome = dataclasses.replace(outcome, report=priced(outcome.report))
+            result.outcomes.append(outcome)
+            if not outcome.candidate.modifiers:
+                result.by_rule[target] = outcome
+            if time.monotonic() > share:
+                result.out_of_time = True
+                break
+    return result
+
+
+def _judged(question: Question, target: str, fixed: Mapping[str, str], result: Search) -> Iterator[Outcome]:
+    """Yields outcomes for one target, round by round."""
+    seen: set[Candidate] = set()
+
+    def judged(candidates: Iterable[Candidate]) -> Iterator[Outcome]:
+        for candidate in candidates:
+            if candidate in seen:
+                continue
+            seen.add(candidate)
+            with stage(f"searching {target}, {len(seen)} tried: {' '.join(candidate.modifiers) or 'by its rule'}"):
+                yield evaluate(question, candidate)
+
+    hand = Candidate(target)
+    yield from judged([hand])
+    composition = question.composed(hand)
+    shape = composition.config.batch_shape()
+    rows = 1 if shape is None else shape.rows
+    model = composition.workload().model
+    # Without microbatches one of them is no choice.
+    cuts = bool(batch_cuts(composition.config, model))
+    parts = [number for number in splits(rows, fixed) if number > 1 or cuts or "microbatches" in fixed]
+    parsed = parse_target(target)
+    policy = fixed.get("policy")
+    count = int(fixed["microbatches"]) if "microbatches" in fixed else None
+    least = _least_bytes(composition, question, parsed.device.memory_bytes // parsed.device.jax_devices_per_chip)
+    first = []
+    for mesh in meshes(parsed, model, fixed):
+        candidate = Candidate(target, mesh, policy, count, parsed.slices)
+        refused = least(dict(mesh))
+        if refused:
+            yield Outcome(candidate, reason=refused)
+        else:
+            first.append(candidate)
+    yield from judged(first)
+    for field, choices in (
+        ("policy", policies(fixed)),
+        ("microbatches", parts),
+        ("policy", policies(fixed)),
+    ):
+        best = _best(outcome for outcome in result.outcomes if outcome.candidate.target == target)
+        yield from judged(dataclasses.replace(each, **{field: choice}) for each in best for choice in choices)
+
+
+def _best(outcomes: Iterable[Outcome]) -> list[Candidate]:
+    """Returns the candidates worth varying: the quickest that fit, and the quickest of all, with distinct meshes."""
+    judged = sorted((each for each in outcomes if each.report is not None), key=lambda each: each.seconds)
+    fitting = [each for each in judged if each.fits]
+    chosen = [*fitting[: _KEPT // 2], *(each for each in judged if each not in fitting[: _KEPT // 2])]
+    return [each.candidate for each in chosen[:_KEPT]]
+
+
+def _least_bytes(composition: Composition, question: Question, limit: int) -> Callable[[dict[str, int]], str]:
+    """Returns a function from a mesh to why its devices can't even hold the state, if they can't."""
+    prepared = prepare(composition, where=environment(composition, "abstract"))
+    program = prepared.programs.get(question.program)
+    leaves = [] if program is None else jax.tree.leaves(program.abstract_args[0])
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf.dtype, "itemsize"))
+    elsewhere = composition.config.execution.optimizer_memory is not None
+
+    def least(mesh: dict[str, int]) -> str:
+        shards = mesh.get("fsdp", 1) * mesh.get("tensor", 1) * mesh.get("expert", 1)
+        if elsewhere or held / shards <= limit:
+            return ""
+        return f"does not fit: the state alone is {size(held / shards)} a device, of {size(limit)}"
+
+    return least
