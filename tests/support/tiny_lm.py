@@ -18,7 +18,7 @@ from kanawa.arrays.constrain import constrain
 from kanawa.arrays.init import normal, zeros
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Config
-from kanawa.contracts import Batch, CausalLM, DataSource, FeedForward, Sequences
+from kanawa.contracts import Batch, CausalLM, DataSource, FeedForward, Sequences, token_of_each_row
 from kanawa.module import Mean, Module, nowrap, scan, unstack
 
 FOLDER = str(Path(__file__).parent)
@@ -109,8 +109,12 @@ class TinyLM(CausalLM):
         self.head_and_loss(x, batch)
 
     def decode(
-        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
-    ) -> tuple[Float[Array, "B T V"], Any]:
+        self,
+        input_ids: Int[Array, "B T"],
+        sequences: Sequences,
+        caches: Any,
+        last: Int[Array, "*rows"] | None = None,
+    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
         """Returns logits and the running sums."""
         sums: list[Array] = []
 
@@ -120,7 +124,7 @@ class TinyLM(CausalLM):
             return x, None
 
         x, _ = scan(body, self.embed(input_ids, sequences), over="layer", unrolled=True)
-        return self.logits(x), tuple(sums)
+        return self.logits(token_of_each_row(x, last)), tuple(sums)
 
     @nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:

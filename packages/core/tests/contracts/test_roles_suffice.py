@@ -24,6 +24,7 @@ from kanawa.contracts import (
     Sequences,
     Stack,
     Workload,
+    token_of_each_row,
 )
 from kanawa.module import unstack
 
@@ -148,9 +149,9 @@ class Tiny(CausalLM):
         x, _ = self.stack(self.embed(batch.input_ids, sequences), sequences)
         self.head_and_loss(x, batch)
 
-    def decode(self, input_ids, sequences, caches):
+    def decode(self, input_ids, sequences, caches, last=None):
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
-        return self.logits(x), caches
+        return self.logits(token_of_each_row(x, last)), caches
 
     @kn.nowrap
     def cache_spec(self, rows, length, dtype):

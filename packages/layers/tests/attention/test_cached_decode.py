@@ -62,6 +62,17 @@ def test_rows_of_different_length_do_not_disturb_each_other(bundle):
     np.testing.assert_allclose(logits, wanted, atol=2e-5)
 
 
+def test_the_last_token_alone_has_the_logits_it_has_among_all():
+    model = small().build()
+    params = jax.jit(lambda k: kn.initialize(model, k))(jax.random.key(0))
+    decode, start = jax.jit(kn.functional(model, "decode")), Sequences(lengths=jnp.zeros((), int))
+    whole = full(model, params)
+    for last in (jnp.asarray(6), jnp.array([1, 4, 10])):
+        (logits, _), _ = decode(params, {}, TOKENS, start, empty(model, 3, 16), last)
+        np.testing.assert_allclose(logits[:, 0], whole[jnp.arange(3), last], atol=2e-5)
+        assert logits.shape == (3, 1, 50)
+
+
 def test_packed_rows_equal_separate_ones():
     model = small().build()
     params = jax.jit(lambda k: kn.initialize(model, k))(jax.random.key(0))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from kanawa.arrays.init import normal
-from kanawa.contracts import Batch, Block, CausalLM, Sequences, Stack
+from kanawa.contracts import Batch, Block, CausalLM, Sequences, Stack, token_of_each_row
 
 
 class SumBlock(Block):
@@ -73,9 +73,11 @@ class StackedLM(CausalLM):
         x, _ = self.stack(self.embed(batch.input_ids, sequences), sequences)
         self.head_and_loss(x, batch)
 
-    def decode(self, input_ids: jax.Array, sequences: Sequences, caches: Any) -> tuple[jax.Array, Any]:
+    def decode(
+        self, input_ids: jax.Array, sequences: Sequences, caches: Any, last: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
-        return self.logits(x), caches
+        return self.logits(token_of_each_row(x, last)), caches
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:

@@ -42,6 +42,27 @@ def test_greedy_equals_full_forwards():
     assert Generator(MODEL, PARAMS).generate([prompt], 5, GREEDY)[0].token_ids == naive(prompt, 5)
 
 
+@pytest.mark.parametrize("lengths", [(64, 64), (64, 30)])
+def test_a_prompt_asks_for_no_logits_but_those_of_its_last_token(lengths):
+    shapes = []
+
+    class Seen(TinyLM):
+        class Config(TinyLM.Config):
+            pass
+
+        def logits(self, x):
+            shapes.append(x.shape[:2])
+            return super().logits(x)
+
+    seen = Generator(Seen.Config().build(), PARAMS)
+    prompts = [list(range(length)) for length in lengths]
+    answers = seen.generate(prompts, 2, GREEDY)
+    assert set(shapes) == {(2, 1)}
+    assert [answer.token_ids for answer in answers] == [
+        answer.token_ids for answer in Generator(MODEL, PARAMS).generate(prompts, 2, GREEDY)
+    ]
+
+
 def test_a_stop_token_ends_a_row_and_is_not_returned(generator):
     prompt = list(range(64))
     free = generator.generate([prompt], 6, GREEDY)[0]

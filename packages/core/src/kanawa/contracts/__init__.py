@@ -40,6 +40,7 @@ from kanawa.contracts.roles import SequenceMixer as SequenceMixer
 from kanawa.contracts.roles import Stack as Stack
 from kanawa.contracts.roles import TokenDispatcher as TokenDispatcher
 from kanawa.contracts.sequences import Sequences as Sequences
+from kanawa.contracts.sequences import token_of_each_row as token_of_each_row
 from kanawa.contracts.services import Run as Run
 from kanawa.contracts.services import Service as Service
 from kanawa.contracts.stored_model import ForeignConfigError as ForeignConfigError

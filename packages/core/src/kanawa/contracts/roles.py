@@ -295,9 +295,17 @@ class CausalLM(Model):
 
     @abc.abstractmethod
     def decode(
-        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
-    ) -> tuple[Float[Array, "B T V"], Any]:
-        """Returns logits of every given token and the extended caches; prefill is a long `T`, decoding T = 1."""
+        self,
+        input_ids: Int[Array, "B T"],
+        sequences: Sequences,
+        caches: Any,
+        last: Int[Array, "*rows"] | None = None,
+    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
+        """Returns fp32 logits and the extended caches; prefill is a long `T`, decoding T = 1.
+
+        Logits of every given token, or of the one token `last` of each row ([], or [B] where rows differ): a prompt
+        needs no others, and those of a long one are larger than all else. See `token_of_each_row`.
+        """
 
     @nowrap
     @abc.abstractmethod

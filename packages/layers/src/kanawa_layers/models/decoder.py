@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Batch, CausalLM, Norm, Sequences, Stack
+from kanawa.contracts import Batch, CausalLM, Norm, Sequences, Stack, token_of_each_row
 
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.rms_norm import RMSNorm
@@ -72,11 +72,15 @@ class DecoderLM(CausalLM):
         return self.logits(x)
 
     def decode(
-        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
-    ) -> tuple[Float[Array, "B T V"], Any]:
-        """Returns logits of the given tokens and the extended caches."""
+        self,
+        input_ids: Int[Array, "B T"],
+        sequences: Sequences,
+        caches: Any,
+        last: Int[Array, "*rows"] | None = None,
+    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
+        """Returns logits of the given tokens, or of token `last` of each row, and the extended caches."""
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
-        return self.logits(x), caches
+        return self.logits(token_of_each_row(x, last)), caches
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:

@@ -73,10 +73,14 @@ class Distilled(CausalLM):
         return self.student.predict(input_ids)
 
     def decode(
-        self, input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
-    ) -> tuple[Float[Array, "B T V"], Any]:
+        self,
+        input_ids: Int[Array, "B T"],
+        sequences: Sequences,
+        caches: Any,
+        last: Int[Array, "*rows"] | None = None,
+    ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
         """Returns the student's logits and caches."""
-        return self.student.decode(input_ids, sequences, caches)
+        return self.student.decode(input_ids, sequences, caches, last)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:

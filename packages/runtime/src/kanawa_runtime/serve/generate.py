@@ -180,14 +180,9 @@ class Generator:
         ends = lengths[:, None] if lengths.ndim else lengths
         real = jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < ends, ids.shape)
         sequences = Sequences(lengths=jnp.zeros((), jnp.int32), segment_ids=real.astype(jnp.int32))
-        (logits, caches), _ = kn.functional(self.model, "decode")(params, state or {}, ids, sequences, caches)
-        last = lengths[:, None, None] - 1 if lengths.ndim else lengths - 1
-        final = (
-            jax.lax.dynamic_index_in_dim(logits, last, axis=1, keepdims=False)
-            if lengths.ndim == 0
-            else jnp.take_along_axis(logits, last, axis=1)[:, 0]
-        )
-        return sample(_only(final, first_tokens), sampling, keys, jnp.zeros((), jnp.int32)), caches
+        decode = kn.functional(self.model, "decode")
+        (logits, caches), _ = decode(params, state or {}, ids, sequences, caches, lengths - 1)
+        return sample(_only(logits[:, 0], first_tokens), sampling, keys, jnp.zeros((), jnp.int32)), caches
 
     def decode_loop(
         self,
