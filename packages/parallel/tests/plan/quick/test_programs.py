@@ -132,3 +132,15 @@ def test_a_loops_sums_lie_as_what_is_added_to_them():
     assert scope.outputs[0].dims == (("fsdp",), ())
     # The whole product before it is scattered, not the sum, is what takes most.
     assert Memory(scope).peak < 2 * WIDTH * HIDDEN * 4
+
+
+def test_a_scans_constants_and_carry_are_told_apart_by_any_version_of_jax():
+    from kanawa_parallel.plan.quick.equations import scan_parts
+
+    def run(carry, xs, w):
+        return jax.lax.scan(lambda c, x: ((c[0] * w + x, {"a": c[1]["a"] * w}), x), carry, xs)
+
+    jaxpr = jax.make_jaxpr(run)((jnp.ones(()), {"a": jnp.ones(2)}), jnp.ones(3), jnp.ones(()))
+    (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    consts, carried = scan_parts(scan.params)
+    assert (consts, carried) == (len(scan.invars) - 3, 2)

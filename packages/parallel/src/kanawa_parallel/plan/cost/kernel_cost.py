@@ -14,9 +14,9 @@ from kanawa_parallel.plan.read.hlo import Instruction
 _SCOPE = re.compile(r"\b([a-z_]+)\.[a-z_]+\.\w+~[0-9a-f]+")
 
 
-def operation_of(instruction: Instruction) -> str:
-    """Returns the operation whose kernel an instruction belongs to, such as "attention"; "" for any other."""
-    match = _SCOPE.search(instruction.op_name)
+def operation_of(name_stack: str) -> str:
+    """Returns the operation whose kernel a name stack passes through, such as "attention"; "" for any other."""
+    match = _SCOPE.search(name_stack)
     return match[1] if match else ""
 
 

@@ -279,7 +279,7 @@ class Timing:
     def _share(self, instruction: Instruction) -> float:
         """Returns how much more or less of the peak a fused kernel reaches than what else has no estimate."""
         shares, usual = self.calibration.kernel_shares, self.calibration.compute_share
-        return shares.get(operation_of(instruction), usual) / usual if shares else 1.0
+        return shares.get(operation_of(instruction.op_name), usual) / usual if shares else 1.0
 
     def _has_estimate(self, instruction: Instruction) -> bool:
         return instruction.estimated_cycles is not None and self.device.clock_hz is not None

@@ -7,7 +7,7 @@ reads it, or where it leaves its scope. Until then what it is made of stays.
 import dataclasses
 import functools
 
-from kanawa_parallel.plan.quick.equations import Value
+from kanawa_parallel.plan.quick.equations import Value, scan_parts
 from kanawa_parallel.plan.quick.layout import local_bytes
 from kanawa_parallel.plan.quick.rules import alike
 from kanawa_parallel.plan.quick.walk import SAME, Step, Walked
@@ -183,8 +183,8 @@ class Memory:
     def _run_step(self, i: int, step: Step) -> None:
         eqn = step.equation
         # A carry is updated in place: its start needs no memory beside it.
-        first = eqn.params.get("num_consts", 0) if eqn.name == "scan" else 0
-        carried = range(first, first + eqn.params.get("num_carry", 0)) if eqn.name == "scan" else range(0)
+        first, carry = scan_parts(eqn.params) if eqn.name == "scan" else (0, 0)
+        carried = range(first, first + carry)
         read = 0.0
         for at, operand in enumerate(eqn.inputs):
             if operand is None:

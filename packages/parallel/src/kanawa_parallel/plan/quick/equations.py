@@ -119,6 +119,15 @@ def _shards(eqn: Any, body: Any, values: dict[Any, Value], path: str) -> Iterato
         yield Equation(LEAVE, {"spec": spec}, [_value(var, local)], [_new(outer, values)], path)
 
 
+def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many inputs of a `scan` are constants, and how many the carry."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # From jax 0.11 on a scan keeps the trees of its inputs instead.
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts.vals)), len(list(carry.vals))
+
+
 def _place(eqn: Any, outputs: list[Value]) -> None:
     """Marks what is sent to the host's memory."""
     for value, where in zip(outputs, eqn.params["devices"], strict=False):

@@ -108,12 +108,13 @@ def laid_out(scope: Scope, abstract_args: Any, mesh: Mapping[str, int]) -> Walke
 def _machine(figures: DeviceSpec, calibration: Calibration, target: Target, kernels: KernelCosts) -> Machine:
     device = reached(figures, calibration)
     links = _links(device, target)
+    fused = {name: share / calibration.compute_share for name, share in calibration.kernel_shares.items()}
     if figures.clock_hz is None:
-        return Machine(device, links, kernels)
+        return Machine(device, links, kernels, kernel_factors=fused, hidden_cost=calibration.hidden_cost)
     # Where a compiler estimates matmuls itself, a calibration's share is of kernels alone.
     of_estimates = calibration.compute_share * calibration.estimate_factor
     memory = _SCHEDULED_MEMORY / (calibration.memory_share * calibration.estimate_factor)
-    return Machine(device, links, kernels, _SCHEDULED_MATMULS / of_estimates, memory)
+    return Machine(device, links, kernels, _SCHEDULED_MATMULS / of_estimates, memory, fused, calibration.hidden_cost)
 
 
 def _links(device: DeviceSpec, target: Target) -> Links:

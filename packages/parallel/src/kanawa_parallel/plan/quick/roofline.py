@@ -12,7 +12,7 @@ import numpy as np
 from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.plan.cost.collectives import sent_bytes
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
 from kanawa_parallel.plan.cost.links import Link, Links
 from kanawa_parallel.plan.cost.timing import Seconds
 from kanawa_parallel.plan.quick.buffers import Memory
@@ -51,7 +51,9 @@ class Sent:
 class Machine:
     """The figures that times follow from, as far as programs get with them, and the links between the mesh's devices.
 
-    `matmul_factor` and `memory_factor` are what matmuls and elementwise work reach of the device's figures.
+    `matmul_factor` and `memory_factor` are what matmuls and elementwise work reach of the device's figures,
+    `kernel_factors` what fused kernels do, by operation; a second of communication beside compute costs it
+    `hidden_cost`.
     """
 
     device: DeviceSpec
@@ -59,12 +61,16 @@ class Machine:
     kernels: KernelCosts
     matmul_factor: float = 1.0
     memory_factor: float = 1.0
+    kernel_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    hidden_cost: float = 0.0
     known: dict[tuple[str, ...], Link] = dataclasses.field(default_factory=dict)
 
     def seconds(self, step: Step | None, own: float, moved: float) -> tuple[float, str]:
         """Returns what one pass of a step (None: elementwise) takes and what binds it."""
         device = self.device
-        factor = self.matmul_factor if step is not None and step.equation.name == "dot_general" else 1.0
+        operation = operation_of(step.equation.path) if step is not None else ""
+        usual = self.matmul_factor if step is not None and step.equation.name == "dot_general" else 1.0
+        factor = self.kernel_factors.get(operation, usual)
         computing = own / (self._peak(step) * factor)
         moving = moved / (device.memory_bandwidth * self.memory_factor / device.jax_devices_per_chip)
         return (computing, "compute") if computing >= moving and own else (moving, "memory")
@@ -123,6 +129,7 @@ class Roofline:
                 inner.add(loop.seconds)
         # What runs beside compute is exposed for what it takes longer.
         beyond = max(0.0, early - spent.compute - spent.memory)
+        spent.compute += self.machine.hidden_cost * (early - beyond)
         for item in self.sent[: len(self.sent)] if beyond else []:
             if item.early and early:
                 spent.exposed["+".join(item.axes) or "none", item.link] += beyond * item.seconds / early

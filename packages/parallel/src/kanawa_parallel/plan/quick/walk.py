@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Scope, Value, flat
+from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Scope, Value, flat, scan_parts
 from kanawa_parallel.plan.quick.layout import Layout, Move, local_bytes, local_shape, moves, of_spec, whole
 from kanawa_parallel.plan.quick.rules import Situation, cut, decide, summed
 
@@ -143,7 +143,7 @@ def _collective(eqn: Equation, given: list[Layout]) -> tuple[Step, list[Layout]]
 def _scan(
     eqn: Equation, given: list[Layout], mesh: Mapping[str, int], wanted: list[Layout | None]
 ) -> tuple[Step, list[Layout]]:
-    consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carried = scan_parts(eqn.params)
     body = flat(eqn.params["jaxpr"], eqn.path)
     hidden = [whole(v, free=True) for v in body.inputs[: len(body.inputs) - len(given)]]
     before, given = given, [summed(layout) for layout in given]
