@@ -26,7 +26,9 @@ class _RaggedTokenExchange(Kernel):
         """Returns ((received [output_rows, width], sizes by source), where everything went)."""
         axis, sizes = problem.axis_names[0], operands["send_sizes"]
         sources = jax.lax.all_to_all(sizes, axis, 0, 0, tiled=True)
-        offsets = operands.get("receive_offsets", _starts(sources))
+        # With a capacity a source's rows may begin past the room. None of them fits, but of a place past the end
+        # the collective may compute an address, if only for no rows: here, and on the way back as what is read.
+        offsets = jnp.minimum(operands.get("receive_offsets", _starts(sources)), problem.output_rows)
         # Rows past the room would overwrite memory: both sides agree on fewer.
         fitting = jnp.clip(problem.output_rows - offsets, 0, sources)
         route = {
