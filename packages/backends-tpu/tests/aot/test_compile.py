@@ -4,6 +4,7 @@ Slow, and needs the wheel libtpu: KANAWA_AOT=1 python -m pytest packages/backend
 """
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -156,3 +157,24 @@ def test_a_topology_that_libtpu_lacks():
     target = dataclasses.replace(parse_target("v5e-16"), topology="3x5")
     with pytest.raises(TargetError, match="libtpu has no topology 'v5e:3x5'"):
         BACKEND.kanawa_topology(target)
+
+
+def test_weights_are_gathered_while_matmuls_run(tmp_path):
+    """On v5p libtpu 0.0.48 and newer gather where they stand, unless the SparseCores are asked to."""
+    mesh = mesh_for("v5p-32", "fsdp")
+    split, rows = NamedSharding(mesh, PartitionSpec(None, "fsdp")), NamedSharding(mesh, PartitionSpec("fsdp"))
+
+    def layer(x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        # Several products, so that there is one to run while the next one's weight arrives.
+        for weight in weights:
+            whole = jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, PartitionSpec()))
+            x = jnp.tanh(x @ whole)
+        return x, None
+
+    forward = jax.jit(lambda weights, x: jax.lax.scan(layer, x, weights)[0], in_shardings=((split,) * 3, rows))
+    weights = (jax.ShapeDtypeStruct((4, 4096, 4096), jnp.bfloat16),) * 3
+    lowered = forward.lower(weights, jax.ShapeDtypeStruct((4096 * mesh.size, 4096), jnp.bfloat16))
+    options = BACKEND.kanawa_compiler_options(parse_target("v5p-32").device, "train")
+    lowered.compile(compiler_options={**options, "xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True})
+    text = max(tmp_path.glob("*.after_codegen.txt"), key=lambda path: path.stat().st_size).read_text(encoding="utf-8")
+    assert len(re.findall(r"async-start\(|all-gather-start\(|async-collective-start", text)) >= len(weights)
