@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kanawa_parallel.plan.cost.collectives import _sent, collective
+from kanawa_parallel.plan.cost.collectives import collective, sent_bytes
 from kanawa_parallel.plan.cost.links import Links
 
 
@@ -36,7 +36,7 @@ def test_gathered_weights_of_the_compiled_step(modules, island):
     ],
 )
 def test_a_ring_of_eight_sends(kind, sent):
-    assert _sent(kind, 100, 8) == sent
+    assert sent_bytes(kind, 100, 8) == sent
 
 
 def test_a_group_in_one_node_uses_nvlink_and_one_across_nodes_its_members_adapters(island):
