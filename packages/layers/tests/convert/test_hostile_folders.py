@@ -1,5 +1,6 @@
 """Folders that mean harm, or are damaged: one clear error each, and neither time nor memory spent."""
 
+import dataclasses
 import json
 import os
 import resource
@@ -272,3 +273,10 @@ def test_any_folder(tmp_path_factory, data):
 def test_any_folder_for_long(tmp_path_factory, data):
     opens_or_says_why(tmp_path_factory.getbasetemp(), data)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 * 2**20, "more than 3 GiB"
+
+
+@pytest.mark.parametrize("dtypes", [5, {"usual": ["F32"]}, {"usual": "I8"}, {"others": {"a": "F64"}}, {"others": [1]}])
+def test_notes_that_no_import_wrote(dtypes):
+    model = HuggingFaceStore().load(FIXTURES / "llama")
+    with pytest.raises(ConvertError, match="the model's notes say its dtypes are"):
+        HuggingFaceStore().plan(dataclasses.replace(model, notes={**model.notes, "dtypes": dtypes}))

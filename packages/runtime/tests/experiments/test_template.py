@@ -89,7 +89,10 @@ def test_a_run_on_other_data_is_a_new_run_that_starts_from_its_weights(trained, 
     directory, start = run_and_start(composition, None, None)
     assert (directory.as_posix(), start) == ("runs/first-tuned", trained)
     assert run_and_start(composition, str(tmp_path / "mine"), None) == (tmp_path / "mine", trained)
-    assert run_and_start(composition, None, "elsewhere")[1].name == "elsewhere"
+    (tmp_path / "elsewhere").mkdir()
+    assert run_and_start(composition, None, str(tmp_path / "elsewhere"))[1].name == "elsewhere"
+    with pytest.raises(UsageError, match="there is no run .*nowhere"):
+        run_and_start(composition, None, str(tmp_path / "nowhere"))
 
 
 def test_an_imported_run_is_tuned_and_needs_data(tmp_path):

@@ -85,10 +85,10 @@ class HuggingFaceStore(ModelStore):
     def plan(self, model: StoredModel) -> tuple[dict[str, Any], ForeignTable, dict[str, str]]:
         """Returns config.json, the table and each tensor's dtype of a model to be written."""
         model = untuned(model)
-        noted = model.notes.get("dtypes", {"usual": "F32", "others": {}})
+        usual, others = _noted_dtypes(model)
         config = _original_config(model, self.family) or foreign_config(model.config, self.family)
         table = kn.foreign.table_of(model.config.build())
-        dtypes = {n: self.dtype or noted["others"].get(n, noted["usual"]) for n in table.tensors}
+        dtypes = {n: self.dtype or others.get(n, usual) for n in table.tensors}
         if self.dtype or "config" not in model.notes:
             usual = _brief(dtypes)["usual"]
             # The older name of `dtype`; left in, the two would contradict each other.
@@ -151,7 +151,7 @@ def check_free(directory: Path) -> None:
 def _original_config(model: StoredModel, family: str | None) -> dict[str, Any] | None:
     """Returns the config.json the model came with, if that is still this model's."""
     original = model.notes.get("config")
-    if original is None or family not in (None, original["model_type"]):
+    if not isinstance(original, dict) or family not in (None, original.get("model_type")):
         return None
     try:
         unchanged = not differences(model_config(original), model.config)
@@ -164,6 +164,16 @@ def _brief(dtypes: Dtypes) -> dict[str, Any]:
     """Returns the usual dtype and the tensors that have another."""
     usual = collections.Counter(dtypes.values()).most_common(1)[0][0]
     return {"usual": usual, "others": {name: dtype for name, dtype in dtypes.items() if dtype != usual}}
+
+
+def _noted_dtypes(model: StoredModel) -> tuple[str, Mapping[str, str]]:
+    """Returns the usual dtype and the others that a model came with; raises ConvertError for notes nobody wrote so."""
+    noted = model.notes.get("dtypes", {})
+    usual, others = (noted.get("usual", "F32"), noted.get("others", {})) if isinstance(noted, dict) else (None, None)
+    if not isinstance(others, dict) or not all(each in [*_TORCH_DTYPES] for each in (usual, *others.values())):
+        message = f"the model's notes say its dtypes are {str(noted)[:80]}, expected F32, BF16 or F16; import it again"
+        raise ConvertError(message)
+    return usual, others
 
 
 def _num_bytes(tensor: tuple[str, tuple[int, ...]]) -> int:

@@ -9,7 +9,7 @@ from kanawa.local_path import local_path
 
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.serve.run_path import check_is_directory
-from kanawa_runtime.train.run_directory import EVENTS, ORIGIN, read_config
+from kanawa_runtime.train.run_directory import CONFIG, EVENTS, ORIGIN, read_config
 
 
 def own_experiment(directory: Path) -> Config | None:
@@ -42,10 +42,10 @@ def run_and_start(composition: Composition, run: str | None, initial: str | None
     new run. Raises UsageError for a folder that says nothing of what to learn, where nobody else does.
     """
     start = local_path(initial, "--init-from") if initial else None
-    if start is not None:
-        # Before a tokenizer is learned and parameters are made, which takes a minute.
-        check_is_directory(start)
     run = str(local_path(run, "--run")) if run else run
+    # Before a tokenizer is learned and parameters are made, which takes a minute. A run that goes on needs it no more.
+    if start is not None and not (run and Path(run, CONFIG).exists()):
+        check_is_directory(start)
     source = composition.source
     if source is None:
         return Path(run or f"runs/{composition.name.replace(':', '-')}"), start

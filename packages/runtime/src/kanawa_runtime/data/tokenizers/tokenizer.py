@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from kanawa.config import Configurable, from_json, to_json
-from kanawa.guarded_read import guarded_bytes, parsed_json
+from kanawa.guarded_read import UnreadableFileError, guarded_bytes, parsed_json
 
 from kanawa_runtime.data.errors import TokenizerError
 
@@ -144,6 +144,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             "--set data.tokenizer_file=RUN/tokenizer.json"
         )
         raise TokenizerError(message) from error
+    except UnreadableFileError as error:
+        raise TokenizerError(str(error)) from error
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         message = f"{file} isn't a saved tokenizer: {reason}"
