@@ -11,7 +11,8 @@ from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.train.events import read_events
 
 STEPS = 60
-OPTIONS = ("--steps", str(STEPS), "--set", "checkpoints.every_steps=1")
+# Rows for gangs of two, three and four.
+OPTIONS = ("--steps", str(STEPS), "--set", "checkpoints.every_steps=1", "--set", "batch_size=24")
 #: What the run's events show when it is time to kill; the first and the last are before and after any of them.
 MOMENTS = ("start-up", "run_started", "kernel_selected", "step", "checkpoint_committed", "run_ended")
 LINE = re.compile(r"^kanawa: another process of this run was lost \(.*start all of them again", re.MULTILINE)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import tiny_lm
 
-ROOMY_SECONDS = 300
+#: A process that never joins is waited for five minutes by JAX, and this machine may be busy.
+ROOMY_SECONDS = 900
 
 
 def start(run: pathlib.Path, devices: int, *options: str) -> subprocess.Popen:
