@@ -117,12 +117,14 @@ def _stay_on_the_processor() -> None:
 def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     from kanawa_parallel.plan.analyse import analyse
     from kanawa_parallel.plan.compilation import compile_program
+    from kanawa_parallel.plan.quick.estimate import with_values
     from kanawa_parallel.plan.serving import DECODE
     from kanawa_parallel.plan.show.suggest import suggestions
 
     dump = None if args.dump is None else args.dump / composition.target.selector
     compilation = compile_program(composition, DECODE if args.serve else "train_step", dump)
     report = analyse(composition, compilation, _measured(composition.target) if args.probe else None)
+    report = with_values(report, composition, compilation)
     if not report.fits and not args.no_suggestions:
         offered = suggestions(composition, report, args.modify, args.set, None)
         report = dataclasses.replace(report, suggestions=offered)

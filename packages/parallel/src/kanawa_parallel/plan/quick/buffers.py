@@ -25,7 +25,11 @@ _OWN = frozenset(
 
 @dataclasses.dataclass
 class Buffer:
-    """A value in memory: its bytes on a device, and the first and last step that it is there for."""
+    """A value in memory: its bytes on a device, and the first and last step that it is there for.
+
+    `path` is the name stack of what makes it, `tag` the name that its layer gave it; `stacked` if a loop keeps one an
+    iteration.
+    """
 
     value: Value
     bytes: float
@@ -33,6 +37,7 @@ class Buffer:
     end: int
     path: str
     tag: str = ""
+    stacked: bool = False
 
 
 @dataclasses.dataclass
@@ -200,8 +205,24 @@ class Memory:
             )
         for out in eqn.outputs:
             self._new(out, i, step)
+        if eqn.name == "scan":
+            self._name_stacked(step, carried=len(carried))
         if not step.inner and eqn.name not in SAME:
             self.passes.append(Pass(i, eqn.path, read + sum(map(self.size, eqn.outputs)), heavy=True))
+
+    def _name_stacked(self, step: Step, carried: int) -> None:
+        """Names what a loop stacks after what its body makes: that value knows its layer and its tag."""
+        inner = self.inner[id(step.inner[0][1])]
+        outputs = inner.walked.scope.outputs
+        for out, value in list(zip(step.equation.outputs, outputs, strict=True))[carried:]:
+            if value is None:
+                continue
+            root = inner._of(value)
+            made = inner._maker.get(root)
+            buffer = self.buffers[out]
+            buffer.stacked = True
+            buffer.tag = inner._tags.get(root, "")
+            buffer.path = buffer.path if made is None else inner.walked.steps[made].equation.path
 
     def _fullest(self) -> tuple[float, list[Buffer]]:
         """Returns the most bytes that are alive at a step, and the buffers then."""

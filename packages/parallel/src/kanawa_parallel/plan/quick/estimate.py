@@ -20,16 +20,20 @@ from kanawa.plugins import Calibration, DeviceSpec
 from kanawa.status import stage
 
 from kanawa_parallel.plan.analyse import MFU_FORMULA, Asked, bubble, installed, parts_of
+from kanawa_parallel.plan.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import Choice, calibration_for, published, reached
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.memory import arguments as held
+from kanawa_parallel.plan.memory.liveness import peak
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import Scope, flat
 from kanawa_parallel.plan.quick.layout import Layout, of_spec, whole
 from kanawa_parallel.plan.quick.roofline import Machine, Roofline, Sent, Work
+from kanawa_parallel.plan.quick.values import compiled_values, estimated_values
 from kanawa_parallel.plan.quick.walk import Walked, walk
-from kanawa_parallel.plan.read.attribution import module_of, phase_of
+from kanawa_parallel.plan.read.attribution import known_names, module_of, module_paths, phase_of
+from kanawa_parallel.plan.read.hlo import parse_module
 from kanawa_parallel.plan.serving import DECODE, decode_program
 from kanawa_parallel.plan.show.report import ModuleRow, Report, Traffic
 
@@ -61,6 +65,18 @@ def quick_report(composition: Composition, name: str, device: DeviceSpec | None 
     estimate = estimated(composition, name, device)
     with stage("adding up"):
         return _report(composition, estimate, device or composition.target.device, time.perf_counter() - begin)
+
+
+def with_values(report: Report, composition: Composition, compilation: Compilation) -> Report:
+    """Returns a compiled program's report with the names of what it holds at its fullest moment."""
+    fullest = peak(compilation.assignment, compilation.live_ranges)
+    if not fullest.buffers or not compilation.text:
+        return report
+    names = known_names(parse_module(compilation.text))
+    estimate = estimated(composition, report.program)
+    paths = module_paths(estimate.prepared.workload.model)
+    rows = compiled_values(fullest, names, estimate.memory.at_peak, paths)
+    return dataclasses.replace(report, held=tuple(rows))
 
 
 def estimated(composition: Composition, name: str, device: DeviceSpec | None = None) -> Estimate:
@@ -168,6 +184,7 @@ def _report(composition: Composition, estimate: Estimate, device: DeviceSpec, se
         traffic=_traffic(times),
         modules=_modules(asked.paths, arguments, estimate),
         phases=_phases(times.work),
+        held=tuple(estimated_values(estimate.memory.at_peak, asked.paths)),
         compile_seconds=seconds,
         peak_flops=device.peak_flops.get(asked.dtype) or max(device.peak_flops.values()),
         mfu_formula=MFU_FORMULA,

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from kanawa_parallel.plan.read.hlo import HloModule
+
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 #: Where work goes that no module of the model asked for: optimizer, clipping, loss scaling.
 OUTSIDE = "(step)"
@@ -41,6 +43,28 @@ def module_of(op_name: str, paths: Iterable[str]) -> str:
         if path in known:
             at = path
     return f"model.{at}" if at else OUTSIDE
+
+
+def known_names(module: HloModule) -> dict[str, str]:
+    """Returns each instruction's name stack; one that the compiler made up has that of what it holds, reads or serves.
+
+    A copy belongs to what it copies, and what comes of nothing, such as a broadcast zero, to its reader.
+    """
+    names: dict[str, str] = {}
+    for computation in module.computations.values():
+        users: dict[str, str] = {}
+        for each in computation.instructions:
+            for operand in each.operands:
+                users.setdefault(operand, each.name)
+            held = (i.op_name for called in each.called if called in module.computations
+                    for i in reversed(module.computations[called].instructions))  # fmt: skip
+            read = (names.get(operand, "") for operand in each.operands)
+            fused = each.opcode == "fusion"
+            names[each.name] = each.op_name or next(filter(None, held), "") if fused else each.op_name
+            names[each.name] = names[each.name] or next(filter(None, read), "")
+        for each in reversed(computation.instructions):
+            names[each.name] = names[each.name] or names.get(users.get(each.name, ""), "")
+    return names
 
 
 def phase_of(op_name: str) -> str:

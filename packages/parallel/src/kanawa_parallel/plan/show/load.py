@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from kanawa_parallel.plan.show.report import ModuleRow, Report, Suggestion, Traffic
+from kanawa_parallel.plan.show.report import HeldRow, ModuleRow, Report, Suggestion, Traffic
 
 
 def from_json(plan: dict[str, Any]) -> Report:
@@ -12,6 +12,7 @@ def from_json(plan: dict[str, Any]) -> Report:
     values = {name: value for name, value in plan.items() if name in fields}
     values["traffic"] = [Traffic(**row) for row in plan["communication"]]
     values["modules"] = [ModuleRow(**row) for row in plan["modules"]]
+    values["held"] = tuple(HeldRow(**row) for row in plan.get("held", ()))
     values["suggestions"] = tuple(
         Suggestion(**{k: v for k, v in s.items() if k != "verified"}) for s in plan["suggestions"]
     )

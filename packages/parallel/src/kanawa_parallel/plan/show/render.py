@@ -20,7 +20,7 @@ _NARROWEST_PATH = 4
 
 def render(report: Report) -> str:
     """Returns the whole report as text."""
-    parts = [_verdict(report), _memory(report), _time(report), _communication(report), _modules(report)]
+    parts = [_verdict(report), _memory(report), _time(report), _communication(report), _modules(report), _held(report)]
     parts += [_kernels(report), _suggestions(report)]
     return "\n".join(part for part in parts if part)
 
@@ -160,6 +160,12 @@ def _modules(r: Report) -> str:
     return table("by module, a device; uncalibrated time", head, rows)
 
 
+def _held(r: Report) -> str:
+    total = sum(row.bytes for row in r.held)
+    rows = [(row.module, row.value, size(row.bytes), f"{row.bytes / total:.1%}") for row in r.held[:_TOP] if row.bytes]
+    return table("temporaries at the fullest moment", ("module", "value", "size", "share"), rows) if rows else ""
+
+
 def _kernels(r: Report) -> str:
     lines = []
     for choice in r.kernels:
@@ -171,7 +177,7 @@ def _kernels(r: Report) -> str:
 def _suggestions(r: Report) -> str:
     if not r.suggestions:
         return ""
-    lines = ["", "compiled and found to help:"]
+    lines = ["", "compiled and found to help:" if r.suggestions[0].fits else "compiled; less, and still too much:"]
     for s in r.suggestions:
         verdict = "fits" if s.fits else "does not fit"
         time = "" if s.step_seconds is None else f", {duration(s.step_seconds)} a step"

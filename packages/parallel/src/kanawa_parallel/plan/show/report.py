@@ -32,6 +32,15 @@ class ModuleRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class HeldRow:
+    """Temporaries of one kind at the fullest moment: whose they are, what they are, and their bytes on a device."""
+
+    module: str
+    value: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Suggestion:
     """A change that makes a plan fit, and what the compiler said of it."""
 
@@ -84,6 +93,7 @@ class Report:
     cost_per_million_tokens: float | None = None
     currency: str = ""
     quick: bool = False
+    held: tuple[HeldRow, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
 
     @property
@@ -143,6 +153,7 @@ class Report:
             "tokens_per_second": self.tokens_per_second,
             "communication": [dataclasses.asdict(row) for row in self.traffic],
             "modules": [dataclasses.asdict(row) for row in self.modules],
+            "held": [dataclasses.asdict(row) for row in self.held],
             "suggestions": [s.as_json() for s in self.suggestions],
         }
         del plain["traffic"]

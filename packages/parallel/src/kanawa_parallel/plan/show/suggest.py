@@ -27,7 +27,7 @@ def suggestions(
 ) -> tuple[Suggestion, ...]:
     """Returns changes that make the plan fit, in the order of `candidates`, each verified by compiling it.
 
-    Those that turn out not to fit come after those that do.
+    Where none does, those that need less than now, the least first; what doesn't help isn't offered.
     """
     fitting: list[Suggestion] = []
     failing: list[Suggestion] = []
@@ -41,7 +41,8 @@ def suggestions(
         (fitting if one.fits else failing).append(one)
         if len(fitting) == _ENOUGH:
             break
-    return (*fitting, *failing)
+    better = [one for one in failing if one.memory_per_device_bytes < report.memory_per_device_bytes]
+    return tuple(fitting or sorted(better, key=lambda one: one.memory_per_device_bytes))
 
 
 def _changed(

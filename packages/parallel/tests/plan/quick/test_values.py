@@ -1,0 +1,28 @@
+"""What lies in memory at the fullest moment has names, and they add up, under full rematerialisation too."""
+
+import pytest
+from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.memory.liveness import peak
+from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.quick.estimate import quick_report, with_values
+from kanawa_parallel.plan.read.attribution import UNNAMED
+
+
+@pytest.mark.parametrize("policy", ["full", "none"])
+def test_named_and_unnamed_add_up_and_little_is_unnamed(planned, job, policy):
+    composition, report = planned("box-2", f"remat:policy={policy}", overrides=["batch_size=96"])
+    compilation = compile_program(composition, "train_step")
+    held = with_values(report, composition, compilation).held
+    fullest = peak(compilation.assignment, compilation.live_ranges)
+    assert sum(row.bytes for row in held) == fullest.bytes
+    assert fullest.bytes == pytest.approx(fullest.reserved_bytes, rel=0.05)
+    unnamed = sum(row.bytes for row in held if row.module == UNNAMED)
+    assert unnamed < 0.05 * fullest.bytes
+
+
+def test_a_quick_plans_values_are_all_its_temporaries_and_stacked_ones_bear_their_layers_names(job):
+    (composition,) = compositions("plan-job", ["box-2"], ["remat:policy=none"], ["batch_size=96"])
+    report = quick_report(composition, "train_step")
+    assert sum(row.bytes for row in report.held) == pytest.approx(report.memory["temporaries"], abs=len(report.held))
+    kept = [row for row in report.held if "kept for each layer" in row.value]
+    assert kept and all(row.module.startswith("model.stack") for row in kept)
