@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from kanawa.status import hidden, stage, status_line
+from kanawa.status import hidden, stage, stage_lines, status_line
 
 SLOW = """
 import time
@@ -118,3 +118,23 @@ def test_a_slow_command_moves_within_two_seconds(fake_distribution):
     assert "steps: 20" in out
     assert b"composing slow" in drawn
     assert drawn.endswith(b"\r\x1b[K")
+
+
+def test_where_there_is_no_terminal_a_long_command_has_a_line_for_each_stage():
+    stream = io.StringIO()
+    with stage_lines(stream, after_seconds=0.05):
+        with stage("quick"):
+            pass
+        with stage("compiling"):
+            time.sleep(0.3)
+        with stage("counting"):
+            pass
+    told = stream.getvalue().splitlines()
+    assert [line.partition(": ")[2] for line in told] == ["compiling", "counting"]
+
+
+def test_a_quick_command_has_no_lines():
+    stream = io.StringIO()
+    with stage_lines(stream, after_seconds=60), stage("quick"):
+        pass
+    assert stream.getvalue() == ""

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 _FRAMES = "|/-\\"
 _CLEAR = "\r\x1b[K"
-_line: ContextVar[StatusLine | None] = ContextVar("kanawa_status_line", default=None)
+_line: ContextVar[StatusLine | StageLines | None] = ContextVar("kanawa_status_line", default=None)
 
 
 @contextlib.contextmanager
@@ -66,6 +66,72 @@ def status_line(stream: TextIO | None = None, delay_seconds: float = 0.5) -> Ite
         sys.stdout, sys.stderr = outer
         _line.reset(token)
         line.close()
+
+
+@contextlib.contextmanager
+def stage_lines(stream: TextIO | None = None, after_seconds: float = 60.0) -> Iterator[None]:
+    """Writes a line a stage once the block has taken `after_seconds`, where there is no terminal for a moving one."""
+    error_stream = sys.stderr if stream is None else stream
+    if error_stream.isatty() or _line.get() is not None:
+        yield
+        return
+    lines = StageLines(error_stream, after_seconds)
+    token = _line.set(lines)
+    try:
+        yield
+    finally:
+        _line.reset(token)
+        lines.close()
+
+
+class StageLines:
+    """Stages as lines of a log, for commands that take long enough for somebody to wonder.
+
+    Args:
+        stream: where lines go.
+        after_seconds: until the first line; the stage that goes on then is told too.
+    """
+
+    def __init__(self, stream: TextIO, after_seconds: float) -> None:
+        """Starts the clock."""
+        self._stream = stream
+        self._stages: list[str] = []
+        self._begin = time.monotonic()
+        self._late = False
+        self._lock = threading.RLock()
+        self._timer = threading.Timer(after_seconds, self._start)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def enter(self, text: str) -> None:
+        """Begins a stage."""
+        with self._lock:
+            self._stages.append(text)
+            if self._late:
+                self._tell(text)
+
+    def leave(self) -> None:
+        """Ends the innermost stage."""
+        with self._lock:
+            self._stages.pop()
+
+    def silence(self) -> None:
+        """Does nothing: what is written stays."""
+
+    def close(self) -> None:
+        """Tells nothing more."""
+        self._timer.cancel()
+
+    def _start(self) -> None:
+        with self._lock:
+            self._late = True
+            if self._stages:
+                self._tell(self._stages[-1])
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+            self._stream.write(f"{time.monotonic() - self._begin:.0f} s: {text}\n")
+            self._stream.flush()
 
 
 class StatusLine:

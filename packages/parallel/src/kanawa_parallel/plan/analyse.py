@@ -19,7 +19,7 @@ from kanawa_parallel.plan.cost.timing import Seconds, Timing
 from kanawa_parallel.plan.larger import joined
 from kanawa_parallel.plan.memory import arguments as held
 from kanawa_parallel.plan.memory.liveness import Peak, by_owner, peak
-from kanawa_parallel.plan.read.attribution import module_of, module_paths, phase_of
+from kanawa_parallel.plan.read.attribution import known_names, module_of, module_paths, phase_of
 from kanawa_parallel.plan.read.fusing import fused
 from kanawa_parallel.plan.read.hlo import parse_module
 from kanawa_parallel.plan.serving import DECODE
@@ -55,6 +55,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     memory = _memory(compilation, arguments, temporaries)
     flops = timing.total_flops() if timing else 0.0
     items = timing.work() if timing else []
+    names = known_names(parse_module(compilation.text)) if compilation.text else {}
     cycles = sum(item.cycles for item in items)
     # What others published is of the experiment as it stands, not of a changed one of the same name.
     known = None if composition.changes else published(composition.name, target.selector)
@@ -88,7 +89,13 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         mesh=asked.mesh,
         kernels=[choice.as_json() for choice in compilation.kernels],
         traffic=_traffic(timing, seconds),
-        modules=_modules(asked.paths, arguments, temporaries, _op_names(compilation), items),
+        modules=_modules(
+            asked.paths,
+            arguments,
+            temporaries,
+            names,
+            items,
+        ),
         phases=_phases(items),
         compile_seconds=compilation.seconds,
         peak_flops=device.peak_flops.get(asked.dtype) or max(device.peak_flops.values()),
@@ -257,14 +264,6 @@ def _modules(
         for name in ("flops", "bytes", "seconds"):
             row[name] = row.get(name, 0.0) + getattr(item, name)
     return [ModuleRow(path, **row) for path, row in sorted(rows.items())]
-
-
-def _op_names(compilation: Compilation) -> dict[str, str]:
-    """Returns the name stack of each instruction of the program whose buffers were assigned."""
-    if not compilation.text:
-        return {}
-    computations = parse_module(compilation.text).computations.values()
-    return {i.name: i.op_name for computation in computations for i in computation.instructions}
 
 
 def _phases(items: list[Any]) -> dict[str, float]:

@@ -60,6 +60,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plans for each target; one target in this process, several each in one of its own."""
+    from kanawa.status import stage_lines
+
+    with stage_lines():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from kanawa.cli.output import write, write_json
 
     targets = [name.strip() for name in (args.on or "").split(",") if name.strip()]
@@ -115,6 +122,8 @@ def _stay_on_the_processor() -> None:
 
 
 def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
+    from kanawa.status import stage
+
     from kanawa_parallel.plan.analyse import analyse
     from kanawa_parallel.plan.compilation import compile_program
     from kanawa_parallel.plan.quick.estimate import with_values
@@ -123,8 +132,9 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
 
     dump = None if args.dump is None else args.dump / composition.target.selector
     compilation = compile_program(composition, DECODE if args.serve else "train_step", dump)
-    report = analyse(composition, compilation, _measured(composition.target) if args.probe else None)
-    report = with_values(report, composition, compilation)
+    with stage("counting what it does"):
+        report = analyse(composition, compilation, _measured(composition.target) if args.probe else None)
+        report = with_values(report, composition, compilation)
     if not report.fits and not args.no_suggestions:
         offered = suggestions(composition, report, args.modify, args.set, None)
         report = dataclasses.replace(report, suggestions=offered)
@@ -204,6 +214,8 @@ def in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
 
     Where that fails the record has "error": the other targets' plans are worth having.
     """
+    from kanawa.status import stage
+
     command = [sys.executable, "-m", "kanawa.cli", "plan", args.experiment, "--on", target, "--json"]
     for flag, values in (("--modify", args.modify), ("--set", args.set)):
         command += [part for value in values for part in (flag, value)]
@@ -215,7 +227,8 @@ def in_own_process(args: argparse.Namespace, target: str) -> dict[str, Any]:
     command += [f"--{name.replace('_', '-')}" for name in ("serve", "probe", "no_suggestions") if getattr(args, name)]
     # Only the end is told, and only of a failure: compilers warn by the megabyte.
     with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+        with stage(f"planning {args.experiment} for {target}"):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
         errors.seek(0)
         if done.returncode:
             said = errors.read()[-4000:].strip()

@@ -20,6 +20,7 @@ from kanawa.composition.prepare import Prepared, prepare
 from kanawa.contracts import Environment, Program
 from kanawa.errors import KanawaError, TargetError
 from kanawa.plugins import host
+from kanawa.status import stage
 
 from kanawa_parallel.plan.larger import Smaller, smaller, with_rows
 from kanawa_parallel.plan.serving import DECODE, decode_program
@@ -184,9 +185,11 @@ def _compiled(
         options = dict(env.compiler_options) | {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
         options |= _STAND_IN if note else {}
         begin = time.perf_counter()
-        executable, memory = _compile(lowered.lowered, options)
+        with stage("compiling, a minute or several for a pod"):
+            executable, memory = _compile(lowered.lowered, options)
         seconds = time.perf_counter() - begin
-        text, assignment, ranges = read_dump(folder)
+        with stage("reading the compiler's program"):
+            text, assignment, ranges = read_dump(folder)
         partitioned = _largest(folder, _PARTITIONED) if note else ""
     return Compilation(
         program, prepared, kernels, memory, text, assignment, ranges, devices, seconds, not note, executable, note,
