@@ -161,7 +161,7 @@ def _hooks_of_a_backend(tree: ast.Module) -> set[str]:
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Backend"]
     parts = {keyword.arg for call in calls for keyword in call.keywords}
     always = {"kanawa_device_specs", "kanawa_mesh_rules", "kanawa_doctor"} if calls else set()
-    return always | {f"kanawa_{part}" for part in parts & {"compiler_options", "topology"}}
+    return always | {f"kanawa_{part}" for part in parts & {"compiler_options", "topology", "calibrations"}}
 
 
 def test_pages_give_the_order_of_cores_parts():
