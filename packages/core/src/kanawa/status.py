@@ -107,7 +107,8 @@ class StageLines:
         """Begins a stage."""
         with self._lock:
             self._stages.append(text)
-            if self._late:
+            # What is inside a stage passes by too quickly for a log.
+            if self._late and len(self._stages) == 1:
                 self._tell(text)
 
     def leave(self) -> None:
@@ -126,7 +127,7 @@ class StageLines:
         with self._lock:
             self._late = True
             if self._stages:
-                self._tell(self._stages[-1])
+                self._tell(self._stages[0])
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
