@@ -29,8 +29,8 @@ from kanawa.contracts import (
     TokenDispatcher,
     Workload,
 )
-from kanawa.contracts.stored_model import stays_inside
 from kanawa.errors import ConfigError
+from kanawa.guarded_read import stays_inside
 
 
 class Rows(DataSource):
