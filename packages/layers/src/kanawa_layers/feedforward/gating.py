@@ -38,10 +38,6 @@ class ClampedProduct(Gating):
         limit: kn.Positive = 7.0
         up_offset: kn.Finite = 1.0
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the limit."""
-            return [] if self.limit > 0.0 else [f"limit is {self.limit}, expected a positive number"]
-
     def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the product of the clamped sides."""
         cfg = self.config
