@@ -94,5 +94,5 @@ def test_flops_of_fused_and_separate_agree():
 
 
 def test_bad_limit():
-    with pytest.raises(ConfigError, match=r"limit=-1.0: expected float \(above 0, finite\)"):
+    with pytest.raises(ConfigError, match=r"limit.*above 0, finite"):
         ClampedProduct.Config(limit=-1.0).build()
