@@ -1,7 +1,10 @@
 """Strict JAX for every test of runtime: eight CPU devices, no rank promotion (optax relies on dtype promotion)."""
 
 import os
+import signal
 
+# A shell that runs tests in the background ignores SIGINT, and every process started from here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"

@@ -11,6 +11,7 @@ from kanawa.composition.experiment import compose
 from kanawa.contracts import FeedForward
 from kanawa.plugins import component
 from kanawa_runtime.checkpoint.layout import committed_steps
+from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
@@ -61,7 +62,7 @@ def drill(run, *case):
     assert (steps == list(range(1, 7))) == (not advice), (case, steps, advice)
     if steps and advice:
         assert f"Step {steps[-1]} is good" in advice, advice
-        assert f"kanawa train {run} --from-step {steps[-1]}" in advice, advice
+        assert f"kanawa train {shown(run)} --from-step {steps[-1]}" in advice, advice
     # Backwards: going on from a step sets later ones aside.
     for step in reversed(steps):
         # It may diverge again, a step later; what counts is the loss of this one.
