@@ -54,7 +54,7 @@ def _compile(row: Row) -> Compiled:
     target: Any = composition.target
     devices = result.devices if result.compiled else None
     links = Links.of(target.device, devices, target.jax_devices)
-    asked = Asked.of(composition, result)
+    asked = Asked.of(composition, result.prepared, result.program)
     return Compiled(
         row=row,
         text=result.text,
