@@ -43,10 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", action="append", default=[], metavar="NAME=VALUE", help="keep this in a search: tensor=1"
     )
-    parser.add_argument(
-        "--verify", type=int, default=2, metavar="N", help="compile the best N of a search (default: 2)"
-    )
-    parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="of a search's estimates (600)")
+    parser.add_argument("--verify", type=int, metavar="N", help="compile the best N of a search (default: 2)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of a search's estimates (default: 600)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write a search's winner as JSON")
     parser.add_argument("--compare", action="store_true", help="rank the targets by time and by cost")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML or JSON: price of a chip and hour by device")
@@ -73,6 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     if not targets:
         message = "plan needs a target: --on v5p-512, h100-256, trn2-1024 or cpu-8; several are separated by commas"
         raise UsageError(message)
+    _refuse_early(args)
     # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
     _stay_on_the_processor()
     from kanawa_parallel.plan.problems import compositions, missing_compilers
@@ -87,8 +86,7 @@ def _run(args: argparse.Namespace) -> int:
         raise CompositionError(missing)
     prices = prices_for(args, planned)
     if args.quick:
-        _refuse_beside_quick(args)
-        plans = [_quick(args, composition, prices) for composition in planned]
+        plans = [_quick(args, composition, prices, alone=len(planned) == 1) for composition in planned]
     elif len(planned) == 1:
         plans = [_plan(args, planned[0], prices).as_json()]
     else:
@@ -150,8 +148,8 @@ def _plan(args: argparse.Namespace, composition: Any, prices: Any) -> Any:
     return report
 
 
-def _quick(args: argparse.Namespace, composition: Any, prices: Any) -> dict[str, Any]:
-    """Returns the quick plan for one target; where that fails the record has "error"."""
+def _quick(args: argparse.Namespace, composition: Any, prices: Any, alone: bool) -> dict[str, Any]:
+    """Returns the quick plan for one target; where that fails beside others the record has "error"."""
     from kanawa_parallel.plan.quick.estimate import quick_report
     from kanawa_parallel.plan.serving import DECODE
 
@@ -160,20 +158,33 @@ def _quick(args: argparse.Namespace, composition: Any, prices: Any) -> dict[str,
         measured = _measured(target) if args.probe else None
         report = quick_report(composition, DECODE if args.serve else "train_step", measured)
     except KanawaError as error:
-        if len(args.on.split(",")) == 1:
+        if alone:
             raise
         return {"experiment": composition.name, "target": target.selector, "error": str(error)}
     return priced(report, composition.target.device.name, prices).as_json()
 
 
-def _refuse_beside_quick(args: argparse.Namespace) -> None:
-    """Raises UsageError for what only a compiled program has."""
-    asked = [f"--{name}" for name in ("picture", "save", "dump") if getattr(args, name) is not None]
-    if asked:
-        message = (
-            f"{' and '.join(asked)}: a quick plan compiles nothing, so there is nothing to keep; leave --quick out"
-        )
-        raise UsageError(message)
+def _refuse_early(args: argparse.Namespace) -> None:
+    """Raises UsageError for what can't be done as asked, before minutes go into a plan that nothing would keep."""
+    if args.quick and not args.search:
+        asked = [f"--{name}" for name in ("picture", "save", "dump") if getattr(args, name) is not None]
+        if asked:
+            message = (
+                f"{' and '.join(asked)}: a quick plan compiles nothing, so there is nothing to keep; leave --quick out"
+            )
+            raise UsageError(message)
+    if not args.search:
+        asked = [f"--{name}" for name in ("fix", "verify", "budget", "write") if getattr(args, name) not in (None, [])]
+        if asked:
+            message = f"{' and '.join(asked)}: only a search takes this; add --search, or leave it out"
+            raise UsageError(message)
+    for flag, path, example in (("--write", args.write, "best.json"), ("--picture", args.picture, "mesh.svg")):
+        if path is not None and path.is_dir():
+            message = f"{flag} {path} is a folder, expected a file such as {path / example}"
+            raise UsageError(message)
+        if path is not None and not path.parent.is_dir():
+            message = f"{flag} {path}: there is no folder {path.parent}; make it first"
+            raise UsageError(message)
 
 
 def priced(report: Any, device: str, prices: Any) -> Any:

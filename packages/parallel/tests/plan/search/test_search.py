@@ -60,19 +60,8 @@ def test_the_frontier_is_what_nothing_beats_in_time_memory_and_cost(report):
 
 
 def test_without_a_candidate_that_fits_the_nearest_is_named(job, capsys):
-    words = [
-        "plan-job",
-        "--on",
-        "tight-1",
-        "--search",
-        "--verify",
-        "0",
-        "--fix",
-        "policy=none",
-        "--fix",
-        "microbatches=1",
-    ]
-    assert verb.run(arguments(*words, "--set", "batch_size=96")) == 1
+    words = "plan-job --on tight-1 --search --verify 0 --fix policy=none --fix microbatches=1 --set batch_size=96"
+    assert verb.run(arguments(*words.split())) == 1
     told = capsys.readouterr().out
     assert "none of the candidates fits; nearest: " in told and "too much of 23.4 KiB a device" in told
 
@@ -123,18 +112,30 @@ def test_meshes_fill_the_devices_and_keep_what_is_fixed(job):
         ("fsdp=0", "expected a whole number from 1"),
         ("policy=ful", "no policy of that name.*full"),
         ("fsdp", "expected NAME=VALUE"),
+        ("fsdp=", "expected a whole number from 1"),
+        ("data=4", "data is kept at 2 already; give it once"),
     ],
 )
 def test_what_can_not_be_fixed_is_refused(given, told):
     with pytest.raises(UsageError, match=told):
-        fixed_choices([given])
+        fixed_choices(["data=02", given])
 
 
-def test_what_a_search_can_not_do_is_refused(job):
-    with pytest.raises(UsageError, match="--serve, --quick: a search plans training steps"):
-        verb.run(arguments("plan-job", "--on", "box-2", "--search", "--serve", "--quick"))
-    with pytest.raises(UsageError, match="--verify -1 --budget 600: expected 0 or more"):
-        verb.run(arguments("plan-job", "--on", "box-2", "--search", "--verify", "-1"))
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--search", "--serve", "--quick"], "--serve, --quick: a search plans training steps"),
+        (["--search", "--verify", "-1"], "--verify -1 --budget 600: expected 0 or more"),
+        (["--search", "--budget", "nan"], "--verify 2 --budget nan: .* a positive budget"),
+        (["--search", "--write", "."], r"--write \. is a folder, expected a file such as best\.json"),
+        (["--search", "--write", "nowhere/best.json"], "--write nowhere/best.json: there is no folder nowhere; make"),
+        (["--fix", "tensor=1", "--budget", "9"], "--fix and --budget: only a search takes this; add --search"),
+        (["--quick", "--verify", "0"], "--verify: only a search takes this"),
+    ],
+)
+def test_what_a_search_can_not_do_is_refused(job, words, told):
+    with pytest.raises(UsageError, match=told):
+        verb.run(arguments("plan-job", "--on", "box-2", *words))
 
 
 def test_the_same_question_has_the_same_answer_and_a_budget_ends_it(job):

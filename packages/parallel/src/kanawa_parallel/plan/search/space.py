@@ -66,7 +66,11 @@ def fixed_choices(given: Sequence[str]) -> dict[str, str]:
         if name != POLICY and (not value.isdecimal() or int(value) < 1):
             message = f"--fix {each}: expected a whole number from 1"
             raise UsageError(message)
-        fixed[name] = value
+        if name in fixed:
+            message = f"--fix {each}: {name} is kept at {fixed[name]} already; give it once"
+            raise UsageError(message)
+        # Sizes are compared as they are written: 02 is 2.
+        fixed[name] = value if name == POLICY else str(int(value))
     if POLICY in fixed and fixed[POLICY] not in policies({}):
         message = f"--fix policy={fixed[POLICY]}: no policy of that name{did_you_mean(fixed[POLICY], policies({}))}"
         raise UsageError(message)
