@@ -57,9 +57,7 @@ def test_a_dimension_of_one_is_never_split(mesh):
 
 
 def test_what_does_not_divide_is_refused_with_sizes(mesh):
-    with pytest.raises(
-        ShardingError, match=r"activation: axis 'batch' has size 6, .* of 4 \(mesh axes data=4"
-    ):
+    with pytest.raises(ShardingError, match=r"activation: axis 'batch' has size 6, .* of 4 \(mesh axes data=4"):
         placed(lambda x: kn.constrain(x, ("batch", None)), jnp.ones((6, 4)), mesh)
 
 

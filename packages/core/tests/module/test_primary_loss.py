@@ -69,9 +69,7 @@ def test_a_single_term_needs_no_declaration_and_none_is_none():
 
 
 def test_several_terms_of_which_none_is_declared_are_refused():
-    with pytest.raises(
-        ModuleError, match=r"terms\[0\].cross_entropy, terms\[1\].size, .* none of them primary"
-    ):
+    with pytest.raises(ModuleError, match=r"terms\[0\].cross_entropy, terms\[1\].size, .* none of them primary"):
         outputs(AUX, Term.Config(name="size")).primary_loss()
 
 

@@ -195,9 +195,7 @@ def test_a_hook_that_ends_the_program_is_a_broken_plugin(fake_distribution, capl
         raise {raised}
     """
     fake_distribution("fake-exit", {GROUP: ["exit = fake_exit"]}, {"fake_exit": source})
-    fake_distribution(
-        "fake-good", {GROUP: ["good = fake_good"]}, {"fake_good": CHECKS.format(priority=1, name="good")}
-    )
+    fake_distribution("fake-good", {GROUP: ["good = fake_good"]}, {"fake_good": CHECKS.format(priority=1, name="good")})
     with caplog.at_level(logging.WARNING, "kanawa.plugins"):
         assert answers() == ["good"]
     state = state_of("exit")

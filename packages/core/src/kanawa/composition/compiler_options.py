@@ -13,6 +13,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from kanawa.composition.compile_cache import without_cache
 from kanawa.composition.target import Target
 from kanawa.errors import PluginError
 from kanawa.plugins import host
@@ -91,13 +92,10 @@ def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
 
 
 def _reason(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> str | None:
-    cached = jax.config.values["jax_enable_compilation_cache"]
-    # From jax 0.12 on a compiler without devices can't read what it kept, and says so with every compilation.
-    jax.config.update("jax_enable_compilation_cache", False)
     try:
-        compile_with(dict(options))
+        # From jax 0.12 on a compiler without devices can't read what it kept, and says so with every compilation.
+        with without_cache():
+            compile_with(dict(options))
     except JaxRuntimeError as failure:
         return str(failure).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
-    finally:
-        jax.config.update("jax_enable_compilation_cache", cached)
     return None

@@ -26,9 +26,7 @@ class _Catalog:
     refusal: Callable[[str], str] | None = None
 
 
-def set_name_resolver(
-    name_of: Callable[[Any], str | None] | None, load: Callable[[str], Sequence[Any]] | None
-) -> None:
+def set_name_resolver(name_of: Callable[[Any], str | None] | None, load: Callable[[str], Sequence[Any]] | None) -> None:
     """Connects the catalog: `name_of(object)`, and `load(name)`, all that is called so; None disconnects it."""
     _Catalog.name_of = staticmethod(name_of) if name_of else None
     _Catalog.load = staticmethod(load) if load else None

@@ -185,7 +185,7 @@ def _as_recorded(
     _, first = min(supporting, key=_rank)
     if first is kept:
         return kept, ""
-    pin = f"--set 'execution.kernels={{\"{question.operation.name}\": \"{first.name}\"}}'"
+    pin = f'--set \'execution.kernels={{"{question.operation.name}": "{first.name}"}}\''
     return kept, f"kept as this run chose it; {first.name}, which ranks higher now, is used with {pin}"
 
 

@@ -176,9 +176,7 @@ def refused_code(states: Sequence[PluginState | ComponentState]) -> dict[str, st
         whole = len(out) == len(members) and distribution != CORE
         for state in out:
             top = state.value.partition(":")[0].partition(".")[0]
-            refused[top if whole else state.value] = (
-                f"{distribution} {state.version} is {state.state}: {state.reason}"
-            )
+            refused[top if whole else state.value] = f"{distribution} {state.version} is {state.state}: {state.reason}"
     return refused
 
 

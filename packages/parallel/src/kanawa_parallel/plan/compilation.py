@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
+from kanawa.composition.compile_cache import without_cache
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition
 from kanawa.composition.prepare import Prepared, prepare
@@ -240,10 +241,9 @@ def provide_cpu_devices(count: int) -> None:
 
 def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
     """Compiles past the persistent cache, which would leave no dump. Not fitting is an answer, not an error."""
-    cached = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
     try:
-        executable = lowered.compile(options)
+        with without_cache():
+            executable = lowered.compile(options)
     except jax.errors.JaxRuntimeError as failure:
         used = _USED.search(str(failure))
         if "RESOURCE_EXHAUSTED" not in str(failure) or used is None:
@@ -251,8 +251,6 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, Memory]:
             raise CompileError(message) from failure
         number, unit = [part for part in used.groups() if part]
         return None, Memory(temporaries=int(float(number) * _UNITS[unit]), exceeded=True)
-    finally:
-        jax.config.update("jax_enable_compilation_cache", cached)
     stated = executable.memory_analysis()
     if stated is None:
         return executable, Memory()

@@ -19,10 +19,7 @@ def command() -> Command:
         configure=_configure,
         run=_run,
         example=(
-            "kanawa completion bash\n"
-            "kanawa completion zsh\n"
-            "kanawa completion fish\n"
-            "kanawa completion --names targets"
+            "kanawa completion bash\nkanawa completion zsh\nkanawa completion fish\nkanawa completion --names targets"
         ),
     )
 
