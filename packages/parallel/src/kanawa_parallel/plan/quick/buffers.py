@@ -62,7 +62,6 @@ class Memory:
         """Finds buffers, their spans and the passes over them."""
         self.walked = walked
         self.inner = {id(w): Memory(w) for step in walked.steps for _, w in step.inner}
-        self._arguments = {value for value in walked.scope.inputs}
         self._maker = {out: i for i, step in enumerate(walked.steps) for out in step.equation.outputs}
         self._root: dict[Value, Value] = {}
         self._bytes: dict[Value, float] = {}
@@ -196,13 +195,8 @@ class Memory:
                 continue
             used = self._use(operand, i - (at in carried))
             taken = eqn.name == "gather" and at == 0
-            read += (
-                min(used, self.size(eqn.outputs[0]))
-                if taken
-                else 0.0
-                if eqn.name.startswith("scatter") and at == 0
-                else used
-            )
+            written_over = eqn.name.startswith("scatter") and at == 0
+            read += min(used, self.size(eqn.outputs[0])) if taken else 0.0 if written_over else used
         for out in eqn.outputs:
             self._new(out, i, step)
         if eqn.name == "scan":

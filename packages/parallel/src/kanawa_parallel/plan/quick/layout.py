@@ -57,6 +57,11 @@ def of_spec(value: Value, spec: Iterable[object], kept: Mapping[int, tuple[str, 
     return Layout(tuple(dims))
 
 
+def parts(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+    """Returns how many devices stand along these axes."""
+    return math.prod(mesh.get(axis, 1) for axis in axes)
+
+
 def local_bytes(value: Value, layout: Layout, mesh: Mapping[str, int]) -> float:
     """Returns the bytes that one device holds; a dimension that doesn't divide is padded up."""
     return math.prod(local_shape(value, layout, mesh)) * value.bits / 8
@@ -64,10 +69,7 @@ def local_bytes(value: Value, layout: Layout, mesh: Mapping[str, int]) -> float:
 
 def local_shape(value: Value, layout: Layout, mesh: Mapping[str, int]) -> tuple[int, ...]:
     """Returns a device's own shape."""
-    return tuple(
-        -(-size // math.prod(mesh.get(axis, 1) for axis in names))
-        for size, names in zip(value.shape, layout.dims, strict=True)
-    )
+    return tuple(-(-size // parts(names, mesh)) for size, names in zip(value.shape, layout.dims, strict=True))
 
 
 def moves(value: Value, before: Layout, after: Layout, mesh: Mapping[str, int]) -> list[Move]:
@@ -98,9 +100,8 @@ def moves(value: Value, before: Layout, after: Layout, mesh: Mapping[str, int]) 
     if gathered:
         # What is cut anew is cut before it is sent.
         new = {axis for names in after.dims for axis in names} - {axis for names in dims for axis in names}
-        cut = math.prod(mesh.get(axis, 1) for axis in new)
-        needed.append(Move("all-gather", _sorted(gathered, mesh), here / cut))
-    return [move for move in needed if math.prod(mesh.get(axis, 1) for axis in move.axes) > 1]
+        needed.append(Move("all-gather", _sorted(gathered, mesh), here / parts(new, mesh)))
+    return [move for move in needed if parts(move.axes, mesh) > 1]
 
 
 def _sorted(axes: Iterable[str], mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -5,11 +5,10 @@ smaller one is moved, as partitioners do.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Value
-from kanawa_parallel.plan.quick.layout import Layout, local_bytes, of_spec, whole
+from kanawa_parallel.plan.quick.layout import Layout, local_bytes, of_spec, parts, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +68,9 @@ def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return len(small) == len(large) and all(a in (1, b) for a, b in zip(small, large, strict=True))
 
 
-def summed(layout: Layout, target: Layout | None = None) -> Layout:
-    """Returns a layout whose partial sums are added up: scattered where `target` has the axis, else everywhere."""
-    if not layout.partial:
-        return layout
-    if target is None:
-        return Layout(layout.dims)
-    dims = tuple(
-        (*names, *(a for a in wanted if a in layout.partial and a not in layout.axes))
-        for names, wanted in zip(layout.dims, target.dims, strict=True)
-    )
-    return Layout(dims)
+def summed(layout: Layout) -> Layout:
+    """Returns a layout whose partial sums are added up."""
+    return Layout(layout.dims) if layout.partial else layout
 
 
 def cut(layout: Layout, target: Layout) -> Layout:
@@ -179,7 +170,7 @@ def _dot(s: Situation) -> Decision:
             if at not in side:
                 side[at] = f"{letter}{at}"
                 order.append(side[at])
-    layouts = [summed(layout, None) for layout in s.layouts]
+    layouts = [summed(layout) for layout in s.layouts]
     chosen = _factors(s, sides, layouts, order)
     inputs = [
         Layout(tuple(tuple(a for a, f in chosen.items() if f == side[at]) for at in range(len(layout.dims))))
@@ -252,8 +243,7 @@ def _reshape(s: Situation) -> Decision:
         new = [at for at in outer if out.shape[at] > 1]
         for a, b in zip(old[:1], new[:1], strict=False):
             names = before.dims[a]
-            parts = math.prod(s.mesh.get(axis, 1) for axis in names)
-            if out.shape[b] % parts == 0:
+            if out.shape[b] % parts(names, s.mesh) == 0:
                 dims[b], kept[a] = names, names
     layout = Layout(tuple(kept), before.partial, before.free)
     return Decision([layout], [Layout(tuple(dims), before.partial, before.free)])
@@ -312,9 +302,9 @@ def _resized(s: Situation) -> Decision:
     ]
     outputs = []
     for out in s.equation.outputs:
-        parts = [math.prod(s.mesh.get(axis, 1) for axis in names) for names in before.dims]
         dims = tuple(
-            names if size % n == 0 else () for names, size, n in zip(before.dims, out.shape, parts, strict=True)
+            names if size % parts(names, s.mesh) == 0 else ()
+            for names, size in zip(before.dims, out.shape, strict=True)
         )
         outputs.append(Layout(dims, before.partial, before.free))
     return Decision(inputs, outputs)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Scope, Value, flat, scan_parts
-from kanawa_parallel.plan.quick.layout import Layout, Move, local_bytes, local_shape, moves, of_spec, whole
+from kanawa_parallel.plan.quick.layout import Layout, Move, local_bytes, local_shape, moves, of_spec, parts, whole
 from kanawa_parallel.plan.quick.rules import Situation, cut, decide, summed
 
 #: Collectives that a program asks for itself, inside shards, by the names that JAX gives them.
@@ -193,11 +193,6 @@ def _branches(
     outputs = [whole(v) if len(out.dims) != len(v.shape) else out for v, out in zip(eqn.outputs, outputs, strict=True)]
     # One branch runs; which one no shape says. All are kept, and the costliest is counted.
     return Step(eqn, given, _moves(eqn, before, given, mesh), [(1.0, walked) for walked in walks]), outputs
-
-
-def parts(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
-    """Returns how many devices stand along these axes."""
-    return math.prod(mesh.get(axis, 1) for axis in axes)
 
 
 def flops(step: Step, mesh: Mapping[str, int]) -> float:
