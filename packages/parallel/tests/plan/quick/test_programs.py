@@ -7,9 +7,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from kanawa.plugins import DeviceSpec
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import flat
 from kanawa_parallel.plan.quick.estimate import laid_out
+from kanawa_parallel.plan.quick.roofline import Machine, Roofline
 from kanawa_parallel.plan.quick.walk import flops
 
 LAYERS, ROWS, WIDTH, HIDDEN = 8, 2048, 64, 256
@@ -132,6 +136,30 @@ def test_a_loops_sums_lie_as_what_is_added_to_them():
     assert scope.outputs[0].dims == (("fsdp",), ())
     # The whole product before it is scattered, not the sum, is what takes most.
     assert Memory(scope).peak < 2 * WIDTH * HIDDEN * 4
+
+
+def test_what_a_loop_hides_is_not_waited_for_around_it():
+    """A layer's matmul takes 16 times as long as the gather of its weight, the head's half as long as its own."""
+
+    def run(weights, head, x, last):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0], last @ head
+
+    rows = (("data", "fsdp"),)
+    args = (
+        array(LAYERS, WIDTH, WIDTH, spec=(None, "fsdp")), array(WIDTH, WIDTH // 4, spec=("fsdp",)),
+        array(ROWS, WIDTH, spec=rows), array(ROWS // 32, WIDTH, spec=rows),
+    )  # fmt: skip
+    scope = walked(run, *args, mesh=MESH)
+    sent, layer_flops = 3 * WIDTH * WIDTH, 2 * ROWS // 8 * WIDTH * WIDTH
+    gathering = layer_flops / 1e9 / 16
+    device = DeviceSpec(
+        name="slow", platform="cpu", peak_flops={"float32": 1e9}, memory_bytes=2**30, memory_bandwidth=1e12,
+        link_bandwidth=sent / gathering, network_bandwidth=1.0, chips_per_host=8, domain_chips=8,
+        link_latency_seconds=0.0, source="made up",
+    )  # fmt: skip
+    times = Roofline(scope, Memory(scope), Machine(device, Links.of(device, None, 8), KernelCosts()))
+    assert sum(item.seconds for item in times.sent) == pytest.approx((LAYERS + 1 / 4) * gathering)
+    assert sum(times.seconds.exposed.values()) == pytest.approx(gathering / 4 / 2, rel=0.01)
 
 
 def test_a_scans_constants_and_carry_are_told_apart_by_any_version_of_jax():

@@ -6,7 +6,7 @@ the rest of their scope; the others are waited for.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from kanawa.plugins import DeviceSpec
@@ -17,11 +17,13 @@ from kanawa_parallel.plan.cost.links import Link, Links
 from kanawa_parallel.plan.cost.timing import Seconds
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import Equation, Value
-from kanawa_parallel.plan.quick.layout import Move, local_bytes
-from kanawa_parallel.plan.quick.walk import Step, Walked, flops, parts
+from kanawa_parallel.plan.quick.layout import Move, local_bytes, parts
+from kanawa_parallel.plan.quick.walk import Step, Walked, flops
 
 #: What a device sends to the host's memory a second, and back: PCIe of the fourth generation, shared by few.
 HOST_BANDWIDTH = 16e9
+#: What takes long enough that a collective is worth running beside it; loops and branches do too.
+_HEAVY = frozenset(("dot_general", "pallas_call", "gather"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,19 +108,14 @@ class Roofline:
         self._add()
 
     def _add(self) -> None:
-        spent, early, exposed = Seconds(), 0.0, []
+        spent, own = Seconds(), list(self._collectives())
         for work, bound in self._passes():
             self.work.append(work)
             if bound == "compute":
                 spent.compute += work.seconds
             else:
                 spent.memory += work.seconds
-        for item in self._collectives():
-            self.sent.append(item)
-            if item.early:
-                early += item.seconds
-            else:
-                exposed.append(item)
+        self.sent += own
         inner = Seconds()
         for step in self.walked.steps:
             loops = [Roofline(w, self.memory.inner[id(w)], self.machine, self.runs * n) for n, w in step.inner]
@@ -127,14 +124,14 @@ class Roofline:
                 self.work += loop.work
                 self.sent += loop.sent
                 inner.add(loop.seconds)
-        # What runs beside compute is exposed for what it takes longer.
+        # What runs beside this scope's compute is exposed for what it takes longer; what can't, whole.
+        early = sum(item.seconds for item in own if item.early)
         beyond = max(0.0, early - spent.compute - spent.memory)
         spent.compute += self.machine.hidden_cost * (early - beyond)
-        for item in self.sent[: len(self.sent)] if beyond else []:
-            if item.early and early:
-                spent.exposed["+".join(item.axes) or "none", item.link] += beyond * item.seconds / early
-        for item in exposed:
-            spent.exposed["+".join(item.axes) or "none", item.link] += item.seconds
+        for item in own:
+            waited = beyond * item.seconds / early if item.early and early else item.seconds
+            if waited:
+                spent.exposed["+".join(item.axes) or "none", item.link] += waited
         spent.add(inner)
         self.seconds = spent
 
@@ -195,10 +192,13 @@ def _ready(walked: Walked) -> set[Value]:
     ready = set(walked.scope.inputs) - set(walked.carried)
     for step in walked.steps:
         eqn = step.equation
-        light = not step.inner and eqn.name not in ("dot_general", "pallas_call", "gather")
-        if light and all(v is None or v in ready for v in eqn.inputs):
+        if not _is_heavy(step) and all(v is None or v in ready for v in eqn.inputs):
             ready.update(eqn.outputs)
     return ready
+
+
+def _is_heavy(step: Step) -> bool:
+    return bool(step.inner) or step.equation.name in _HEAVY
 
 
 def _needed(walked: Walked) -> set[Value]:
@@ -206,18 +206,8 @@ def _needed(walked: Walked) -> set[Value]:
     needed: set[Value] = set()
     for step in reversed(walked.steps):
         eqn = step.equation
-        heavy = bool(step.inner) or eqn.name in ("dot_general", "pallas_call", "gather")
+        heavy = _is_heavy(step)
         if heavy or any(out in needed for out in eqn.outputs):
             needed.update(v for v in eqn.inputs if v is not None)
             needed.update(eqn.outputs if heavy else ())
     return needed
-
-
-def totals(items: Iterable[Sent]) -> dict[tuple[str, str, str], list[float]]:
-    """Returns {(axes, link, kind): [count, bytes, seconds]} of collectives."""
-    sums: dict[tuple[str, str, str], list[float]] = {}
-    for item in items:
-        row = sums.setdefault(("+".join(item.axes) or "none", item.link, item.kind), [0.0, 0.0, 0.0])
-        for position, value in enumerate((item.runs, item.bytes, item.seconds)):
-            row[position] += value
-    return sums
