@@ -13,7 +13,7 @@ class DataReadError(KanawaError):
 
 
 class ReadAhead:
-    """`batch` is the next one; None where the data ends, can't be read, or a signal came while it was waited for.
+    """`batch` is the next one; None where the data `ended`, can't be read, or a signal came while it was waited for.
 
     That it can't be read is an error only where it is needed: a step before it is first evaluated and saved, and after
     the last step it only serves to try the state.
@@ -22,6 +22,7 @@ class ReadAhead:
     def __init__(self, batches: Iterator[Batch], stop: StopSignals) -> None:
         self.batch: Batch | None = None
         self.error: Exception | None = None
+        self.ended = False
         self._batches = batches
         self._stop = stop
         self.read()
@@ -32,6 +33,7 @@ class ReadAhead:
         try:
             with self._stop.interruptible():
                 self.batch = next(self._batches, None)
+                self.ended = self.batch is None
         except RunStopped:
             return
         except Exception as error:  # noqa: BLE001 - raised by `check`

@@ -176,7 +176,7 @@ class _Running:
             while ahead.batch is not None and stepper.step < attempt.total:
                 stepper.take(ahead.batch)
                 ahead.read()
-                last = stepper.step >= attempt.total or (ahead.batch is None and ahead.error is None)
+                last = stepper.step >= attempt.total or ahead.ended
                 if attempt.stop.reached(stepper.step):
                     stepper.drain()
                     due = last or stepper.step % config.evaluation.every_steps == 0
@@ -185,7 +185,8 @@ class _Running:
                     return self._finished(started, stepper, ahead.batch, evaluated=False, complete=False)
         if stepper.step < attempt.total:
             ahead.check()
-            if attempt.stop.asked:
+            # Steps that were taken are saved below, however late in the data a signal comes.
+            if attempt.stop.asked and not stepper.has_stepped:
                 return False
         elif ahead.error is not None:
             # Nobody needs it: a run that has all its steps must not fail for the want of one more batch.
