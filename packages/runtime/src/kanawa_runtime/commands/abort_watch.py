@@ -26,6 +26,9 @@ def watch_for_aborts(then: Callable[[], None]) -> None:
     """
     if not sys.platform.startswith("linux") or not _TASKS.is_dir():
         return
+    if aborting_threads():
+        # Whoever started this process blocked the signal, and its threads inherit that: nothing can be told from it.
+        return
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal.restype = ctypes.c_void_p
@@ -44,7 +47,11 @@ def watch_for_aborts(then: Callable[[], None]) -> None:
 
 def aborting_threads() -> set[str]:
     """Returns the threads of this process that are answering SIGABRT."""
-    return {task for task in os.listdir(_TASKS) if _is_answering(_blocked(task))}
+    try:
+        tasks = os.listdir(_TASKS)
+    except OSError:  # too many open files: the next look may do
+        return set()
+    return {task for task in tasks if _is_answering(_blocked(task))}
 
 
 def _is_answering(mask: int) -> bool:

@@ -20,12 +20,19 @@ def join_gang(coordinator: str | None, processes: int | None, process_id: int | 
 
     from kanawa_runtime.commands.abort_watch import watch_for_aborts
 
-    watch_for_aborts(lambda: leave_gang("JAX was about to abort this one"))
+    # A failed check of XLA's own aborts as well, and nothing tells one from the other but what was printed.
+    reason = "JAX was about to abort this one, as it does then; where its last lines above say otherwise, believe them"
+    watch_for_aborts(lambda: leave_gang(reason))
     try:
         jax.distributed.initialize(coordinator, processes, process_id)
         _compare_plugins()
     except RuntimeError as error:
-        raise PeerLostError(lost_peer(error) or str(error)) from error
+        said = lost_peer(error)
+        # Of its runtime's errors most pass, such as a port that is still taken; of its Python's, such as a second
+        # `initialize`, none does, and whoever starts the process would start it for ever.
+        if said is None and not isinstance(error, jax.errors.JaxRuntimeError):
+            raise
+        raise PeerLostError(said or str(error)) from error
 
 
 def leave_gang(reason: str) -> None:
@@ -35,13 +42,16 @@ def leave_gang(reason: str) -> None:
     """
     from kanawa.cli.output import write_message
 
-    write_message(
-        f"kanawa: another process of this run was lost ({reason}). Nothing is wrong with this one: start all of them "
-        "again with the same command, and the run goes on from its newest checkpoint"
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(PeerLostError.exit_code)
+    try:
+        write_message(
+            f"kanawa: another process of this run was lost ({reason}). Nothing is wrong with this one: start all of "
+            "them again with the same command, and the run goes on from its newest checkpoint"
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # Whether or not somebody still reads what it says.
+        os._exit(PeerLostError.exit_code)
 
 
 def _compare_plugins() -> None:

@@ -1,0 +1,51 @@
+"""How a process of a gang ends: 42 for what another start may mend, whoever reads its last words."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax.errors import JaxRuntimeError
+from kanawa_runtime.commands import abort_watch
+from kanawa_runtime.commands.gang import join_gang
+from kanawa_runtime.train.peers import PeerLostError
+
+UNHEARD = """
+import sys
+from kanawa_runtime.commands.gang import leave_gang
+
+class Gone:
+    def write(self, text):
+        raise ValueError("I/O operation on closed file")
+    flush = write
+
+sys.stderr = Gone()
+leave_gang("it said so")
+"""
+
+
+def failing(monkeypatch, error):
+    def initialize(*arguments):
+        raise error
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(abort_watch, "watch_for_aborts", lambda then: None)
+
+
+def test_a_mistake_is_not_worth_another_start(monkeypatch):
+    failing(monkeypatch, RuntimeError("distributed.initialize should only be called once."))
+    with pytest.raises(RuntimeError, match="only be called once") as caught:
+        join_gang("localhost:1", 2, 0)
+    assert not isinstance(caught.value, PeerLostError)
+
+
+@pytest.mark.parametrize("text", ["DEADLINE_EXCEEDED: nobody came", "UNKNOWN: the port is taken"])
+def test_others_that_do_not_come_are(monkeypatch, text):
+    failing(monkeypatch, JaxRuntimeError(text))
+    with pytest.raises(PeerLostError, match=text):
+        join_gang("localhost:1", 2, 0)
+
+
+def test_the_code_is_left_where_nobody_hears_the_words():
+    done = subprocess.run([sys.executable, "-c", UNHEARD], check=False, timeout=60)
+    assert done.returncode == 42
