@@ -169,6 +169,7 @@ def test_odd_records_do_no_harm(tmp_path: Path) -> None:
             "kernel_selected",
             "sample",
             "checkpoint_damaged",
+            "checkpoint_dropped",
             "new",
         ):
             file.write(json.dumps({"event": event}) + "\n")

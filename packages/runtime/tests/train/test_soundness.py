@@ -73,7 +73,9 @@ def test_a_save_counts_only_once_the_next_step_is_sound(tmp_path):
     with pytest.raises(DivergedError, match=r"step 2 .*nor the state of step 1, which leads to it.*\(none yet\)"):
         diverging(run, 1e15).execute()
     assert list((run / "checkpoints").iterdir()) == []
-    assert "checkpoint_committed" not in {event["event"] for event in read_events(run / "events.jsonl")}
+    events = {event["event"]: event for event in read_events(run / "events.jsonl")}
+    assert "checkpoint_committed" not in events
+    assert events["checkpoint_dropped"]["step"] == 1
 
 
 def test_an_error_between_two_steps_loses_no_save(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from typing import Any
 from kanawa.config import Configurable
 from kanawa.errors import KanawaError
 
-#: Receives ("checkpoint_committed" | "checkpoint_failed" | "checkpoint_damaged", fields) on any thread. Fields of the
-#: first: `step`, `path`, and what else is known, such as `bytes` and `seconds`.
+#: Receives ("checkpoint_committed" | "checkpoint_dropped" | "checkpoint_failed" | "checkpoint_damaged", fields) on any
+#: thread. Fields of the first: `step`, `path`, and what else is known, such as `bytes` and `seconds`.
 CheckpointCallback = Callable[[str, Mapping[str, Any]], None]
 
 

@@ -316,6 +316,7 @@ class OrbaxCheckpointer(Checkpointer):
         if agreement.is_primary():
             layout.remove_unfinished(self.directory)
             agreement.publish(key, "dropped")
+        self.on_event("checkpoint_dropped", {"step": pending.step, "path": str(pending.folder)})
 
     def _commit(self, pending: _Pending) -> int:
         """Makes the step count; returns its bytes."""

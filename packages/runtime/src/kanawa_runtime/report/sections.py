@@ -201,6 +201,8 @@ def _problem(record: Mapping[str, Any]) -> str:
     step = record.get("step")
     if record["event"] == "checkpoint_failed":
         return f"step {step} could not be saved: {record.get('error')}"
+    if record["event"] == "checkpoint_dropped":
+        return f"step {step} was not kept: the step after it was not sound, or never came"
     if record["event"] == "checkpoint_damaged":
         reasons = "; ".join(str(reason) for reason in record.get("reasons") or [])
         used = record.get("used")
