@@ -17,6 +17,25 @@ class Fragile(kn.Module):
         self.add_param("scale", (12 // self.config.width,), axes=(None,))
 
 
+class Wide(kn.Module):
+    class Config(kn.Module.Config):
+        a: int = 0
+        b: int = 0
+        c: int = 0
+        d: int = 0
+        e: int = 0
+        f: int = 0
+        g: int = 0
+        h: int = 0
+        i: int = 0
+        j: int = 0
+        k: int = 0
+        width: int = 1
+
+    def setup(self):
+        raise ValueError(self.config.width)
+
+
 class Around(kn.Module):
     class Config(kn.Module.Config):
         parts: tuple[Fragile.Config, ...] = (Fragile.Config(width=3), Fragile.Config())
@@ -52,6 +71,11 @@ def test_a_component_names_its_place_and_values():
     assert "--traceback" in text
     assert error.value.exit_code == 2
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_values_that_somebody_set_come_first():
+    with pytest.raises(BuildError, match="it was asked for width=3, a=0, "):
+        kn.compose(Experiment(model=Wide.Config(width=3)))
 
 
 def test_a_component_that_ends_the_program():

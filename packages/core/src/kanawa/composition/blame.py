@@ -69,4 +69,5 @@ def _values(node: Any) -> str:
     if not isinstance(node, Config):
         return ""
     leaves = [(name, value) for name, value in vars(node).items() if isinstance(value, bool | int | float | str)]
+    leaves.sort(key=lambda leaf: not node.is_set(leaf[0]))
     return ", ".join(f"{name}={value_text(value)}" for name, value in leaves[:_MOST_TOLD])
