@@ -71,6 +71,12 @@ def test_requirements_hold_where_packaging_says_so(installed, clauses):
     assert problems == ([] if met else [f"needs some-thing{SpecifierSet(clauses)}, found {installed}"])
 
 
+@pytest.mark.parametrize("text", ["some-thing>=0.1 <2", "some-thing>=0.1,,<2", "some-thing>="])
+def test_a_requirement_that_is_none_is_told(text):
+    (problem,) = unmet_requirements([text], {"some-thing": "1.0"}.get)
+    assert text in problem
+
+
 def test_a_plugins_metadata_is_read_as_its_author_wrote_it(fake_distribution):
     # The text after the header is the README: what it says of versions is no field.
     folder = fake_distribution("fake-read", {GROUP: ["read = fake_read"]}, {"fake_read": ""}, version="1.5")

@@ -17,7 +17,7 @@ PLUGIN_KIND = "plugins"
 _ONLY_IN_EXTRA = re.compile(r"""^[^;]*;\s*extra\s*==\s*['"][\w.-]+['"]\s*$""")
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _CLAUSE = re.compile(r"(>=|<=|>|<)\s*(\d+(?:\.\d+)*)")
-_PLAIN = re.compile(rf"(?P<name>[\w.-]+)\s*(?P<clauses>({_CLAUSE.pattern}\s*,?\s*)*)")
+_PLAIN = re.compile(rf"(?P<name>[\w.-]+)\s*(?P<clauses>({_CLAUSE.pattern}(\s*,\s*{_CLAUSE.pattern})*)?)\s*")
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _GROUP = re.compile(r"kanawa\.([a-z][a-z0-9_]*)")
 
