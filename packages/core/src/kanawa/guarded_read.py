@@ -44,7 +44,10 @@ def check_readable(file: Path, home: Path | None = None) -> None:
     if home is not None and not stays_inside(home, file):
         message = f"{file} is a link out of its folder, to {os.path.realpath(file)}; put the file itself there"
         raise UnreadableFileError(message)
-    mode = file.stat().st_mode
+    _check_kind(file, file.stat().st_mode)
+
+
+def _check_kind(file: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         message = f"{file} is a {_kind(mode)}, expected an ordinary file; put the file itself there"
         raise UnreadableFileError(message)
@@ -53,7 +56,9 @@ def check_readable(file: Path, home: Path | None = None) -> None:
 def guarded_bytes(file: Path, home: Path | None = None, *, most: int) -> bytes:
     """Returns the bytes of a file of at most `most`; raises UnreadableFileError, or OSError where there is none."""
     check_readable(file, home)
-    with file.open("rb") as stream:
+    with open(file, "rb", opener=_open_at_once) as stream:
+        # Once more: what lies there may be another by now.
+        _check_kind(file, os.fstat(stream.fileno()).st_mode)
         content = stream.read(most + 1)
     if len(content) > most:
         message = f"{file} is more than {most:,} bytes, which no file of that name is; download it again"
@@ -108,6 +113,11 @@ def plain_name(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return 0 < length <= MOST_NAME_BYTES and name.isprintable() and name not in (".", "..") and Path(name).name == name
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file, and waits for nobody where it is a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _kind(mode: int) -> str:
