@@ -39,6 +39,8 @@ _STAND_IN = {
 #: What compilers say of a program that needs more memory than there is: the bytes, in two forms.
 _USED = re.compile(r"(?:[Uu]sed ([\d.]+)([KMGT])i?B? of|temporaries \(([\d.]+)([KMGT])\) exceeds)")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+#: A CPU device's number holds its process above 11 bits.
+MOST_CPU_DEVICES = 2048
 
 
 class CompileError(KanawaError):
@@ -60,10 +62,6 @@ class Memory:
     def total(self) -> int:
         """All of it; outputs that take an argument's place count once."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
-
-
-#: A CPU device's number holds its process above 11 bits.
-MOST_CPU_DEVICES = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,12 +198,9 @@ def _compiled(
 
 def read_dump(folder: Path) -> tuple[str, str, str]:
     """Returns the final program, its buffer assignment and its live ranges; empty where the dump has none."""
-
-    return (
-        _largest(folder, *_FINAL),
-        _largest(folder, "buffer-assignment.txt"),
-        _largest(folder, "live-range.txt"),
-    )
+    ends = (_FINAL, ("buffer-assignment.txt",), ("live-range.txt",))
+    final, assignment, ranges = (_largest(folder, *each) for each in ends)
+    return final, assignment, ranges
 
 
 def _largest(folder: Path, *ends: str) -> str:

@@ -7,7 +7,7 @@ peak; what remains up to the allocation's size is lost between them, and is repo
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +38,6 @@ class Peak:
 
     buffers: tuple[Buffer, ...] = ()
     reserved_bytes: int = 0
-    bytes_by: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

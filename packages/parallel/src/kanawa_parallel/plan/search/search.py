@@ -123,11 +123,8 @@ def _judged(question: Question, target: str, fixed: Mapping[str, str], result: S
         else:
             first.append(candidate)
     yield from judged(first)
-    for field, choices in (
-        ("policy", policies(fixed)),
-        ("microbatches", parts),
-        ("policy", policies(fixed)),
-    ):
+    # Policies a second time: with smaller microbatches one may fit that keeps more.
+    for field, choices in (("policy", policies(fixed)), ("microbatches", parts), ("policy", policies(fixed))):
         best = _best(outcome for outcome in result.outcomes if outcome.candidate.target == target)
         yield from judged(dataclasses.replace(each, **{field: choice}) for each in best for choice in choices)
 

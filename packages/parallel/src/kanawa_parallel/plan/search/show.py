@@ -9,7 +9,8 @@ from kanawa_parallel.plan.search.search import Search
 from kanawa_parallel.plan.show.render import table
 from kanawa_parallel.plan.show.units import duration, size
 
-_REASONS = 8
+#: Kinds of reasons that are told, the most frequent first; and a gain that rounds to 0.0 %, which is none.
+_REASONS, _LEAST_GAIN = 8, 0.0005
 
 
 def command_line(question: Question, outcome: Outcome) -> str:
@@ -88,7 +89,7 @@ def render(question: Question, result: Search, currency: str) -> str:
         "the rule's own does not fit"
         if won is None
         else f"{won:.1%} quicker than the rule"
-        if won > 0.0005
+        if won > _LEAST_GAIN
         else "no quicker than the rule"
     )
     lines.append(f"\nbest: {_name(winner)} on {winner.candidate.target}: {duration(winner.seconds)} a step, {said}")
