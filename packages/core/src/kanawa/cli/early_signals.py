@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kanawa.errors import Interruption
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Terminated(Interruption):
@@ -38,14 +43,23 @@ def early_signals(*, gives_sigterm_back: bool = True) -> Iterator[Callable[[], N
         yield check
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    tell = sys.unraisablehook
+
+    def tell_of_others(unraisable: UnraisableHookArgs) -> None:
+        # In a callback of the garbage collector nothing can be raised; `check` does, and a traceback helps nobody.
+        if not issubclass(unraisable.exc_type, (KeyboardInterrupt, Terminated)):
+            tell(unraisable)
+
     # Whoever embeds us, or `nohup`, may have settled on another answer.
     usual = (signal.SIG_DFL, signal.default_int_handler)
     answered = [number for number, handler in previous.items() if handler in usual]
     for number in answered:
         signal.signal(number, answer)
+    sys.unraisablehook = tell_of_others
     try:
         yield check
     finally:
+        sys.unraisablehook = tell
         for number in answered:
             if number == signal.SIGINT or gives_sigterm_back:
                 signal.signal(number, previous[number])
