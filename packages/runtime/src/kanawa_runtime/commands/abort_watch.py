@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LOOK_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
-_ABORTING, _ANOTHER = 1 << (signal.SIGABRT - 1), 1 << (signal.SIGUSR1 - 1)
+_ABORTING = 1 << (signal.SIGABRT - 1)
 
 
 def watch_for_aborts(then: Callable[[], None]) -> None:
@@ -56,7 +56,8 @@ def aborting_threads() -> set[str]:
 
 def _is_answering(mask: int) -> bool:
     # A thread that starts another one has all signals blocked for a moment, not this one alone.
-    return bool(mask & _ABORTING) and not mask & _ANOTHER
+    another = 1 << (signal.SIGUSR1 - 1)
+    return bool(mask & _ABORTING) and not mask & another
 
 
 def _blocked(task: str) -> int:
