@@ -7,6 +7,16 @@ import pytest
 from kanawa.cli.early_signals import Terminated, early_signals
 
 
+@pytest.fixture(autouse=True)
+def usual_answers():
+    """Those of a program in the foreground: a shell that runs the tests in the background has SIGINT ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class Interrupted:
     def __init__(self, number):
         self.number = number
