@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels import Kernel, Verdict
+from kanawa.kernels import CAUSAL, Kernel, Verdict
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.problem import ATTENTION
@@ -246,7 +246,7 @@ def choose_again(recorded, pins=()):
 def test_what_a_run_chose_is_kept_though_another_ranks_higher_now(install):
     install(a=values(General, GpuSlow))
     before = choose()
-    recorded = (("attention", before.problem, before.kernel),)
+    recorded = (("attention", before.problem, before.kernel, ()),)
     assert choose_again(recorded).note == ""
     install(a=values(General, GpuSlow, GpuFused))
     again = choose_again(recorded)
@@ -261,20 +261,86 @@ def test_what_a_run_chose_is_kept_though_another_ranks_higher_now(install):
 def test_a_recorded_kernel_that_is_gone_or_refuses_is_replaced_with_its_reason(install):
     install(a=values(General, GpuPicky))
     problem = choose().problem
-    gone = choose_again((("attention", problem, "attention.gpu.slow"),))
+    gone = choose_again((("attention", problem, "attention.gpu.slow", ()),))
     assert gone.kernel == "attention.any.general"
     assert gone.note == "this run had attention.gpu.slow, which can't be used: it is not installed for gpu any more"
-    refusing = choose_again((("attention", problem, "attention.gpu.picky"),))
+    refusing = choose_again((("attention", problem, "attention.gpu.picky", ()),))
     assert refusing.note == "this run had attention.gpu.picky, which can't be used: head_dim 64 is over 32"
 
 
 def test_a_pin_wins_over_the_record_and_other_problems_are_free(install):
     install(a=values(General, GpuSlow, GpuFused))
     problem = choose().problem
-    pinned = choose_again((("attention", problem, "attention.gpu.slow"),), pins=("attention.gpu.fused",))
+    pinned = choose_again((("attention", problem, "attention.gpu.slow", ()),), pins=("attention.gpu.fused",))
     assert (pinned.kernel, pinned.note) == (
         "attention.gpu.fused",
         "pinned by the config; this run had attention.gpu.slow",
     )
-    other = choose_again((("attention", "another problem", "attention.gpu.slow"),))
+    other = choose_again((("attention", "another problem", "attention.gpu.slow", ()),))
     assert (other.kernel, other.note) == ("attention.gpu.fused", "")
+
+
+def choose_measured(*, policy, problem=BASE):
+    with use_plan(ExecutionPlan(kernels=policy, platform="gpu")):
+        return select(ATTENTION, problem)
+
+
+def test_what_was_measured_beats_the_ranking_and_gives_the_kernel_its_tuning(install):
+    install(a=values(General, GpuSlow, GpuFused))
+    problem = BASE.describe()
+    measured = (("attention", problem, "attention.gpu.slow", (("block", 64),)),)
+    chosen = choose_measured(policy=KernelPolicy(measured=measured))
+    assert chosen.choice.kernel == "attention.gpu.slow" and chosen.choice.note == ""
+    assert chosen.choice.as_json()["tuning"] == {"block": 64}
+    assert chosen.kernel.setting("block", 128) == 64 and chosen.kernel.setting("other", 128) == 128
+    # One instance always: a kernel's identity is part of what JAX's caches know a trace by.
+    assert choose_measured(policy=KernelPolicy(measured=measured)).kernel is chosen.kernel
+    assert choose().tuning == ()
+
+
+def test_a_measured_kernel_gives_way_to_pins_records_fused_kernels_and_its_own_absence(install):
+    install(a=values(General, GpuSlow, GpuFused, GpuPicky))
+    problem = BASE.describe()
+
+    def chosen(kernel, **policy):
+        use = (("attention", problem, kernel, (("block", 64),)),)
+        choice = choose_measured(policy=KernelPolicy(measured=use, **policy)).choice
+        return choice.kernel, choice.tuning
+
+    fused = ("attention.gpu.fused", ())
+    assert chosen("attention.gpu.slow", pins=(("attention", "attention.gpu.fused"),)) == fused
+    assert chosen("attention.gpu.slow", recorded=(("attention", problem, "attention.gpu.fused", ()),)) == fused
+    assert chosen("attention.gpu.slow", require_fused=True) == fused
+    assert chosen("attention.gpu.picky") == fused
+    assert chosen("attention.gpu.gone") == fused
+    pin = (("attention", "attention.gpu.slow"),)
+    assert chosen("attention.gpu.slow", pins=pin) == ("attention.gpu.slow", (("block", 64),))
+
+
+def test_a_run_keeps_its_tuning_though_another_was_measured_since(install):
+    install(a=values(General, GpuSlow))
+    problem = BASE.describe()
+    ran = (("attention", problem, "attention.gpu.slow", (("block", 32),)),)
+    measured = (("attention", problem, "attention.gpu.slow", (("block", 64),)),)
+    choice = choose_measured(policy=KernelPolicy(recorded=ran, measured=measured)).choice
+    assert choice.tuning == (("block", 32),)
+
+
+class Locked(GpuFused):
+    name = "attention.gpu.locked"
+
+    def forward(self, problem, operands):
+        raise ModuleNotFoundError("vendor_library")
+
+
+def test_a_survey_names_the_kernel_and_traces_a_general_one(install):
+    install(a=values(General, Locked))
+    with use_plan(ExecutionPlan(kernels=KernelPolicy(survey=True), platform="gpu")):
+        selection = select(ATTENTION, BASE)
+        q = jnp.zeros((2, 256, 4, 64))
+        traced = jax.eval_shape(lambda q, k: attention(q, k, k, mask=CAUSAL, scale=0.125), q, q[:, :, :2])
+    assert selection.choice.kernel == "attention.gpu.locked"
+    assert selection.kernel.name == "attention.any.general"
+    assert traced.shape == (2, 256, 2, 64)
+    assert selection.choice.local_problem == BASE and not selection.choice.fallback
+    assert not choose().fallback

@@ -14,18 +14,26 @@ import jax
 from kanawa.arrays.precision import Precision
 from kanawa.arrays.rules import Rules
 
+#: (operation, problem as text, kernel name, what it is run with beside its own choice).
+KernelUse = tuple[str, str, str, tuple[tuple[str, int], ...]]
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelPolicy:
     """Which kernels a user insists on: `pins` are (operation, kernel name); `require_fused` refuses fallbacks.
 
-    `recorded` are (operation, problem as text, kernel name) that a run chose before: kept while they can be, and a
-    choice's note says why where they can't.
+    `recorded` are (operation, problem as text, kernel name, tuning) that a run chose before: kept while they can be,
+    and a choice's note says why where they can't. `measured` are the same, found quickest on this device before: they
+    come before the kernels' own ranking.
+    `survey` has programs traced to see what is chosen: general kernels stand in for the chosen ones, whose platform's
+    libraries may be missing here.
     """
 
     pins: tuple[tuple[str, str], ...] = ()
     require_fused: bool = False
-    recorded: tuple[tuple[str, str, str], ...] = ()
+    recorded: tuple[KernelUse, ...] = ()
+    measured: tuple[KernelUse, ...] = ()
+    survey: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What was chosen for one call of an operation: hashable text, static data of the outputs."""
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 def scope_name(kernel: str, problem: str) -> str:
@@ -24,6 +25,9 @@ class KernelChoice:
             higher but refused.
         note: how the choice differs from what a run chose before, or from what would be chosen now; else empty.
         matmul_flops: FLOPs of one matmul of the problem's size; 0 where the operation has none.
+        tuning: what the kernel is run with beside its own choice, as ((name, value), …).
+        fallback: whether the platform asks for a fused kernel of the operation and this isn't one.
+        local_problem: the problem itself.
     """
 
     operation: str
@@ -32,6 +36,9 @@ class KernelChoice:
     refused: tuple[tuple[str, str], ...] = ()
     note: str = ""
     matmul_flops: float = 0.0
+    tuning: tuple[tuple[str, int], ...] = ()
+    fallback: bool = False
+    local_problem: Any = field(default=None, compare=False, repr=False)
 
     @property
     def scope(self) -> str:
@@ -45,5 +52,6 @@ class KernelChoice:
             "problem": self.problem,
             "kernel": self.kernel,
             "refused": [{"kernel": kernel, "reason": reason} for kernel, reason in self.refused],
+            **({"tuning": dict(self.tuning)} if self.tuning else {}),
             **({"note": self.note} if self.note else {}),
         }

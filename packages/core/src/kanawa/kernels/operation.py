@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 #: Operand name to array (or a pytree of arrays); an absent operand has no key.
 Operands = Mapping[str, Any]
 
+#: Sizes and the like that a kernel can be run with, by name: (("block_q", 128), …). Hashable, for it decides a program.
+Tuning = tuple[tuple[str, int], ...]
+
 #: In `Operation.output_axes`: every shard holds a part of the sum, so that the wrapper adds them up.
 SUMMED = "summed"
 
@@ -77,6 +80,7 @@ class Kernel(abc.ABC):
         compiled_calls: what its calls are named in a compiled program, as (pattern, matmuls of the problem's size that
             such a call does), the first that matches counting. By these a plan knows what a fused kernel costs that
             states no cost of its own; an operation says what one matmul is (`Operation.matmul_flops`).
+        tuning: what it is to run with where that differs from its own choice; read it with `setting`.
     """
 
     name: ClassVar[str]
@@ -87,6 +91,7 @@ class Kernel(abc.ABC):
     local: ClassVar[bool] = False
     autodiff: ClassVar[bool] = False
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ()
+    tuning: Tuning = ()
 
     @abc.abstractmethod
     def supports(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
@@ -98,6 +103,15 @@ class Kernel(abc.ABC):
     @abc.abstractmethod
     def forward(self, problem: Any, operands: Operands) -> tuple[Any, Any]:
         """Returns (out, residuals): what `backward` needs beside operands and out."""
+
+    def tunings(self, problem: Any, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+        """Returns what `kanawa kernels --bench` tries for a problem it supports, beside the kernel's own choice."""
+        del problem, device
+        return ()
+
+    def setting(self, name: str, default: int) -> int:
+        """Returns what the tuning says of `name`, else the kernel's own choice."""
+        return dict(self.tuning).get(name, default)
 
     def apply(self, problem: Any, operands: Operands) -> Any:
         """Returns the output alone, for calls that need no residuals."""

@@ -3,19 +3,20 @@
 Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU code.
 """
 
+import copy
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kanawa.errors import KernelError, PluginError, UsageError, did_you_mean
 from kanawa.kernels.choice import KernelChoice
-from kanawa.kernels.operation import Kernel, Operation
+from kanawa.kernels.operation import Kernel, Operation, Tuning
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import refuse
 from kanawa.plugins.devices import device_spec_of_kind
 
 if TYPE_CHECKING:
-    from kanawa.arrays.plan import KernelPolicy
+    from kanawa.arrays.plan import KernelPolicy, KernelUse
     from kanawa.kernels.verdict import Verdict
     from kanawa.plugins import ComponentState, DeviceSpec
 
@@ -48,7 +49,8 @@ class _Question:
 def select(operation: Operation, problem: Any, split_error: str = "") -> Selection:
     """Returns the best installed kernel for a local problem on the current platform.
 
-    Order: pins of the plan in force, kernels for this platform before general ones, priority, name.
+    Order: pins of the plan in force, what this run chose before, what was measured to be quickest on this device,
+    kernels for this platform before general ones, priority, name.
     `split_error` says why operands can't be split over the mesh, which rules out local kernels.
     Raises KernelError where a pin can't be kept, none supports the problem, two distributions tie,
     or a fused kernel is required and none applies.
@@ -83,17 +85,19 @@ def _answer(question: _Question) -> Selection:
             supporting.append((state, kernel))
         else:
             refused.append((state.name, verdict.reason))
-    # A config's pin beats what the run recorded, which beats the ranking.
-    recorded = _recorded_name(question)
+    # A config's pin beats what the run recorded, which beats what was measured, which beats the ranking.
+    recorded, measured = _use(question, question.policy.recorded), _use(question, question.policy.measured)
     note = ""
     if pins:
         best = _pinned(question, pins, supporting, refused)
-        if recorded not in ("", best.name):
-            note = f"pinned by the config; this run had {recorded}"
-    elif recorded:
-        best, note = _as_recorded(question, recorded, supporting, refused)
+        if recorded.kernel not in ("", best.name):
+            note = f"pinned by the config; this run had {recorded.kernel}"
+    elif recorded.kernel:
+        best, note = _as_recorded(question, recorded.kernel, supporting, refused)
     else:
-        best = _best(question, supporting, refused)
+        best = _as_measured(question, measured.kernel, supporting) or _best(question, supporting, refused)
+    # A run keeps the sizes it began with: others round otherwise.
+    tuning = next((use.tuning for use in (recorded, measured) if use.kernel == best.name), ())
     if question.policy.require_fused:
         _check_fused(question, best, refused)
     choice = KernelChoice(
@@ -103,8 +107,29 @@ def _answer(question: _Question) -> Selection:
         refused=tuple(refused),
         note=note,
         matmul_flops=_matmul_flops(question),
+        tuning=tuning,
+        fallback=_falls_back(question, best),
+        local_problem=question.problem,
     )
-    return Selection(best, choice)
+    if question.policy.survey:
+        return Selection(_stand_in(best, supporting), choice)
+    return Selection(_tuned(best, tuning), choice)
+
+
+def _stand_in(best: Kernel, supporting: list[tuple["ComponentState", Kernel]]) -> Kernel:
+    """Returns a general kernel, which traces anywhere, in place of one whose platform's libraries may be missing."""
+    general = (item for item in sorted(supporting, key=_rank) if item[0].name.split(".")[1] == "any")
+    return next((kernel for _, kernel in general), best)
+
+
+@functools.lru_cache(maxsize=256)
+def _tuned(kernel: Kernel, tuning: Tuning) -> Kernel:
+    """Returns the kernel with a tuning, always the same instance: its identity is static data of a custom_vjp."""
+    if not tuning:
+        return kernel
+    tuned = copy.copy(kernel)
+    tuned.tuning = tuning
+    return tuned
 
 
 def _matmul_flops(question: _Question) -> float:
@@ -164,10 +189,26 @@ def _best(
     return kernel
 
 
-def _recorded_name(question: _Question) -> str:
-    """Returns the kernel that the run chose for this very problem before; empty if it never met it."""
+class _Use(NamedTuple):
+    """A kernel met before for this very problem, and its tuning; an empty name if there was none."""
+
+    kernel: str = ""
+    tuning: Tuning = ()
+
+
+def _use(question: _Question, uses: "tuple[KernelUse, ...]") -> _Use:
     asked = (question.operation.name, question.problem.describe())
-    return next((kernel for *met, kernel in question.policy.recorded if tuple(met) == asked), "")
+    return next((_Use(kernel, tuning) for *met, kernel, tuning in uses if tuple(met) == asked), _Use())
+
+
+def _as_measured(
+    question: _Question, measured: str, supporting: list[tuple["ComponentState", Kernel]]
+) -> Kernel | None:
+    """Returns the kernel that was quickest here, if it can be used still."""
+    kept = next((kernel for _, kernel in supporting if kernel.name == measured), None)
+    if kept is None or (question.policy.require_fused and _falls_back(question, kept)):
+        return None
+    return kept
 
 
 def _as_recorded(
@@ -212,8 +253,13 @@ def _pinned(
     raise PinError(message)
 
 
+def _falls_back(question: _Question, kernel: Kernel) -> bool:
+    """Returns whether the platform is one where the operation should be fused, and the kernel isn't."""
+    return not kernel.fused and question.platform in question.operation.fused_platforms
+
+
 def _check_fused(question: _Question, kernel: Kernel, refused: list[tuple[str, str]]) -> None:
-    if kernel.fused or question.platform not in question.operation.fused_platforms:
+    if not _falls_back(question, kernel):
         return
     message = (
         f"a fused kernel is required but {_what(question)} gets {kernel.name}, which isn't fused"
