@@ -122,6 +122,7 @@ BACKEND_HOOKS = {
     "mesh_rules": "kanawa_mesh_rules",
     "compiler_options": "kanawa_compiler_options",
     "topology": "kanawa_topology",
+    "kernel_schedules": "kanawa_kernel_schedules",
     "findings": "kanawa_doctor",
 }
 

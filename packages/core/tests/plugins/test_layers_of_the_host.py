@@ -8,7 +8,7 @@ import kanawa.plugins
 FOLDER = Path(kanawa.plugins.__file__).parent
 #: From records to host. A function-level import is still a dependency: it only hides a cycle until it is called.
 ORDER = (
-    *("records", "kinds", "discovery", "states", "catalog", "specs", "backend", "startup"),
+    *("records", "schedules", "kinds", "discovery", "states", "catalog", "specs", "backend", "startup"),
     *("manager", "fillers", "devices"),
 )
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kanawa.plugins.records import Kind as Kind
     from kanawa.plugins.records import MeshRule as MeshRule
     from kanawa.plugins.records import PublishedStep as PublishedStep
+    from kanawa.plugins.schedules import KernelSchedule as KernelSchedule
+    from kanawa.plugins.schedules import Region as Region
+    from kanawa.plugins.schedules import ScheduleRequest as ScheduleRequest
     from kanawa.plugins.specs import hookimpl as hookimpl
     from kanawa.plugins.specs import hookspec as hookspec
     from kanawa.plugins.states import ComponentState as ComponentState
@@ -48,6 +51,9 @@ _HOME = {
     "Kind": "records",
     "MeshRule": "records",
     "PublishedStep": "records",
+    "KernelSchedule": "schedules",
+    "Region": "schedules",
+    "ScheduleRequest": "schedules",
     "ComponentState": "states",
     "PluginState": "states",
 }

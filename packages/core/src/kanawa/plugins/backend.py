@@ -9,6 +9,7 @@ from typing import Any
 from kanawa.errors import TargetError
 from kanawa.plugins.catalog import load_value
 from kanawa.plugins.records import Calibration, DeviceSpec, Finding, MeshRule
+from kanawa.plugins.schedules import KernelSchedule, ScheduleRequest
 from kanawa.plugins.specs import hookimpl
 
 
@@ -25,6 +26,7 @@ class Backend:
         topology: a function (target) -> compile-only devices; empty where no compiler is public.
         missing_compiler: a function that returns the distributions the compiler lacks here.
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
+        kernel_schedules: a function (ScheduleRequest) -> KernelSchedules; empty where no compiler tells.
         install: what `pip install` makes good what is missing, such as "kanawa-backends-gpu[compile]".
     """
 
@@ -36,6 +38,7 @@ class Backend:
     topology: str = ""
     missing_compiler: str = ""
     calibrations: str = ""
+    kernel_schedules: str = ""
     install: str = ""
 
     @hookimpl
@@ -71,6 +74,28 @@ class Backend:
         """
         if target.device.platform != self.platform or not self.topology:
             return None
+        self._require_compiler(target)
+        return list(load_value(self.topology)(target))
+
+    @hookimpl
+    def kanawa_kernel_schedules(self, request: ScheduleRequest) -> Sequence[KernelSchedule] | None:
+        """Returns what the platform's compiler makes of a kernel; None for any other platform, or without a compiler.
+
+        Raises TargetError, saying what to install, where the compiler isn't there.
+        """
+        if request.target.device.platform != self.platform or not self.kernel_schedules:
+            return None
+        self._require_compiler(request.target)
+        schedules: Sequence[KernelSchedule] = load_value(self.kernel_schedules)(request)
+        return schedules
+
+    @hookimpl
+    def kanawa_doctor(self) -> Sequence[Finding]:
+        """Returns what the backend's preflight found."""
+        findings: Sequence[Finding] = load_value(self.findings)()
+        return findings
+
+    def _require_compiler(self, target: Any) -> None:
         missing = load_value(self.missing_compiler)() if self.missing_compiler else ()
         if missing:
             message = (
@@ -78,10 +103,3 @@ class Backend:
                 f'run: pip install "{self.install}"'
             )
             raise TargetError(message)
-        return list(load_value(self.topology)(target))
-
-    @hookimpl
-    def kanawa_doctor(self) -> Sequence[Finding]:
-        """Returns what the backend's preflight found."""
-        findings: Sequence[Finding] = load_value(self.findings)()
-        return findings

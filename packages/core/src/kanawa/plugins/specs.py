@@ -27,6 +27,7 @@ from kanawa.plugins.records import (
     MeshRule,
     PublishedStep,
 )
+from kanawa.plugins.schedules import KernelSchedule, ScheduleRequest
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -117,6 +118,16 @@ def kanawa_topology(target: Any) -> list[Any] | None:
 
     The list has `target.jax_devices` entries. Imports JAX inside. Raises TargetError, saying
     what to install, if the compiler is not there.
+    """
+
+
+@hookspec
+def kanawa_kernel_schedules(request: ScheduleRequest) -> Sequence[KernelSchedule] | None:
+    """Returns what the compiler makes of each call of a kernel, or None if the target is not this plugin's.
+
+    Forward calls first, in program order; empty where the kernel makes no call of its own, but leaves its work to XLA.
+    Compiles, without the device. Raises TargetError, saying what to install, if the compiler is not there, and
+    KernelError with the compiler's words if it refuses the kernel.
     """
 
 
