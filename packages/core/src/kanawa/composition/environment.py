@@ -6,13 +6,15 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from kanawa.arrays.plan import ExecutionPlan, KernelPolicy
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, KernelUse
 from kanawa.composition.blame import blamed
 from kanawa.composition.compiler_options import Checked, recommended, tried
 from kanawa.composition.experiment import Composition
 from kanawa.composition.target import Target
 from kanawa.contracts import Environment
-from kanawa.errors import TargetError
+from kanawa.errors import TargetError, UsageError
+from kanawa.kernels.tuning_table import default_path, measured_uses
+from kanawa.local_path import local_path
 from kanawa.status import stage
 
 Devices = Literal["process", "abstract"] | Sequence[jax.Device]
@@ -42,7 +44,11 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
         precision=cfg.precision.precision(),
         distributed=tuple(way for s in rules for way in s.distributed()),
-        kernels=KernelPolicy(tuple(sorted(execution.kernels.items())), execution.require_fused),
+        kernels=KernelPolicy(
+            tuple(sorted(execution.kernels.items())),
+            execution.require_fused,
+            measured=_measured(execution.tuning, described),
+        ),
         platform=None if described is None else described.device.platform,
         device_kind=None if described is None else _kind(described),
         optimizer_memory=execution.optimizer_memory,
@@ -58,6 +64,24 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         return Environment(plan, mesh, {**options, **own})
     checked_options = tried(options, _compiled_for(mesh, devices)) if options else Checked()
     return Environment(plan, mesh, {**checked_options.accepted, **own}, checked_options.refused)
+
+
+def _measured(tuning: str, described: Target | None) -> tuple[KernelUse, ...]:
+    """Returns what the config's tuning table says of the devices that programs are made for."""
+    kind = jax.devices()[0].device_kind if described is None else _kind(described)
+    if tuning == "none" or kind is None:
+        return ()
+    # Every process of a gang has to lower the same program: a table that one of them lacks would make another.
+    if tuning == "auto":
+        return () if described is None and jax.process_count() > 1 else measured_uses(default_path(), kind)
+    path = local_path(tuning, "execution.tuning")
+    if not path.is_file():
+        message = (
+            f"execution.tuning: there is no file {tuning!r}; expected auto, none, or a table that "
+            "`kanawa kernels EXPERIMENT --bench` wrote"
+        )
+        raise UsageError(message)
+    return measured_uses(path, kind)
 
 
 def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:

@@ -27,6 +27,8 @@ class ExecutionConfig(Config):
     """Where and how a workload runs. All of it may change between runs of one experiment.
 
     `mesh` None and no strategies mean one device. `kernels` pins operations to kernels by catalog name.
+    `tuning` is the table of measured kernels that is used: "auto" (this user's, but none where several processes run
+    one program), "none", or a file.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
     `materialize` has training write to memory what enters a projection, and the gradients around it, and keeps the
     residual stream row by row.
@@ -36,6 +38,7 @@ class ExecutionConfig(Config):
     strategies: tuple[Strategy.Config, ...] = ()
     kernels: dict[str, str] = {}
     require_fused: bool = False
+    tuning: str = "auto"
     compiler_options: dict[str, str | int | float | bool] = {}
     optimizer_memory: str = "device"
     materialize: bool = False

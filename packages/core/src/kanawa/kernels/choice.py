@@ -28,6 +28,7 @@ class KernelChoice:
         tuning: what the kernel is run with beside its own choice, as ((name, value), …).
         fallback: whether the platform asks for a fused kernel of the operation and this isn't one.
         local_problem: the problem itself.
+        operand_bytes: of all operands of the local problem.
     """
 
     operation: str
@@ -39,6 +40,7 @@ class KernelChoice:
     tuning: tuple[tuple[str, int], ...] = ()
     fallback: bool = False
     local_problem: Any = field(default=None, compare=False, repr=False)
+    operand_bytes: int = field(default=0, compare=False)
 
     @property
     def scope(self) -> str:

@@ -55,6 +55,10 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
     Raises KernelError where a pin can't be kept, none supports the problem, two distributions tie,
     or a fused kernel is required and none applies.
     """
+    return _answer(_question(operation, problem, split_error))
+
+
+def _question(operation: Operation, problem: Any, split_error: str) -> _Question:
     from kanawa.arrays.plan import current_plan
     from kanawa.plugins import host
 
@@ -62,7 +66,7 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
     everyone = host()
     prefixes = tuple(f"{operation.name}.{p}." for p in (platform, "any"))
     installed = tuple(state for state in everyone.components("kernels") if state.name.startswith(prefixes))
-    question = _Question(
+    return _Question(
         operation=operation,
         problem=problem,
         split_error=split_error,
@@ -71,7 +75,14 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
         policy=current_plan().kernels,
         installed=installed,
     )
-    return _answer(question)
+
+
+def supporting_kernels(operation: str, problem: Any) -> list[Kernel]:
+    """Returns the installed kernels that support a local problem on the current platform, the best ranked first."""
+    question = _question(Operation(operation, {}, ()), problem, "")
+    asked = ((state, *_ask(question, state)) for state in question.installed)
+    supporting = [(state, kernel) for state, kernel, verdict in asked if kernel is not None and verdict.ok]
+    return [kernel for _, kernel in sorted(supporting, key=_rank)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,7 +124,7 @@ def _answer(question: _Question) -> Selection:
     )
     if question.policy.survey:
         return Selection(_stand_in(best, supporting), choice)
-    return Selection(_tuned(best, tuning), choice)
+    return Selection(tuned(best, tuning), choice)
 
 
 def _stand_in(best: Kernel, supporting: list[tuple["ComponentState", Kernel]]) -> Kernel:
@@ -123,7 +134,7 @@ def _stand_in(best: Kernel, supporting: list[tuple["ComponentState", Kernel]]) -
 
 
 @functools.lru_cache(maxsize=256)
-def _tuned(kernel: Kernel, tuning: Tuning) -> Kernel:
+def tuned(kernel: Kernel, tuning: Tuning) -> Kernel:
     """Returns the kernel with a tuning, always the same instance: its identity is static data of a custom_vjp."""
     if not tuning:
         return kernel

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import compose_from, experiment_arguments, json_argument
 from kanawa.cli.output import write, write_json
 from kanawa.plugins import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kanawa.composition.experiment import Composition
+    from kanawa.kernels.choice import KernelChoice
 
 
 def command() -> Command:
     """Returns the verb."""
     return Command(
         name="kernels",
-        help="show which kernel each operation gets, and why not the others",
+        help="show which kernel each operation gets, and why not the others; or measure them here",
         configure=_configure,
         run=_run,
-        example="kanawa kernels llama2-7b --on v5p-512\nkanawa kernels quickstart --on h100-8 --json",
+        example=(
+            "kanawa kernels llama2-7b --on v5p-512\n"
+            "kanawa kernels llama2-7b --on h100-64 --require-fused\n"
+            "kanawa kernels quickstart --bench"
+        ),
     )
 
 
@@ -28,20 +40,69 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="program to trace (default train_step)",
     )
+    parser.add_argument(
+        "--require-fused",
+        action="store_true",
+        help="exit 1 where an operation falls back to a kernel that isn't fused, on hardware that has such kernels",
+    )
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="measure every installed kernel on this machine's devices and write the quickest into the tuning table",
+    )
+    parser.add_argument("--table", metavar="FILE", help="tuning table that --bench writes (default: this user's own)")
     json_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from kanawa.composition.prepare import prepare
+    if args.bench:
+        from kanawa.cli.verbs.kernel_bench import bench
 
-    composition = compose_from(args, on=args.on or "cpu")
-    choices = prepare(composition, "abstract").program(args.program).kernels()
+        return bench(args)
+    choices = chosen(compose_from(args, on=args.on or "cpu"), args.program)
     if args.json:
         write_json([choice.as_json() for choice in choices])
-        return 0
+    else:
+        _listed(choices)
+    return _judged(choices) if args.require_fused else 0
+
+
+def chosen(composition: Composition, program: str) -> tuple[KernelChoice, ...]:
+    """Returns the kernels a program gets on the composition's target; no library of its platform is needed."""
+    from kanawa.composition.environment import environment
+    from kanawa.composition.prepare import prepare
+
+    where = environment(composition, "abstract")
+    # A fallback is listed with all others, and judged after: an error at the first one would hide the rest.
+    policy = dataclasses.replace(where.plan.kernels, survey=True, require_fused=False)
+    where = dataclasses.replace(where, plan=dataclasses.replace(where.plan, kernels=policy))
+    return prepare(composition, where=where).program(program).kernels()
+
+
+def _listed(choices: Sequence[KernelChoice]) -> None:
     for choice in choices:
-        write(f"{choice.operation}: {choice.kernel}")
+        tuning = "".join(f" {name}={value}" for name, value in choice.tuning)
+        write(f"{choice.operation}: {choice.kernel}{tuning}")
         write(f"    for {choice.problem}")
+        if choice.note:
+            write(f"    {choice.note}")
         for kernel, reason in choice.refused:
             write(f"    not {kernel}: {reason}")
-    return 0
+
+
+def _judged(choices: Sequence[KernelChoice]) -> int:
+    """Raises KernelError naming every fallback; returns 0 where there is none."""
+    from kanawa.errors import KernelError
+
+    fallbacks = [choice for choice in choices if choice.fallback]
+    if not fallbacks:
+        return 0
+    lines = [f"{choice.operation} {choice.problem} gets {choice.kernel}" for choice in fallbacks]
+    message = "\n  ".join(
+        [
+            f"{len(fallbacks)} of {len(choices)} calls get no fused kernel; change the problem so that one applies, or "
+            "install a backend that has one:",
+            *lines,
+        ]
+    )
+    raise KernelError(message)

@@ -1,0 +1,145 @@
+"""The tuning table: which kernel, run with what, was quickest for a problem on a device, as measured there.
+
+`kanawa kernels EXPERIMENT --bench` writes it, later runs on such a device read it. JSON, one entry a problem. An entry
+counts for the versions it was measured with alone: another compiler or another kernel may be quicker in another way.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kanawa.arrays.plan import KernelUse
+from kanawa.errors import UsageError
+from kanawa.guarded_read import guarded_json
+from kanawa.kernels.operation import Tuning
+from kanawa.local_path import local_path
+
+#: Overrides where the table lies.
+VARIABLE = "KANAWA_TUNING"
+_FORMAT = 1
+_MOST_BYTES = 64 * 2**20
+
+
+class TuningTableError(UsageError):
+    """A file isn't a tuning table of this version."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The quickest kernel for one problem on one device.
+
+    Attributes:
+        device: as `device_key` gives it.
+        versions: distribution to version, of JAX and of all that offered a kernel that was measured.
+        measured: what was measured, as `kanawa kernels --bench --json` lists it.
+    """
+
+    device: str
+    operation: str
+    problem: str
+    kernel: str
+    tuning: Tuning
+    versions: Mapping[str, str]
+    measured: tuple[Mapping[str, Any], ...] = ()
+    date: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What there is one entry for."""
+        return self.device, self.operation, self.problem
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that was measured is installed in the same versions."""
+        return all(_installed(name) == found for name, found in self.versions.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the entry as the file holds it."""
+        return {**dataclasses.asdict(self), "tuning": dict(self.tuning), "measured": [dict(m) for m in self.measured]}
+
+
+def default_path() -> Path:
+    """Returns where this user's table lies, be it there or not."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return local_path(named, VARIABLE)
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return local_path(Path(data) / "kanawa" / "tuning.json")
+
+
+def device_key(kind: str) -> str:
+    """Returns what a device is known by in the table: its kind, and for a CPU, whose kind says nothing, its model."""
+    return f"{kind}, {_processor()} x {os.cpu_count()}" if kind == "cpu" else kind
+
+
+def read_table(path: Path) -> tuple[Entry, ...]:
+    """Returns a table's entries; none where there is no file. Raises TuningTableError, or as `guarded_json` does."""
+    try:
+        content = guarded_json(path, most=_MOST_BYTES)
+    except FileNotFoundError:
+        return ()
+    try:
+        if content["format"] != _FORMAT:
+            message = f"format {content['format']!r}, and this version reads {_FORMAT}"
+            raise ValueError(message)
+        return tuple(_entry(record) for record in content["entries"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        message = (
+            f"{path} isn't a tuning table ({type(error).__name__}: {error}); delete it, and measure again with "
+            "`kanawa kernels EXPERIMENT --bench`"
+        )
+        raise TuningTableError(message) from error
+
+
+def add_entries(path: Path, entries: Iterable[Entry]) -> None:
+    """Writes entries into a table, in place of those for the same problems on the same device."""
+    kept = {entry.place: entry for entry in (*read_table(path), *entries)}
+    text = json.dumps({"format": _FORMAT, "entries": [entry.as_json() for entry in kept.values()]}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed when whole: a run that starts meanwhile reads the old one or the new one.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text + "\n")
+    os.replace(file.name, path)
+
+
+def measured_uses(path: Path, kind: str) -> tuple[KernelUse, ...]:
+    """Returns what a table says of a kind of device, as a KernelPolicy takes it."""
+    device = device_key(kind)
+    entries = (entry for entry in read_table(path) if entry.device == device and entry.is_current)
+    return tuple((entry.operation, entry.problem, entry.kernel, entry.tuning) for entry in entries)
+
+
+def _entry(record: Mapping[str, Any]) -> Entry:
+    texts = {name: record[name] for name in ("device", "operation", "problem", "kernel", "date")}
+    wrong = next((name for name, text in texts.items() if not isinstance(text, str)), None)
+    if wrong is not None:
+        message = f"{wrong} is {texts[wrong]!r}, expected text"
+        raise ValueError(message)
+    return Entry(
+        tuning=tuple(sorted((str(name), int(value)) for name, value in record["tuning"].items())),
+        versions={str(name): str(found) for name, found in record["versions"].items()},
+        measured=tuple(dict(one) for one in record["measured"]),
+        **texts,
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
