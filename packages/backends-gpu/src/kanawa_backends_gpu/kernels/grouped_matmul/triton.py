@@ -17,7 +17,7 @@ from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
 
-from kanawa_backends_gpu.kernels.grouped_matmul.tiles import RowTiles
+from kanawa_backends_gpu.kernels.row_tiles import RowTiles
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
