@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
-from kanawa_backends_gpu.kernels.row_tiles import RowTiles
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
+from kanawa_backends_gpu.kernels.row_tiles import RowTiles
 
 
 class Interpreted(TritonGroupedMatmul):

@@ -95,7 +95,7 @@ def stream(
 
 
 def geometry_of(problem: AttentionProblem, *, multiprocessors: int, keys: int, queries: int) -> Geometry:
-    """Returns the cut for a GPU of so many multiprocessors, with steps of `keys` keys and tiles of `queries` queries."""
+    """Returns the cut for so many multiprocessors, in steps of `keys` keys and tiles of `queries` queries."""
     heads = min(problem.group_size, _MOST_HEADS)
     programs = problem.batch * -(-problem.q_length // queries) * problem.num_kv_heads * -(-problem.group_size // heads)
     if problem.ragged_sequences is not None:
@@ -177,9 +177,8 @@ def _program(tiles: Any, refs: Any, out: Any, lse: Any, *, problem: AttentionPro
 
     steps = (jnp.maximum(high - low, 0) + g.keys - 1) // g.keys
     share = (steps + g.splits - 1) // g.splits
-    top, total, weighed = jax.lax.fori_loop(
-        jnp.minimum(split * share, steps), jnp.minimum((split + 1) * share, steps), step, _start(p, g, queries, refs, split)
-    )
+    begin, stop = jnp.minimum(split * share, steps), jnp.minimum((split + 1) * share, steps)
+    top, total, weighed = jax.lax.fori_loop(begin, stop, step, _start(p, g, queries, refs, split))
     # One past the end where there is no row: Pallas's interpreter writes masked elements back, and two writers of one
     # place would race.
     at = jnp.where(queries.real, at, lse.shape[1])
@@ -338,4 +337,7 @@ def _seen(p: AttentionProblem, refs: Any, queries: _Queries, key: jax.Array, exi
         refs["prefix_lengths"][queries.row][None] if p.mask.needs_prefix else None,
     )
     there = queries.real[:, None] & exists[None, :]
-    return there if allowed is None else there & allowed.reshape(there.shape)
+    if allowed is None:
+        return there
+    # A lone prefix doesn't depend on the query: its dimension is 1.
+    return there & jnp.broadcast_to(allowed, (1, *there.shape)).reshape(there.shape)

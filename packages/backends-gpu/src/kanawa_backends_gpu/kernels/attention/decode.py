@@ -1,0 +1,47 @@
+"""attention.gpu.decode: attention over a dense cache for NVIDIA GPUs, in Pallas on Triton.
+
+One query or a few against a long row of keys: reading the keys is all the work, so they are read once for all heads
+that share them, and a row is split over as many programs as fill the GPU (see `streaming.py`). Compiled for A100, H100
+and B200, run in Pallas's interpreter, never on a GPU.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Kernel, Operands, Tuning
+from kanawa.kernels.verdict import Verdict, refuse
+
+from kanawa_backends_gpu.kernels.attention.over_cache import attend, refusal, tunings
+
+if TYPE_CHECKING:
+    from kanawa.plugins import DeviceSpec
+
+
+class DecodeAttention(Kernel):
+    """Decoding and prefill over dense keys: any mask, lengths, positions, bias, cap, sinks; no gradient."""
+
+    name: ClassVar[str] = "attention.gpu.decode"
+    operation: ClassVar[str] = "attention"
+    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
+    #: Under cuDNN's and the prefill kernels: it is for what has lengths or few queries.
+    priority: ClassVar[int] = 5
+    fused: ClassVar[bool] = True
+    local: ClassVar[bool] = True
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"attention_over_cache", 2),)
+    #: Pallas's interpreter instead of a GPU: for tests.
+    interpret: ClassVar[bool] = False
+
+    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+        """Returns support, or what the problem has that the kernel doesn't."""
+        if problem.paged:
+            return refuse("keys lie in pages; attention.gpu.paged reads those")
+        return refusal(problem)
+
+    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+        """Returns other steps of keys (`keys`) and numbers of programs (`programs`)."""
+        return tunings(problem)
+
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Returns (out [B, T, H, Dv] in q's dtype, log-sum-exp fp32 [B, H, T])."""
+        return attend(self, problem, operands, interpret=self.interpret)
