@@ -1,4 +1,4 @@
-"""Decode and paged attention in Pallas's interpreter against core's reference; what they never read; what they refuse."""
+"""Decode and paged attention in Pallas's interpreter against core's reference, what they never read, and refusals."""
 
 import dataclasses
 from typing import Any, ClassVar

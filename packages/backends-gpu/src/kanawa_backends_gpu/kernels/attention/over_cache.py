@@ -15,9 +15,6 @@ from kanawa_backends_gpu.kernels.attention.query_tiles import owned_queries
 from kanawa_backends_gpu.kernels.attention.streaming import NARROWEST, geometry_of, stream
 from kanawa_backends_gpu.target_config import SILICON
 
-if TYPE_CHECKING:
-    pass
-
 _DTYPES = ("bfloat16", "float16", "float32")
 #: Wider ones would need their products cut along the width: registers hold a tile's whole output.
 _WIDEST = 256
