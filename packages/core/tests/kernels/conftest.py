@@ -30,9 +30,13 @@ CORE = {
 }
 
 
+DILATED = Entry(kind="masks", name="dilated", value="kanawa.kernels.predicates:dilated")
+
+
 def provider(name, kernels):
-    """Returns a distribution that offers kernels, as {name: "module:Class"}."""
+    """Returns a distribution that offers kernels, as {name: "module:Class"}; core's also has core's mask."""
     entries = tuple(Entry(kind="kernels", name=n, value=v) for n, v in kernels.items())
+    entries += (DILATED,) * (name == "kanawa")
     return Provider(name=name, version="1.0", entries=entries)
 
 

@@ -153,7 +153,7 @@ class ByLogSumExp(type(EXAMPLES.reference)):
     autodiff = False
 
 
-@pytest.mark.parametrize("index", [13, 19])
+@pytest.mark.parametrize("index", [5, 7])
 def test_backward_from_the_log_sum_exp_agrees_with_autodiff(index):
     import dataclasses
 

@@ -1,6 +1,5 @@
 """Known-bad implementations, each with the check of the kit that has to fail for it."""
 
-import dataclasses
 import threading
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,11 +10,7 @@ import numpy as np
 import pytest
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import DataSource, Optimizer, SequenceMixer, Service, Strategy
-from kanawa.kernels import Kernel, Verdict
-from kanawa.kernels.grouped_matmul.examples import BASE
-from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
 from kanawa.testing.data_source import DataSourceConformance
-from kanawa.testing.kernel import KernelConformance
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.mixer import MixerConformance
 from kanawa.testing.modifier import ModifierConformance
@@ -197,66 +192,6 @@ def test_the_mixer_that_is_right_passes():
     kit = kit_for(MixerConformance, config=RunningMean.Config)
     kit.test_cached_decode_equals_the_full_forward()
     kit.test_no_token_sees_the_future()
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
-
-
-class Grouped(Kernel):
-    """The reference under another name; its subclasses get one thing wrong."""
-
-    name: ClassVar[str] = "grouped_matmul.cpu.bad"
-    operation: ClassVar[str] = "grouped_matmul"
-    autodiff: ClassVar[bool] = True
-
-    def supports(self, problem, device):
-        return Verdict(ok=True)
-
-    def forward(self, problem, operands):
-        return ReferenceGroupedMatmul().forward(problem, operands)
-
-
-class WrongForOneOperand(Grouped):
-    def forward(self, problem, operands):
-        rhs = operands["rhs"]
-        halved = rhs + 0.5 * (jax.lax.stop_gradient(rhs) - rhs)
-        return super().forward(problem, {**operands, "rhs": halved})
-
-
-class FillsTheRest(Grouped):
-    """Rows past the last group should be zero."""
-
-    def forward(self, problem, operands):
-        sizes = operands["group_sizes"]
-        left = problem.rows - sizes.sum()
-        return super().forward(problem, {**operands, "group_sizes": sizes.at[-1].add(left)})
-
-
-class WidensOutput(Grouped):
-    def forward(self, problem, operands):
-        out, kept = super().forward(problem, operands)
-        return out.astype(jnp.float32), kept
-
-
-class RefusesInSilence(Grouped):
-    def supports(self, problem, device):
-        return Verdict(ok=problem.groups == 1, reason="no")
-
-
-@pytest.mark.parametrize(
-    ("kernel", "test", "said"),
-    [
-        (WrongForOneOperand, "test_outputs_and_gradients_equal_the_reference", "drhs 0.5"),
-        (FillsTheRest, "test_outputs_and_gradients_equal_the_reference", "DISAGREES"),
-        (WidensOutput, "test_outputs_have_the_references_shape_and_dtype", "float32"),
-        (RefusesInSilence, "test_every_refusal_has_a_reason", ""),
-    ],
-)
-def test_a_bad_kernel_is_caught(kernel, test, said):
-    small = dataclasses.replace(BASE, rows=16, inner=8, columns=8)
-    half = dataclasses.replace(small, dtype="bfloat16", rhs_dtype="bfloat16")
-    sweep = (small, dataclasses.replace(small, groups=1), half)
-    assert said in caught(kit_for(KernelConformance, kernel=kernel, problems=lambda: sweep), test)
 
 
 # --- data sources ----------------------------------------------------------------------------------------------------

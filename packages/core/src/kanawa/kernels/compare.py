@@ -1,4 +1,4 @@
-"""Compares a kernel with the reference over a sweep: outputs and gradients, or the refusal."""
+"""Compares a kernel with the reference in fp64 over a sweep: outputs and gradients, or the refusal."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +12,17 @@ import numpy as np
 from kanawa.errors import KernelError, did_you_mean
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.sweep import Space
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
-#: Largest error relative to the reference's largest magnitude, by the operands' dtype.
-TOLERANCES: Mapping[str, float] = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+#: Largest error of an output or a gradient over the largest magnitude in the reference's, by the problem's dtype.
+#: Over the largest and not element by element: a sum near zero has no relative precision to keep.
+TOLERANCES: Mapping[str, float] = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}
+
+#: Magnitudes that count as zero: operands are about 1, so an array below it is rounding in the reference too.
+_NOTHING = 1e-3
 
 _EXAMPLES = {
     "attention": "kanawa.kernels.attention.examples",
@@ -40,6 +45,7 @@ class Examples:
             seconds).
         differentiable: whether the problem is ever differentiated.
         specified: gives the output with zeros where the contract leaves it open.
+        space: the features that problems are generated from; None where only `problems` are asked.
     """
 
     reference: Kernel
@@ -47,6 +53,7 @@ class Examples:
     operands: Callable[[Any, np.random.Generator], dict[str, Any]]
     differentiable: Callable[[Any], bool] = lambda problem: True
     specified: Callable[[Any, Operands, Any], Any] = lambda problem, operands, out: out
+    space: Space | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,23 +64,27 @@ class Agreement:
         refused: the reason, if it doesn't support the problem; empty if it does.
         errors: relative errors by name: "out[i]", and "d" + operand for gradients.
         tolerance: what each error may be.
+        failed: what it raised on a problem that it had accepted; empty if it gave a result.
     """
 
     problem: Any
     refused: str
     errors: Mapping[str, float]
     tolerance: float
+    failed: str = ""
 
     @property
     def ok(self) -> bool:
         """True where it was refused, or every error is a number within the tolerance."""
-        return all(error <= self.tolerance for error in self.errors.values())
+        return not self.failed and all(error <= self.tolerance for error in self.errors.values())
 
     def describe(self) -> str:
         """Returns one line with the problem and its errors or refusal."""
         what = self.problem.describe()
         if self.refused:
             return f"{what}: refused: {self.refused}"
+        if self.failed:
+            return f"{what}: accepted, then FAILED: {self.failed}"
         errors = ", ".join(f"{name} {error:.2g}" for name, error in self.errors.items())
         return f"{what}: {'agrees' if self.ok else 'DISAGREES'} within {self.tolerance:g}: {errors}"
 
@@ -101,39 +112,49 @@ def compare_with_reference(
 ) -> list[Agreement]:
     """Returns an Agreement for each problem, of the operation's sweep by default.
 
-    The reference runs in fp32 on the same, already rounded operands.
+    The reference runs in fp64 on the same, already rounded operands and cotangents.
     """
     examples = examples or examples_for(kernel.operation)
     limits = {**TOLERANCES, **(tolerances or {})}
     agreements = []
     for problem in examples.problems if problems is None else problems:
         verdict = kernel.supports(problem, device)
-        limit = limits[problem.dtype]
-        errors = {} if not verdict else compare_one(kernel, problem, examples, seed)
-        agreements.append(Agreement(problem, verdict.reason, errors, limit))
+        errors: Mapping[str, float] = {}
+        failed = ""
+        if verdict:
+            try:
+                errors = compare_one(kernel, problem, examples, seed)
+            # A kernel may raise anything, and the sweep is to say on which problem it did.
+            except Exception as error:  # noqa: BLE001
+                failed = f"{type(error).__name__}: {error}"
+        agreements.append(Agreement(problem, verdict.reason, errors, _tolerance(problem, limits), failed))
     return agreements
+
+
+def _tolerance(problem: Any, limits: Mapping[str, float]) -> float:
+    """Returns the limit of the narrowest dtype that the problem names: what is rounded to it can't be nearer."""
+    values = (getattr(problem, f.name) for f in dataclasses.fields(problem))
+    return max(limits[value] for value in values if isinstance(value, str) and value in limits)
 
 
 def compare_one(kernel: Kernel, problem: Any, examples: Examples, seed: int) -> dict[str, float]:
     """Returns the relative errors of a kernel's outputs and gradients on one supported problem."""
-    replaced = {f.name: "float32" for f in dataclasses.fields(problem) if f.name.endswith("dtype")}
+    replaced = {f.name: "float64" for f in dataclasses.fields(problem) if f.name.endswith("dtype")}
     truth = dataclasses.replace(problem, **replaced)
     gradients = examples.differentiable(problem)
 
     rng = np.random.default_rng(seed)
-    operands = {n: jnp.asarray(x) for n, x in examples.operands(problem, rng).items()}
+    operands = {n: np.asarray(x) for n, x in examples.operands(problem, rng).items()}
     outs = jax.eval_shape(lambda operands: _outputs(kernel, problem, operands, examples), operands)
-    cotangents = [jnp.asarray(rng.standard_normal(out.shape), jnp.float32) for out in outs]
+    # Rounded to the output's dtype, as a kernel gets them: the reference is to be measured on the same ones.
+    cotangents = [rng.standard_normal(out.shape).astype(out.dtype) for out in outs]
 
-    # One compiled program: op by op, compiling would take most of a sweep's time.
-    @jax.jit
-    def errors(operands: Operands, cotangents: list[jax.Array]) -> dict[str, jax.Array]:
-        exact = {name: _to_fp32(x) for name, x in operands.items()}
-        both = [(kernel, problem, operands), (examples.reference, truth, exact)]
-        ours, right = (_evaluate(*one, examples, cotangents, gradients) for one in both)
-        return {name: _relative_error(ours[name], right[name]) for name in right}
-
-    return {name: float(error) for name, error in errors(operands, cotangents).items()}
+    ours = _evaluate(kernel, problem, operands, examples, cotangents, gradients)
+    with jax.enable_x64(True):
+        exact = {name: _to_fp64(x) for name, x in operands.items()}
+        rounded = [x.astype(np.float64) for x in cotangents]
+        right = _evaluate(examples.reference, truth, exact, examples, rounded, gradients)
+    return {name: _relative_error(ours[name], right[name]) for name in right}
 
 
 def _evaluate(
@@ -141,24 +162,26 @@ def _evaluate(
     problem: Any,
     operands: Operands,
     examples: Examples,
-    cotangents: list[jax.Array],
+    cotangents: list[np.ndarray],
     gradients: bool,
-) -> dict[str, jax.Array]:
-    """Returns outputs, and gradients of their product with the cotangents, by name."""
+) -> dict[str, np.ndarray]:
+    """Returns outputs, and gradients of their product with the cotangents, by name, in fp64."""
     floats = {n: x for n, x in operands.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     rest = {n: x for n, x in operands.items() if n not in floats}
 
-    # A product with random cotangents, so that errors don't cancel as they may in a plain sum (softmax: 1, always).
-    def product(floats: Operands) -> tuple[jax.Array, list[jax.Array]]:
-        outs = _outputs(kernel, problem, {**floats, **rest}, examples)
-        total = jnp.zeros((), jnp.float32)
-        for out, cotangent in zip(outs, cotangents, strict=True):
-            total += jnp.sum(cotangent * out.astype(jnp.float32))
-        return total, outs
+    # One compiled program: op by op, compiling would take most of a sweep's time.
+    @jax.jit
+    def both(floats: Operands, rest: Operands, cotangents: list[jax.Array]) -> dict[str, jax.Array]:
+        def outputs(floats: Operands) -> list[jax.Array]:
+            return _outputs(kernel, problem, {**floats, **rest}, examples)
 
-    grads, outs = jax.grad(product, has_aux=True)(floats) if gradients else ({}, product(floats)[1])
-    named = {f"out[{i}]": x for i, x in enumerate(outs)}
-    return {**named, **{f"d{name}": grad for name, grad in grads.items()}}
+        # Pulled back from random cotangents, so that errors don't cancel as they may in a plain sum (softmax: 1).
+        outs, pull = jax.vjp(outputs, floats) if gradients else (outputs(floats), None)
+        grads = {} if pull is None else pull([c.astype(out.dtype) for c, out in zip(cotangents, outs, strict=True)])[0]
+        named = {f"out[{i}]": x for i, x in enumerate(outs)}
+        return {**named, **{f"d{name}": grad for name, grad in grads.items()}}
+
+    return {name: np.asarray(x).astype(np.float64) for name, x in both(floats, rest, cotangents).items()}
 
 
 def _outputs(kernel: Kernel, problem: Any, operands: Operands, examples: Examples) -> list[jax.Array]:
@@ -166,13 +189,14 @@ def _outputs(kernel: Kernel, problem: Any, operands: Operands, examples: Example
     return jax.tree.leaves(examples.specified(problem, operands, out))
 
 
-def _to_fp32(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+def _to_fp64(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _relative_error(ours: jax.Array, right: jax.Array) -> jax.Array:
+def _relative_error(ours: np.ndarray, right: np.ndarray) -> float:
     """Returns the largest difference over the largest magnitude; NaN if there is one."""
-    # Over the largest magnitude, not element by element: values near zero have no relative precision to keep.
-    scale = jnp.maximum(jnp.max(jnp.abs(right)), 1e-3)
-    difference = jnp.max(jnp.abs(ours.astype(jnp.float32) - right.astype(jnp.float32)))
-    return difference / scale
+    if ours.shape != right.shape:
+        return float("inf")
+    if not right.size:
+        return 0.0
+    return float(np.max(np.abs(ours - right)) / max(np.max(np.abs(right)), _NOTHING))

@@ -1,4 +1,5 @@
-"""pytest plugin of the conformance kit. It changes nothing unless the project's pytest config says so:
+"""pytest plugin of the conformance kit. It declares the marker `nightly`, which the kit's long checks have, and changes
+nothing else unless the project's pytest config says so:
 
     [tool.pytest.ini_options]
     kanawa_strict = true
@@ -21,7 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes JAX strict before any test module imports it."""
+    """Declares the kit's marker, and makes JAX strict before any test module imports it, where asked to."""
+    config.addinivalue_line(
+        "markers", "nightly: the long form of a conformance check; leave it out with -m 'not nightly'"
+    )
     if not config.getini("kanawa_strict"):
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -9,6 +9,7 @@ import numpy as np
 
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
+from kanawa.kernels.attention.space import SPACE
 from kanawa.kernels.compare import Examples
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.operation import Operands
@@ -26,33 +27,21 @@ BASE = AttentionProblem(
     scale=0.125,
 )
 
-#: One feature at a time, then some that meet in real models.
+#: What models and caches ask for; combinations of other features are generated (`space`).
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"dtype": "bfloat16"},
-    {"mask": FULL},
-    {"num_kv_heads": 4},
-    {"num_kv_heads": 1},
-    {"mask": sliding_window(48)},
-    {"mask": MaskSpec(window=(16, 32))},
+    {"mask": FULL, "num_kv_heads": 4},
     {"mask": MaskSpec(causal=True, chunk=64)},
-    {"mask": MaskSpec(causal=True, segments=True)},
     {"mask": MaskSpec(causal=True, prefix=True)},
-    {"logit_cap": 2.0},
-    {"has_sinks": True},
-    {"bias_shape": (1, 4, 256, 256)},
-    {"bias_shape": (2, 1, 1, 256), "mask": FULL},
-    {"head_dim": 128, "v_head_dim": 128, "scale": 0.1},
-    {"head_dim": 192, "v_head_dim": 128},
-    {"head_dim": 256, "v_head_dim": 256, "batch": 1},
-    {"q_length": 128, "mask": FULL},
-    {"q_length": 128, "has_q_positions": True},
     {"mask": sliding_window(48) & MaskSpec(segments=True), "has_sinks": True},
     {"mask": sliding_window(100), "logit_cap": 5.0, "dtype": "bfloat16"},
-    {"mode": "prefill", "q_length": 64, "has_kv_lengths": True},
+    {"bias_shape": (1, 4, 256, 256)},
+    {"head_dim": 192, "v_head_dim": 128, "mask": MaskSpec(causal=True, segments=True)},
+    {"head_dim": 256, "v_head_dim": 256, "batch": 1, "num_kv_heads": 1},
+    {"q_length": 128, "has_q_positions": True},
     {"mode": "decode", "q_length": 1, "has_kv_lengths": True},
     {"mode": "decode", "q_length": 1, "has_kv_lengths": True, "page_size": 16},
-    {"mode": "prefill", "q_length": 64, "has_kv_lengths": True, "page_size": 16},
     {
         "mode": "prefill",
         "batch": 1,
@@ -83,25 +72,55 @@ def example_operands(problem: AttentionProblem, rng: np.random.Generator) -> dic
         operands["bias"] = normal(*p.bias_shape)
     if p.has_sinks:
         operands["sinks"] = normal(p.num_heads)
-    first = max(p.kv_length - p.q_length, 0)
-    if p.has_q_positions:
-        operands["q_positions"] = np.arange(first, first + p.q_length)[None]
-    if p.has_kv_positions:
-        operands["kv_positions"] = np.arange(p.kv_length)[None]
+    operands |= _positions(p, rng)
     if p.mask.needs_segments:
         ids = _segments(rng, p.batch, max(p.q_length, p.kv_length))
         operands["q_segment_ids"] = ids[:, ids.shape[1] - p.q_length :]
         operands["kv_segment_ids"] = ids[:, ids.shape[1] - p.kv_length :]
     if p.mask.needs_prefix:
         operands["prefix_lengths"] = rng.integers(0, p.kv_length + 1, p.batch)
-    if p.has_kv_lengths:
-        least = min(p.q_length, p.kv_length)
-        operands["kv_lengths"] = rng.integers(least, p.kv_length + 1, rows)
-    if p.page_size is not None:
-        operands["page_table"] = rng.permutation(rows * entries).reshape(rows, entries)
     if p.ragged_sequences is not None:
-        operands["query_starts"] = np.linspace(0, p.q_length, p.ragged_sequences + 1).astype(int)
+        operands["query_starts"] = _query_starts(rng, p.q_length, p.ragged_sequences)
+    if p.has_kv_lengths:
+        operands["kv_lengths"] = _kv_lengths(p, rng, operands.get("query_starts"), rows)
+    if p.page_size is not None:
+        operands["page_table"] = _page_table(rng, operands["kv_lengths"], entries, p.page_size)
     return {n: x.astype(np.int32) if x.dtype == np.int64 else x for n, x in operands.items()}
+
+
+def _positions(p: AttentionProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns the positions that are given: queries late among the keys, keys with gaps; of each row or of all."""
+    given: dict[str, np.ndarray] = {}
+    rows = p.batch if rng.random() < 0.5 else 1
+    keys = np.tile(np.arange(p.kv_length), (rows, 1))
+    if p.has_kv_positions:
+        keys = np.cumsum(1 + (rng.random((rows, p.kv_length)) < 0.1), axis=1) - 1
+        given["kv_positions"] = keys
+    if p.has_q_positions:
+        first = keys[:, -1:] + 1 - p.q_length
+        given["q_positions"] = np.maximum(first, 0) + np.arange(p.q_length)
+    return given
+
+
+def _query_starts(rng: np.random.Generator, queries: int, sequences: int) -> np.ndarray:
+    """Returns random cuts: sequences may be empty, and the last queries may belong to none, as in a padded batch."""
+    return np.concatenate([[0], np.sort(rng.integers(0, queries + 1, sequences))])
+
+
+def _kv_lengths(p: AttentionProblem, rng: np.random.Generator, starts: np.ndarray | None, rows: int) -> np.ndarray:
+    """Returns how many keys each row has: at least its queries, and none at all in a slot that nobody uses."""
+    least = np.full(rows, p.q_length) if starts is None else np.diff(starts)
+    lengths = rng.integers(np.minimum(least, p.kv_length), p.kv_length + 1)
+    unused = rng.random(rows) < 0.2
+    return np.where(unused & ((least == 0) | (starts is None)), 0, lengths)
+
+
+def _page_table(rng: np.random.Generator, kv_lengths: np.ndarray, entries: int, page_size: int) -> np.ndarray:
+    """Returns shuffled pages. An entry behind a row's last key is never looked at, and holds anything."""
+    rows = len(kv_lengths)
+    table = rng.permutation(rows * entries).reshape(rows, entries)
+    needed = np.arange(entries) * page_size < kv_lengths[:, None]
+    return np.where(needed, table, rng.choice([-1, rows * entries, 2**30], table.shape))
 
 
 def _segments(rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
@@ -125,4 +144,5 @@ EXAMPLES = Examples(
     operands=example_operands,
     differentiable=lambda problem: problem.mode == "train",
     specified=_specified,
+    space=SPACE,
 )

@@ -23,7 +23,8 @@ def gather_pages(problem: AttentionProblem, operands: Operands) -> tuple[Attenti
     table = operands["page_table"]
     dense = {name: x for name, x in operands.items() if name not in ("k", "v", "page_table")}
     for name in ("k", "v"):
-        pages = operands[name][table]
+        # An entry that no key needs may be anything; clamped, it reads some page, whose keys don't exist.
+        pages = operands[name][jnp.clip(table, 0, operands[name].shape[0] - 1)]
         rows, entries, size, heads, width = pages.shape
         dense[name] = pages.reshape(rows, entries * size, heads, width)
     problem = dataclasses.replace(problem, page_size=None)

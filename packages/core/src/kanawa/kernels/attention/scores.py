@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kanawa.kernels.accumulate import wide
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
 
@@ -59,7 +60,7 @@ def scores_to_rows(x: jax.Array, problem: AttentionProblem) -> jax.Array:
 
 def sinks_to_scores(sinks: jax.Array, problem: AttentionProblem) -> jax.Array:
     """Returns the sinks [H] in fp32, shaped to broadcast over scores."""
-    return rows_to_scores(sinks.astype(jnp.float32)[None, :, None], problem)
+    return rows_to_scores(sinks.astype(wide(problem.dtype))[None, :, None], problem)
 
 
 def mask_to_scores(mask: jax.Array, problem: AttentionProblem) -> jax.Array:
@@ -81,8 +82,8 @@ def bias_to_scores(bias: jax.Array, problem: AttentionProblem) -> jax.Array:
 def dot_keys(x: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.Array:
     """Returns scores of folded rows against keys or values [B, S, K, D], in fp32."""
     if problem.group_size == 1:
-        return jnp.einsum("bthd,bshd->bhts", x, k, preferred_element_type=jnp.float32)
-    product = jnp.einsum("bkmd,bskd->bkms", x, k, preferred_element_type=jnp.float32)
+        return jnp.einsum("bthd,bshd->bhts", x, k, preferred_element_type=wide(x.dtype))
+    product = jnp.einsum("bkmd,bskd->bkms", x, k, preferred_element_type=wide(x.dtype))
     batch, heads, rows, keys = product.shape
     group = problem.group_size
     return product.reshape(batch, heads, rows // group, group, keys)
@@ -104,15 +105,15 @@ def weigh_queries(weights: jax.Array, x: jax.Array, problem: AttentionProblem) -
     """Returns the sum over T and G of weights times folded rows: fp32 [B, S, K, D]."""
     weights = weights.astype(x.dtype)
     if problem.group_size == 1:
-        return jnp.einsum("bhts,bthd->bshd", weights, x, preferred_element_type=jnp.float32)
+        return jnp.einsum("bhts,bthd->bshd", weights, x, preferred_element_type=wide(x.dtype))
     merged = _merge_rows(weights)
-    return jnp.einsum("bkms,bkmd->bskd", merged, x, preferred_element_type=jnp.float32)
+    return jnp.einsum("bkms,bkmd->bskd", merged, x, preferred_element_type=wide(x.dtype))
 
 
 def scale_in_queries(problem: AttentionProblem) -> bool:
     """True where scaling q, which is cheaper, rounds no more than scaling fp32 scores."""
     # A power of two (mantissa 0.5 to frexp) changes the exponent alone: bf16 loses nothing by it.
-    return problem.dtype == "float32" or math.frexp(problem.scale)[0] == 0.5
+    return problem.dtype in ("float32", "float64") or math.frexp(problem.scale)[0] == 0.5
 
 
 def capped_scores(q: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.Array:
@@ -133,7 +134,7 @@ def masked_scores(problem: AttentionProblem, operands: Operands, mask: jax.Array
     capped = capped_scores(operands["q"], operands["k"], problem)
     scores = capped
     if problem.has_bias:
-        scores = scores + bias_to_scores(operands["bias"], problem).astype(jnp.float32)
+        scores = scores + bias_to_scores(operands["bias"], problem).astype(scores.dtype)
     if mask is not None:
         scores = jnp.where(mask_to_scores(mask, problem), scores, MASKED)
     return scores, capped

@@ -1,14 +1,28 @@
 """Diagonal recurrences that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from kanawa.kernels.compare import Examples
 from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
 from kanawa.kernels.diagonal_recurrence.reference import ReferenceDiagonalRecurrence
+from kanawa.kernels.sweep import Space
 
 BASE = DiagonalRecurrenceProblem(batch=2, length=64, channels=8)
+
+FEATURES: dict[str, tuple[Any, ...]] = {
+    "batch": (2, 1, 8),
+    "length": (64, 128, 256, 37, 1),
+    "channels": (8, 128, 256, 100),
+}
+
+
+def build(choice: Mapping[str, Any]) -> DiagonalRecurrenceProblem:
+    """Returns the problem of a choice of features."""
+    return DiagonalRecurrenceProblem(**choice)
 
 
 def example_operands(problem: DiagonalRecurrenceProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -22,4 +36,5 @@ EXAMPLES = Examples(
     reference=ReferenceDiagonalRecurrence(),
     problems=tuple(dataclasses.replace(BASE, length=length) for length in (64, 37, 1)),
     operands=example_operands,
+    space=Space(FEATURES, build),
 )

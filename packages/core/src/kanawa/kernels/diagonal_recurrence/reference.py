@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from kanawa.kernels.accumulate import wide
 from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import SUPPORTED, Verdict
@@ -29,6 +30,6 @@ class ReferenceDiagonalRecurrence(Kernel):
             h = decay * h + x
             return h, h
 
-        decay, x = (jnp.moveaxis(operands[name].astype(jnp.float32), 1, 0) for name in ("decay", "x"))
+        decay, x = (jnp.moveaxis(operands[name].astype(wide(problem.dtype)), 1, 0) for name in ("decay", "x"))
         _, h = jax.lax.scan(one_token, jnp.zeros_like(x[0]), (decay, x))
         return jnp.moveaxis(h, 0, 1), None

@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
+from kanawa.kernels.accumulate import wide
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import SUPPORTED, Verdict
@@ -27,6 +27,6 @@ class ReferenceGroupedMatmul(Kernel):
             operands["lhs"],
             operands["rhs"],
             operands["group_sizes"],
-            preferred_element_type=jnp.float32,
+            preferred_element_type=wide(operands["lhs"].dtype),
         )
         return product.astype(operands["lhs"].dtype), None

@@ -1,6 +1,7 @@
 """Linear recurrences that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 from kanawa.kernels.compare import Examples
 from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
 from kanawa.kernels.linear_recurrence.reference import ReferenceLinearRecurrence
+from kanawa.kernels.sweep import Space
 
 BASE = LinearRecurrenceProblem(
     batch=2, length=32, num_groups=2, num_heads=4, key_dim=16, value_dim=8, dtype="float32", chunk_length=8
@@ -21,6 +23,38 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"dtype": "bfloat16", "has_initial_state": True},
     {"dtype": "bfloat16", "has_initial_state": True, "delta": True},
 )
+
+FEATURES: dict[str, tuple[Any, ...]] = {
+    "dtype": ("float32", "bfloat16"),
+    "batch": (2, 1),
+    "length": (32, 128, 64, 19, 1),
+    # Heads of v, and of q and k.
+    "heads": ((4, 2), (4, 4), (4, 1), (1, 1)),
+    # Width of keys, and of values.
+    "widths": ((16, 8), (64, 64), (128, 128), (128, 64), (24, 40)),
+    "delta": (False, True),
+    "initial_state": (False, True),
+    "segments": (False, True),
+    "chunk_length": (None, 8, 64),
+}
+
+
+def build(choice: Mapping[str, Any]) -> LinearRecurrenceProblem:
+    """Returns the problem of a choice of features."""
+    c = choice
+    return LinearRecurrenceProblem(
+        batch=c["batch"],
+        length=c["length"],
+        num_groups=c["heads"][1],
+        num_heads=c["heads"][0],
+        key_dim=c["widths"][0],
+        value_dim=c["widths"][1],
+        dtype=c["dtype"],
+        delta=c["delta"],
+        has_initial_state=c["initial_state"],
+        has_segments=c["segments"],
+        chunk_length=c["chunk_length"],
+    )
 
 
 def example_operands(problem: LinearRecurrenceProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -56,4 +90,5 @@ EXAMPLES = Examples(
     reference=ReferenceLinearRecurrence(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
+    space=Space(FEATURES, build),
 )

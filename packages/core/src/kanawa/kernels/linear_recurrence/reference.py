@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from kanawa.kernels.accumulate import wide
 from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.segments import segments
@@ -27,26 +28,26 @@ class ReferenceLinearRecurrence(Kernel):
 
     def forward(self, problem: LinearRecurrenceProblem, operands: Operands) -> tuple[OutAndState, None]:
         """Returns ((out [B, T, H, V], final state [B, H, K, V]), None)."""
-        p = problem
+        p, exact = problem, wide(problem.dtype)
         repeats = p.num_heads // p.num_groups
-        q, k = (jnp.repeat(operands[n].astype(jnp.float32), repeats, axis=2) for n in ("q", "k"))
+        q, k = (jnp.repeat(operands[n].astype(exact), repeats, axis=2) for n in ("q", "k"))
         tokens = {
             "q": q,
             "k": k,
-            "v": operands["v"].astype(jnp.float32),
-            "decay": jnp.exp(operands["log_decay"].astype(jnp.float32)),
+            "v": operands["v"].astype(exact),
+            "decay": jnp.exp(operands["log_decay"].astype(exact)),
             "real": jnp.ones((p.batch, p.length), bool),
             "resets": jnp.zeros((p.batch, p.length), bool),
         }
         if p.delta:
-            tokens["beta"] = operands["beta"].astype(jnp.float32)
+            tokens["beta"] = operands["beta"].astype(exact)
         if p.has_segments:
             count, tokens["real"] = segments(operands["segment_ids"])
             # Counts, whose steps are the resets: the first token of a row never resets, having count 0.
             tokens["resets"] = jnp.diff(count, axis=1, prepend=0) > 0
-        state = jnp.zeros((p.batch, p.num_heads, p.key_dim, p.value_dim), jnp.float32)
+        state = jnp.zeros((p.batch, p.num_heads, p.key_dim, p.value_dim), exact)
         if p.has_initial_state:
-            state = operands["initial_state"].astype(jnp.float32)
+            state = operands["initial_state"].astype(exact)
         by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
         state, out = jax.lax.scan(_one_token, state, by_time)
         return (jnp.moveaxis(out, 0, 1).astype(operands["v"].dtype), state), None

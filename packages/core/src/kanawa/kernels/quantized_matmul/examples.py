@@ -1,6 +1,7 @@
 """Quantised products that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
 from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
 from kanawa.kernels.quantized_matmul.quantize import quantize_lhs, quantize_rhs
 from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.sweep import Space
 
 BASE = QuantizedMatmulProblem(
     lhs_shape=(2, 64, 128),
@@ -34,6 +36,47 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"lhs_format": "float32", "lhs_shape": (4, 8, 16), "rhs_shape": (8, 16, 32), "num_contracted": 2},
 )
 
+_EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e5m2")
+
+FEATURES: dict[str, tuple[Any, ...]] = {
+    # Of lhs and rhs: both quantised, or the weight alone.
+    "formats": (
+        ("int8", "int8"),
+        ("bfloat16", "int8"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("float8_e5m2", "float8_e4m3fn"),
+        ("float8_e4m3fn", "float8_e5m2"),
+        ("float32", "int8"),
+        ("bfloat16", "float8_e4m3fn"),
+        ("bfloat16", "int4"),
+        ("bfloat16", "nf4"),
+        ("float32", "int4"),
+    ),
+    "dtype": ("bfloat16", "float32"),
+    "rows": ((128,), (2, 64), (256,), (1,), (7,), (2, 3, 8)),
+    "contracted": ((256,), (128,), (4, 64), (512,), (96,)),
+    "columns": ((256,), (128,), (2, 64), (384,), (100,)),
+    "groups": (1, 2, 4),
+}
+
+
+def build(choice: Mapping[str, Any]) -> QuantizedMatmulProblem | None:
+    """Returns the problem of a choice of features; None where its values can't meet."""
+    c = choice
+    lhs, rhs = c["formats"]
+    # Scales along the contraction can't leave the sum, which a quantised lhs takes in integers or eight bits.
+    if c["groups"] > 1 and lhs in _EIGHT_BITS or c["contracted"][0] % c["groups"]:
+        return None
+    return QuantizedMatmulProblem(
+        lhs_shape=(*c["rows"], *c["contracted"]),
+        rhs_shape=(*c["contracted"], *c["columns"]),
+        num_contracted=len(c["contracted"]),
+        groups=c["groups"],
+        lhs_format=lhs,
+        rhs_format=rhs,
+        dtype=c["dtype"],
+    )
+
 
 def example_operands(problem: QuantizedMatmulProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns operands quantised from random normals."""
@@ -54,4 +97,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     differentiable=lambda problem: problem.lhs_format not in FORMATS,
+    space=Space(FEATURES, build),
 )

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from kanawa.kernels.accumulate import wide
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
 from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
@@ -29,14 +30,15 @@ class ReferenceQuantizedMatmul(Kernel):
         scale = jax.lax.stop_gradient(operands["rhs_scale"])
         rhs, outside = self._right(p, lhs, operands["rhs"], scale)
         dims = (tuple(range(lhs.ndim - p.num_contracted, lhs.ndim)), tuple(range(p.num_contracted)))
-        exact = jnp.int32 if lhs.dtype == jnp.int8 else jnp.float32
+        floats = wide(p.dtype)
+        exact = jnp.dtype("int32") if lhs.dtype == jnp.int8 else floats
         product = jax.lax.dot_general(lhs, rhs, (dims, ((), ())), preferred_element_type=exact)
-        out = product.astype(jnp.float32)
+        out = product.astype(floats)
         if outside is not None:
-            out = out * outside.reshape((1,) * (lhs.ndim - p.num_contracted) + outside.shape[1:])
+            out = out * outside.astype(floats).reshape((1,) * (lhs.ndim - p.num_contracted) + outside.shape[1:])
         if "lhs_scale" in operands:
             left = jax.lax.stop_gradient(operands["lhs_scale"])
-            out = out * left.reshape(left.shape + (1,) * (rhs.ndim - p.num_contracted))
+            out = out * left.astype(floats).reshape(left.shape + (1,) * (rhs.ndim - p.num_contracted))
         return out.astype(p.dtype), None
 
     def _right(
@@ -48,7 +50,7 @@ class ReferenceQuantizedMatmul(Kernel):
             return rhs, scale
         # Float8 is a floating dtype to JAX, which would otherwise derive by it; codes have no gradient.
         rhs = jax.lax.stop_gradient(rhs) if jnp.issubdtype(rhs.dtype, jnp.floating) else rhs
-        values = fmt.values(rhs, p.rhs_shape[0], jnp.dtype(jnp.float32))
+        values = fmt.values(rhs, p.rhs_shape[0], wide(lhs.dtype))
         if p.groups == 1 and not fmt.levels:
             # Integers and eight-bit floats are exact in any wider float: scale the product instead.
             return values.astype(lhs.dtype), scale

@@ -66,7 +66,7 @@ class ChunkedCrossEntropy(Kernel):
             # logits are kept or computed twice. That holds because the loss is a sum, whose cotangent is one number.
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
             across, by_weight = ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
-            dhidden = jnp.einsum(across, dlogits, weight)
+            dhidden = jnp.einsum(across, dlogits.astype(weight.dtype), weight).astype(hidden.dtype)
             pair = (dlogits, hidden) if problem.tied else (hidden, dlogits)
             # Summed over all chunks in fp32: in bf16 the later ones would be lost in the sum.
             dweight += jnp.einsum(by_weight, *pair, preferred_element_type=jnp.float32)

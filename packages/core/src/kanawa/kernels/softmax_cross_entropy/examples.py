@@ -1,6 +1,7 @@
 """Cross entropies that every kernel is asked, and random operands for any problem."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from kanawa.kernels.operation import Operands
 from kanawa.kernels.softmax_cross_entropy.losses import Sums
 from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 from kanawa.kernels.softmax_cross_entropy.reference import ReferenceCrossEntropy
+from kanawa.kernels.sweep import Space
 
 BASE = CrossEntropyProblem(tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32)
 
@@ -26,6 +28,25 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"logit_cap": 3.0, "z_loss": 0.01, "label_smoothing": 0.1, "tied": True},
     {"chunk_tokens": None},
 )
+
+FEATURES: dict[str, tuple[Any, ...]] = {
+    "dtypes": (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
+    "tokens": (96, 128, 256, 83, 1),
+    "width": (32, 128, 256),
+    "vocab": (512, 1024, 333),
+    "tied": (False, True),
+    "logit_cap": (None, 3.0, 30.0),
+    "z_loss": (0.0, 0.01),
+    "label_smoothing": (0.0, 0.1),
+    "chunk_tokens": (32, None, 50),
+}
+
+
+def build(choice: Mapping[str, Any]) -> CrossEntropyProblem:
+    """Returns the problem of a choice of features."""
+    dtype, weight_dtype = choice["dtypes"]
+    rest = {name: value for name, value in choice.items() if name != "dtypes"}
+    return CrossEntropyProblem(dtype=dtype, weight_dtype=weight_dtype, **rest)
 
 
 def example_operands(problem: CrossEntropyProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -53,4 +74,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     specified=_specified,
+    space=Space(FEATURES, build),
 )

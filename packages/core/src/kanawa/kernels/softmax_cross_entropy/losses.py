@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kanawa.kernels.accumulate import wide
 from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 
 
@@ -43,7 +44,7 @@ def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) 
 def _product(tied: bool, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns hidden [..., width] times the weight, fp32 [..., vocab]."""
     contracted = ((hidden.ndim - 1,), (1 if tied else 0,))
-    return jax.lax.dot_general(hidden, weight, (contracted, ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(hidden, weight, (contracted, ((), ())), preferred_element_type=wide(hidden.dtype))
 
 
 def _product_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
@@ -53,12 +54,12 @@ def _product_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[
 def _product_backward(tied: bool, saved: tuple[jax.Array, jax.Array], dlogits: jax.Array) -> tuple[jax.Array, ...]:
     hidden, weight = saved
     over_vocab = ((dlogits.ndim - 1,), (0 if tied else 1,))
-    dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=jnp.float32)
+    dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=wide(hidden.dtype))
     tokens = tuple(range(hidden.ndim - 1))
     # JAX's own rule puts the cotangent first and turns the product round. XLA for CPU then transposes the first operand
     # to suit its matmuls: a third array of logits at the peak of a step, where here it transposes the hidden states.
     pair = (dlogits, hidden) if tied else (hidden, dlogits)
-    dweight = jax.lax.dot_general(*pair, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
+    dweight = jax.lax.dot_general(*pair, ((tokens, tokens), ((), ())), preferred_element_type=wide(hidden.dtype))
     return dhidden.astype(hidden.dtype), dweight.astype(weight.dtype)
 
 
@@ -92,7 +93,7 @@ def token_losses(
         z_loss = problem.z_loss * jnp.square(log_sum_exp)
         loss = loss + z_loss
     # The target's own logit is the maximum: no argmax, which across shards of the vocabulary would need indices.
-    return TokenLosses(loss, nll, z_loss, (chosen >= top).astype(jnp.float32), log_sum_exp)
+    return TokenLosses(loss, nll, z_loss, (chosen >= top).astype(logits.dtype), log_sum_exp)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -122,7 +123,7 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 def weighted_sums(losses: TokenLosses, loss_weights: jax.Array) -> Sums:
     """Returns the sums of losses times weights."""
-    weights = loss_weights.astype(jnp.float32)
+    weights = loss_weights.astype(losses.loss.dtype)
     return Sums(
         loss=jnp.sum(losses.loss * weights),
         weight=jnp.sum(weights),
