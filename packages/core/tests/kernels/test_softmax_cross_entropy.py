@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kanawa.arrays import onednn
+from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels.compare import compare_with_reference, examples_for
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
@@ -116,3 +118,25 @@ def test_wrong_shapes_are_named(operands):
         softmax_cross_entropy(hidden, weight, targets, weights, tied=True)
     with pytest.raises(KernelError, match="chunk_tokens 0 must be at least 1"):
         softmax_cross_entropy(*operands, chunk_tokens=0)
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
+@pytest.mark.parametrize("chunk", [None, 100], ids=["whole", "chunked"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_and_their_gradients_by_onednn(tied, chunk, normal):
+    hidden, weight, weights = normal(192, 64), normal(80, 64) if tied else normal(64, 80), jnp.ones(192)
+    targets = (jnp.arange(192, dtype=jnp.int32) * 7) % 80
+
+    def gradients(plan):
+        def loss(hidden, weight):
+            return softmax_cross_entropy(hidden, weight, targets, weights, tied=tied, chunk_tokens=chunk)[0]
+
+        with use_plan(plan):
+            lowered = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, weight)
+            return lowered.as_text().count("__onednn$matmul"), lowered.compile()(hidden, weight)
+
+    calls, ours = gradients(ExecutionPlan(onednn=True))
+    none, right = gradients(ExecutionPlan())
+    assert (calls, none) == (3, 0)
+    for mine, want in zip(ours, right, strict=True):
+        np.testing.assert_allclose(mine, want, rtol=1e-4, atol=1e-5)

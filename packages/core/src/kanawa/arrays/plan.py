@@ -43,6 +43,7 @@ class ExecutionPlan:
     `optimizer_memory` says where optimizer state waits between steps (kanawa.arrays.memory).
     `materialize` has training write to memory what enters a projection, and keep the residual stream row by row
     (kanawa.arrays.materialize).
+    `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU.
     `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
 
     `platform` and `device_kind` are None where the process's own devices run the program.
@@ -57,6 +58,7 @@ class ExecutionPlan:
     device_kind: str | None = None
     optimizer_memory: str = "device"
     materialize: bool = False
+    onednn: bool = False
 
     def way(self, operation: str) -> Any:
         """Returns the first of `distributed` that runs the operation ("attention", "experts"), or None."""

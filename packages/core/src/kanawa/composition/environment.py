@@ -39,6 +39,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
             rules.append(strategy.build())
     # With its own devices a process knows what it runs on; a plan says so only for what isn't here.
     described = None if devices == "process" else target
+    with blamed(execution.mesh, "execution.mesh"):
+        mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
     plan = ExecutionPlan(
         param_rules=tuple(rule for s in rules for rule in s.param_rules()),
         activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
@@ -53,9 +55,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         device_kind=None if described is None else _kind(described),
         optimizer_memory=execution.optimizer_memory,
         materialize=execution.materialize,
+        onednn=execution.onednn and described is None and _has_onednn(mesh),
     )
-    with blamed(execution.mesh, "execution.mesh"):
-        mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
     own = execution.compiler_options
     options = recommended(target, own)
     # No compiler to ask, so recommendations are taken as they are. What the user sets is never tried: it shall fail
@@ -82,6 +83,15 @@ def _measured(tuning: str, described: Target | None) -> tuple[KernelUse, ...]:
         )
         raise UsageError(message)
     return measured_uses(path, kind)
+
+
+def _has_onednn(mesh: Mesh | AbstractMesh | None) -> bool:
+    """Returns whether programs run on one CPU whose jaxlib has oneDNN's products."""
+    if jax.default_backend() != "cpu" or (mesh is not None and mesh.size > 1):
+        return False
+    from kanawa.arrays.onednn import available
+
+    return available()
 
 
 def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:

@@ -31,7 +31,7 @@ class ExecutionConfig(Config):
     one program), "none", or a file.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
     `materialize` has training write to memory what enters a projection, and the gradients around it, and keeps the
-    residual stream row by row.
+    residual stream row by row. `onednn` lets one CPU compute its products by oneDNN, where jaxlib has it.
     """
 
     mesh: MeshBuilder.Config | None = None
@@ -42,6 +42,7 @@ class ExecutionConfig(Config):
     compiler_options: dict[str, str | int | float | bool] = {}
     optimizer_memory: str = "device"
     materialize: bool = False
+    onednn: bool = True
 
     def check(self) -> list[str]:
         """Returns what is wrong with the memory's name."""

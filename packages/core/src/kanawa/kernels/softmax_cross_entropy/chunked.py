@@ -16,6 +16,7 @@ from kanawa.kernels.softmax_cross_entropy.losses import (
     Sums,
     TokenLosses,
     is_target,
+    product_gradients,
     project,
     token_losses,
     weighted_sums,
@@ -65,13 +66,10 @@ class ChunkedCrossEntropy(Kernel):
             # Gradients are taken while the chunk's logits are at hand: the backward pass then only scales them, and no
             # logits are kept or computed twice. That holds because the loss is a sum, whose cotangent is one number.
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
-            across, by_weight = ("nv,vd->nd", "nv,nd->vd") if problem.tied else ("nv,dv->nd", "nd,nv->dv")
-            dhidden = jnp.einsum(across, dlogits.astype(weight.dtype), weight).astype(hidden.dtype)
-            pair = (dlogits, hidden) if problem.tied else (hidden, dlogits)
+            dhidden, more = product_gradients(problem.tied, hidden, weight, dlogits)
             # Summed over all chunks in fp32: in bf16 the later ones would be lost in the sum.
-            dweight += jnp.einsum(by_weight, *pair, preferred_element_type=jnp.float32)
-            return (_add(sums, weighted_sums(losses, loss_weights)), dweight), (
-                dhidden,
+            return (_add(sums, weighted_sums(losses, loss_weights)), dweight + more), (
+                dhidden.astype(hidden.dtype),
                 losses.loss,
             )
 

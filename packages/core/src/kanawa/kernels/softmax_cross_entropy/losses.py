@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kanawa.arrays.plan import current_plan
 from kanawa.kernels.accumulate import wide
 from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 
@@ -43,6 +44,8 @@ def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(tied: bool, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns hidden [..., width] times the weight, fp32 [..., vocab]."""
+    if _by_onednn(hidden, weight):
+        return _onednn(hidden, weight, transpose_b=tied, dtype=jnp.float32)
     contracted = ((hidden.ndim - 1,), (1 if tied else 0,))
     return jax.lax.dot_general(hidden, weight, (contracted, ((), ())), preferred_element_type=wide(hidden.dtype))
 
@@ -53,14 +56,45 @@ def _product_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[
 
 def _product_backward(tied: bool, saved: tuple[jax.Array, jax.Array], dlogits: jax.Array) -> tuple[jax.Array, ...]:
     hidden, weight = saved
-    over_vocab = ((dlogits.ndim - 1,), (0 if tied else 1,))
-    dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=wide(hidden.dtype))
-    tokens = tuple(range(hidden.ndim - 1))
+    dhidden, dweight = product_gradients(tied, hidden, weight, dlogits)
+    return dhidden.astype(hidden.dtype), dweight.astype(weight.dtype)
+
+
+def product_gradients(
+    tied: bool, hidden: jax.Array, weight: jax.Array, dlogits: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the cotangents of hidden and weight, accumulated and returned in fp32, from the logits' [..., vocab]."""
     # JAX's own rule puts the cotangent first and turns the product round. XLA for CPU then transposes the first operand
     # to suit its matmuls: a third array of logits at the peak of a step, where here it transposes the hidden states.
     pair = (dlogits, hidden) if tied else (hidden, dlogits)
-    dweight = jax.lax.dot_general(*pair, ((tokens, tokens), ((), ())), preferred_element_type=wide(hidden.dtype))
-    return dhidden.astype(hidden.dtype), dweight.astype(weight.dtype)
+    if _by_onednn(hidden, weight):
+        # Its products take one dtype. In bfloat16 that rounds the logits' gradient, as the projections' are.
+        pair = tuple(x.astype(hidden.dtype) for x in pair)
+        dhidden = _onednn(dlogits.astype(hidden.dtype), weight, transpose_b=not tied, dtype=jnp.float32)
+        return dhidden, _onednn(*pair, transpose_a=True, dtype=jnp.float32)
+    over_vocab = ((dlogits.ndim - 1,), (0 if tied else 1,))
+    dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=wide(hidden.dtype))
+    tokens = tuple(range(hidden.ndim - 1))
+    return dhidden, jax.lax.dot_general(*pair, ((tokens, tokens), ((), ())), preferred_element_type=wide(hidden.dtype))
+
+
+def _by_onednn(hidden: jax.Array, weight: jax.Array) -> bool:
+    if not current_plan().onednn:
+        return False
+    from kanawa.arrays import onednn
+
+    return onednn.suits(hidden, weight, hidden.size * max(weight.shape))
+
+
+def _onednn(a: jax.Array, b: jax.Array, **how: Any) -> jax.Array:
+    """Returns the product over the rows of all tokens: [..., columns], or [columns, columns] of a transposed `a`."""
+    from kanawa.arrays import onednn
+
+    rows = a.reshape(-1, a.shape[-1])
+    if how.get("transpose_a"):
+        return onednn.call(rows, b.reshape(-1, b.shape[-1]), **how)
+    product = onednn.call(rows, b, **how)
+    return product.reshape(*a.shape[:-1], product.shape[-1])
 
 
 _product.defvjp(_product_forward, _product_backward)
