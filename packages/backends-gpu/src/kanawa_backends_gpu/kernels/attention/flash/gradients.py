@@ -1,0 +1,84 @@
+"""The backward kernels for queries and for keys with values.
+
+Dao, "FlashAttention-2" (2023), algorithm 2, in two kernels, so that no program adds to another's sum: the result is
+the same at every run. Both do the scores again: seven products in all.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from kanawa_backends_gpu.kernels.attention.flash import tile
+from kanawa_backends_gpu.kernels.attention.flash.forward import place
+from kanawa_backends_gpu.kernels.attention.flash.tile import At, Refs, Tiles
+from kanawa_backends_gpu.kernels.attention.flash.visits import Visits
+
+
+def query_gradient(refs: Refs, dq: Any, *, tiles: Tiles, visited: Visits) -> None:
+    """Writes dq [B, T, H, D]; grid and order are the forward kernel's."""
+    p = tiles.problem
+    row, head, kv_head, block = place(tiles)
+    start = block * tiles.queries
+    q, dout = (tile.load_rows(refs[n], row, head, start, tiles.queries, checked=True) for n in ("q", "dout"))
+    lse, delta = row_numbers(refs, row, head, start, tiles.queries)
+    sums = tuple(jnp.zeros((tiles.queries, width), jnp.float32) for _, width in tile.pieces(p.head_dim))
+
+    def one_block(index: Any, masked: bool, sums: Any) -> Any:
+        key = index * tiles.keys
+        k, v = (tile.load_rows(refs[n], row, kv_head, key, tiles.keys, checked=masked) for n in ("k", "v"))
+        score, slope = tile.scores(tiles, refs, At(row, head, start, key), tile.dot_pieces(q, k), masked)
+        weights = jnp.exp2(score - lse[:, None])
+        dscore = weights * (tile.dot_pieces(dout, v) - delta[:, None])
+        if slope is not None:
+            dscore = dscore * slope
+        dscore = dscore.astype(k[0].dtype)
+        return tuple(old + tile.dot(dscore, part) for old, part in zip(sums, k, strict=True))
+
+    sums = tile.visit(visited, refs, row, block, one_block, sums)
+    tile.store_rows(dq, row, head, start, [part * p.scale for part in sums])
+
+
+def key_gradient(refs: Refs, dk: Any, dv: Any, *, tiles: Tiles, visited: Visits) -> None:
+    """Writes dk [B, S, K, D] and dv [B, S, K, Dv]: a program sums over the query heads of its key head."""
+    p = tiles.problem
+    block, kv_head, row = (pl.program_id(i) for i in range(3))
+    key = block * tiles.keys
+    k, v = (tile.load_rows(refs[n], row, kv_head, key, tiles.keys, checked=True) for n in ("k", "v"))
+    widths = [[width for _, width in tile.pieces(x)] for x in (p.head_dim, p.v_head_dim)]
+    sums = tuple(tuple(jnp.zeros((tiles.keys, width), jnp.float32) for width in one) for one in widths)
+
+    def one_head(member: Any, sums: Any) -> Any:
+        head = kv_head * p.group_size + member
+
+        def one_block(index: Any, masked: bool, sums: Any) -> Any:
+            dk, dv = sums
+            start = index * tiles.queries
+            q, dout = (tile.load_rows(refs[n], row, head, start, tiles.queries, checked=masked) for n in ("q", "dout"))
+            lse, delta = row_numbers(refs, row, head, start, tiles.queries)
+            products = tile.dot_pieces(k, q)
+            score, slope = tile.scores(tiles, refs, At(row, head, start, key), products, masked, transposed=True)
+            weights = jnp.exp2(score - lse[None, :])
+            weighed = weights.astype(dout[0].dtype)
+            dv = tuple(old + tile.dot(weighed, part) for old, part in zip(dv, dout, strict=True))
+            dscore = weights * (tile.dot_pieces(v, dout) - delta[None, :])
+            if slope is not None:
+                dscore = dscore * slope
+            dscore = dscore.astype(q[0].dtype)
+            return tuple(old + tile.dot(dscore, part) for old, part in zip(dk, q, strict=True)), dv
+
+        return tile.visit(visited, refs, row, block, one_block, sums)
+
+    dk_sums, dv_sums = one_head(0, sums) if p.group_size == 1 else jax.lax.fori_loop(0, p.group_size, one_head, sums)
+    tile.store_rows(dk, row, kv_head, key, [part * p.scale for part in dk_sums])
+    tile.store_rows(dv, row, kv_head, key, list(dv_sums))
+
+
+def row_numbers(refs: Refs, row: Any, head: Any, start: Any, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the log-sum-exp in units of log2 and rowsum(dout * out) of `size` queries.
+
+    Queries that don't exist have +inf, as those without a key have: all their weights are 0.
+    """
+    lse = tile.load_numbers(refs["lse"], (row, head), start, size, float("inf"))
+    return lse, tile.load_numbers(refs["delta"], (row, head), start, size, 0.0)

@@ -1,0 +1,219 @@
+"""What one program of a kernel sees of attention: loading rows, and the scores of one tile.
+
+Scores are held in units of log2, because a GPU's exponential is to base 2. Legend: B rows, T queries, S keys, H query
+heads, K key heads, D head width.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from kanawa.kernels.attention.problem import AttentionProblem
+
+from kanawa_backends_gpu.kernels.attention.flash.tile_mask import Sides, allowed
+from kanawa_backends_gpu.kernels.attention.flash.visits import Visits
+
+LOG2_E = math.log2(math.e)
+#: Of a masked score; the sums guard against rows that have no other.
+MASKED = float("-inf")
+#: What the matrix units multiply at least: narrower heads are padded to it.
+NARROWEST = 16
+
+#: A number with a shape: an index of Python's own trips Pallas's interpreter (jax 0.10) in a masked load.
+ZERO = np.int32(0)
+
+Refs = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """How a problem is cut, static.
+
+    Attributes:
+        queries, keys: rows of a tile's two sides, powers of two.
+    """
+
+    problem: AttentionProblem
+    queries: int
+    keys: int
+
+    @property
+    def query_blocks(self) -> int:
+        """Blocks of queries, the last one maybe short."""
+        return -(-self.problem.q_length // self.queries)
+
+    @property
+    def key_blocks(self) -> int:
+        """Blocks of keys, the last one maybe short."""
+        return -(-self.problem.kv_length // self.keys)
+
+
+class At(NamedTuple):
+    """Where a tile lies: row of the batch, query head, first query, first key."""
+
+    row: Any
+    head: Any
+    query: Any
+    key: Any
+
+
+def pieces(width: int) -> list[tuple[int, int]]:
+    """Returns a head's width as (start, width) of powers of two, which are what Triton's arrays can be."""
+    parts, start = [], 0
+    while start < width:
+        part = 1 << ((width - start).bit_length() - 1)
+        parts.append((start, part))
+        start += part
+    return parts
+
+
+def load_rows(ref: Any, row: Any, head: Any, start: Any, size: int, checked: bool) -> list[jax.Array]:
+    """Returns rows [start, start + size) of [B, L, H, D] as pieces [size, width]; zeros past the end if `checked`."""
+    rows = pl.ds(start, size)
+    inside = {}
+    if checked and ref.shape[1] % size:
+        inside = {"mask": (start + jnp.arange(size) < ref.shape[1])[:, None], "other": 0.0}
+    return [plgpu.load(ref.at[row, rows, head, pl.ds(at, width)], **inside) for at, width in pieces(ref.shape[3])]
+
+
+def store_rows(ref: Any, row: Any, head: Any, start: Any, parts: list[jax.Array]) -> None:
+    """Stores pieces [size, width] as rows of [B, L, H, D] from `start` on, those past the end left out."""
+    size = parts[0].shape[0]
+    rows = pl.ds(start, size)
+    inside = None
+    if ref.shape[1] % size:
+        inside = (start + jnp.arange(size) < ref.shape[1])[:, None]
+    for (at, width), part in zip(pieces(ref.shape[3]), parts, strict=True):
+        plgpu.store(ref.at[row, rows, head, pl.ds(at, width)], part.astype(ref.dtype), mask=inside)
+
+
+def load_numbers(ref: Any, place: tuple[Any, ...], start: Any, size: int, beyond: Any) -> jax.Array:
+    """Returns `size` numbers of the last dimension, `beyond` past its end."""
+    inside = {}
+    if ref.shape[-1] % size:
+        inside = {"mask": start + jnp.arange(size) < ref.shape[-1], "other": beyond}
+    return plgpu.load(ref.at[*place, pl.ds(start, size)], **inside)
+
+
+def dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
+    """Returns the product of two tiles in fp32; fp32 factors aren't rounded to TF32."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return plgpu.dot(a, b, trans_b=trans_b, precision=precision)
+
+
+def dot_pieces(a: list[jax.Array], b: list[jax.Array]) -> jax.Array:
+    """Returns rows by rows: the sum over pieces of a piece times another's transpose."""
+    total = dot(a[0], b[0], trans_b=True)
+    for left, right in zip(a[1:], b[1:], strict=True):
+        total = total + dot(left, right, trans_b=True)
+    return total
+
+
+def visit(
+    visited: Visits, refs: Refs, row: Any, owner: Any, body: Callable[[Any, bool, Any], Any], carry: Any
+) -> Any:
+    """Returns carry after `body(block, masked, carry)` for every block that `owner` visits."""
+    bounds = refs["bounds"]
+    at = row_of(bounds, row)
+    stretches = [(bounds[at, owner, i], bounds[at, owner, i + 1]) for i in range(3)]
+
+    def block(step: Any) -> Any:
+        return step if visited.order is None else refs["order"][at, owner, step]
+
+    for (start, stop), there, masked in zip(stretches, visited.phases, (True, False, True), strict=True):
+        if there:
+
+            def one(step: Any, seen: Any, masked: bool = masked) -> Any:
+                return body(block(step), masked, seen)
+
+            carry = jax.lax.fori_loop(start, stop, one, carry)
+    return carry
+
+
+def row_of(ref: Any, row: Any) -> Any:
+    """Returns which row of an operand with one row for each of the batch, or one for all."""
+    return ZERO if ref.shape[0] == 1 else row
+
+
+def scores(
+    tiles: Tiles, refs: Refs, at: At, products: jax.Array, masked: bool, transposed: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns a tile's scores in units of log2, and the derivative of the cap where there is one.
+
+    products: q k^T [queries, keys] in fp32, or k q^T if `transposed`.
+    """
+    p = tiles.problem
+    slope = None
+    if p.logit_cap is None:
+        score = products * (p.scale * LOG2_E)
+    else:
+        bent = jnp.tanh(products * (p.scale / p.logit_cap))
+        score, slope = bent * (p.logit_cap * LOG2_E), 1.0 - bent * bent
+    if p.has_bias:
+        bias = _bias(tiles, refs["bias"], at).astype(jnp.float32) * LOG2_E
+        score = score + (bias.T if transposed else bias)
+    if masked:
+        counts = _counts(tiles, refs, at, transposed)
+        if counts is not None:
+            score = jnp.where(counts, score, MASKED)
+    return score, slope
+
+
+def _bias(tiles: Tiles, ref: Any, at: At) -> jax.Array:
+    """Returns [queries or 1, keys or 1] of the bias."""
+    batch, heads, rows, columns = ref.shape
+    place = (ZERO if batch == 1 else at.row, ZERO if heads == 1 else at.head)
+    sides = [_side(rows, at.query, tiles.queries), _side(columns, at.key, tiles.keys)]
+    inside = None
+    for axis, (length, (_, size)) in enumerate(zip((rows, columns), sides, strict=True)):
+        if length % size:
+            fits = sides[axis][0] + jnp.arange(size) < length
+            fits = fits[:, None] if axis == 0 else fits[None, :]
+            inside = fits if inside is None else inside & fits
+    (row, height), (column, width) = sides
+    view = ref.at[*place, pl.ds(row, height), pl.ds(column, width)]
+    return plgpu.load(view) if inside is None else plgpu.load(view, mask=inside, other=0.0)
+
+
+def _side(length: int, start: Any, size: int) -> tuple[Any, int]:
+    return (ZERO, 1) if length == 1 else (start, size)
+
+
+def _counts(tiles: Tiles, refs: Refs, at: At, transposed: bool) -> jax.Array | None:
+    """Returns which scores of the tile count."""
+    p = tiles.problem
+
+    def across(x: jax.Array) -> jax.Array:
+        return x[None, :] if transposed else x[:, None]
+
+    def along(x: jax.Array) -> jax.Array:
+        return x[:, None] if transposed else x[None, :]
+
+    def of(name: str, start: Any, size: int) -> jax.Array:
+        ref = refs[name]
+        return load_numbers(ref, (row_of(ref, at.row),), start, size, 0)
+
+    q_index, k_index = at.query + jnp.arange(tiles.queries), at.key + jnp.arange(tiles.keys)
+    q = of("q_positions", at.query, tiles.queries) if "q_positions" in refs else q_index
+    k = of("kv_positions", at.key, tiles.keys) if "kv_positions" in refs else k_index
+    segments = (None, None)
+    if p.has_segments:
+        ids = of("q_segment_ids", at.query, tiles.queries), of("kv_segment_ids", at.key, tiles.keys)
+        segments = across(ids[0]), along(ids[1])
+    prefix = refs["prefix_lengths"][at.row] if p.mask.needs_prefix else None
+    result = allowed(p.mask, Sides(across(q), along(k), *segments, prefix))
+    end = None
+    if p.has_kv_lengths:
+        end = refs["kv_lengths"][at.row]
+    elif p.kv_length % tiles.keys:
+        end = p.kv_length
+    if end is not None:
+        exists = along(k_index < end)
+        result = exists if result is None else result & exists
+    return result

@@ -1,0 +1,99 @@
+"""A mask on one tile of scores, inside a kernel: the conditions of core's MaskSpec on index vectors."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from kanawa.kernels.masks import MaskSpec
+from kanawa.plugins import component
+
+#: What a predicate may be made of: what Triton computes element by element.
+_ELEMENTWISE = frozenset(
+    "abs add and broadcast_in_dim clamp convert_element_type copy div eq ge gt integer_pow jit le lt max min mul ne neg "
+    "not or pjit rem select_n shift_left shift_right_arithmetic shift_right_logical sign square sub xor".split()
+)
+
+
+class Sides(NamedTuple):
+    """Of the queries and the keys of a tile, shaped to broadcast to it: positions, segment ids; and a prefix's length.
+
+    None where the mask has no use for them.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    q_segments: jax.Array | None = None
+    k_segments: jax.Array | None = None
+    prefix: jax.Array | None = None
+
+
+def allowed(mask: MaskSpec, sides: Sides) -> jax.Array | None:
+    """Returns which scores of a tile count, or None for all: `MaskSpec.allowed` without its dimension of rows."""
+    conditions = [*_by_position(mask, sides)]
+    for group in mask.any_of:
+        members = [allowed(member, sides) for member in group]
+        # None allows everything, and so does a group with one such member.
+        if all(member is not None for member in members):
+            conditions.append(_joined(jnp.logical_or, members))
+    result = _joined(jnp.logical_and, conditions)
+    if mask.prefix:
+        visible = sides.k < sides.prefix
+        lone = not (mask.causal or mask.window or mask.chunk or mask.predicates or mask.any_of)
+        result = visible if lone else None if result is None else result | visible
+    if mask.segments:
+        same = sides.q_segments == sides.k_segments
+        result = same if result is None else result & same
+    return result
+
+
+def refusal(name: str) -> str:
+    """Returns why a predicate can't be computed in a kernel; empty if it can."""
+    q, k = jax.ShapeDtypeStruct((16, 1), jnp.int32), jax.ShapeDtypeStruct((1, 32), jnp.int32)
+    try:
+        traced = jax.make_jaxpr(_predicate(name))(q, k)
+    except Exception as error:  # noqa: BLE001 (a stranger's function may raise anything: the reference then shows it)
+        return f"predicate {name} can't be traced on a tile: {type(error).__name__}"
+    other = sorted(_primitives(traced.jaxpr) - _ELEMENTWISE)
+    if traced.consts:
+        return f"predicate {name} holds arrays, which a kernel can't"
+    if other:
+        return f"predicate {name} uses {', '.join(other)}; a kernel computes element by element"
+    shapes = [out.shape for out in traced.out_avals]
+    return "" if shapes == [(16, 32)] else f"predicate {name} gives {shapes} for 16 queries and 32 keys"
+
+
+def _by_position(mask: MaskSpec, sides: Sides) -> list[jax.Array]:
+    q, k = sides.q, sides.k
+    conditions = [k <= q] if mask.causal else []
+    left, right = mask.window or (None, None)
+    if left is not None:
+        conditions.append(k >= q - left)
+    if right is not None:
+        conditions.append(k <= q + right)
+    if mask.chunk is not None:
+        # Floors: positions of queries before a row's first key are negative.
+        conditions.append(jnp.floor_divide(q, mask.chunk) == jnp.floor_divide(k, mask.chunk))
+    return conditions + [_predicate(name)(q, k) for name in mask.predicates]
+
+
+def _joined(how: Callable[[Any, Any], jax.Array], conditions: list[Any]) -> jax.Array | None:
+    result = None
+    for condition in conditions:
+        result = condition if result is None else how(result, condition)
+    return result
+
+
+def _predicate(name: str) -> Any:
+    return component("masks", name)
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    names = set()
+    for equation in jaxpr.eqns:
+        names.add(equation.primitive.name)
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", None)
+            if inner is not None:
+                names |= _primitives(inner)
+    return names

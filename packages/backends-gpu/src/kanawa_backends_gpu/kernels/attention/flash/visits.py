@@ -1,0 +1,224 @@
+"""Which blocks of keys a block of queries visits, and which queries a block of keys: the rest is never loaded.
+
+Legend: R rows of the batch, or 1 where all are alike; N blocks that own programs, M blocks they may visit.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kanawa.kernels.attention.operands import kv_positions, q_positions
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.masks import MaskSpec
+from kanawa.kernels.operation import Operands
+
+Array = Any
+
+
+class BlockMap(NamedTuple):
+    """Of each block of queries and block of keys, bool [R, query blocks, key blocks].
+
+    Attributes:
+        seen: false only where no score counts for certain.
+        whole: true only where every score counts for certain, and both blocks are full.
+    """
+
+    seen: Array
+    whole: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Visits:
+    """What each block visits, as arrays that a kernel reads.
+
+    Attributes:
+        bounds: int32 [R, N, 4]. In intervals: first seen, first whole, end of the whole ones that follow it, end of the
+            seen. In lists: 0, 0, how many are whole, how many are seen.
+        order: int32 [R, N, M], the blocks to visit, whole ones first; None in intervals, where block j is j.
+        phases: of the three stretches between bounds, which may hold any block: partly, wholly, partly masked.
+    """
+
+    bounds: Array
+    order: Array | None
+    phases: tuple[bool, bool, bool]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by name, as operands of a kernel."""
+        return {"bounds": self.bounds} | ({} if self.order is None else {"order": self.order})
+
+
+class _Span(NamedTuple):
+    """Smallest and largest number of each block: [R, blocks, 1] of queries, [R, 1, blocks] of keys."""
+
+    low: Array
+    high: Array
+
+
+def block_map(problem: AttentionProblem, operands: Operands, queries: int, keys: int) -> BlockMap:
+    """Returns the map for blocks of `queries` by `keys`; NumPy's where it is known when compiling."""
+    static = problem.has_default_positions and not _needs_arrays(problem.mask)
+    xp = np if static else jnp
+    p = problem
+    spans = {
+        "q": _span(_positions(p.q_length) if static else q_positions(p, operands), queries, 2, xp),
+        "k": _span(_positions(p.kv_length) if static else kv_positions(p, operands), keys, 1, xp),
+    }
+    if p.has_segments:
+        spans["q_segments"] = _span(operands["q_segment_ids"], queries, 2, xp)
+        spans["k_segments"] = _span(operands["kv_segment_ids"], keys, 1, xp)
+    result = _of_mask(p.mask, spans, _Exact(p, operands, queries, keys), xp)
+    ends = (np.arange(-(-p.kv_length // keys), dtype=np.int32) + 1) * keys
+    exists = np.ones((1, -(-p.q_length // queries), ends.size), bool)
+    full = (ends <= p.kv_length)[None, None] & (_block_ends(p.q_length, queries) <= p.q_length)[None, :, None]
+    if p.has_kv_lengths:
+        lengths = operands["kv_lengths"][:, None, None]
+        exists = exists & ((ends - keys)[None, None] < lengths)
+        full = full & (ends[None, None] <= lengths)
+    return BlockMap(result.seen & exists, result.whole & full)
+
+
+def visits(blocks: BlockMap, mask: MaskSpec) -> Visits:
+    """Returns the visits of queries' blocks to keys; of keys' blocks to queries, given the transposed map."""
+    seen, whole = blocks
+    xp = np if isinstance(seen, np.ndarray) else jnp
+    count = seen.shape[-1]
+    index = np.arange(count, dtype=np.int32)
+    if has_holes(mask):
+        rank = xp.where(whole, 0, xp.where(seen, 1, 2))
+        order = xp.argsort(rank, axis=-1, stable=True).astype(np.int32)
+        ends = [xp.sum(x, axis=-1).astype(np.int32) for x in (whole, seen)]
+        zero = xp.zeros_like(ends[0])
+        return Visits(xp.stack([zero, zero, *ends], axis=-1), order, (False, True, True))
+    first, end = _first(seen, index, count, xp), count - _first(seen[..., ::-1], index, count, xp)
+    # Nothing seen: both come out as "none", from 0 to 0.
+    nothing = ~xp.any(seen, axis=-1)
+    first, end = xp.where(nothing, 0, first), xp.where(nothing, 0, end)
+    whole_first = xp.minimum(_first(whole, index, count, xp), end)
+    after = (index >= whole_first[..., None]) & ~whole
+    whole_end = xp.minimum(_first(after, index, count, xp), end)
+    bounds = [first, whole_first, xp.maximum(whole_end, whole_first), end]
+    phases = (True, True, True)
+    if xp is np:
+        phases = tuple(bool(np.any(a < b)) for a, b in zip(bounds, bounds[1:], strict=False))
+    return Visits(xp.stack(bounds, axis=-1).astype(np.int32), None, phases)
+
+
+def transposed(blocks: BlockMap) -> BlockMap:
+    """Returns the map with queries and keys exchanged."""
+    return BlockMap(*(x.swapaxes(1, 2) for x in blocks))
+
+
+def has_holes(mask: MaskSpec) -> bool:
+    """True where blocks between the first and the last seen may be empty, so that visits are listed."""
+    return bool(mask.predicates or mask.any_of)
+
+
+def _needs_arrays(mask: MaskSpec) -> bool:
+    inner = (member for group in mask.any_of for member in group)
+    return bool(mask.segments or mask.prefix or mask.predicates) or any(map(_needs_arrays, inner))
+
+
+def _positions(length: int) -> np.ndarray:
+    return np.arange(length, dtype=np.int32)[None]
+
+
+def _block_ends(length: int, size: int) -> np.ndarray:
+    return (np.arange(-(-length // size), dtype=np.int32) + 1) * size
+
+
+def _span(numbers: Array, size: int, axis: int, xp: Any) -> _Span:
+    blocks = _in_blocks(numbers, size, xp)
+    return _Span(*(xp.expand_dims(f(blocks, axis=-1), axis) for f in (xp.min, xp.max)))
+
+
+def _in_blocks(numbers: Array, size: int, xp: Any) -> Array:
+    """Returns [R, length] as [R, blocks, size]; a short last block repeats its last number."""
+    rows, length = numbers.shape
+    count = -(-length // size)
+    padded = xp.pad(numbers, ((0, 0), (0, count * size - length)), mode="edge")
+    return padded.reshape(rows, count, size)
+
+
+def _first(x: Array, index: np.ndarray, none: int, xp: Any) -> Array:
+    """Returns the first true place along the last axis, `none` where there is none."""
+    return xp.min(xp.where(x, index, none), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exact:
+    """Evaluates a predicate on every pair of a block: XLA fuses it with the reduction, so no pair is stored."""
+
+    problem: AttentionProblem
+    operands: Operands
+    queries: int
+    keys: int
+
+    def of(self, name: str) -> BlockMap:
+        p = self.problem
+        q = _in_blocks(q_positions(p, self.operands), self.queries, jnp)
+        k = _in_blocks(kv_positions(p, self.operands), self.keys, jnp)
+        # A dimension at a time keeps what is written out small: [R, query blocks, S] of one query block's rows.
+        lone = MaskSpec(predicates=(name,))
+        flat_k = k.reshape(k.shape[0], -1)
+        flat_q = q.reshape(q.shape[0], -1)
+        counts = lone.allowed(flat_q, flat_k)
+        split = counts.reshape(counts.shape[0], q.shape[1], q.shape[2], k.shape[1], k.shape[2])
+        return BlockMap(jnp.any(split, axis=(2, 4)), jnp.all(split, axis=(2, 4)))
+
+
+def _of_mask(mask: MaskSpec, spans: dict[str, _Span], exact: _Exact, xp: Any) -> BlockMap:
+    q, k = spans["q"], spans["k"]
+    seen = whole = np.ones((1, 1, 1), bool)
+    parts = [_window(q, k, left, right) for left, right in _windows(mask)]
+    if mask.chunk is not None:
+        size = mask.chunk
+        parts.append(_alike(*(_Span(x.low // size, x.high // size) for x in (q, k))))
+    parts += [exact.of(name) for name in mask.predicates]
+    for group in mask.any_of:
+        members = [_of_mask(member, spans, exact, xp) for member in group]
+        parts.append(BlockMap(_any([m.seen for m in members]), _any([m.whole for m in members])))
+    for part in parts:
+        seen, whole = seen & part.seen, whole & part.whole
+    if mask.prefix:
+        length = exact.operands["prefix_lengths"][:, None, None]
+        before = BlockMap(k.low < length, k.high < length)
+        seen, whole = (before.seen, before.whole) if not parts else (seen | before.seen, whole | before.whole)
+    if mask.segments:
+        same = _alike(spans["q_segments"], spans["k_segments"])
+        seen, whole = seen & same.seen, whole & same.whole
+    return BlockMap(seen, whole)
+
+
+def _windows(mask: MaskSpec) -> list[tuple[int | None, int | None]]:
+    return [(None, 0)] * mask.causal + ([mask.window] if mask.window is not None else [])
+
+
+def _window(q: _Span, k: _Span, left: int | None, right: int | None) -> BlockMap:
+    seen = whole = np.ones((1, 1, 1), bool)
+    if left is not None:
+        seen, whole = k.high >= q.low - left, k.low >= q.high - left
+    if right is not None:
+        seen, whole = seen & (k.low <= q.high + right), whole & (k.high <= q.low + right)
+    return BlockMap(seen, whole)
+
+
+def _alike(q: _Span, k: _Span) -> BlockMap:
+    """Returns where equal numbers may meet, and where all are one number."""
+    seen = (k.low <= q.high) & (k.high >= q.low)
+    return BlockMap(seen, (q.low == q.high) & (k.low == k.high) & (q.low == k.low))
+
+
+def _any(members: list[Array]) -> Array:
+    result = members[0]
+    for member in members[1:]:
+        result = result | member
+    return result
+
+
+def as_jax(visited: Visits) -> Visits:
+    """Returns the visits with arrays of JAX's."""
+    order = None if visited.order is None else jnp.asarray(visited.order)
+    return dataclasses.replace(visited, bounds=jax.numpy.asarray(visited.bounds), order=order)
