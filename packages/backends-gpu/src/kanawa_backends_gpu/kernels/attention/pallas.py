@@ -16,19 +16,22 @@ from jax.experimental.pallas import triton as plgpu
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.operands import kv_positions, q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.masks import FULL, MaskSpec
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.masks import FULL
+from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
-from kanawa_backends_gpu.kernels.attention.flash import bias_gradient, forward, gradients, tile_mask
-from kanawa_backends_gpu.kernels.attention.flash.sizes import WIDEST, Size, Sizes, sizes
+from kanawa_backends_gpu.kernels.attention.flash import bias_gradient, forward, gradients
+from kanawa_backends_gpu.kernels.attention.flash.sizes import WIDEST, Size, size_of, tunings
 from kanawa_backends_gpu.kernels.attention.flash.tile import LOG2_E, NARROWEST, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits, as_jax, block_map, transposed, visits
+from kanawa_backends_gpu.kernels.attention.predicates import unfit_predicates
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
 _DTYPES = ("bfloat16", "float16", "float32")
+#: Fewer queries fill no tile: keys are then best read once, by many programs.
+_FEW = 64
 
 
 class PallasAttention(Kernel):
@@ -37,7 +40,8 @@ class PallasAttention(Kernel):
     name: ClassVar[str] = "attention.gpu.pallas"
     operation: ClassVar[str] = "attention"
     platforms: ClassVar[tuple[str, ...]] = ("gpu",)
-    priority: ClassVar[int] = 5
+    #: Under cuDNN's, above the streamed pass over a cache.
+    priority: ClassVar[int] = 7
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     #: Backward does the scores again in each of its kernels.
@@ -53,13 +57,16 @@ class PallasAttention(Kernel):
     def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         width = max(problem.head_dim, problem.v_head_dim)
-        predicates = [text for name in sorted(_predicates(problem.mask)) if (text := tile_mask.refusal(name))]
+        predicates = unfit_predicates(problem.mask)
         return first_refusal(
             (problem.paged, "keys lie in pages; it takes rows"),
-            (problem.mode == "decode", "one query at a time leaves a tile of queries empty"),
+            (
+                problem.mode != "train" and problem.q_length < _FEW,
+                f"{problem.q_length} queries leave a tile of them empty; attention.gpu.decode is for few",
+            ),
             (problem.dtype not in _DTYPES, f"dtype {problem.dtype}; needs {' or '.join(_DTYPES)}"),
             (width > WIDEST, f"heads of {width}; a program's registers hold up to {WIDEST}"),
-            (bool(predicates), "; ".join(predicates)),
+            (bool(predicates), predicates),
         )
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
@@ -114,12 +121,12 @@ class PallasAttention(Kernel):
         grads["k"], grads["v"] = call(dense | visited.arrays)
         return grads
 
-    def sizes(self, problem: AttentionProblem) -> Sizes:
-        """Returns the tiles of the three kernels."""
-        return sizes(problem)
+    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+        """Returns other tiles of the forward kernel and, where it is differentiated, of the other two."""
+        return tunings(problem, device)
 
     def _tiles(self, problem: AttentionProblem, kernel: str) -> tuple[Tiles, Size]:
-        size = getattr(self.sizes(problem), kernel)
+        size = size_of(self, problem, kernel)
         return Tiles(problem, size.queries, size.keys), size
 
     def _call(
@@ -161,8 +168,3 @@ def _visits(tiles: Tiles, operands: Operands, *, by_keys: bool, listed: bool = T
 
 def _like(x: jax.Array) -> tuple[tuple[int, ...], Any]:
     return x.shape, x.dtype
-
-
-def _predicates(mask: MaskSpec) -> set[str]:
-    inner = [_predicates(member) for group in mask.any_of for member in group]
-    return set(mask.predicates).union(*inner)

@@ -51,7 +51,9 @@ def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) ->
         base = _finite(higher)
         weights = jnp.exp2(score - base[:, None])
         kept = jnp.exp2(top - base)
-        v = tile.load_rows(refs["v"], row, kv_head, key, tiles.keys, checked=masked)
+        # A cache may hold anything past its last key, and a weight of 0 doesn't hide a NaN there.
+        end = refs["kv_lengths"][row] if p.has_kv_lengths and masked else None
+        v = tile.load_rows(refs["v"], row, kv_head, key, tiles.keys, checked=masked, end=end)
         weighed = weights.astype(v[0].dtype)
         sums = tuple(old * kept[:, None] + tile.dot(weighed, part) for old, part in zip(sums, v, strict=True))
         return sums, higher, total * kept + jnp.sum(weights, axis=1)

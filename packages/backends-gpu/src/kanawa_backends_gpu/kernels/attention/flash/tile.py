@@ -73,12 +73,17 @@ def pieces(width: int) -> list[tuple[int, int]]:
     return parts
 
 
-def load_rows(ref: Any, row: Any, head: Any, start: Any, size: int, checked: bool) -> list[jax.Array]:
-    """Returns rows [start, start + size) of [B, L, H, D] as pieces [size, width]; zeros past the end if `checked`."""
+def load_rows(ref: Any, row: Any, head: Any, start: Any, size: int, checked: bool, end: Any = None) -> list[jax.Array]:
+    """Returns rows [start, start + size) of [B, L, H, D] as pieces [size, width].
+
+    Zeros from `end` on, and, if `checked`, from the last row on.
+    """
     rows = pl.ds(start, size)
     inside = {}
-    if checked and ref.shape[1] % size:
-        inside = {"mask": (start + jnp.arange(size) < ref.shape[1])[:, None], "other": 0.0}
+    if end is None and checked and ref.shape[1] % size:
+        end = ref.shape[1]
+    if end is not None:
+        inside = {"mask": (start + jnp.arange(size) < end)[:, None], "other": 0.0}
     return [plgpu.load(ref.at[row, rows, head, pl.ds(at, width)], **inside) for at, width in pieces(ref.shape[3])]
 
 
@@ -115,9 +120,7 @@ def dot_pieces(a: list[jax.Array], b: list[jax.Array]) -> jax.Array:
     return total
 
 
-def visit(
-    visited: Visits, refs: Refs, row: Any, owner: Any, body: Callable[[Any, bool, Any], Any], carry: Any
-) -> Any:
+def visit(visited: Visits, refs: Refs, row: Any, owner: Any, body: Callable[[Any, bool, Any], Any], carry: Any) -> Any:
     """Returns carry after `body(block, masked, carry)` for every block that `owner` visits."""
     bounds = refs["bounds"]
     at = row_of(bounds, row)

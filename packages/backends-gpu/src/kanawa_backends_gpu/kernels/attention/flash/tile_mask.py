@@ -8,12 +8,6 @@ import jax.numpy as jnp
 from kanawa.kernels.masks import MaskSpec
 from kanawa.plugins import component
 
-#: What a predicate may be made of: what Triton computes element by element.
-_ELEMENTWISE = frozenset(
-    "abs add and broadcast_in_dim clamp convert_element_type copy div eq ge gt integer_pow jit le lt max min mul ne neg "
-    "not or pjit rem select_n shift_left shift_right_arithmetic shift_right_logical sign square sub xor".split()
-)
-
 
 class Sides(NamedTuple):
     """Of the queries and the keys of a tile, shaped to broadcast to it: positions, segment ids; and a prefix's length.
@@ -47,22 +41,6 @@ def allowed(mask: MaskSpec, sides: Sides) -> jax.Array | None:
     return result
 
 
-def refusal(name: str) -> str:
-    """Returns why a predicate can't be computed in a kernel; empty if it can."""
-    q, k = jax.ShapeDtypeStruct((16, 1), jnp.int32), jax.ShapeDtypeStruct((1, 32), jnp.int32)
-    try:
-        traced = jax.make_jaxpr(_predicate(name))(q, k)
-    except Exception as error:  # noqa: BLE001 (a stranger's function may raise anything: the reference then shows it)
-        return f"predicate {name} can't be traced on a tile: {type(error).__name__}"
-    other = sorted(_primitives(traced.jaxpr) - _ELEMENTWISE)
-    if traced.consts:
-        return f"predicate {name} holds arrays, which a kernel can't"
-    if other:
-        return f"predicate {name} uses {', '.join(other)}; a kernel computes element by element"
-    shapes = [out.shape for out in traced.out_avals]
-    return "" if shapes == [(16, 32)] else f"predicate {name} gives {shapes} for 16 queries and 32 keys"
-
-
 def _by_position(mask: MaskSpec, sides: Sides) -> list[jax.Array]:
     q, k = sides.q, sides.k
     conditions = [k <= q] if mask.causal else []
@@ -74,7 +52,7 @@ def _by_position(mask: MaskSpec, sides: Sides) -> list[jax.Array]:
     if mask.chunk is not None:
         # Floors: positions of queries before a row's first key are negative.
         conditions.append(jnp.floor_divide(q, mask.chunk) == jnp.floor_divide(k, mask.chunk))
-    return conditions + [_predicate(name)(q, k) for name in mask.predicates]
+    return conditions + [component("masks", name)(q, k) for name in mask.predicates]
 
 
 def _joined(how: Callable[[Any, Any], jax.Array], conditions: list[Any]) -> jax.Array | None:
@@ -82,18 +60,3 @@ def _joined(how: Callable[[Any, Any], jax.Array], conditions: list[Any]) -> jax.
     for condition in conditions:
         result = condition if result is None else how(result, condition)
     return result
-
-
-def _predicate(name: str) -> Any:
-    return component("masks", name)
-
-
-def _primitives(jaxpr: Any) -> set[str]:
-    names = set()
-    for equation in jaxpr.eqns:
-        names.add(equation.primitive.name)
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", None)
-            if inner is not None:
-                names |= _primitives(inner)
-    return names

@@ -98,12 +98,18 @@ def visits(blocks: BlockMap, mask: MaskSpec) -> Visits:
     first, end = xp.where(nothing, 0, first), xp.where(nothing, 0, end)
     whole_first = xp.minimum(_first(whole, index, count, xp), end)
     after = (index >= whole_first[..., None]) & ~whole
-    whole_end = xp.minimum(_first(after, index, count, xp), end)
-    bounds = [first, whole_first, xp.maximum(whole_end, whole_first), end]
-    phases = (True, True, True)
-    if xp is np:
-        phases = tuple(bool(np.any(a < b)) for a, b in zip(bounds, bounds[1:], strict=False))
-    return Visits(xp.stack(bounds, axis=-1).astype(np.int32), None, phases)
+    whole_end = xp.maximum(xp.minimum(_first(after, index, count, xp), end), whole_first)
+    # Blocks of owners that see none wholly belong to the stretch before or after: whichever leaves one unused.
+    partly = [xp.where(whole_first < whole_end, x, here) for here in (first, end) for x in (whole_first, whole_end)]
+    choices = [xp.stack([first, *pair, end], axis=-1).astype(np.int32) for pair in (partly[:2], partly[2:])]
+    if xp is not np:
+        return Visits(choices[0], None, (True, True, True))
+    return min((Visits(bounds, None, _entered(bounds)) for bounds in choices), key=lambda v: sum(v.phases))
+
+
+def _entered(bounds: np.ndarray) -> tuple[bool, bool, bool]:
+    before, whole, after = (bool(np.any(bounds[..., i] < bounds[..., i + 1])) for i in range(3))
+    return before, whole, after
 
 
 def transposed(blocks: BlockMap) -> BlockMap:
@@ -160,12 +166,12 @@ class _Exact:
         p = self.problem
         q = _in_blocks(q_positions(p, self.operands), self.queries, jnp)
         k = _in_blocks(kv_positions(p, self.operands), self.keys, jnp)
-        # A dimension at a time keeps what is written out small: [R, query blocks, S] of one query block's rows.
         lone = MaskSpec(predicates=(name,))
-        flat_k = k.reshape(k.shape[0], -1)
-        flat_q = q.reshape(q.shape[0], -1)
-        counts = lone.allowed(flat_q, flat_k)
-        split = counts.reshape(counts.shape[0], q.shape[1], q.shape[2], k.shape[1], k.shape[2])
+        flat = [x.reshape(x.shape[0], -1) for x in (q, k)]
+        pairs = (max(x.shape[0] for x in flat), *(x.shape[1] for x in flat))
+        # A predicate of one side alone has a dimension of 1 on the other.
+        counts = jnp.broadcast_to(lone.allowed(*flat), pairs)
+        split = counts.reshape(pairs[0], *q.shape[1:], *k.shape[1:])
         return BlockMap(jnp.any(split, axis=(2, 4)), jnp.all(split, axis=(2, 4)))
 
 
