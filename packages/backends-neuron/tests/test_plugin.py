@@ -6,6 +6,5 @@ from kanawa.testing.backend import BackendConformance
 class TestBackend(BackendConformance):
     distribution = "kanawa-backends-neuron"
     unsupported = {
-        "components": "hooks alone so far",
         "topology": "AWS publishes no compiler wheel for machines without Trainium",
     }

@@ -1,0 +1,1 @@
+"""Kernels for Trainium, written in NKI; unverified on hardware."""

@@ -1,0 +1,1 @@
+"""RMSNorm on NeuronCores."""
