@@ -251,8 +251,7 @@ def quickstart(session: nox.Session) -> None:
     finished = finished_step(ROOT / RUN / "events.jsonl")
     if finished is not None:
         command += ["--steps", str(finished + EXTRA_STEPS)]
-    # XLA's CPU client allocates a step's temporaries anew each time; huge pages make that a fifth of the step cheaper.
-    session.run(*command, *session.posargs, env={"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+    session.run(*command, *session.posargs)
     session.run("kanawa", "report", RUN)
     session.run("kanawa", "generate", RUN, "--prompt", "def ", "--temperature", "0.5", "--top-p", "0.9")
 

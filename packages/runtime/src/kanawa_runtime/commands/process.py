@@ -1,15 +1,18 @@
-"""What a command does to its process: the compile cache before JAX starts, threads that hold it up at the end."""
+"""What a command does to its process: memory and the compile cache before JAX starts, threads that delay its end."""
 
 import os
 from pathlib import Path
 
 
 def prepare_process() -> None:
-    """Turns on the persistent compilation cache, so that a restart compiles nothing anew.
+    """Keeps freed memory where a CPU does the work, and turns on the persistent compilation cache.
 
-    Its directory is keyed by processor, because compiled CPU code is not portable between them.
-    `JAX_COMPILATION_CACHE_DIR` wins.
+    With the cache a restart compiles nothing anew. Its directory is keyed by processor, because compiled CPU code is
+    not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
     """
+    from kanawa_runtime.commands.allocator import keep_freed_memory
+
+    keep_freed_memory()
     import jax
     from kanawa.local_path import cache_folder
 

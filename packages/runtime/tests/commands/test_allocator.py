@@ -1,0 +1,58 @@
+"""Freed memory is kept on a CPU, and nowhere else."""
+
+import subprocess
+import sys
+
+import pytest
+from kanawa_runtime.commands.allocator import keep_freed_memory
+
+#: Allocates and frees 256 MiB a few times; the pages of the first time serve all others.
+PROBE = """
+import resource
+from kanawa_runtime.commands.allocator import keep_freed_memory
+print(keep_freed_memory())
+def once():
+    block = bytearray(2**28)
+    block[::4096] = b"x" * len(block[::4096])
+once()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+once()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def probed(**environment):
+    """Returns (kept, page faults of the second time) in a process of its own: the setting can't be undone."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE], env={"PATH": "", **environment}, capture_output=True, text=True, check=True
+    )
+    kept, faults = run.stdout.split()
+    return kept == "True", int(faults)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
+def test_memory_of_one_step_serves_the_next():
+    kept, faults = probed(JAX_PLATFORMS="cpu")
+    given_back, many = probed(JAX_PLATFORMS="cuda,cpu")
+    assert (kept, given_back) == (True, False)
+    assert faults < 1000 < 30_000 < many
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_PLATFORMS", "tpu"),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+        ("MALLOC_ARENA_MAX", "4"),
+    ],
+)
+def test_who_has_other_plans_is_left_alone(monkeypatch, name, value):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv(name, value)
+    assert keep_freed_memory() is False
+
+
+def test_another_libc_is_left_alone(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed_memory() is False
