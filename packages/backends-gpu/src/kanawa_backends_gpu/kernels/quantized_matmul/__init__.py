@@ -1,0 +1,1 @@
+"""Kernels of the operation quantized_matmul, one file each."""

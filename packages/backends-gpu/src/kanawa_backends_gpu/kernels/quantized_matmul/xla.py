@@ -1,0 +1,57 @@
+"""quantized_matmul.gpu.xla: one dot of the kept numbers with the scales in its epilogue, as XLA compiles it.
+
+Nothing of ours to add: ahead of time XLA makes one Triton fusion of the dot and its scales, on a device it measures
+that against `__cublas$lt$matmul$f8` (int8: `__cublas$lt$matmul`) and takes the quicker, and it splits the product over
+a mesh as it splits any. cuBLASLt alone would round no less, write the fp32 product before scaling it, and on Hopper
+transpose a [K, N] weight first; the temporaries of both are asserted in tests/aot.
+"""
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
+from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
+from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
+from kanawa.kernels.verdict import Verdict, first_refusal
+
+if TYPE_CHECKING:
+    from kanawa.plugins import DeviceSpec
+
+_REFERENCE = ReferenceQuantizedMatmul()
+#: cuBLASLt takes eight-bit operands in multiples of 16 bytes; Triton's products have no narrower side either.
+_NARROWEST = 16
+
+
+class XlaQuantizedMatmul(Kernel):
+    """Eight-bit weights with one scale a column, lhs quantised alike (one scale a row) or floating."""
+
+    name: ClassVar[str] = "quantized_matmul.gpu.xla"
+    operation: ClassVar[str] = "quantized_matmul"
+    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
+    priority: ClassVar[int] = 10
+    fused: ClassVar[bool] = True
+    autodiff: ClassVar[bool] = True
+
+    def supports(self, problem: QuantizedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
+        """Returns support, or what the problem has that XLA would write out in full, or the device lacks."""
+        p = problem
+        fmt = format_named(p.rhs_format)
+        inner, columns = math.prod(p.rhs_shape[: p.num_contracted]), math.prod(p.rhs_shape[p.num_contracted :])
+        narrow = [n for n in (inner, columns) if n % _NARROWEST]
+        quantised = p.lhs_format in FORMATS
+        peaks = {} if device is None else device.peak_flops
+        missing = [f for f in (p.lhs_format, p.rhs_format) if quantised and peaks and f not in peaks]
+        name = "" if device is None else device.name
+        return first_refusal(
+            (fmt.packed, f"{p.rhs_format}: XLA would unpack the whole weight first"),
+            (p.groups > 1, f"{p.groups} groups: XLA would scale the whole weight first"),
+            (bool(narrow), f"widths {narrow} aren't multiples of {_NARROWEST}"),
+            (bool(missing), f"{name} multiplies no {' and '.join(missing)}"),
+            (p.lhs_format == p.rhs_format == "float8_e5m2", "float8_e5m2 on both sides; tensor cores want e4m3 on one"),
+        )
+
+    def forward(self, problem: QuantizedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (out [*rows, *columns], None)."""
+        return _REFERENCE.forward(problem, operands)
