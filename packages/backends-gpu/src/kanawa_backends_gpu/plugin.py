@@ -9,6 +9,7 @@ BACKEND = Backend(
     compiler_options="kanawa_backends_gpu.compiler:compiler_options",
     topology="kanawa_backends_gpu.topology:topology",
     missing_compiler="kanawa_backends_gpu.topology:missing_wheels",
+    kernel_schedules="kanawa_backends_gpu.schedule:kernel_schedules",
     calibrations="kanawa_backends_gpu.calibration:CALIBRATIONS",
     install="kanawa-backends-gpu[compile]",
     findings="kanawa_backends_gpu.doctor:findings",

@@ -13,8 +13,8 @@ from kanawa.plugins import DeviceSpec
 # The compiler library these texts are for: kernels are chosen by what this cuDNN supports.
 _CUDNN = (9, 10, 0)
 _CUDA = (13, 0, 0)
-# The same for every compute capability from 8.0 to 10.0.
-_LIMITS = {
+#: The same for every compute capability from 8.0 to 10.0.
+LIMITS = {
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
     "threads_per_core_limit": 2048,
@@ -70,7 +70,7 @@ def target_config(device: DeviceSpec) -> str:
     """Returns the text form of the GpuTargetConfigProto of `device`."""
     chip = SILICON[device.family]
     major, minor = chip.compute_capability
-    figures = _LIMITS | {
+    figures = LIMITS | {
         "shared_memory_per_core": chip.shared_memory_kib * 1024,
         # A block can't have the last KiB: the system keeps it.
         "shared_memory_per_block_optin": (chip.shared_memory_kib - 1) * 1024,

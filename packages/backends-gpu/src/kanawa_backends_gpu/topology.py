@@ -43,19 +43,19 @@ def arrangement(target: Any) -> str:
 def missing_wheels() -> list[str]:
     """Returns the distributions of the GPU compiler that aren't installed."""
     present_by_wheel = {
-        "jax-cuda13-plugin": bool(_folders("jax_plugins.xla_cuda13")),
+        "jax-cuda13-plugin": bool(folders("jax_plugins.xla_cuda13")),
         "nvidia-cuda-nvcc": _has_assembler(),
-        "nvidia-cudnn-cu13": bool(_folders("nvidia.cudnn")),
+        "nvidia-cudnn-cu13": bool(folders("nvidia.cudnn")),
     }
     return [wheel for wheel, present in present_by_wheel.items() if not present]
 
 
 def _has_assembler() -> bool:
-    wheels = (Path(folder, "bin", "ptxas").exists() for folder in _folders("nvidia.cu13"))
+    wheels = (Path(folder, "bin", "ptxas").exists() for folder in folders("nvidia.cu13"))
     return any(wheels) or which("ptxas") is not None
 
 
-def _folders(package: str) -> list[str]:
+def folders(package: str) -> list[str]:
     """Returns where an importable package lies, without importing it; empty if there is none."""
     try:
         spec = find_spec(package)

@@ -1,0 +1,161 @@
+"""`kanawa kernels --schedule` for GPUs: a kernel's calls compiled without a GPU, as the assembler sees them.
+
+XLA's dump has the PTX of every kernel, and each launch with its grid, threads and dynamic shared memory.
+"""
+
+import re
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from kanawa.composition.compile_cache import without_cache
+from kanawa.errors import KernelError
+from kanawa.plugins import KernelSchedule, ScheduleRequest
+
+from kanawa_backends_gpu.ptxas import Assembled, assemble, resident_blocks
+from kanawa_backends_gpu.target_config import LIMITS, SILICON
+
+if TYPE_CHECKING:
+    from kanawa.kernels.laboratory import Half
+    from kanawa.plugins import DeviceSpec
+
+_REGISTER_BYTES = 4
+_LAUNCH = re.compile(r"kCustomKernel \[.*?\] (\S+) grid: \[([\d, ]+)\] threads: \[([\d, ]+)\]\s+shared_memory: (\d+)")
+_PALLAS = re.compile(r"([\w.]+)/pallas_call")
+_LIBRARY = re.compile(r'custom_call_target="(__cudnn\$\w+|__cublas[\w$]+)')
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a program starts a kernel."""
+
+    grid: tuple[int, ...]
+    threads: int
+    dynamic_shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program as its dump shows it, and the bytes of its temporaries."""
+
+    program: str
+    launches: dict[str, Launch]
+    assembled: dict[str, Assembled]
+    temporary_bytes: int
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The kernels that a Pallas call made, in the order of their launches."""
+        names = set(_PALLAS.findall(self.program))
+        # Two calls of one name: XLA numbers the second.
+        return tuple(name for name in self.launches if re.sub(r"_\d+$", "", name) in names or name in names)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The vendor's library calls, which show nothing of their kernels."""
+        return tuple(sorted(set(_LIBRARY.findall(self.program))))
+
+
+def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
+    """Returns one record for each Pallas call, forward first; none where the kernel is plain JAX.
+
+    Raises KernelError for a kernel that a closed library computes.
+    """
+    from kanawa.kernels.laboratory import halves, kernel_of
+
+    kernel, device = kernel_of(request), request.target.device
+    records: list[KernelSchedule] = []
+    for half in halves(kernel, request.problem, request.differentiated):
+        compiled = compiled_half(half, device)
+        if not compiled.calls and compiled.libraries:
+            message = (
+                f"{request.kernel} runs {', '.join(compiled.libraries)}: NVIDIA's library picks its kernel on the "
+                f"device, and nothing of it is seen when compiling"
+            )
+            raise KernelError(message)
+        records += [_record(name, half.direction, compiled, device) for name in compiled.calls]
+    return records
+
+
+def compiled_half(half: "Half", device: "DeviceSpec") -> Compiled:
+    """Returns a direction of a kernel compiled for one such GPU."""
+    from kanawa.composition.target import parse_target
+
+    from kanawa_backends_gpu.topology import topology
+
+    mesh = Mesh(np.array(topology(parse_target(device.name))[:1]), ("device",), axis_types=(AxisType.Auto,))
+    whole = NamedSharding(mesh, PartitionSpec())
+    with jax.set_mesh(mesh):
+        traced = jax.jit(half.function, in_shardings=whole).trace(*half.arguments)
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    return compiled_program(lowered)
+
+
+def compiled_program(lowered: jax.stages.Lowered) -> Compiled:
+    """Returns a lowered program compiled, with what its dump shows."""
+    with tempfile.TemporaryDirectory() as folder, without_cache():
+        options: dict[str, Any] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_emitter_re": "ptx"}
+        program = lowered.compile(compiler_options=options)
+        texts = [path.read_text(encoding="utf-8") for path in Path(folder).rglob("*thunk_sequence.txt")]
+        assembled: dict[str, Assembled] = {}
+        for path in sorted(Path(folder).rglob("*.ptx")):
+            assembled |= assemble(path)
+    return Compiled(program.as_text(), read_launches("\n".join(texts)), assembled, _temporaries(program))
+
+
+def read_launches(text: str) -> dict[str, Launch]:
+    """Returns the launches that XLA's thunk sequence names, by kernel, in order."""
+    launches = {}
+    for name, grid, threads, shared in _LAUNCH.findall(text):
+        count = int(np.prod([int(n) for n in threads.split(",")]))
+        launches[name] = Launch(tuple(int(n) for n in grid.split(",")), count, int(shared))
+    return launches
+
+
+def _temporaries(program: jax.stages.Compiled) -> int:
+    memory = program.memory_analysis()
+    return 0 if memory is None else memory.temp_size_in_bytes
+
+
+def _record(name: str, direction: Any, compiled: Compiled, device: "DeviceSpec") -> KernelSchedule:
+    chip, launch = SILICON[device.family], compiled.launches[name]
+    if name not in compiled.assembled:
+        message = f"XLA launches {name} but dumped no PTX of it; this reader knows jaxlib 0.11"
+        raise KernelError(message)
+    figures = compiled.assembled[name]
+    shared = launch.dynamic_shared_bytes + figures.static_shared_bytes
+    blocks = resident_blocks(chip, registers=figures.registers, threads=launch.threads, shared_bytes=shared)
+    total, places = int(np.prod(launch.grid)), blocks * chip.multiprocessors
+    notes = [
+        f"{launch.threads} threads a block, {blocks} blocks a multiprocessor, {total} blocks: "
+        f"{total / places:.2f} of what fits at a time" if places else "not one block fits a multiprocessor",
+    ]  # fmt: skip
+    if figures.spill_store_bytes:
+        notes.append(f"{figures.spill_store_bytes} bytes a thread are spilt to local memory")
+    return KernelSchedule(
+        call=name,
+        direction=direction,
+        compiler=f"ptxas of nvidia-cuda-nvcc {_version('nvidia-cuda-nvcc')}, jaxlib {version('jaxlib')}",
+        counted="instructions",
+        grid=launch.grid,
+        spills=figures.spill_store_bytes // _REGISTER_BYTES,
+        fills=figures.spill_load_bytes // _REGISTER_BYTES,
+        registers=figures.registers,
+        shared_bytes=shared,
+        occupancy=blocks * launch.threads / LIMITS["threads_per_core_limit"],
+        notes=tuple(notes),
+    )
+
+
+def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "from the PATH"
