@@ -10,6 +10,7 @@ BACKEND = Backend(
     topology="kanawa_backends_tpu.topology:topology",
     missing_compiler="kanawa_backends_tpu.topology:missing_wheels",
     calibrations="kanawa_backends_tpu.calibration:CALIBRATIONS",
+    kernel_schedules="kanawa_backends_tpu.schedule.compiled:kernel_schedules",
     install="kanawa-backends-tpu[tpu]",
     findings="kanawa_backends_tpu.doctor:findings",
 )

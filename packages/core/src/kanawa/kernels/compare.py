@@ -46,6 +46,7 @@ class Examples:
         differentiable: whether the problem is ever differentiated.
         specified: gives the output with zeros where the contract leaves it open.
         space: the features that problems are generated from; None where only `problems` are asked.
+        typical: a problem of the size that one chip has in training; None where nothing is typical.
     """
 
     reference: Kernel
@@ -54,6 +55,7 @@ class Examples:
     differentiable: Callable[[Any], bool] = lambda problem: True
     specified: Callable[[Any, Operands, Any], Any] = lambda problem, operands, out: out
     space: Space | None = None
+    typical: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,9 +134,7 @@ def _as_json(choice: KernelChoice, measurements: list[Measurement], failure: str
     }
 
 
-def _listed(
-    choice: KernelChoice, measurements: list[Measurement], failure: str, best: tuple[str, Any] | None
-) -> None:
+def _listed(choice: KernelChoice, measurements: list[Measurement], failure: str, best: tuple[str, Any] | None) -> None:
     write(f"{choice.operation} {choice.problem}")
     if failure:
         write(f"    not measured: {failure}")

@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from kanawa.cli.arguments import compose_from, experiment_arguments, json_argument
+from kanawa.cli.arguments import EXPERIMENT_HELP, compose_from, composition_arguments, json_argument
 from kanawa.cli.output import write, write_json
+from kanawa.cli.verbs import kernel_schedule
+from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
@@ -21,19 +23,21 @@ def command() -> Command:
     """Returns the verb."""
     return Command(
         name="kernels",
-        help="show which kernel each operation gets, and why not the others; or measure them here",
+        help="show which kernel each operation gets, and why not the others; measure them here; show how one is compiled",
         configure=_configure,
         run=_run,
         example=(
             "kanawa kernels llama2-7b --on v5p-512\n"
             "kanawa kernels llama2-7b --on h100-64 --require-fused\n"
-            "kanawa kernels quickstart --bench"
+            "kanawa kernels quickstart --bench\n"
+            "kanawa kernels --schedule attention.tpu.splash --on v5p-8 --problem head_dim=64"
         ),
     )
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    experiment_arguments(parser)
+    parser.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=EXPERIMENT_HELP)
+    composition_arguments(parser)
     parser.add_argument(
         "--program",
         default="train_step",
@@ -51,10 +55,16 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="measure every installed kernel on this machine's devices and write the quickest into the tuning table",
     )
     parser.add_argument("--table", metavar="FILE", help="tuning table that --bench writes (default: this user's own)")
+    kernel_schedule.configure(parser)
     json_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.schedule:
+        return kernel_schedule.schedule(args)
+    if not args.experiment:
+        message = "which kernels does what get? name an EXPERIMENT, or a kernel to look at with --schedule KERNEL"
+        raise UsageError(message)
     if args.bench:
         from kanawa.cli.verbs.kernel_bench import bench
 

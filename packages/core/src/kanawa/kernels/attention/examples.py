@@ -27,6 +27,20 @@ BASE = AttentionProblem(
     scale=0.125,
 )
 
+#: A row of an 8B model's training batch.
+TYPICAL = AttentionProblem(
+    batch=1,
+    q_length=4096,
+    kv_length=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    v_head_dim=128,
+    dtype="bfloat16",
+    mask=CAUSAL,
+    scale=128**-0.5,
+)
+
 #: What models and caches ask for; combinations of other features are generated (`space`).
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -145,4 +159,5 @@ EXAMPLES = Examples(
     differentiable=lambda problem: problem.mode == "train",
     specified=_specified,
     space=SPACE,
+    typical=TYPICAL,
 )

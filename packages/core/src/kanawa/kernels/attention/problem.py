@@ -126,6 +126,30 @@ class AttentionProblem:
     @property
     def pairs(self) -> int:
         """Query-key pairs of one row and head that causality, window and chunk leave; other conditions count as met."""
+        low, high = self._visible
+        return int(np.maximum(high - low + 1, 0).sum())
+
+    def visited_share(self, grid: tuple[int, ...]) -> float:
+        """Returns the share of a grid's steps whose tile holds a pair: two of its dimensions are queries and keys."""
+        pairs = self.pairs / (self.q_length * self.kv_length)
+        tiles = [size for size in grid if size > 0]
+        for heads in (self.num_heads, self.num_kv_heads):
+            if len(tiles) > 2 and heads in tiles:
+                tiles.remove(heads)
+        if len(tiles) < 2:
+            return pairs
+        # Backward kernels go through keys outside and queries inside: where both are cut alike it is the same.
+        queries, keys = -(-self.q_length // tiles[-2]), -(-self.kv_length // tiles[-1])
+        low, high = self._visible
+        starts = np.arange(0, self.q_length, queries)
+        first = np.minimum.reduceat(low, starts) // keys
+        end = np.maximum.reduceat(high, starts) // keys
+        visited = np.maximum(end - first + 1, 0).sum() / (tiles[-2] * tiles[-1])
+        return float(min(1.0, max(visited, pairs)))
+
+    @property
+    def _visible(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the last key that each query sees."""
         mask = self.mask
         # Positions that are operands aren't known here: queries are then taken to be the row's last ones.
         first = 0 if self.has_default_positions else max(0, self.kv_length - self.q_length)
@@ -141,7 +165,7 @@ class AttentionProblem:
         if mask.chunk is not None:
             low = np.maximum(low, at // mask.chunk * mask.chunk)
             high = np.minimum(high, at // mask.chunk * mask.chunk + mask.chunk - 1)
-        return int(np.maximum(high - low + 1, 0).sum())
+        return low, high
 
     @property
     def matmul_flops(self) -> float:

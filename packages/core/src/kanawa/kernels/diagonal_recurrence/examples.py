@@ -13,6 +13,9 @@ from kanawa.kernels.sweep import Space
 
 BASE = DiagonalRecurrenceProblem(batch=2, length=64, channels=8)
 
+#: A row of a 2B recurrent model's training batch.
+TYPICAL = DiagonalRecurrenceProblem(batch=1, length=4096, channels=2560)
+
 FEATURES: dict[str, tuple[Any, ...]] = {
     "batch": (2, 1, 8),
     "length": (64, 128, 256, 37, 1),
@@ -37,4 +40,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, length=length) for length in (64, 37, 1)),
     operands=example_operands,
     space=Space(FEATURES, build),
+    typical=TYPICAL,
 )

@@ -14,6 +14,9 @@ from kanawa.kernels.sweep import Space
 
 BASE = GroupedMatmulProblem(rows=256, inner=128, columns=128, groups=4, dtype="float32", rhs_dtype="float32")
 
+#: Eight experts of an 8x7B mixture on one chip.
+TYPICAL = GroupedMatmulProblem(rows=8192, inner=4096, columns=14336, groups=8, dtype="bfloat16", rhs_dtype="bfloat16")
+
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"dtype": "bfloat16", "rhs_dtype": "bfloat16", "groups": 16},
@@ -57,4 +60,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     space=Space(FEATURES, build),
+    typical=TYPICAL,
 )

@@ -12,7 +12,7 @@ GROUPED_MATMUL = Operation(
     operand_axes={"lhs": (None, None), "rhs": (None, None, None), "group_sizes": (None,)},
     output_axes=((None, None),),
     manual_axes=(),
-    matmul_flops=lambda problem: 2.0 * problem.rows * problem.inner * problem.columns,
+    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 
@@ -26,6 +26,11 @@ class GroupedMatmulProblem:
     groups: int
     dtype: str
     rhs_dtype: str
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of the product: every row belongs to a group."""
+        return 2.0 * self.rows * self.inner * self.columns
 
     def describe(self) -> str:
         """Returns one line, such as "bfloat16[4096,2048] x bfloat16[8,2048,7168]"."""

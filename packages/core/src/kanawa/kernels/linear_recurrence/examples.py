@@ -16,6 +16,11 @@ BASE = LinearRecurrenceProblem(
     batch=2, length=32, num_groups=2, num_heads=4, key_dim=16, value_dim=8, dtype="float32", chunk_length=8
 )
 
+#: A row of a 2.7B state-space model's training batch.
+TYPICAL = LinearRecurrenceProblem(
+    batch=1, length=4096, num_groups=1, num_heads=80, key_dim=128, value_dim=64, dtype="bfloat16"
+)
+
 CHANGES: tuple[dict[str, Any], ...] = (
     {"length": 19, "has_segments": True, "has_initial_state": True},
     {"delta": True, "length": 19, "has_segments": True, "has_initial_state": True},
@@ -91,4 +96,5 @@ EXAMPLES = Examples(
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
     space=Space(FEATURES, build),
+    typical=TYPICAL,
 )

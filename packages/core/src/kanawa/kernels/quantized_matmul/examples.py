@@ -24,6 +24,9 @@ BASE = QuantizedMatmulProblem(
     dtype="float32",
 )
 
+#: A feed-forward projection of an 8B model.
+TYPICAL = dataclasses.replace(BASE, lhs_shape=(1, 4096, 4096), rhs_shape=(4096, 14336), dtype="bfloat16")
+
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"dtype": "bfloat16"},
@@ -96,6 +99,7 @@ EXAMPLES = Examples(
     reference=ReferenceQuantizedMatmul(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
+    typical=TYPICAL,
     differentiable=lambda problem: problem.lhs_format not in FORMATS,
     space=Space(FEATURES, build),
 )

@@ -17,6 +17,9 @@ from kanawa.kernels.sweep import Space
 
 BASE = CrossEntropyProblem(tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32)
 
+#: A row of an 8B model's training batch.
+TYPICAL = CrossEntropyProblem(tokens=4096, width=4096, vocab=128256, dtype="bfloat16", weight_dtype="bfloat16")
+
 CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"dtype": "bfloat16", "weight_dtype": "bfloat16"},
@@ -73,6 +76,7 @@ EXAMPLES = Examples(
     reference=ReferenceCrossEntropy(),
     problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
     operands=example_operands,
+    typical=TYPICAL,
     specified=_specified,
     space=Space(FEATURES, build),
 )

@@ -1,0 +1,49 @@
+"""The hook: compiles a kernel's calls in a fresh process that dumps their schedules, and reads them."""
+
+import functools
+import re
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from kanawa.kernels.laboratory import compile_apart, kernel_of, matmul_flops, visited_share
+from kanawa.kernels.operation import Kernel
+from kanawa.plugins import KernelSchedule, ScheduleRequest
+
+from kanawa_backends_tpu.schedule.read import Call, schedule
+
+
+def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
+    """Returns the record of each call; raises KernelError where the kernel or the compiler refuses."""
+    kernel = kernel_of(request)
+    one = matmul_flops(request.problem)
+    share = functools.partial(visited_share, request.problem)
+    with tempfile.TemporaryDirectory(prefix="kanawa-schedule-") as name:
+        folder = Path(name)
+        told = compile_apart(request, folder, _environment(folder))
+        return [
+            schedule(folder / str(number), Call.of(each, _matmuls(kernel, each["name"]) * one, share),
+                     request.target.device, compiler())
+            for number, each in enumerate(told)
+        ]  # fmt: skip
+
+
+def compiler() -> str:
+    """Returns the compiler's distribution and version; without a wheel, as on a TPU host's own library, its name."""
+    try:
+        return f"libtpu {version('libtpu')}"
+    except PackageNotFoundError:
+        return "libtpu"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    # Only the last pass of each kernel: all of them are a hundred files and 30 MB.
+    dump = f"--xla_jf_dump_to={folder / 'dump'}"
+    flags = (dump, "--xla_jf_dump_llo_text=true", "--xla_jf_dump_llo_pass_label_regex=final")
+    # libtpu asks a cloud's metadata server for the host's neighbours, and locks itself for one process.
+    return {"LIBTPU_INIT_ARGS": " ".join(flags), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+
+
+def _matmuls(kernel: Kernel, call: str) -> float:
+    """Returns how many matmuls of the problem's size the kernel's class says a call does; 0 where it doesn't."""
+    return next((count for pattern, count in kernel.compiled_calls if re.search(pattern, call, re.IGNORECASE)), 0.0)

@@ -1,0 +1,159 @@
+"""A kernel alone, compiled for a device that isn't here: what `kanawa kernels --schedule` and a plan look at.
+
+A backend's hook `kanawa_kernel_schedules` does the compiling; here is what it is asked, and what it needs for that.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kanawa.errors import KernelError
+from kanawa.kernels.compare import examples_for
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.plugins import KernelSchedule, ScheduleRequest, component, host
+
+#: The worker's answer, in the folder that it is given.
+ANSWER = "answer.json"
+REQUEST = "request.pickle"
+
+
+@runtime_checkable
+class TiledProblem(Protocol):
+    """A problem that knows which tiles of its work hold nothing to compute."""
+
+    def visited_share(self, grid: tuple[int, ...]) -> float:
+        """Returns the share of a grid's steps whose tile holds anything; all of it where the grid tells too little."""
+        ...
+
+
+@runtime_checkable
+class CountedProblem(Protocol):
+    """A problem made of matmuls of one size."""
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of one of them."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """One direction of a kernel as a function of arrays, and the shapes that it takes."""
+
+    direction: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def schedules(request: ScheduleRequest) -> list[KernelSchedule]:
+    """Returns what the target's compiler makes of each call of the kernel.
+
+    Raises KernelError where no installed backend tells for this platform, or the kernel makes no call of its own.
+    """
+    answers = [answer for _, answer in host().collect("kanawa_kernel_schedules", request=request) if answer is not None]
+    if not answers:
+        platform = request.target.device.platform
+        message = f"no installed backend shows what is compiled for {request.target.selector} ({platform})"
+        raise KernelError(message)
+    calls = list(answers[0])
+    if not calls:
+        message = (
+            f"{request.kernel} makes no call of its own: its work is plain JAX, which the compiler fuses with what is "
+            f"around it; `kanawa plan` shows what that costs"
+        )
+        raise KernelError(message)
+    return calls
+
+
+def kernel_of(request: ScheduleRequest) -> Kernel:
+    """Returns an instance of the kernel with the request's tuning; raises PluginError where it can't be loaded."""
+    kernel: Kernel = component("kernels", request.kernel)()
+    kernel.tuning = request.tuning
+    return kernel
+
+
+def visited_share(problem: Any, grid: tuple[int, ...]) -> float:
+    """Returns the share of a grid's steps that compute: a problem that doesn't know its tiles computes all."""
+    return problem.visited_share(grid) if isinstance(problem, TiledProblem) else 1.0
+
+
+def matmul_flops(problem: Any) -> float:
+    """Returns the FLOPs of one of the matmuls that a problem is made of; 0 where it is made of none."""
+    return problem.matmul_flops if isinstance(problem, CountedProblem) else 0.0
+
+
+class _Ones(np.random.Generator):
+    """Numbers of which only shapes count: at real sizes a sweep's random ones take minutes."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns ones: some examples divide by a norm."""
+        del args, kwargs
+        return np.ones(size, np.float32)
+
+
+def operand_shapes(operation: str, problem: Any) -> dict[str, Any]:
+    """Returns the shapes and dtypes of a problem's operands; raises KernelError for an operation without examples."""
+    made = examples_for(operation).operands(problem, _Ones(np.random.PCG64(0)))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
+
+
+def halves(kernel: Kernel, problem: Any, differentiated: bool) -> list[Half]:
+    """Returns the kernel's forward and, where asked for and possible, its backward."""
+    operands = operand_shapes(kernel.operation, problem)
+    forward = functools.partial(kernel.forward, problem)
+    if kernel.autodiff:
+        forward = functools.partial(kernel.apply, problem)
+    one = Half("forward", forward, (operands,))
+    if not differentiated:
+        return [one]
+    made = jax.eval_shape(forward, operands)
+    out, residuals = (made, None) if kernel.autodiff else made
+    cotangents = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out)
+    if kernel.autodiff:
+        return [one, Half("backward", functools.partial(_pullback, kernel, problem), (operands, cotangents))]
+    return [one, Half("backward", functools.partial(kernel.backward, problem), (operands, out, residuals, cotangents))]
+
+
+def _pullback(kernel: Kernel, problem: Any, operands: Operands, cotangents: Any) -> Any:
+    floats = {name: x for name, x in operands.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    rest = {name: x for name, x in operands.items() if name not in floats}
+    return jax.vjp(lambda floats: kernel.apply(problem, {**floats, **rest}), floats)[1](cotangents)
+
+
+def compile_apart(request: ScheduleRequest, folder: Path, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Compiles each Pallas call of a kernel, alone, in a fresh process with further environment variables.
+
+    Compilers read their flags when they are loaded, which in this process may have happened. What the compiler leaves
+    in `folder/dump` for the first call is found in `folder/0`, and so on. Calls are told by "name", "direction", "grid"
+    and "flops", those of the matmuls of a step. Raises KernelError with the compiler's words where it refuses, and with
+    the kernel's where it can't be traced.
+    """
+    (folder / "dump").mkdir(parents=True, exist_ok=True)
+    (folder / REQUEST).write_bytes(pickle.dumps(request))
+    arguments = [sys.executable, "-m", "kanawa.kernels.compiling_apart", str(folder)]
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", **environment}
+    done = subprocess.run(arguments, env=variables, capture_output=True, text=True, check=False)
+    answer = folder / ANSWER
+    if done.returncode or not answer.exists():
+        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        message = f"{request.kernel}: compiling it for {request.target.device.name} ended with {done.returncode}: " + (
+            "\n".join(said[-20:]) or "it said nothing"
+        )
+        raise KernelError(message)
+    told = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in told:
+        message = f"{request.kernel} for {request.problem.describe()} on {request.target.device.name}: {told['error']}"
+        raise KernelError(message)
+    calls: list[dict[str, Any]] = told["calls"]
+    return calls

@@ -1,0 +1,65 @@
+"""The Pallas kernels of a traced program: their names, grids, and the FLOPs of one step's matmuls."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+#: What a jitted function is called in a trace, by version of JAX.
+_JITTED = ("jit", "pjit")
+
+
+def pallas_calls(jaxpr: Jaxpr, around: str = "pallas_call") -> Iterator[tuple[str, Any]]:
+    """Yields (name, equation) of each call of a Pallas kernel, in program order.
+
+    A kernel without a name bears that of the innermost jitted function it stands in, as it does in compiled programs.
+    """
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "pallas_call":
+            own = eqn.params.get("name") or getattr(eqn.params.get("name_and_src_info"), "name", None)
+            yield str(own or around), eqn
+        else:
+            name = eqn.params["name"] if eqn.primitive.name in _JITTED else around
+            for inner in _inner(eqn):
+                yield from pallas_calls(inner, name)
+
+
+def grid_of(eqn: Any) -> list[int]:
+    """Returns the grid of a call; 0 for a dimension that only the data tell."""
+    return [size if isinstance(size, int) else 0 for size in eqn.params["grid_mapping"].grid]
+
+
+def step_flops(eqn: Any) -> float:
+    """Returns the FLOPs of the matmuls of one step of a call's grid."""
+    body = eqn.params["jaxpr"]
+    return _flops(body.jaxpr if isinstance(body, ClosedJaxpr) else body)
+
+
+def _flops(jaxpr: Jaxpr) -> float:
+    """Returns the FLOPs of the matmuls, loops counted out where their length is known; of branches the longest."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            lhs, out = (_shape(of) for of in (eqn.invars[0], eqn.outvars[0]))
+            total += 2.0 * math.prod(out) * math.prod(lhs[axis] for axis in contracted)
+        times = float(eqn.params.get("length", 1)) if eqn.primitive.name == "scan" else 1.0
+        inside = [_flops(inner) for inner in _inner(eqn)]
+        total += max(inside, default=0.0) if eqn.primitive.name == "cond" else times * sum(inside)
+    return total
+
+
+def _shape(of: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = of.aval.shape
+    return shape
+
+
+def _inner(eqn: Any) -> Iterator[Jaxpr]:
+    """Yields the programs that an equation holds."""
+    for value in eqn.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, Jaxpr):
+                yield each
