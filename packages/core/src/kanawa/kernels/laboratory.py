@@ -68,9 +68,10 @@ def schedules(request: ScheduleRequest) -> list[KernelSchedule]:
         raise KernelError(message)
     calls = list(answers[0])
     if not calls:
+        name = request.kernel.rpartition(":")[2]
         message = (
-            f"{request.kernel} makes no call of its own: its work is plain JAX, which the compiler fuses with what is "
-            f"around it; `kanawa plan` shows what that costs"
+            f"{name} makes no call of its own: its work is plain JAX, which the compiler fuses with what is around it; "
+            f"`kanawa plan` shows what that costs"
         )
         raise KernelError(message)
     return calls

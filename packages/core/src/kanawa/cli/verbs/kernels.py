@@ -23,7 +23,7 @@ def command() -> Command:
     """Returns the verb."""
     return Command(
         name="kernels",
-        help="show which kernel each operation gets, and why not the others; measure them here; show how one is compiled",
+        help="show which kernel each operation gets, and why not the others; measure them; show how one is compiled",
         configure=_configure,
         run=_run,
         example=(

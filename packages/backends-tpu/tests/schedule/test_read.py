@@ -1,0 +1,135 @@
+"""Schedules read from a small program in the form that libtpu 0.0.52 writes: a grid of 2 x 4, its first core's half."""
+
+import dataclasses
+
+import pytest
+from kanawa.composition.target import parse_target
+from kanawa.errors import KernelError
+from kanawa_backends_tpu.schedule import bundles, units
+from kanawa_backends_tpu.schedule.read import Call, read, schedule
+from kanawa_backends_tpu.schedule.walk import walk
+
+SLOTS = ["{}"] * 4
+#: Bundles as (label, text). The grid's 8 steps run in rounds 0 to 7; each row of 4 begins with a first step, table
+#: `#allocation3` tells which steps have a tile, and the index that counts the columns goes through a spill.
+BUNDLES = [
+    "{ %s1_s0 = sld [smem:[#allocation0]] /* megacore core id :: core id */  ;;  %s2_s1 = smov.u32 0 }",
+    "{ %s3_s2 = smov.u32 0 /* copy for cssa */  ;;  %s10_s0 = smov.u32 0 }",
+    # 2: the loop
+    "{ %s4_s1 = sphi %s2_s1, %s9_s1  ;;  %s5_s2 = sphi %s3_s2, %s12_s2 } /* Start region 7 */",
+    "{ %10 = sst [smem:[#allocation9_spill]] %s5_s2 }",
+    "{ %s6_s3 = sld [smem:[#allocation9_spill]] }",
+    "{ %p1_p0 = scmp.ne.s32.totalorder %s6_s3, 0 }",
+    "{ %11 = sbr.rel (%p1_p0) target = $region20 }",
+    *SLOTS,
+    # 11, 12: the first step of a row
+    "{ %12 = vst [vmem:[#allocation5] sm:$0xff] /*vst_source=*/%v1_v0 }",
+    "{ %13 = vst [vmem:[#allocation5 + $0x8] sm:$0xff] /*vst_source=*/%v1_v0 }",
+    "{ %s7_s4 = sld [smem:[#allocation3 + %s4_s1]] } /* Start/End empty region 20 */",
+    "{ %p2_p1 = scmp.le.s32.totalorder %s7_s4, 0 }",
+    "{ %14 = sbr.rel (%p2_p1) target = $region30 }",
+    *SLOTS,
+    # 20 to 22: a tile
+    "{ %15 = vmatmul.bf16.gmra.mxu0 %v2_v1 /* the text of a comment\ngoes on */ }",
+    "{ %16 = vmatmul.bf16.gmra.mxu0 %v3_v2 }",
+    "{ %17 = vst [vmem:[#allocation8_spill] sm:$0xff] /*vst_source=*/%v4_v3 }",
+    "{ %s8_s5 = sadd.s32 1, %s5_s2 } /* Start/End empty region 30 */",
+    "{ %p3_p2 = scmp.ge.s32.totalorder %s8_s5, 4  ;;  %s9_s1 = sadd.s32 1, %s4_s1 }",
+    "{ %s12_s2 = smov.u32 (!%p3_p2, %s10_s0), %s8_s5 }",
+    "{ %p4_p3 = scmp.ge.s32.totalorder %s9_s1, 8 /* loop exit test */ }",
+    "{ %18 = sbr.rel (!%p4_p3) target = $region7 }",
+    *SLOTS,
+    "{} /* exit bundle: %toy.1 = custom-call(%p, %q)\niteration_bounds: (2, 4) */",
+]
+UNITS = ("MATMUL", "VSTORE", "VSTORE:SPILL", "VLOAD:FILL")
+V5P = parse_target("v5p-8").device
+#: FLOPs of the matrix units of one core of a v5p in a cycle: four of 128 x 128.
+CYCLE = 4 * 128 * 128 * 2
+
+
+def text(lines=None):
+    key = "= control target key start\nLB: loop body\n= control target key end\n\n"
+    return key + "\n".join(f"  {at:#x} LB: > {line}" for at, line in enumerate(lines or BUNDLES)).replace(
+        "0x0 ", "0 ", 1
+    )
+
+
+def table():
+    rows = [[0, 0, 0, 0] for _ in BUNDLES]
+    for at in (11, 12, 22):
+        rows[at][1] = 1
+    rows[20][0] = rows[21][0] = 4
+    rows[22][2] = 1
+    lines = ["== CAPACTIY:", ", ".join(UNITS), "   4   1   1   3", "== UTILIZATION:"]
+    return "\n".join([*lines, *(" ".join(map(str, row)) for row in rows), "== something else", "9 9"])
+
+
+def call(grid=(4, 4), flops=3.0 * CYCLE, share=0.5, matmul_flops=0.0):
+    return Call("toy", "forward", grid, flops, matmul_flops, lambda grid: share)
+
+
+def test_bundles_branches_and_grid():
+    program = bundles.parse(text())
+    assert (program.name, len(program.bundles), program.grid, program.megacore) == ("toy.1", len(BUNDLES), (2, 4), True)
+    assert [(branch.at, branch.to) for branch in program.branches.values()] == [(6, 13), (15, 23), (27, 2)]
+    with pytest.raises(ValueError, match="no bundle"):
+        bundles.parse("nothing\nof the kind")
+
+
+def test_what_the_grid_decides_is_counted_and_what_tables_decide_is_weighed():
+    counts = walk(bundles.parse(text()), share=0.25)
+    assert (counts.runs[0], counts.runs[2], counts.runs[-1]) == (1, 8, 1)
+    assert counts.runs[11] == 2  # the first of each row of four
+    assert counts.runs[20] == 8 * 0.25
+    assert counts.by_data == {15}
+    assert not counts.cut
+
+
+def test_cycles_regions_units_and_spills():
+    made = read(text(), table(), call(), V5P, "libtpu 1")
+    runs = {region.name: (region.bundles, region.runs, region.depth) for region in made.regions}
+    loop = 30 - 2 + 2 - 2 - 3
+    assert runs == {"call": (3, 1, 0), "loop 1": (loop, 8, 1), "branch 1": (2, 2, 2), "branch 2": (3, 4, 2)}
+    assert made.cycles == 3 + loop * 8 + 2 * 2 + 3 * 4
+    assert made.step_cycles == (made.cycles - 3) / 4
+    assert made.regions[3].units == {"MATMUL": 8, "VSTORE": 1, "VSTORE:SPILL": 1}
+    assert (made.spills, made.fills, made.cores, made.grid) == (1, 0, 2, (2, 4))
+    assert made.peak_share == pytest.approx(3 * 4 / made.cycles)
+    assert made.notes == ("tables decide which steps compute: the problem's mask leaves 50% of them",)
+
+
+def test_a_tile_takes_no_less_than_its_matmuls_at_peak():
+    made = read(text(), table(), call(flops=1000.0 * CYCLE), V5P, "libtpu 1")
+    usual = read(text(), table(), call(), V5P, "libtpu 1")
+    assert made.cycles - usual.cycles == (1000 - 3) * 4
+    assert any("matrix units need at peak" in note for note in made.notes)
+
+
+def test_a_grid_that_is_not_halved_leaves_a_core_idle():
+    made = read(text(), table(), call(grid=(2, 4)), V5P, "libtpu 1")
+    assert made.cores == 1
+    assert made.peak_share == pytest.approx(3 * 4 / made.cycles / 2)
+    assert made.notes[0].startswith("one core does all of it while the chip's other one waits")
+
+
+def test_steps_that_the_data_count_come_from_the_problem():
+    lines = [line.replace("%s9_s1, 8 /*", "%s99_s9, 8 /*").replace("(2, 4)", "(2, 2147483647)") for line in BUNDLES]
+    asked = call(grid=(4, 0), matmul_flops=3.0 * CYCLE * 200)
+    made = read(text(lines), table(), asked, V5P, "libtpu 1")
+    assert made.grid == (2, 0)
+    assert made.regions[1].runs == pytest.approx(200 / 2)
+    assert made.notes[0] == "the data decide how many steps there are: counted from the problem's FLOPs"
+
+
+def test_units_of_another_form_are_refused():
+    with pytest.raises(ValueError, match="2 units and 1 capacities"):
+        units.parse("== CAPACITY:\nMATMUL, XLU\n 4\n== UTILIZATION:\n0 0\n")
+
+
+def test_a_dump_without_the_kernel_says_so(tmp_path):
+    with pytest.raises(KernelError, match="the compiler left no schedule of toy"):
+        schedule(tmp_path, call(), V5P, "libtpu 1")
+    (tmp_path / "12-toy.1-03-final_bundles.txt").write_text(text())
+    (tmp_path / "12-toy.1-01-final_hlo-static-per-bundle-utilization.txt").write_text(table())
+    assert schedule(tmp_path, call(), V5P, "libtpu 1") == read(text(), table(), call(), V5P, "libtpu 1")
+    assert dataclasses.asdict(read(text(), table(), call(), V5P, "x"))["call"] == "toy"

@@ -1,0 +1,72 @@
+"""A kernel alone: its halves' shapes at real sizes, the Pallas calls in them, and the tiles that a mask leaves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from kanawa.composition.target import parse_target
+from kanawa.errors import KernelError
+from kanawa.kernels.attention.examples import TYPICAL
+from kanawa.kernels.compare import _EXAMPLES, examples_for
+from kanawa.kernels.laboratory import compile_apart, halves, matmul_flops, visited_share
+from kanawa.kernels.masks import FULL, sliding_window
+from kanawa.kernels.pallas_calls import grid_of, pallas_calls, step_flops
+from kanawa.plugins import ScheduleRequest
+
+
+@pytest.mark.parametrize("operation", [name for name in _EXAMPLES if name != "quantized_matmul"])
+def test_every_operation_has_a_typical_problem_with_both_halves(operation):
+    examples = examples_for(operation)
+    forward, *backward = halves(examples.reference, examples.typical, differentiated=True)
+    assert forward.direction == "forward"
+    assert jax.tree.leaves(jax.eval_shape(forward.function, *forward.arguments))
+    assert [half.direction for half in backward] == ["backward"]
+
+
+def test_tiles_that_a_mask_leaves():
+    # Of 4 x 4 causal tiles ten hold a pair; heads and their order don't count.
+    assert visited_share(TYPICAL, (32, 4, 4)) == visited_share(TYPICAL, (4, 32, 4)) == 10 / 16
+    assert visited_share(TYPICAL, (32, 8, 4)) == 20 / 32
+    assert visited_share(dataclasses.replace(TYPICAL, mask=FULL), (32, 4, 4)) == 1
+    window = dataclasses.replace(TYPICAL, mask=sliding_window(1024))
+    assert visited_share(window, (32, 4, 4)) == 7 / 16
+    # A grid that tells too little leaves the pairs themselves.
+    assert visited_share(TYPICAL, (32,)) == TYPICAL.pairs / 4096**2
+    assert visited_share(object(), (32, 4, 4)) == 1
+    assert matmul_flops(object()) == 0
+    assert matmul_flops(TYPICAL) == TYPICAL.matmul_flops
+
+
+def double(x_ref, y_ref, out_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        out_ref[...] = jnp.zeros_like(out_ref)
+
+    out_ref[...] += jnp.dot(x_ref[...], y_ref[...])
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    tiles = {
+        "in_specs": [pl.BlockSpec((8, 16), lambda i, k: (i, k)), pl.BlockSpec((16, 32), lambda i, k: (k, 0))],
+        "out_specs": pl.BlockSpec((8, 32), lambda i, k: (i, 0)),
+    }
+    return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct((32, 32), x.dtype), grid=(4, 2), **tiles)(x, y)
+
+
+def test_pallas_calls_are_named_with_grid_and_flops():
+    x, y = jnp.ones((32, 32)), jnp.ones((32, 32))
+    traced = jax.jit(lambda x, y: jax.lax.scan(lambda c, _: (jax.jit(product)(c, y), None), x, length=3)[0])
+    ((name, eqn),) = pallas_calls(traced.trace(x, y).jaxpr.jaxpr)
+    assert name in ("product", "double")
+    assert grid_of(eqn) == [4, 2]
+    assert step_flops(eqn) == 2 * 8 * 16 * 32
+
+
+def test_a_fresh_process_tells_what_kept_it_from_compiling(tmp_path):
+    request = ScheduleRequest(kernel="attention.any.reference", problem=TYPICAL, target=parse_target("cpu"))
+    with pytest.raises(
+        KernelError, match=r"attention.any.reference for train .* on cpu: no installed backend compiles"
+    ):
+        compile_apart(request, tmp_path, {})
