@@ -121,11 +121,11 @@ def test_wrong_shapes_are_named(operands):
 
 
 @pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
-@pytest.mark.parametrize("chunk", [None, 100], ids=["whole", "chunked"])
+@pytest.mark.parametrize("chunk", [None, 600], ids=["whole", "chunked"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_and_their_gradients_by_onednn(tied, chunk, normal):
-    hidden, weight, weights = normal(192, 64), normal(80, 64) if tied else normal(64, 80), jnp.ones(192)
-    targets = (jnp.arange(192, dtype=jnp.int32) * 7) % 80
+    hidden, weight, weights = normal(1024, 512), normal(256, 512) if tied else normal(512, 256), jnp.ones(1024)
+    targets = (jnp.arange(1024, dtype=jnp.int32) * 7) % 256
 
     def gradients(plan):
         def loss(hidden, weight):
@@ -139,4 +139,4 @@ def test_logits_and_their_gradients_by_onednn(tied, chunk, normal):
     none, right = gradients(ExecutionPlan())
     assert (calls, none) == (3, 0)
     for mine, want in zip(ours, right, strict=True):
-        np.testing.assert_allclose(mine, want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(mine, want, rtol=1e-3, atol=1e-4)

@@ -21,8 +21,9 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 _TARGET = "__onednn$matmul"
-#: Multiplications of the smallest product worth a call: XLA computes smaller ones inside what surrounds them.
-_SMALLEST = 64**3
+#: Multiplications of the smallest product worth a call. In float32 XLA is quicker by a half where few rows meet a
+#: weight, as in decoding, and slower where gradients of many need it transposed.
+_SMALLEST = {"float32": 2**26, "bfloat16": 2**20}
 #: Without one of these oneDNN's bfloat16 is slower than XLA's.
 _BF16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})
 
@@ -47,8 +48,10 @@ def available() -> bool:
 
 def suits(a: Array, b: Array, multiplications: int) -> bool:
     """Returns whether a product of these arrays is oneDNN's to do: of one dtype that it is quick in, and not tiny."""
-    quick = a.dtype == jnp.float32 or (a.dtype == jnp.bfloat16 and _has_bf16_units())
-    return quick and a.dtype == b.dtype and multiplications >= _SMALLEST
+    smallest = _SMALLEST.get(a.dtype.name)
+    if smallest is None or multiplications < smallest or a.dtype != b.dtype:
+        return False
+    return a.dtype == jnp.float32 or _has_bf16_units()
 
 
 def matmul(
