@@ -113,3 +113,40 @@ def test_predicates_come_from_the_catalog():
     found = dense(CAUSAL & MaskSpec(predicates=("even",)))
     expected = [[k <= q and (q - k) % 2 == 0 for k in POSITIONS] for q in POSITIONS]
     np.testing.assert_array_equal(found, expected)
+
+
+NATIVE = [
+    (),
+    ("causal",),
+    ("causal", "segments"),
+    ("left_window",),
+    ("window", "chunk"),
+    ("any_of", "causal", "prefix"),
+]
+WHOLE = [
+    *ATOMS,
+    MaskSpec(window=(1, 2), chunk=3, segments=True),
+    MaskSpec(causal=True, chunk=3, prefix=True, segments=True),
+    CAUSAL & (MaskSpec(window=(1, 0)) | MaskSpec(chunk=2)),
+]
+
+
+@pytest.mark.parametrize("native", NATIVE, ids="+".join)
+@pytest.mark.parametrize("mask", WHOLE, ids=lambda m: m.describe())
+def test_both_parts_of_a_split_allow_what_the_mask_allows(mask, native):
+    mine, rest = mask.split(native)
+    assert mine.uses <= {*native, *(["window"] if "left_window" in native else [])}
+    np.testing.assert_array_equal(dense(mine) & dense(rest), dense(mask))
+
+
+def test_a_split_takes_all_that_is_native_and_keeps_exceptions_whole():
+    mask = MaskSpec(causal=True, window=(4, None), segments=True)
+    assert mask.split(("causal", "window", "segments")) == (mask, FULL)
+    assert mask.split(("causal",)) == (CAUSAL, MaskSpec(window=(4, None), segments=True))
+    assert MaskSpec(window=(1, 2)).split(("left_window",)) == (MaskSpec(window=(1, None)), MaskSpec(window=(None, 2)))
+    prefix = MaskSpec(causal=True, prefix=True, segments=True)
+    assert prefix.split(("causal", "segments")) == (MaskSpec(segments=True), MaskSpec(causal=True, prefix=True))
+    assert prefix.split(("causal", "prefix")) == (MaskSpec(causal=True, prefix=True), MaskSpec(segments=True))
+    two = MaskSpec(predicates=("even", "odd"))
+    assert two.split(("odd",)) == (MaskSpec(predicates=("odd",)), MaskSpec(predicates=("even",)))
+    assert two.split(("predicates",)) == (two, FULL)

@@ -120,7 +120,7 @@ def compare_with_reference(
     limits = {**TOLERANCES, **(tolerances or {})}
     agreements = []
     for problem in examples.problems if problems is None else problems:
-        verdict = kernel.supports(problem, device)
+        verdict = kernel.verdict(problem, device)
         errors: Mapping[str, float] = {}
         failed = ""
         if verdict:

@@ -5,6 +5,7 @@ Shapes: B batch (or 1, which broadcasts), T queries, S keys.
 
 import dataclasses
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -129,6 +130,42 @@ class MaskSpec:
             if prefix == MaskSpec(prefix=True) and not rest.segments:
                 return dataclasses.replace(rest, prefix=True)
         return MaskSpec(any_of=((self, other),))
+
+    def split(self, native: Collection[str]) -> tuple["MaskSpec", "MaskSpec"]:
+        """Returns (what a kernel takes of the mask, the rest): a query sees a key where both allow it.
+
+        Args:
+            native: the conditions that the kernel knows, by the names of `uses`; "left_window" for a window whose right
+                side is open; a predicate by its own name, or all with "predicates".
+
+        A prefix is an exception to the other conditions, so that it stays with them: all native, or all rest.
+        """
+        taken, rest = set(native), self.without_segments
+        own = MaskSpec(segments=self.segments and "segments" in taken)
+        if self.prefix:
+            if rest.uses <= taken:
+                return rest & own, MaskSpec(segments=self.segments != own.segments)
+            return own, dataclasses.replace(self, segments=self.segments != own.segments)
+        left, right = self.window or (None, None)
+        sided = self.window is not None and "window" not in taken and "left_window" in taken
+        kept = tuple(name for name in self.predicates if name in taken or "predicates" in taken)
+        mine = MaskSpec(
+            causal=self.causal and "causal" in taken,
+            window=(left, None) if sided else self.window if "window" in taken else None,
+            chunk=self.chunk if "chunk" in taken else None,
+            segments=own.segments,
+            predicates=kept,
+            any_of=self.any_of if "any_of" in taken else (),
+        )
+        theirs = MaskSpec(
+            causal=self.causal and not mine.causal,
+            window=(None, right) if sided else None if "window" in taken else self.window,
+            chunk=None if mine.chunk else self.chunk,
+            segments=self.segments and not mine.segments,
+            predicates=tuple(name for name in self.predicates if name not in kept),
+            any_of=() if mine.any_of else self.any_of,
+        )
+        return mine, theirs
 
     def allowed(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from kanawa.arrays.axes import LogicalAxes
-from kanawa.kernels.verdict import Verdict
+from kanawa.kernels.verdict import Verdict, refuse
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
@@ -31,6 +31,16 @@ class Problem(Protocol):
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "Problem":
         """Returns the problem as one shard sees it, given the shapes of its operands."""
+        ...
+
+
+@runtime_checkable
+class HasExtras(Protocol):
+    """A problem with features that kernels written before them don't know: each kernel says which it takes."""
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """The names of those that this problem has."""
         ...
 
 
@@ -80,6 +90,7 @@ class Kernel(abc.ABC):
         compiled_calls: what its calls are named in a compiled program, as (pattern, matmuls of the problem's size that
             such a call does), the first that matches counting. By these a plan knows what a fused kernel costs that
             states no cost of its own; an operation says what one matmul is (`Operation.matmul_flops`).
+        takes: the extras of a problem (`HasExtras`) that it knows. It isn't asked about a problem with others.
         tuning: what it is to run with where that differs from its own choice; read it with `setting`.
     """
 
@@ -91,6 +102,7 @@ class Kernel(abc.ABC):
     local: ClassVar[bool] = False
     autodiff: ClassVar[bool] = False
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ()
+    takes: ClassVar[frozenset[str]] = frozenset()
     tuning: Tuning = ()
 
     @abc.abstractmethod
@@ -99,6 +111,12 @@ class Kernel(abc.ABC):
 
         Must be quick, and must not touch a device. Reasons name the value found and the limit.
         """
+
+    def verdict(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
+        """Returns what `supports` says, or a refusal of a problem that has something the kernel has never heard of."""
+        unknown = sorted(problem.extras - self.takes) if isinstance(problem, HasExtras) else []
+        # Ignored, an operand that a kernel doesn't look for would change nothing, and no one would be told.
+        return refuse(f"it doesn't take {', '.join(unknown)}") if unknown else self.supports(problem, device)
 
     @abc.abstractmethod
     def forward(self, problem: Any, operands: Operands) -> tuple[Any, Any]:

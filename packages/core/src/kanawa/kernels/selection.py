@@ -161,7 +161,7 @@ def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "
         return kernel, refuse(f"runs on {', '.join(kernel.platforms)}, not {question.platform}")
     if kernel.local and question.split_error:
         return kernel, refuse(question.split_error)
-    return kernel, kernel.supports(question.problem, question.device)
+    return kernel, kernel.verdict(question.problem, question.device)
 
 
 @functools.lru_cache(maxsize=256)

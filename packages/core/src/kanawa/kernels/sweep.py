@@ -102,7 +102,7 @@ class _Search:
         if problem is None:
             return False
         if problem not in self._accepted:
-            verdict = self.kernel.supports(problem, self.device)
+            verdict = self.kernel.verdict(problem, self.device)
             self._accepted[problem] = bool(verdict)
             if not verdict:
                 self.refusals[problem] = Refusal(problem, verdict.reason)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from kanawa.errors import KernelError
 from kanawa.kernels.attention.checks import check
+from kanawa.kernels.attention.dropout import dropout_ids
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.over_shards import attend_over_shards
 from kanawa.kernels.attention.problem import (
@@ -41,13 +42,16 @@ def attention(
     kv_lengths: jax.Array | None = None,
     bias: jax.Array | None = None,
     sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
     page_table: jax.Array | None = None,
     query_starts: jax.Array | None = None,
     scale: float | None = None,
     logit_cap: float | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
     mode: Mode = "train",
 ) -> jax.Array:
-    """Returns softmax(mask(cap(scale * q k^T) + bias)) v: [B, T, H, Dv] in the dtype of q.
+    """Returns softmax(mask(cap(scale * q k^T) + bias - alibi)) v: [B, T, H, Dv] in the dtype of q.
 
     Softmax runs in fp32. Query head h uses key head h // (H / K). A query that may attend to
     nothing gets zeros.
@@ -66,31 +70,26 @@ def attention(
         kv_lengths: int [B]; keys from there on don't exist.
         bias: float, [B, H, T, S], any of them 1; differentiable.
         sinks: float [H]: logits that join the softmax without a value; differentiable.
-        page_table: int [B, R]: the pages of each row, in order. Needs kv_lengths.
+        alibi_slopes: float [H]: slope * |query position - key position| is taken off the scores
+            (arXiv:2108.12409). Constants: no gradient.
+        page_table: int [B, R]: the pages of each row, in order. Needs kv_lengths. Entries behind a
+            row's last key may hold anything.
         query_starts: int [sequences + 1]: q is one row [1, T, H, D] and sequence i owns queries
             query_starts[i] to query_starts[i + 1]; page_table and kv_lengths then have a row per
             sequence.
         scale: default D ** -0.5.
         logit_cap: scores become cap * tanh(scores / cap).
+        dropout_rate: the share of weights that is dropped after the softmax; in mode "train" only.
+        dropout_key: a PRNG key, for a rate above 0: it drops the same on any mesh, by any kernel.
         mode: "train" may be differentiated; "prefill" and "decode" never are.
 
-    Raises KernelError where shapes don't fit together or no kernel applies.
+    Raises KernelError where arguments don't fit together, a value at hand breaks a rule, or no kernel applies.
     """
-    operands: dict[str, Any] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "q_positions": _rows(q_positions),
-        "kv_positions": _rows(kv_positions),
-        "q_segment_ids": _rows(q_segment_ids),
-        "kv_segment_ids": _rows(kv_segment_ids),
-        "prefix_lengths": prefix_lengths,
-        "kv_lengths": kv_lengths,
-        "bias": bias,
-        "sinks": sinks,
-        "page_table": page_table,
-        "query_starts": query_starts,
-    }
+    rows = {"q_positions": q_positions, "kv_positions": kv_positions}
+    rows |= {"q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids}
+    operands: dict[str, Any] = {"q": q, "k": k, "v": v, **{name: _rows(x) for name, x in rows.items()}}
+    operands |= {"prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "bias": bias, "sinks": sinks}
+    operands |= {"alibi_slopes": alibi_slopes, "page_table": page_table, "query_starts": query_starts}
     operands = {name: x for name, x in operands.items() if x is not None}
     if q_segment_ids is not None:
         # Ids that are given count, even if the mask doesn't say so: leaving them out would mix documents without a
@@ -99,8 +98,12 @@ def attention(
         if k.shape[1] == q.shape[1]:
             operands.setdefault("kv_segment_ids", operands["q_segment_ids"])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    problem = _problem(operands, mask, scale, logit_cap, mode)
-    check(problem, operands)
+    problem = _problem(operands, mask, scale, logit_cap, float(dropout_rate), mode)
+    check(problem, operands, has_dropout_key=dropout_key is not None)
+    if dropout_key is not None and problem.dropout_rate:
+        # Two words of whatever the key's implementation is, so that kernels need to know none.
+        words = jax.random.bits(dropout_key, (2,), jnp.uint32)
+        operands |= {"dropout_key": words, **dropout_ids(problem)}
     problem, operands = _with_enough_key_heads(problem, operands)
     out = attend_over_shards(problem, operands)
     return out if out is not None else run(ATTENTION, *_with_positions(problem, operands), axes=_axes(problem))
@@ -111,12 +114,14 @@ def _problem(
     mask: MaskSpec,
     scale: float,
     logit_cap: float | None,
+    dropout_rate: float,
     mode: Mode,
 ) -> AttentionProblem:
     q, k, v = operands["q"], operands["k"], operands["v"]
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            message = f"attention: {name} has shape {x.shape}; it must have 4 dimensions"
+    dimensions = {"q": 4, "k": 4, "v": 4, "page_table": 2, "query_starts": 1}
+    for name, count in dimensions.items():
+        if name in operands and operands[name].ndim != count:
+            message = f"attention: {name} has shape {operands[name].shape}; it must have {count} dimensions"
             raise KernelError(message)
     table = operands.get("page_table")
     starts = operands.get("query_starts")
@@ -135,6 +140,8 @@ def _problem(
         logit_cap=None if logit_cap is None else float(logit_cap),
         bias_shape=None if bias is None else bias.shape,
         has_sinks="sinks" in operands,
+        has_alibi="alibi_slopes" in operands,
+        dropout_rate=dropout_rate,
         has_q_positions="q_positions" in operands,
         has_kv_positions="kv_positions" in operands,
         has_kv_lengths="kv_lengths" in operands,

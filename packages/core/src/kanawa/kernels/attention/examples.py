@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kanawa.kernels.attention.dropout import dropout_ids
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.attention.space import SPACE
@@ -86,6 +87,11 @@ def example_operands(problem: AttentionProblem, rng: np.random.Generator) -> dic
         operands["bias"] = normal(*p.bias_shape)
     if p.has_sinks:
         operands["sinks"] = normal(p.num_heads)
+    if p.has_alibi:
+        operands["alibi_slopes"] = rng.uniform(0.01, 0.5, p.num_heads).astype(np.float32)
+    if p.dropout_rate:
+        operands["dropout_key"] = rng.integers(0, 2**32, 2, np.uint32)
+        operands |= {n: np.asarray(x) for n, x in dropout_ids(p).items()}
     operands |= _positions(p, rng)
     if p.mask.needs_segments:
         ids = _segments(rng, p.batch, max(p.q_length, p.kv_length))

@@ -81,6 +81,7 @@ def _refusal(problem: AttentionProblem, split: Split) -> Verdict | None:
     verdict = first_refusal(
         (bool(split.error), split.error),
         (problem.paged or problem.has_kv_lengths, "keys come from a cache"),
+        (bool(problem.extras), f"parts of a sequence don't take {', '.join(sorted(problem.extras))}"),
         (problem.q_length != problem.kv_length, f"{problem.q_length} queries and {problem.kv_length} keys"),
     )
     return None if verdict else verdict

@@ -27,6 +27,10 @@ ATTENTION = Operation(
         "kv_lengths": ("batch",),
         "bias": ("batch", "heads", "length", None),
         "sinks": ("heads",),
+        "alibi_slopes": ("heads",),
+        "dropout_key": (None,),
+        "dropout_queries": ("batch", "length"),
+        "dropout_heads": ("heads",),
         "page_table": ("batch", None),
         "query_starts": (None,),
     },
@@ -57,6 +61,10 @@ class AttentionProblem:
         logit_cap: scores become cap * tanh(scores / cap), before bias and mask; None for no cap.
         bias_shape: shape of the bias, dimensions of size 1 broadcasting; None without one.
         has_sinks: one learned logit per query head joins the softmax and contributes no value.
+        has_alibi: slope * |query position - key position| is subtracted from each head's scores, after the cap; the
+            slopes are constants.
+        dropout_rate: the share of attention weights that is dropped, the others growing by 1 / (1 - rate)
+            (`attention.dropout` says which).
         has_q_positions, has_kv_positions: explicit operands; otherwise positions are 0, 1, 2, …
         has_kv_lengths: keys from row b's kv_lengths[b] on don't exist, and queries without explicit
             positions are the row's last ones: query t sits at kv_lengths[b] - q_length + t.
@@ -79,6 +87,8 @@ class AttentionProblem:
     logit_cap: float | None = None
     bias_shape: tuple[int, int, int, int] | None = None
     has_sinks: bool = False
+    has_alibi: bool = False
+    dropout_rate: float = 0.0
     has_q_positions: bool = False
     has_kv_positions: bool = False
     has_kv_lengths: bool = False
@@ -90,6 +100,11 @@ class AttentionProblem:
     def has_bias(self) -> bool:
         """True where a dense bias is added to the scores."""
         return self.bias_shape is not None
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """What a kernel has to say that it takes (`Kernel.takes`): "alibi", "dropout"."""
+        return frozenset(["alibi"] * self.has_alibi + ["dropout"] * (self.dropout_rate > 0))
 
     @property
     def has_segments(self) -> bool:
@@ -181,11 +196,13 @@ class AttentionProblem:
             parts.append(f"cap={self.logit_cap:g}")
         if self.bias_shape is not None:
             parts.append(f"bias{list(self.bias_shape)}")
+        if self.dropout_rate:
+            parts.append(f"dropout={self.dropout_rate:g}")
         if self.page_size is not None:
             parts.append(f"pages({self.page_size})")
         if self.ragged_sequences is not None:
             parts.append(f"ragged({self.ragged_sequences})")
-        flags = ("sinks", "q_positions", "kv_positions", "kv_lengths")
+        flags = ("sinks", "alibi", "q_positions", "kv_positions", "kv_lengths")
         parts += [flag for flag in flags if getattr(self, f"has_{flag}")]
         return " ".join(parts)
 

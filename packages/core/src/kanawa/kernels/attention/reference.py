@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.attention import scores as sc
+from kanawa.kernels.attention.dropout import weight_factors
 from kanawa.kernels.attention.operands import mask_array
 from kanawa.kernels.attention.paged import gather_pages
 from kanawa.kernels.attention.problem import AttentionProblem
@@ -24,6 +25,7 @@ class ReferenceAttention(Kernel):
     name: ClassVar[str] = "attention.any.reference"
     operation: ClassVar[str] = "attention"
     autodiff: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout"})
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
         """Returns support, always."""
@@ -38,6 +40,8 @@ class ReferenceAttention(Kernel):
             probs = _softmax_with_sinks(scores, operands["sinks"], problem)
         else:
             probs = jax.nn.softmax(scores, axis=-1)
+        if problem.dropout_rate:
+            probs = probs * weight_factors(problem, operands, probs.dtype)
         out = sc.weigh_values(probs, operands["v"], problem)
         return _zero_masked_rows(out, mask, problem)
 

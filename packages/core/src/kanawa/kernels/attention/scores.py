@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kanawa.kernels.accumulate import wide
+from kanawa.kernels.attention.operands import kv_positions, q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
 
@@ -79,6 +80,14 @@ def bias_to_scores(bias: jax.Array, problem: AttentionProblem) -> jax.Array:
     return split.transpose(0, 1, 3, 2, 4)
 
 
+def alibi(problem: AttentionProblem, operands: Operands) -> jax.Array:
+    """Returns what ALiBi takes off the scores, slope * distance, shaped to broadcast over them."""
+    slopes = jax.lax.stop_gradient(operands["alibi_slopes"]).astype(wide(problem.dtype))
+    q, k = q_positions(problem, operands), kv_positions(problem, operands)
+    distance = jnp.abs(q[:, :, None] - k[:, None, :]).astype(slopes.dtype)
+    return bias_to_scores(slopes[None, :, None, None] * distance[:, None], problem)
+
+
 def dot_keys(x: jax.Array, k: jax.Array, problem: AttentionProblem) -> jax.Array:
     """Returns scores of folded rows against keys or values [B, S, K, D], in fp32."""
     if problem.group_size == 1:
@@ -135,6 +144,8 @@ def masked_scores(problem: AttentionProblem, operands: Operands, mask: jax.Array
     scores = capped
     if problem.has_bias:
         scores = scores + bias_to_scores(operands["bias"], problem).astype(scores.dtype)
+    if problem.has_alibi:
+        scores = scores - alibi(problem, operands).astype(scores.dtype)
     if mask is not None:
         scores = jnp.where(mask_to_scores(mask, problem), scores, MASKED)
     return scores, capped

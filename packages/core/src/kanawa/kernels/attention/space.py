@@ -29,6 +29,8 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "any_of": ((), ((MaskSpec(causal=True, window=(20, None)), MaskSpec(causal=True, chunk=50)),)),
     "logit_cap": (None, 5.0, 30.0),
     "sinks": (False, True),
+    "alibi": (False, True),
+    "dropout_rate": (0.0, 0.3),
     # Which dimensions of [batch, heads, queries, keys] the bias has; the others broadcast.
     "bias": (None, "bhqk", "hqk", "bk", "qk", "h"),
     "positions": (None, "q", "q kv"),
@@ -52,7 +54,8 @@ def build(choice: Mapping[str, Any]) -> AttentionProblem | None:
     mask = _mask(c)
     positions = set((c["positions"] or "").split())
     # Two lengths say nothing of where queries are among the keys: then their positions are given.
-    if queries != keys and not c["kv_lengths"] and mask.uses - {"segments", "prefix"}:
+    placed = mask.uses - {"segments", "prefix"} or c["alibi"]
+    if queries != keys and not c["kv_lengths"] and placed:
         positions.add("q")
     impossible = (
         (paged or ragged or c["kv_lengths"]) and not serves,
@@ -61,6 +64,7 @@ def build(choice: Mapping[str, Any]) -> AttentionProblem | None:
         ragged and not paged,
         ragged and (mask.needs_prefix or c["bias"] is not None),
         c["kv_lengths"] and queries > keys,
+        serves and c["dropout_rate"] > 0,
         c["kv_lengths"] and mask.needs_segments,
     )
     if any(impossible):
@@ -79,6 +83,8 @@ def build(choice: Mapping[str, Any]) -> AttentionProblem | None:
         logit_cap=c["logit_cap"],
         bias_shape=_bias_shape(c, queries, keys),
         has_sinks=c["sinks"],
+        has_alibi=c["alibi"],
+        dropout_rate=c["dropout_rate"],
         has_q_positions="q" in positions,
         has_kv_positions="kv" in positions,
         has_kv_lengths=c["kv_lengths"],
