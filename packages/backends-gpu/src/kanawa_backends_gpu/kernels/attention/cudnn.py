@@ -79,7 +79,7 @@ class CudnnAttention(Kernel):
         """Returns out [B, T, H, D] in q's dtype, without the log-sum-exp; KernelError where cuDNN isn't found."""
         if outlined():
             return self.forward(problem, operands)[0]
-        _version()
+        cudnn_version()
         return cudnn.dot_product_attention(
             operands["q"],
             operands["k"],
@@ -95,7 +95,7 @@ class CudnnAttention(Kernel):
         return cudnn._dot_product_attention_fwd_rule(
             *_arrays(operands),
             *rest,
-            _version(),
+            cudnn_version(),
             True,
         )[0]
 
@@ -137,7 +137,7 @@ def _window(problem: AttentionProblem) -> int | None:
     return None if window is None or window[0] is None else window[0] + 1
 
 
-def _version() -> int:
+def cudnn_version() -> int:
     """Returns cuDNN's version; raises KernelError where JAX finds none: even tracing asks for it."""
     try:
         return cudnn.check_cudnn_version()
