@@ -1,0 +1,141 @@
+"""Sizes of one call of the paged kernel, all static: what a step of its grid holds on chip, and how many there are.
+
+Legend: S sequences, T query tokens, H query heads, K key heads, N tokens a page.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from kanawa.kernels.attention.problem import AttentionProblem
+
+from kanawa_backends_tpu.kernels.attention.paged_layout import Kept, order_of
+
+#: Rows of two 16-bit values in each 32-bit word: a slice of rows starts and ends at multiples of it.
+_ROW_TILE = 16
+#: Query rows (tokens x heads) of a block: running sums of 128-wide heads then take 2 MiB, and their statistics 4.
+_ROWS = 4096
+#: Query rows of one key head, whose scores exist at a time.
+_ROWS_A_HEAD = 1024
+#: Queries of a sequence that are attended to by themselves, not with the whole block they lie in: tokens that are
+#: decoded beside a long prompt would else do a block's work each.
+_FEW = 16
+#: Keys of a block, and bytes of its keys or values: four such buffers are on chip.
+_KEYS = 512
+_KEY_BYTES = 2 * 2**20
+_DENSE_PAGE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class PagedPlan:
+    """Queries lie as [heads, tokens x group, width], in blocks of tokens; keys come in blocks of pages.
+
+    Attributes:
+        sequences: rows of the page table.
+        entries: pages in a row of it.
+        flat: one token a sequence: all query heads are rows of the products with each key head, of which each row keeps
+            its own. Products are small beside reading the keys, and so is a softmax of all heads at once.
+        heads: key heads whose rows lie apart; 1 if flat.
+        kept: how keys and values lie.
+        group: query rows of one token and such a head, filled up to a whole tile where flat.
+        tokens: query tokens of a block.
+        few: tokens of the smaller piece of a block; equal to `tokens` where there is none.
+        blocks: of query tokens.
+        steps: of the grid for each core: pieces of queries that are in one block and of one sequence.
+        pages: of a block of keys.
+        cores: TensorCores that share the work.
+        length: query tokens of each sequence, filled up to whole blocks; None where they are cut at query_starts.
+    """
+
+    sequences: int
+    entries: int
+    page_size: int
+    flat: bool
+    heads: int
+    kept: Kept
+    group: int
+    tokens: int
+    few: int
+    blocks: int
+    steps: int
+    pages: int
+    cores: int
+    length: int | None
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block."""
+        return self.kept.keys
+
+    @property
+    def columns(self) -> int:
+        """Columns of scores: where flat and keys of all heads alternate, of all heads."""
+        return self.keys * (self.kept.heads if self.flat and self.kept.order == "tokens" else 1)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block and head."""
+        return self.tokens * self.group
+
+
+def plan_pages(problem: AttentionProblem, kept_bytes: int, cores: int) -> PagedPlan:
+    """Returns the sizes for a paged problem whose pools keep elements of `kept_bytes`."""
+    p = problem
+    assert p.page_size is not None
+    ragged = p.ragged_sequences is not None
+    sequences = p.batch if p.ragged_sequences is None else p.ragged_sequences
+    flat = not ragged and p.q_length == 1
+    heads = 1 if flat else p.num_kv_heads
+    group = _whole(p.num_heads, _ROW_TILE) if flat else p.group_size
+    width = _whole(max(p.head_dim, p.v_head_dim), 128)
+    most_rows = _ROWS * 128 // width
+    if flat:
+        tokens = _divisor(sequences, max(1, min(most_rows // 4 // group, 32)))
+        length, blocks = 1, sequences // tokens
+        cores = cores if blocks % cores == 0 else 1
+        steps = sequences // cores
+        few = 1
+    else:
+        tokens = min(most_rows // (heads * group), _ROWS_A_HEAD * 128 // width // group)
+        tokens = max(_FEW, tokens // _FEW * _FEW)
+        tokens = min(tokens, _whole(p.q_length, _FEW))
+        few = _FEW
+        length = None if ragged else _whole(p.q_length, tokens)
+        blocks = -(-p.q_length // tokens) if length is None else sequences * length // tokens
+        cores = cores if blocks % cores == 0 else 1
+        steps = blocks // cores + (sequences if ragged else 0)
+    entries = p.kv_length // p.page_size
+    token_bytes = p.num_kv_heads * width * kept_bytes
+    most_keys = min(_KEYS, _KEY_BYTES // token_bytes)
+    pages = max(1, min(entries, most_keys // p.page_size))
+    kept = Kept(order_of(p.num_kv_heads, p.head_dim, p.v_head_dim), pages * p.page_size, p.num_kv_heads)
+    return PagedPlan(
+        sequences, entries, p.page_size, flat, heads, kept, group, tokens, few, blocks, steps, pages, cores, length
+    )
+
+
+def vmem_bytes(plan: PagedPlan, problem: AttentionProblem, kept_bytes: int) -> int:
+    """Returns what a step holds on chip: blocks of q and out twice, keys and values twice, sums and scores."""
+    wide, wide_v = _whole(problem.head_dim, 128), _whole(problem.v_head_dim, 128)
+    itemsize = jnp.dtype(problem.dtype).itemsize
+    rows = plan.heads * plan.rows
+    at_once = plan.few * plan.group if plan.flat else plan.rows
+    queries = 2 * rows * (wide + wide_v) * itemsize
+    keys = 2 * plan.keys * plan.kept.heads * (wide + wide_v) * kept_bytes
+    sums = rows * (wide_v + 2 * 128) * 4
+    sinks = 2 * rows * 128 * 4 if problem.has_sinks else 0
+    scores = 6 * at_once * _whole(plan.columns, 128) * 4
+    return queries + keys + sums + sinks + scores
+
+
+def dense_page(kv_length: int) -> int:
+    """Returns how many tokens of a dense row are read as one page: small, as the last one is read whole."""
+    return _divisor(kv_length, _DENSE_PAGE)
+
+
+def _divisor(number: int, largest: int) -> int:
+    return next(size for size in range(min(number, largest), 0, -1) if number % size == 0)
+
+
+def _whole(number: int, tile: int) -> int:
+    return math.ceil(number / tile) * tile
