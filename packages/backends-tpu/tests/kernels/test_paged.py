@@ -1,6 +1,7 @@
 """The paged kernel in Pallas's interpreter against core's reference, and what it refuses."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -9,19 +10,23 @@ import numpy as np
 import pytest
 from kanawa.kernels.attention.examples import example_operands
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
+from kanawa.kernels.operation import Tuning
+from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.attention.paged import PagedAttention
+from kanawa_backends_tpu.kernels.attention.paged_layout import order_of
 
 
 class Interpreted(PagedAttention):
-    """The same kernel without a TPU."""
+    """The same kernel without a TPU, in blocks small enough that there are several, on two cores where they divide."""
 
     interpret: ClassVar[bool] = True
+    cores: ClassVar[int | None] = 2
+    tuning: Tuning = (("block_keys", 32), ("block_rows", 32))
 
 
 PLAIN = AttentionProblem(
-    batch=3,
+    batch=4,
     q_length=1,
     kv_length=96,
     num_heads=4,
@@ -36,51 +41,90 @@ PLAIN = AttentionProblem(
     page_size=16,
 )
 DENSE = {"page_size": None}
-PREFILL = {"mode": "prefill", "q_length": 24}
-RAGGED = {"mode": "prefill", "batch": 1, "q_length": 70, "ragged_sequences": 4}
-NARROW = {"head_dim": 64, "v_head_dim": 64, "page_size": 128, "kv_length": 384}
-CASES = {
-    "decode, keys in lanes": NARROW,
-    "prefill, keys in lanes": {**PREFILL, **NARROW, "dtype": "bfloat16"},
-    "decode, three key heads": {"num_heads": 6, "num_kv_heads": 3},
-    "mixed, three key heads": {**RAGGED, "num_heads": 6, "num_kv_heads": 3},
-    "decode": {},
-    "decode, every head its own keys": {"num_kv_heads": 4},
-    "decode, one key head": {"num_kv_heads": 1},
-    "decode, six heads": {"num_heads": 6},
-    "decode, bfloat16": {"dtype": "bfloat16", "scale": 0.1},
-    "decode, window, sinks, cap": {"mask": sliding_window(20), "has_sinks": True, "logit_cap": 5.0},
-    "decode, chunk": {"mask": MaskSpec(causal=True, chunk=24)},
-    "decode, wide": {"head_dim": 256, "v_head_dim": 256, "scale": 0.0625},
-    "dense": DENSE,
-    "dense, one key head": {**DENSE, "num_kv_heads": 1},
-    "dense, bfloat16": {**DENSE, "dtype": "bfloat16"},
-    "prefill": PREFILL,
-    "prefill, not causal": {**PREFILL, "mask": FULL},
-    "prefill, two-sided window": {**PREFILL, "mask": MaskSpec(window=(9, 4))},
-    "prefill, chunk, sinks": {**PREFILL, "mask": MaskSpec(causal=True, chunk=32), "has_sinks": True},
-    "prefill, bfloat16, narrow values": {**PREFILL, "dtype": "bfloat16", "head_dim": 256},
-    "prefill, dense": {**PREFILL, **DENSE},
-    "prefill, dense, one bfloat16 head": {**PREFILL, **DENSE, "num_kv_heads": 1, "dtype": "bfloat16"},
-    "mixed": RAGGED,
-    "mixed, window, sinks, bfloat16": {**RAGGED, "mask": sliding_window(20), "has_sinks": True, "dtype": "bfloat16"},
-    "mixed, eight key heads": {**RAGGED, "num_heads": 24, "num_kv_heads": 8},
+PREFILL = {"mode": "prefill", "q_length": 40}
+RAGGED = {"mode": "prefill", "batch": 1, "q_length": 90, "ragged_sequences": 4}
+LANES = {"head_dim": 64, "v_head_dim": 64, "page_size": 128, "kv_length": 384}
+CASES: tuple[dict[str, Any], ...] = (
+    {"mask": sliding_window(20), "has_sinks": True, "logit_cap": 5.0, "dtype": "bfloat16", "scale": 0.1},
+    {"num_heads": 6, "num_kv_heads": 3},
+    LANES,
+    {**DENSE, "num_kv_heads": 1, "dtype": "bfloat16"},
+    {**PREFILL, "mask": MaskSpec(causal=True, chunk=24), "dtype": "bfloat16", "has_sinks": True},
+    {**PREFILL, **LANES, **DENSE, "mask": MaskSpec(window=(9, 4))},
+    RAGGED,
+    {**RAGGED, "num_heads": 24, "num_kv_heads": 8, "mask": sliding_window(20)},
+)
+
+
+class TestPaged(KernelConformance):
+    """Each case has an order in memory, a kind of call, and masks that end within blocks."""
+
+    narrow: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{"mode": ("decode", "prefill"), "q_length": (40,), "kv_length": (200, 256), "kv_lengths": (True,)},
+        **{"dtype": ("float32", "bfloat16"), "positions": (None,), "bias": (None,), "segments": (False,)},
+        **{"prefix": (False,), "predicates": ((),), "any_of": ((),), "head_dims": ((64, 64), (128, 128), (256, 256))},
+    }
+    generated: ClassVar[int] = 4
+    generated_nightly: ClassVar[int] = 40
+    fewest_accepted: ClassVar[int] = 4
+
+    def kernel(self) -> PagedAttention:
+        return Interpreted()
+
+    def problems(self) -> tuple[AttentionProblem, ...]:
+        return tuple(dataclasses.replace(PLAIN, **case) for case in CASES)
+
+
+def test_a_page_outside_of_the_pool_is_never_read():
+    """Every entry is wrong, those of keys that are needed too: pages at the pool's ends are read in their place."""
+    operands = example_operands(PLAIN, np.random.default_rng(0))
+    wrong = np.where(operands["page_table"] % 2 == 0, -7, 2**30).astype(np.int32)
+    at_the_ends = np.where(wrong < 0, 0, operands["k"].shape[0] - 1).astype(np.int32)
+
+    @jax.jit
+    def attend(table: jax.Array) -> jax.Array:
+        return Interpreted().apply(PLAIN, {**operands, "page_table": table})
+
+    np.testing.assert_array_equal(attend(jnp.asarray(wrong)), attend(jnp.asarray(at_the_ends)))
+
+
+def test_what_lies_in_pages_that_no_row_owns_is_not_seen():
+    operands = example_operands(PLAIN, np.random.default_rng(0))
+    lengths = operands["kv_lengths"]
+    live = {int(page) for row, n in zip(operands["page_table"], lengths, strict=True) for page in row[: -(-n // 16)]}
+    dead = [page for page in range(operands["k"].shape[0]) if page not in live]
+    poisoned = {name: operands[name].copy() for name in ("k", "v")}
+    for pool in poisoned.values():
+        pool[dead] = np.nan
+
+    @jax.jit
+    def attend(pools: dict[str, Any]) -> jax.Array:
+        return Interpreted().apply(PLAIN, {**operands, **pools})
+
+    assert np.isfinite(attend(poisoned)).all()
+
+
+def test_pools_are_viewed_in_the_order_that_xla_keeps():
+    orders = {(8, 128): "tokens", (4, 256): "tokens", (1, 128): "heads", (10, 128): "heads", (8, 64): "lanes"}
+    assert {shape: order_of(shape[0], shape[1], shape[1]) for shape in orders} == orders
+
+
+REFUSALS: dict[str, dict[str, Any]] = {
+    "no backward pass": {"mode": "train", "page_size": None, "has_kv_lengths": False},
+    "no kv_lengths": {"page_size": None, "has_kv_lengths": False},
+    "positions are operands": {"has_q_positions": True},
+    "dense bias": {"bias_shape": (1, 4, 1, 96)},
+    "mask has prefix": {"mask": MaskSpec(causal=True, prefix=True)},
+    "dtype float16": {"dtype": "float16"},
+    "take pages of 128": {"head_dim": 64, "v_head_dim": 64},
+    "take a multiple of 16": {"num_kv_heads": 1, "page_size": 8},
+    "a page table of": {"batch": 1024, "kv_length": 16384},
+    "MiB of on-chip memory": {"head_dim": 65536, "v_head_dim": 65536},
 }
 
 
-def agrees(problem: AttentionProblem, operands: dict[str, Any]) -> None:
-    assert Interpreted().supports(problem, None)
-    both = (jax.jit(lambda o, kernel=kernel: kernel.apply(problem, o)) for kernel in (Interpreted(), ReferenceAttention()))
-    ours, right = (np.asarray(run(operands), np.float32) for run in both)
-    limit = 1e-5 if problem.dtype == "float32" else 2e-2
-    assert np.abs(ours - right).max() <= limit * max(1.0, np.abs(right).max())
-
-
-def operands_of(problem: AttentionProblem) -> dict[str, Any]:
-    return {n: jnp.asarray(x) for n, x in example_operands(problem, np.random.default_rng(1)).items()}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_against_the_reference(case):
-    problem = dataclasses.replace(PLAIN, **CASES[case])
-    agrees(problem, operands_of(problem))
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_refusals_say_why(reason):
+    verdict = PagedAttention().supports(dataclasses.replace(PLAIN, **REFUSALS[reason]), None)
+    assert not verdict
+    assert reason in verdict.reason

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.scores import scale_in_queries
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins.devices import device_spec_of_kind
 
 from kanawa_backends_tpu.kernels.attention.paged_kernel import paged_attention
-from kanawa_backends_tpu.kernels.attention.paged_plan import PagedPlan, dense_page, plan_pages, vmem_bytes
+from kanawa_backends_tpu.kernels.attention.paged_plan import KEYS, ROWS, PagedPlan, dense_page, plan_pages, vmem_bytes
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
@@ -42,14 +42,15 @@ class PagedAttention(Kernel):
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"kanawa_paged_attention", 2),)
     #: Pallas's interpreter instead of a TPU: for tests.
     interpret: ClassVar[bool] = False
+    #: TensorCores that share a device's work, where tests say so; otherwise the device's.
+    cores: ClassVar[int | None] = None
 
     def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         p = problem
         extra = sorted(p.mask.uses - _MASK_PARTS)
         paged = _as_paged(p)
-        page = paged.page_size or 0
-        plan = plan_pages(paged, 4, 1) if page else None
+        plan = None if paged.page_size is None else self._plan(paged, jnp.dtype(p.dtype).itemsize, 1)
         scalars = 0 if plan is None else 4 * (plan.sequences * plan.entries + 4 * plan.sequences + 2 * plan.blocks)
         return first_refusal(
             (p.mode == "train", "mode train; the kernel has no backward pass"),
@@ -59,16 +60,25 @@ class PagedAttention(Kernel):
             (bool(extra), f"mask has {', '.join(extra)}; it knows {', '.join(sorted(_MASK_PARTS))}"),
             (p.dtype not in ("bfloat16", "float32"), f"dtype {p.dtype}; needs bf16 or fp32"),
             *_lies_badly(paged, plan),
-            (scalars > _SCALAR_BYTES, f"a page table of {scalars // 1024} KiB; scalar memory holds {_SCALAR_BYTES // 1024}"),
+            (scalars > _SCALAR_BYTES, f"a page table of {scalars >> 10} KiB; at most {_SCALAR_BYTES >> 10}"),
             *_too_large(paged, plan),
         )  # fmt: skip
+
+    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+        """Returns other sizes of blocks: of keys for one token a row, of queries too for more."""
+        rows = () if problem.q_length == 1 else ((("block_rows", 512),), (("block_rows", 2048),))
+        return ((("block_keys", 256),), (("block_keys", 1024),), *rows)
+
+    def _plan(self, problem: AttentionProblem, kept_bytes: int, cores: int) -> PagedPlan:
+        settings = self.setting("block_keys", KEYS), self.setting("block_rows", ROWS)
+        return plan_pages(problem, kept_bytes, cores, *settings)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [B, T, H, Dv] in q's dtype, None)."""
         paged = _as_paged(problem)
         k, v = operands["k"], operands["v"]
         lengths = operands["kv_lengths"].astype(jnp.int32)
-        plan = plan_pages(paged, max(k.dtype.itemsize, v.dtype.itemsize), _cores())
+        plan = self._plan(paged, max(k.dtype.itemsize, v.dtype.itemsize), self.cores or _cores())
         k, v = plan.kept.view(k), plan.kept.view(v)
         scalars = {"lengths": lengths}
         if problem.paged:
@@ -91,7 +101,7 @@ def _too_large(problem: AttentionProblem, plan: PagedPlan | None) -> tuple[tuple
     if plan is None:
         return ((True, "no keys"),)
     itemsize = jnp.dtype(problem.dtype).itemsize
-    needed = vmem_bytes(plan_pages(problem, itemsize, 1), problem, itemsize)
+    needed = vmem_bytes(plan, problem, itemsize)
     text = f"a block takes {needed // 2**20} MiB of on-chip memory; the kernel keeps to {_VMEM_BYTES // 2**20}"
     return ((needed > _VMEM_BYTES, text),)
 

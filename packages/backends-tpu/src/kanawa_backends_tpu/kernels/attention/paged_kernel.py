@@ -1,4 +1,4 @@
-"""The paged kernel itself: one pass over each piece's keys with a running softmax (FlashAttention), pages fetched ahead.
+"""The paged kernel itself: one pass over each piece's keys with a running softmax, pages fetched ahead.
 
 Legend: rows R of queries (tokens x heads of a group), columns C of keys, D widths.
 """
@@ -36,8 +36,8 @@ def paged_attention(
 ) -> jax.Array:
     """Returns [heads, tokens x group, Dv] in q's dtype.
 
-    q: [heads, tokens x group, D]; pools: as they lie (`Kept.view`); sinks: fp32 [heads, rows of a block, 1]; scalars: as
-    `Work` has them.
+    q: [heads, tokens x group, D]; pools: as they lie (`Kept.view`); sinks: fp32 [heads, rows of a block, 1];
+    scalars: as `Work` has them.
     """
     names = tuple(scalars)
     given = 0 if sinks is None else 1
@@ -68,9 +68,7 @@ def paged_attention(
     if sinks is not None:
         in_specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
     widths = (problem.head_dim, problem.v_head_dim)
-    buffers = [
-        pltpu.VMEM(plan.kept.buffer_shape(width), pool.dtype) for pool, width in zip(pools, widths, strict=True)
-    ]
+    buffers = [pltpu.VMEM(plan.kept.buffer_shape(width), pool.dtype) for pool, width in zip(pools, widths, strict=True)]
     shape = jax.ShapeDtypeStruct((*q.shape[:2], problem.v_head_dim), q.dtype)
     call = pl.pallas_call(
         body,

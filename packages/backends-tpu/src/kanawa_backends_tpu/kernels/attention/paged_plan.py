@@ -16,12 +16,12 @@ _ROW_TILE = 16
 #: Query rows (tokens x heads) of a block: running sums of 128-wide heads then take 2 MiB, and their statistics 4.
 _ROWS = 4096
 #: Query rows of one key head, whose scores exist at a time.
-_ROWS_A_HEAD = 1024
+ROWS = 1024
 #: Queries of a sequence that are attended to by themselves, not with the whole block they lie in: tokens that are
 #: decoded beside a long prompt would else do a block's work each.
 _FEW = 16
 #: Keys of a block, and bytes of its keys or values: four such buffers are on chip.
-_KEYS = 512
+KEYS = 512
 _KEY_BYTES = 2 * 2**20
 _DENSE_PAGE = 128
 
@@ -78,40 +78,68 @@ class PagedPlan:
         return self.tokens * self.group
 
 
-def plan_pages(problem: AttentionProblem, kept_bytes: int, cores: int) -> PagedPlan:
-    """Returns the sizes for a paged problem whose pools keep elements of `kept_bytes`."""
-    p = problem
-    assert p.page_size is not None
-    ragged = p.ragged_sequences is not None
+def plan_pages(
+    problem: AttentionProblem, kept_bytes: int, cores: int, block_keys: int = KEYS, block_rows: int = ROWS
+) -> PagedPlan:
+    """Returns the sizes for a paged problem whose pools keep elements of `kept_bytes`.
+
+    `block_keys` and `block_rows` are the most keys of a block, and query rows of one key head in it.
+    """
+    p, page_size = problem, problem.page_size or 1
     sequences = p.batch if p.ragged_sequences is None else p.ragged_sequences
-    flat = not ragged and p.q_length == 1
-    heads = 1 if flat else p.num_kv_heads
-    group = _whole(p.num_heads, _ROW_TILE) if flat else p.group_size
     width = _whole(max(p.head_dim, p.v_head_dim), 128)
-    most_rows = _ROWS * 128 // width
-    if flat:
-        tokens = _divisor(sequences, max(1, min(most_rows // 4 // group, 32)))
-        length, blocks = 1, sequences // tokens
-        cores = cores if blocks % cores == 0 else 1
-        steps = sequences // cores
-        few = 1
-    else:
-        tokens = min(most_rows // (heads * group), _ROWS_A_HEAD * 128 // width // group)
-        tokens = max(_FEW, tokens // _FEW * _FEW)
-        tokens = min(tokens, _whole(p.q_length, _FEW))
-        few = _FEW
-        length = None if ragged else _whole(p.q_length, tokens)
-        blocks = -(-p.q_length // tokens) if length is None else sequences * length // tokens
-        cores = cores if blocks % cores == 0 else 1
-        steps = blocks // cores + (sequences if ragged else 0)
-    entries = p.kv_length // p.page_size
-    token_bytes = p.num_kv_heads * width * kept_bytes
-    most_keys = min(_KEYS, _KEY_BYTES // token_bytes)
-    pages = max(1, min(entries, most_keys // p.page_size))
-    kept = Kept(order_of(p.num_kv_heads, p.head_dim, p.v_head_dim), pages * p.page_size, p.num_kv_heads)
+    entries = p.kv_length // page_size
+    most_keys = min(block_keys, _KEY_BYTES // (p.num_kv_heads * width * kept_bytes))
+    pages = max(1, min(entries, most_keys // page_size))
+    kept = Kept(order_of(p.num_kv_heads, p.head_dim, p.v_head_dim), pages * page_size, p.num_kv_heads)
+    # Wider heads leave room for fewer rows.
+    rows = tuple(most * 128 // width for most in (_ROWS, block_rows))
+    pieces = _one_token(p, sequences, rows[0]) if _is_flat(p) else _tokens(p, sequences, *rows)
+    # A core that had a block less would wait; where they don't come out even, one core does all.
+    cores = cores if pieces.blocks % cores == 0 else 1
+    own = pieces.own_steps // cores + pieces.shared_steps
     return PagedPlan(
-        sequences, entries, p.page_size, flat, heads, kept, group, tokens, few, blocks, steps, pages, cores, length
-    )
+        sequences, entries, page_size, pieces.flat, pieces.heads, kept, pieces.group, pieces.tokens, pieces.few,
+        pieces.blocks, own, pages, cores, pieces.length,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Queries:
+    """The part of a plan that is about queries; cores divide `own_steps` and each takes `shared_steps` more."""
+
+    flat: bool
+    heads: int
+    group: int
+    tokens: int
+    few: int
+    blocks: int
+    own_steps: int
+    shared_steps: int
+    length: int | None
+
+
+def _is_flat(problem: AttentionProblem) -> bool:
+    return problem.ragged_sequences is None and problem.q_length == 1
+
+
+def _one_token(problem: AttentionProblem, sequences: int, most_rows: int) -> _Queries:
+    group = _whole(problem.num_heads, _ROW_TILE)
+    tokens = _divisor(sequences, max(1, min(most_rows // 4 // group, 32)))
+    return _Queries(True, 1, group, tokens, 1, sequences // tokens, sequences, 0, 1)
+
+
+def _tokens(problem: AttentionProblem, sequences: int, most_rows: int, most_a_head: int) -> _Queries:
+    group, heads, count = problem.group_size, problem.num_kv_heads, problem.q_length
+    tokens = min(most_rows // (heads * group), most_a_head // group)
+    tokens = min(max(_FEW, tokens // _FEW * _FEW), _whole(count, _FEW))
+    if problem.ragged_sequences is not None:
+        blocks = -(-count // tokens)
+        # Each sequence may cut one block in two, and nobody knows beforehand on which core's side.
+        return _Queries(False, heads, group, tokens, _FEW, blocks, blocks, sequences, None)
+    length = _whole(count, tokens)
+    blocks = sequences * length // tokens
+    return _Queries(False, heads, group, tokens, _FEW, blocks, blocks, 0, length)
 
 
 def vmem_bytes(plan: PagedPlan, problem: AttentionProblem, kept_bytes: int) -> int:
