@@ -118,9 +118,11 @@ _matmul = Primitive("kanawa_onednn_matmul")
 _matmul.def_impl(functools.partial(jax.jit(call, static_argnames=("transpose_a", "transpose_b"))))
 
 
-@_matmul.def_abstract_eval
 def _abstract(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool) -> Any:
     return jax.core.ShapedArray(_shape(a.shape, b.shape, transpose_a, transpose_b), a.dtype)
+
+
+_matmul.def_abstract_eval(_abstract)
 
 
 def _transpose_left(cotangent: Any, b: Any, *, transpose_a: bool, transpose_b: bool) -> Any:

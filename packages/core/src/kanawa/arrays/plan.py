@@ -44,6 +44,7 @@ class ExecutionPlan:
     `materialize` has training write to memory what enters a projection, and keep the residual stream row by row
     (kanawa.arrays.materialize).
     `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU.
+    `unroll_layers` is how many layers a loop over layers may have to be written out instead.
     `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
 
     `platform` and `device_kind` are None where the process's own devices run the program.
@@ -59,6 +60,7 @@ class ExecutionPlan:
     optimizer_memory: str = "device"
     materialize: bool = False
     onednn: bool = False
+    unroll_layers: int = 0
 
     def way(self, operation: str) -> Any:
         """Returns the first of `distributed` that runs the operation ("attention", "experts"), or None."""

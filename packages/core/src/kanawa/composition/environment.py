@@ -41,6 +41,7 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     described = None if devices == "process" else target
     with blamed(execution.mesh, "execution.mesh"):
         mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
+    on_one_cpu = devices == "process" and jax.default_backend() == "cpu" and (mesh is None or mesh.size == 1)
     plan = ExecutionPlan(
         param_rules=tuple(rule for s in rules for rule in s.param_rules()),
         activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
@@ -55,7 +56,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         device_kind=None if described is None else _kind(described),
         optimizer_memory=execution.optimizer_memory,
         materialize=execution.materialize,
-        onednn=execution.onednn and described is None and _has_onednn(mesh),
+        onednn=on_one_cpu and execution.onednn and _has_onednn(),
+        unroll_layers=execution.unroll_layers if on_one_cpu else 0,
     )
     own = execution.compiler_options
     options = recommended(target, own)
@@ -85,10 +87,7 @@ def _measured(tuning: str, described: Target | None) -> tuple[KernelUse, ...]:
     return measured_uses(path, kind)
 
 
-def _has_onednn(mesh: Mesh | AbstractMesh | None) -> bool:
-    """Returns whether programs run on one CPU whose jaxlib has oneDNN's products."""
-    if jax.default_backend() != "cpu" or (mesh is not None and mesh.size > 1):
-        return False
+def _has_onednn() -> bool:
     from kanawa.arrays.onednn import available
 
     return available()

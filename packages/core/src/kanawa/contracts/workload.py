@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from kanawa.arrays.memory import MEMORIES
 from kanawa.arrays.precision import Precision
-from kanawa.config import REQUIRED, Config, Configurable
+from kanawa.config import REQUIRED, Config, Configurable, Count
 from kanawa.contracts.program import Environment, Program
 from kanawa.contracts.roles import Model
 from kanawa.contracts.strategy import MeshBuilder, Strategy
@@ -31,7 +31,9 @@ class ExecutionConfig(Config):
     one program), "none", or a file.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
     `materialize` has training write to memory what enters a projection, and the gradients around it, and keeps the
-    residual stream row by row. `onednn` lets one CPU compute its products by oneDNN, where jaxlib has it.
+    residual stream row by row. `onednn` lets one CPU compute its products by oneDNN, where jaxlib has it, and
+    `unroll_layers` is how many layers one CPU writes out instead of looping: a loop there copies all that it keeps of a
+    layer into one large array and out again.
     """
 
     mesh: MeshBuilder.Config | None = None
@@ -43,6 +45,7 @@ class ExecutionConfig(Config):
     optimizer_memory: str = "device"
     materialize: bool = False
     onednn: bool = True
+    unroll_layers: Count = 16
 
     def check(self) -> list[str]:
         """Returns what is wrong with the memory's name."""

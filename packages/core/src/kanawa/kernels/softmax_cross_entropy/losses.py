@@ -69,9 +69,9 @@ def product_gradients(
     pair = (dlogits, hidden) if tied else (hidden, dlogits)
     if _by_onednn(hidden, weight):
         # Its products take one dtype. In bfloat16 that rounds the logits' gradient, as the projections' are.
-        pair = tuple(x.astype(hidden.dtype) for x in pair)
+        left, right = (x.astype(hidden.dtype) for x in pair)
         dhidden = _onednn(dlogits.astype(hidden.dtype), weight, transpose_b=not tied, dtype=jnp.float32)
-        return dhidden, _onednn(*pair, transpose_a=True, dtype=jnp.float32)
+        return dhidden, _onednn(left, right, transpose_a=True, dtype=jnp.float32)
     over_vocab = ((dlogits.ndim - 1,), (0 if tied else 1,))
     dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=wide(hidden.dtype))
     tokens = tuple(range(hidden.ndim - 1))
