@@ -16,6 +16,7 @@ from kanawa.kernels.platform import current_platform
 
 #: Physical cores of a logical one, where the environment doesn't say: the default of Trainium2's runtime and compiler.
 _CORES = {"NC_v3d": 2, "trn2": 2}
+_NEVER_RUN = "xla_ffi_python_cpu_callback"
 _MISSING = (
     "{kernel} is an NKI kernel and this process has no NKI: install nki 0.7 or newer of AWS Neuron SDK 2.33 from AWS's "
     "package index (PyPI's nki is an empty placeholder; https://awsdocs-neuron.readthedocs-hosted.com), or choose "
@@ -35,6 +36,11 @@ def launch(
     if jax.default_backend() == "neuron":
         given = _nki(kernel).jit(_function(kernel))[cores](*operands, *static)
         return given if isinstance(given, tuple) else (given,)
+    arrays = [x for x in operands if x is not None]
+    name = kernel.partition(":")[2]
+    if current_platform()[0] == "neuron":
+        with jax.named_scope(name):
+            return tuple(_planned(outputs, arrays))
     present = [x is not None for x in operands]
 
     def simulated(*arrays: Any) -> tuple[np.ndarray, ...]:
@@ -44,10 +50,17 @@ def launch(
         given = nki.simulate(nki.jit(_function(kernel))[cores])(*filled, *static)
         return given if isinstance(given, tuple) else (given,)
 
-    # A plan knows the call, and what it costs, by this name.
-    with jax.named_scope(kernel.partition(":")[2]):
-        arrays = [x for x in operands if x is not None]
+    with jax.named_scope(name):
         return tuple(jax.pure_callback(simulated, tuple(outputs), *arrays, vmap_method="sequential"))
+
+
+def _planned(outputs: Sequence[jax.ShapeDtypeStruct], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Returns a call that compiles and never runs: a plan for Neuron, on a machine without, reads its scope's name.
+
+    Its target is the one custom call that XLA's CPU backend always knows. JAX lowers no callback for Neuron.
+    """
+    call = jax.ffi.ffi_call(_NEVER_RUN, tuple(outputs), vmap_method="sequential")
+    return call(*arrays, index=np.uint64(0))
 
 
 def logical_cores() -> int:

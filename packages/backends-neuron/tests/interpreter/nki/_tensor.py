@@ -134,7 +134,8 @@ class Tensor:
             require(vector_offset.space == "sbuf", "a vector of offsets lies in SBUF")
             require(vector_offset.shape == (index.shape[0], 1), f"offsets {vector_offset.shape} for {index.shape}")
             rows = vector_offset.read().astype(np.int64).reshape(-1, *[1] * (index.ndim - 1))
-            index += stride * rows
+            # Each partition's row is the one its offset names: the first axis' own steps don't count.
+            index += stride * rows - pattern[0][0] * np.arange(index.shape[0]).reshape(rows.shape)
         return Tensor(self.storage, index=index)
 
     def read(self, *, skip: bool = False) -> np.ndarray:

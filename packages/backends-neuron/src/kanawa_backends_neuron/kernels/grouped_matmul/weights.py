@@ -1,0 +1,66 @@
+"""NKI: the gradient of each group's matrix, lhs^T dout over the group's rows. Legend: see `rows`."""
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+
+from kanawa_backends_neuron.kernels.grouped_matmul.rows import COLUMNS, gathered, indices
+from kanawa_backends_neuron.kernels.tiles import PARTITIONS, filled, share
+
+#: Rows of a panel of the gradient whose sums lie in SBUF: with as many columns, each row read is used 512 times.
+DEPTH = 512
+
+
+def grouped_weights(lhs: Any, dout: Any, like: Any, reads: Any, limits: Any) -> Any:
+    """Returns [G, K, N] in the dtype of `like`, the matrices; zeros for groups without rows.
+
+    lhs [M, K]; dout [M, N]; reads uint32 [blocks, 128] and limits int32 [G, 2]: see `blocks.Blocks`.
+    """
+    groups, inner, total = like.shape
+    out = nl.ndarray(like.shape, dtype=like.dtype, buffer=nl.shared_hbm)
+
+    def one_group(group: Any) -> None:
+        first, end = bound(limits, group, 0), bound(limits, group, 1)
+        for deep in range(0, inner, DEPTH):
+            for start in range(0, total, COLUMNS):
+                depth, width = min(DEPTH, inner - deep), min(COLUMNS, total - start)
+                sums = [
+                    filled((min(PARTITIONS, depth - part), width), 0.0) for part in range(0, depth, PARTITIONS)
+                ]
+
+                def one_block(block: Any) -> None:
+                    places = indices(reads, block, 0)
+                    left, right = gathered(lhs, places, deep, depth), gathered(dout, places, start, width)
+                    for number, total_tile in enumerate(sums):
+                        part = nl.ndarray(total_tile.shape, dtype=nl.float32, buffer=nl.psum)
+                        at = number * PARTITIONS
+                        nisa.nc_matmul(
+                            dst=part,
+                            stationary=left[:, at : at + total_tile.shape[0]],
+                            moving=right,
+                            accumulate=False,
+                        )
+                        nisa.tensor_tensor(dst=total_tile, data1=total_tile, data2=part, op=nl.add)
+
+                nl.fori_loop(first, end, one_block)
+                for number, total_tile in enumerate(sums):
+                    rounded = nl.ndarray(total_tile.shape, dtype=like.dtype, buffer=nl.sbuf)
+                    nisa.tensor_copy(dst=rounded, src=total_tile)
+                    pattern = [[total, total_tile.shape[0]], [1, width]]
+                    place = (deep + number * PARTITIONS) * total + start
+                    target = out.ap(pattern=pattern, offset=place, scalar_offset=group, indirect_dim=0)
+                    nisa.dma_copy(dst=target, src=rounded)
+
+    nl.fori_loop(*share(groups), one_group)
+    return out
+
+
+def bound(table: Any, row: Any, column: int) -> Any:
+    """Returns a number of an int32 table as a register, for a device loop to run to."""
+    tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    pattern = [[1, 1], [1, 1]]
+    nisa.dma_copy(dst=tile, src=table.ap(pattern=pattern, offset=column, scalar_offset=row, indirect_dim=0))
+    register = nisa.register_alloc()
+    nisa.register_load(register, tile)
+    return register
