@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_refusals_say_why(reason):
 @pytest.mark.parametrize("size", [4, 16])
 def test_every_row_is_written_once_and_read_by_its_group(sizes, size):
     rows = 50
-    blocks = blocks_of(jnp.array(sizes), rows, size)
+    blocks = jax.jit(blocks_of, static_argnums=(1, 2))(jnp.array(sizes), rows, size)
     assert blocks.reads.shape == (most_blocks(rows, 3, size), size)
     writes = np.asarray(blocks.writes).ravel()
     assert sorted(writes[writes < rows]) == list(range(rows))

@@ -13,7 +13,7 @@ from kanawa.kernels.verdict import first_refusal
 SPACE = EXAMPLES.space
 OPERATIONS = (
     *("attention", "diagonal_recurrence", "grouped_matmul"),
-    *("linear_recurrence", "quantized_matmul", "softmax_cross_entropy"),
+    *("linear_recurrence", "quantized_matmul", "rms_norm", "softmax_cross_entropy"),
 )
 
 

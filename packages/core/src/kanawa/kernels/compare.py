@@ -30,6 +30,7 @@ _EXAMPLES = {
     "grouped_matmul": "kanawa.kernels.grouped_matmul.examples",
     "linear_recurrence": "kanawa.kernels.linear_recurrence.examples",
     "quantized_matmul": "kanawa.kernels.quantized_matmul.examples",
+    "rms_norm": "kanawa.kernels.rms_norm.examples",
     "softmax_cross_entropy": "kanawa.kernels.softmax_cross_entropy.examples",
 }
 

@@ -1,11 +1,10 @@
 """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
-import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.arrays.broadcast import along_last
 from kanawa.contracts import Norm
+from kanawa.kernels.rms_norm import rms_norm
 
 
 class RMSNorm(Norm):
@@ -27,14 +26,8 @@ class RMSNorm(Norm):
 
     def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
         """Returns the normalised array."""
-        x32 = x.astype(jnp.float32)
-        # x * x, not jnp.square: the latter keeps 2 x for the backward pass, an array more a norm.
-        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-        y = x32 * jax.lax.rsqrt(mean_square + self.config.eps)
-        # Llama's reference rounds to x's dtype before the scale, Gemma's after it. Before it loses bits for nothing,
-        # and in fp32 both are the same.
         scale = self.param("scale", jnp.float32)
         if self.config.zero_centered:
             # In fp32: bfloat16 would round 1.003 to 1, and most of what was learned away.
             scale = 1.0 + scale
-        return (y * along_last(scale, x.ndim)).astype(x.dtype)
+        return rms_norm(x, scale, eps=self.config.eps)

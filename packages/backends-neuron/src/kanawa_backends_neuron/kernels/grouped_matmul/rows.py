@@ -54,9 +54,7 @@ def grouped_rows(lhs: Any, rhs: Any, reads: Any, writes: Any, groups: Any) -> An
                 rounded = nl.ndarray((PARTITIONS, width), dtype=lhs.dtype, buffer=nl.sbuf)
                 nisa.tensor_copy(dst=rounded, src=sums[number])
                 # Places past the last row are no rows: nothing is written there.
-                nisa.dma_copy(
-                    dst=picked(out, target, start, width), src=rounded, oob_mode=nisa.oob_mode.skip
-                )
+                nisa.dma_copy(dst=picked(out, target, start, width), src=rounded, oob_mode=nisa.oob_mode.skip)
 
     nl.fori_loop(*share(blocks), one_block)
     return out

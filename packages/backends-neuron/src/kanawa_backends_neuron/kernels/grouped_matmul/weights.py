@@ -1,5 +1,6 @@
 """NKI: the gradient of each group's matrix, lhs^T dout over the group's rows. Legend: see `rows`."""
 
+import functools
 from typing import Any
 
 import nki.isa as nisa
@@ -25,25 +26,9 @@ def grouped_weights(lhs: Any, dout: Any, like: Any, reads: Any, limits: Any) -> 
         for deep in range(0, inner, DEPTH):
             for start in range(0, total, COLUMNS):
                 depth, width = min(DEPTH, inner - deep), min(COLUMNS, total - start)
-                sums = [
-                    filled((min(PARTITIONS, depth - part), width), 0.0) for part in range(0, depth, PARTITIONS)
-                ]
+                sums = [filled((min(PARTITIONS, depth - part), width), 0.0) for part in range(0, depth, PARTITIONS)]
 
-                def one_block(block: Any) -> None:
-                    places = indices(reads, block, 0)
-                    left, right = gathered(lhs, places, deep, depth), gathered(dout, places, start, width)
-                    for number, total_tile in enumerate(sums):
-                        part = nl.ndarray(total_tile.shape, dtype=nl.float32, buffer=nl.psum)
-                        at = number * PARTITIONS
-                        nisa.nc_matmul(
-                            dst=part,
-                            stationary=left[:, at : at + total_tile.shape[0]],
-                            moving=right,
-                            accumulate=False,
-                        )
-                        nisa.tensor_tensor(dst=total_tile, data1=total_tile, data2=part, op=nl.add)
-
-                nl.fori_loop(first, end, one_block)
+                nl.fori_loop(first, end, functools.partial(_add_block, sums, lhs, dout, reads, deep, start))
                 for number, total_tile in enumerate(sums):
                     rounded = nl.ndarray(total_tile.shape, dtype=like.dtype, buffer=nl.sbuf)
                     nisa.tensor_copy(dst=rounded, src=total_tile)
@@ -54,6 +39,18 @@ def grouped_weights(lhs: Any, dout: Any, like: Any, reads: Any, limits: Any) -> 
 
     nl.fori_loop(*share(groups), one_group)
     return out
+
+
+def _add_block(sums: list[Any], lhs: Any, dout: Any, reads: Any, deep: int, start: int, block: Any) -> None:
+    """Adds a block's part of a panel of the gradient to its tiles."""
+    places = indices(reads, block, 0)
+    depth, width = sum(tile.shape[0] for tile in sums), sums[0].shape[1]
+    left, right = gathered(lhs, places, deep, depth), gathered(dout, places, start, width)
+    for number, tile in enumerate(sums):
+        part = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.psum)
+        at = number * PARTITIONS
+        nisa.nc_matmul(dst=part, stationary=left[:, at : at + tile.shape[0]], moving=right, accumulate=False)
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=part, op=nl.add)
 
 
 def bound(table: Any, row: Any, column: int) -> Any:

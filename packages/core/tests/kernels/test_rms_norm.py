@@ -1,0 +1,40 @@
+"""RMSNorm as an operation: bits as they were, kernels where there are any, and what can't be asked."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kanawa.errors import KernelError
+from kanawa.kernels.rms_norm import rms_norm
+from kanawa.kernels.rms_norm.reference import ReferenceRMSNorm
+from kanawa.testing.kernel import KernelConformance
+
+
+class TestReference(KernelConformance):
+    # Any kernel is held to the same problems; of the reference, fp32 against fp64 is all there is to see.
+    generated = 4
+    fewest_accepted = 4
+
+    def kernel(self):
+        return ReferenceRMSNorm()
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 16), (4, 16), (16,), (2, 3, 4, 16), (2, 1, 3, 4, 16)])
+def test_it_is_the_formula_bit_for_bit(shape):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+    scale = jnp.asarray(rng.standard_normal(16), jnp.float32)
+    x32 = x.astype(jnp.float32)
+    expected = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + 1e-5)
+    expected = (expected * scale.reshape((1,) * (len(shape) - 1) + (16,))).astype(jnp.bfloat16)
+    assert np.array_equal(rms_norm(x, scale, eps=1e-5), expected)
+
+
+def test_a_lone_reference_is_no_choice_to_record():
+    text = str(jax.make_jaxpr(lambda x: rms_norm(x, jnp.ones(8), eps=1e-6))(jnp.ones((2, 8))))
+    assert "custom_vjp" not in text
+
+
+def test_a_scale_of_another_width():
+    with pytest.raises(KernelError, match=r"x \(2, 8\), scale \(4,\); expected \[..., E\] and \[E\]"):
+        rms_norm(jnp.ones((2, 8)), jnp.ones(4), eps=1e-6)
