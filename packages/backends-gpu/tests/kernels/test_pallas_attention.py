@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "chunk, bias of keys, odd width": {
         "mask": MaskSpec(causal=True, chunk=24), "bias_shape": (2, 1, 1, 72), "head_dim": 40,
     },
+    "ALiBi and dropout, packed": {"mask": PACKED, "has_alibi": True, "dropout_rate": 0.3, "num_kv_heads": 1},
     "prefill from a cache": {**PREFILL, "mask": sliding_window(30), "has_sinks": True, "dtype": "bfloat16"},
 }  # fmt: skip
 #: One feature at a time, and pairs that meet less often.
@@ -79,6 +80,8 @@ MORE: dict[str, dict[str, Any]] = {
     "bias of each row": {"bias_shape": (2, 1, 72, 1), "mask": FULL},
     "bias of all": {"bias_shape": (1, 1, 1, 1), "mask": sliding_window(20)},
     "bias whole, cap": {"bias_shape": (2, 4, 72, 72), "logit_cap": 2.0, "mask": PACKED},
+    "dropout, bias of each head, sinks": {"dropout_rate": 0.2, "bias_shape": (1, 4, 1, 72), "has_sinks": True},
+    "ALiBi at given positions": {**BY_POSITION, "has_alibi": True, "mask": FULL},
     "bias and predicate": {"bias_shape": (1, 4, 72, 72), "mask": CAUSAL & MaskSpec(predicates=("striped",))},
     "wide heads": {"head_dim": 256, "v_head_dim": 256, "batch": 1, "scale": 0.0625},
     "wide heads, packed, bfloat16": {"head_dim": 256, "v_head_dim": 256, "mask": PACKED, "dtype": "bfloat16"},

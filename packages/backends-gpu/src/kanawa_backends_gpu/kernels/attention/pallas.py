@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from kanawa.kernels.attention.dropout import row_words
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.operands import kv_positions, q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
@@ -44,6 +45,7 @@ class PallasAttention(Kernel):
     priority: ClassVar[int] = 7
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout"})
     #: Backward does the scores again in each of its kernels.
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (
         (r"flash_attention_keys", 4),
@@ -144,7 +146,10 @@ class PallasAttention(Kernel):
 
 def _prepared(problem: AttentionProblem, operands: Operands) -> tuple[AttentionProblem, dict[str, Any]]:
     """Returns both with heads as wide as the matrix units need, and with positions where they aren't 0, 1, 2, …"""
-    dense = {name: x for name, x in operands.items() if name not in ("q_positions", "kv_positions")}
+    left_out = ("q_positions", "kv_positions", "dropout_key", "dropout_queries", "dropout_heads")
+    dense = {name: x for name, x in operands.items() if name not in left_out}
+    if problem.dropout_rate:
+        dense["drop_first"], dense["drop_second"] = row_words(operands)
     dense |= {name: _widened(dense[name]) for name in "qkv"}
     if problem.has_q_positions or problem.has_kv_lengths:
         dense["q_positions"] = q_positions(problem, operands)

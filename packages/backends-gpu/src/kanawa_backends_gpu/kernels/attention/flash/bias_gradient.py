@@ -33,9 +33,13 @@ def bias_gradient(refs: Refs, dbias: Any, *, tiles: Tiles) -> None:
         kv_head, start, key = head // p.group_size, query * tiles.queries, index * tiles.keys
         q, dout = (tile.load_rows(refs[n], row, head, start, tiles.queries, checked=True) for n in ("q", "dout"))
         k, v = (tile.load_rows(refs[n], row, kv_head, key, tiles.keys, checked=True) for n in ("k", "v"))
-        score, _ = tile.scores(tiles, refs, At(row, head, start, key), tile.dot_pieces(q, k), masked=True)
+        at = At(row, head, start, key)
+        score, _ = tile.scores(tiles, refs, at, tile.dot_pieces(q, k), masked=True)
         lse, delta = row_numbers(refs, row, head, start, tiles.queries)
-        dscore = jnp.exp2(score - lse[:, None]) * (tile.dot_pieces(dout, v) - delta[:, None])
+        dweights = tile.dot_pieces(dout, v)
+        if p.dropout_rate:
+            dweights = dweights * tile.dropout_factor(tiles, refs, at)
+        dscore = jnp.exp2(score - lse[:, None]) * (dweights - delta[:, None])
         for axis, length_of_bias in enumerate((length, width)):
             if length_of_bias == 1:
                 dscore = jnp.sum(dscore, axis=axis)[None, :] if axis == 0 else jnp.sum(dscore, axis=axis)[:, None]

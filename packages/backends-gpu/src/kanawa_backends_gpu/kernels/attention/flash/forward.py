@@ -46,7 +46,8 @@ def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) ->
         sums, top, total = seen
         key = index * tiles.keys
         k = tile.load_rows(refs["k"], row, kv_head, key, tiles.keys, checked=masked)
-        score, _ = tile.scores(tiles, refs, At(row, head, start, key), tile.dot_pieces(q, k), masked)
+        at = At(row, head, start, key)
+        score, _ = tile.scores(tiles, refs, at, tile.dot_pieces(q, k), masked)
         higher = jnp.maximum(top, jnp.max(score, axis=1))
         base = _finite(higher)
         weights = jnp.exp2(score - base[:, None])
@@ -54,7 +55,9 @@ def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) ->
         # A cache may hold anything past its last key, and a weight of 0 doesn't hide a NaN there.
         end = refs["kv_lengths"][row] if p.has_kv_lengths and masked else None
         v = tile.load_rows(refs["v"], row, kv_head, key, tiles.keys, checked=masked, end=end)
-        weighed = weights.astype(v[0].dtype)
+        # Dropout leaves the sum of weights as it is: a softmax first, then some of its weights.
+        dropped = weights * tile.dropout_factor(tiles, refs, at) if p.dropout_rate else weights
+        weighed = dropped.astype(v[0].dtype)
         sums = tuple(old * kept[:, None] + tile.dot(weighed, part) for old, part in zip(sums, v, strict=True))
         return sums, higher, total * kept + jnp.sum(weights, axis=1)
 

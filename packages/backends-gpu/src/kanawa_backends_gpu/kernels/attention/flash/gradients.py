@@ -28,9 +28,13 @@ def query_gradient(refs: Refs, dq: Any, *, tiles: Tiles, visited: Visits) -> Non
     def one_block(index: Any, masked: bool, sums: Any) -> Any:
         key = index * tiles.keys
         k, v = (tile.load_rows(refs[n], row, kv_head, key, tiles.keys, checked=masked) for n in ("k", "v"))
-        score, slope = tile.scores(tiles, refs, At(row, head, start, key), tile.dot_pieces(q, k), masked)
+        at = At(row, head, start, key)
+        score, slope = tile.scores(tiles, refs, at, tile.dot_pieces(q, k), masked)
         weights = jnp.exp2(score - lse[:, None])
-        dscore = weights * (tile.dot_pieces(dout, v) - delta[:, None])
+        dweights = tile.dot_pieces(dout, v)
+        if p.dropout_rate:
+            dweights = dweights * tile.dropout_factor(tiles, refs, at)
+        dscore = weights * (dweights - delta[:, None])
         if slope is not None:
             dscore = dscore * slope
         dscore = dscore.astype(k[0].dtype)
@@ -57,12 +61,16 @@ def key_gradient(refs: Refs, dk: Any, dv: Any, *, tiles: Tiles, visited: Visits)
             start = index * tiles.queries
             q, dout = (tile.load_rows(refs[n], row, head, start, tiles.queries, checked=masked) for n in ("q", "dout"))
             lse, delta = row_numbers(refs, row, head, start, tiles.queries)
-            products = tile.dot_pieces(k, q)
-            score, slope = tile.scores(tiles, refs, At(row, head, start, key), products, masked, transposed=True)
+            at = At(row, head, start, key)
+            score, slope = tile.scores(tiles, refs, at, tile.dot_pieces(k, q), masked, transposed=True)
             weights = jnp.exp2(score - lse[None, :])
-            weighed = weights.astype(dout[0].dtype)
+            factor = tile.dropout_factor(tiles, refs, at, transposed=True) if p.dropout_rate else None
+            weighed = (weights if factor is None else weights * factor).astype(dout[0].dtype)
             dv = tuple(old + tile.dot(weighed, part) for old, part in zip(dv, dout, strict=True))
-            dscore = weights * (tile.dot_pieces(v, dout) - delta[None, :])
+            dweights = tile.dot_pieces(v, dout)
+            if factor is not None:
+                dweights = dweights * factor
+            dscore = weights * (dweights - delta[None, :])
             if slope is not None:
                 dscore = dscore * slope
             dscore = dscore.astype(q[0].dtype)

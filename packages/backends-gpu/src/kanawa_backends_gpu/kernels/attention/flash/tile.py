@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from kanawa.kernels.attention.dropout import kept
 from kanawa.kernels.attention.problem import AttentionProblem
 
 from kanawa_backends_gpu.kernels.attention.flash.tile_mask import Sides, allowed
@@ -158,6 +159,10 @@ def scores(
     else:
         bent = jnp.tanh(products * (p.scale / p.logit_cap))
         score, slope = bent * (p.logit_cap * LOG2_E), 1.0 - bent * bent
+    if p.has_alibi:
+        q, k = _positions(tiles, refs, at, transposed)
+        slope_of_head = refs["alibi_slopes"][at.head].astype(jnp.float32) * LOG2_E
+        score = score - slope_of_head * jnp.abs(q - k).astype(jnp.float32)
     if p.has_bias:
         bias = _bias(tiles, refs["bias"], at).astype(jnp.float32) * LOG2_E
         score = score + (bias.T if transposed else bias)
@@ -188,35 +193,58 @@ def _side(length: int, start: Any, size: int) -> tuple[Any, int]:
     return (ZERO, 1) if length == 1 else (start, size)
 
 
+def dropout_factor(tiles: Tiles, refs: Refs, at: At, transposed: bool = False) -> jax.Array:
+    """Returns what each weight of the tile is multiplied with: 0, or what makes up for those that are dropped."""
+    rate = tiles.problem.dropout_rate
+    first, second = (
+        load_numbers(refs[name], (at.row, at.head), at.query, tiles.queries, 0)
+        for name in ("drop_first", "drop_second")
+    )
+    first, second = (_of_queries(word, transposed) for word in (first, second))
+    keys = _of_keys((at.key + jnp.arange(tiles.keys)).astype(jnp.uint32), transposed)
+    return jnp.where(kept(first, second, keys, rate), 1.0 / (1.0 - rate), 0.0)
+
+
+def _of_queries(x: jax.Array, transposed: bool) -> jax.Array:
+    return x[None, :] if transposed else x[:, None]
+
+
+def _of_keys(x: jax.Array, transposed: bool) -> jax.Array:
+    return x[:, None] if transposed else x[None, :]
+
+
+def _of_rows(refs: Refs, name: str, at: At, start: Any, size: int) -> jax.Array:
+    ref = refs[name]
+    return load_numbers(ref, (row_of(ref, at.row),), start, size, 0)
+
+
+def _positions(tiles: Tiles, refs: Refs, at: At, transposed: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns the positions of the tile's queries and keys, shaped to broadcast to it."""
+    sides = (("q_positions", at.query, tiles.queries), ("kv_positions", at.key, tiles.keys))
+    q, k = (
+        _of_rows(refs, name, at, start, size) if name in refs else start + jnp.arange(size)
+        for name, start, size in sides
+    )
+    return _of_queries(q, transposed), _of_keys(k, transposed)
+
+
 def _counts(tiles: Tiles, refs: Refs, at: At, transposed: bool) -> jax.Array | None:
     """Returns which scores of the tile count."""
     p = tiles.problem
-
-    def across(x: jax.Array) -> jax.Array:
-        return x[None, :] if transposed else x[:, None]
-
-    def along(x: jax.Array) -> jax.Array:
-        return x[:, None] if transposed else x[None, :]
-
-    def of(name: str, start: Any, size: int) -> jax.Array:
-        ref = refs[name]
-        return load_numbers(ref, (row_of(ref, at.row),), start, size, 0)
-
-    q_index, k_index = at.query + jnp.arange(tiles.queries), at.key + jnp.arange(tiles.keys)
-    q = of("q_positions", at.query, tiles.queries) if "q_positions" in refs else q_index
-    k = of("kv_positions", at.key, tiles.keys) if "kv_positions" in refs else k_index
-    segments = (None, None)
+    q, k = _positions(tiles, refs, at, transposed)
+    segments: tuple[Any, Any] = (None, None)
     if p.has_segments:
-        ids = of("q_segment_ids", at.query, tiles.queries), of("kv_segment_ids", at.key, tiles.keys)
-        segments = across(ids[0]), along(ids[1])
+        ids = _of_rows(refs, "q_segment_ids", at, at.query, tiles.queries)
+        kv_ids = _of_rows(refs, "kv_segment_ids", at, at.key, tiles.keys)
+        segments = _of_queries(ids, transposed), _of_keys(kv_ids, transposed)
     prefix = refs["prefix_lengths"][at.row] if p.mask.needs_prefix else None
-    result = allowed(p.mask, Sides(across(q), along(k), *segments, prefix))
+    result = allowed(p.mask, Sides(q, k, *segments, prefix))
     end = None
     if p.has_kv_lengths:
         end = refs["kv_lengths"][at.row]
     elif p.kv_length % tiles.keys:
         end = p.kv_length
     if end is not None:
-        exists = along(k_index < end)
+        exists = _of_keys(at.key + jnp.arange(tiles.keys) < end, transposed)
         result = exists if result is None else result & exists
     return result
