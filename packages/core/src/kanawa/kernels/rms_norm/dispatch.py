@@ -33,7 +33,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
     if operation is None:
         return _REFERENCE.apply(problem, operands)
     alone = select(operation, problem)
-    if alone.kernel.name == _REFERENCE.name and not alone.choice.refused:
+    if alone.choice.kernel == _REFERENCE.name and not alone.choice.refused:
         # Every layer has norms: where nothing but the reference is installed there is no choice to record, and a
         # model's list of kernels stays short.
         return _REFERENCE.apply(problem, operands)
