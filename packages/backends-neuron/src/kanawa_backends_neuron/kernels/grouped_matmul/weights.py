@@ -7,6 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from kanawa_backends_neuron.kernels.grouped_matmul.rows import COLUMNS, gathered, indices
+from kanawa_backends_neuron.kernels.registers import bound
 from kanawa_backends_neuron.kernels.tiles import PARTITIONS, filled, share
 
 #: Rows of a panel of the gradient whose sums lie in SBUF: with as many columns, each row read is used 512 times.
@@ -51,13 +52,3 @@ def _add_block(sums: list[Any], lhs: Any, dout: Any, reads: Any, deep: int, star
         at = number * PARTITIONS
         nisa.nc_matmul(dst=part, stationary=left[:, at : at + tile.shape[0]], moving=right, accumulate=False)
         nisa.tensor_tensor(dst=tile, data1=tile, data2=part, op=nl.add)
-
-
-def bound(table: Any, row: Any, column: int) -> Any:
-    """Returns a number of an int32 table as a register, for a device loop to run to."""
-    tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    pattern = [[1, 1], [1, 1]]
-    nisa.dma_copy(dst=tile, src=table.ap(pattern=pattern, offset=column, scalar_offset=row, indirect_dim=0))
-    register = nisa.register_alloc()
-    nisa.register_load(register, tile)
-    return register
