@@ -1,0 +1,1 @@
+"""attention.tpu.flash: our own attention for TPUs, in Pallas."""

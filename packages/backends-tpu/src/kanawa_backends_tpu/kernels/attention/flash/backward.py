@@ -1,0 +1,255 @@
+"""The backward kernel: the gradients of queries, keys and values in one pass, five matmuls a pair of blocks.
+
+Keys along sublanes, queries along lanes: what is known of a query, its log-sum-exp and delta, is then a row, and the
+weights go into the products for keys and values as they are. Blocks are visited keys by keys; the queries' gradient is
+summed on chip for the whole row, [D, T] in fp32, and so are keys' and values' where query heads share them.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from kanawa.kernels.attention.problem import AttentionProblem
+
+from kanawa_backends_tpu.kernels.attention.flash.masking import LANES, Masking
+from kanawa_backends_tpu.kernels.attention.flash.products import (
+    COLUMNS_BY_COLUMNS,
+    ROWS_BY_COLUMNS,
+    ROWS_BY_ROWS,
+    Base,
+    product,
+)
+from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
+from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """The kernel's body, called with references: prefetched scalars, operands, outputs, scratch, in this order.
+
+    Attributes:
+        group: queries and keys of one piece of work: as many as spilled registers allow.
+    """
+
+    problem: AttentionProblem
+    tiles: Tiles
+    base: Base
+    scalars: tuple[str, ...]
+    operands: tuple[str, ...]
+    group: tuple[int, int]
+
+    def __call__(self, *references: Any) -> None:
+        """Computes one step of the grid (batch, key head, query head of the group, step)."""
+        names = (*self.scalars, *self.operands, "dq", "dk", "dv", "dq_sum", "dk_sum", "dv_sum", "ids", "places")
+        refs = dict(zip(names, references, strict=False))
+        row, member, step = pl.program_id(0), pl.program_id(2), pl.program_id(3)
+        i, j, flags = refs["q"][step], refs["kv"][step], refs["flags"][step]
+        q = self.tiles.q.block
+
+        @pl.when(flags & 1 != 0)
+        def start_queries() -> None:
+            refs["dq_sum"][:, _block(i, q)] = jnp.zeros((self.problem.head_dim, q), jnp.float32)
+
+        @pl.when(flags & 4 != 0)
+        def start_keys() -> None:
+            self._start_keys(refs, member, j)
+
+        some, every = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j)
+        if not self.tiles.has_cut_blocks:
+            self._whole(refs, i, j)
+        else:
+            masking = self._masking(refs, row, i, j)
+            pl.when(some & every)(lambda: self._whole(refs, i, j))
+
+            @pl.when(some & jnp.logical_not(every))
+            def cut() -> None:
+                self._parts(refs, masking, row, i, j)
+
+        @pl.when(flags & 2 != 0)
+        def finish_queries() -> None:
+            refs["dq"][...] = (refs["dq_sum"][:, _block(i, q)] * self.problem.scale).astype(refs["dq"].dtype)
+
+        @pl.when((flags & 8 != 0) & (member == self.problem.group_size - 1))
+        def finish_keys() -> None:
+            at = self._keys(j, 0, self.tiles.kv.block)
+            # The queries that it was multiplied with were scaled already, to base 2.
+            dk = refs["dk_sum"][at, :] * (self.problem.scale / self.base.queries)
+            refs["dk"][...] = dk.astype(refs["dk"].dtype)
+            refs["dv"][...] = refs["dv_sum"][at, :].astype(refs["dv"].dtype)
+
+    def _keys(self, j: Any, start: Any, count: int) -> Any:
+        """Returns where keys' sums lie: all blocks are kept where query heads share keys, else the present one."""
+        base = 0 if self.problem.group_size == 1 else j * self.tiles.kv.block
+        at = base + start
+        return pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), count)
+
+    def _start_keys(self, refs: dict[str, Any], member: Any, j: Any) -> None:
+        @pl.when(member == 0)
+        def clear() -> None:
+            at = self._keys(j, 0, self.tiles.kv.block)
+            for name in ("dk_sum", "dv_sum"):
+                refs[name][at, :] = jnp.zeros((self.tiles.kv.block, refs[name].shape[1]), jnp.float32)
+
+        for name, kept in (("kv_segments_across", "ids"), ("kv_positions_across", "places")):
+            if name in refs:
+                refs[kept][...] = jnp.broadcast_to(refs[name][...], (LANES, self.tiles.kv.block)).T
+
+    def _masking(self, refs: dict[str, Any], row: Any, i: Any, j: Any) -> Masking:
+        down, across = {}, {}
+        for what, kept in (("segments", "ids"), ("positions", "places")):
+            if f"q_{what}_across" in refs:
+                down[what], across[what] = refs[kept], refs[f"q_{what}_across"]
+        return Masking(
+            tiles=self.tiles,
+            queries_down=False,
+            down=down,
+            across=across,
+            first_down=j * self.tiles.kv.block,
+            first_across=i * self.tiles.q.block,
+            prefix=refs["prefix"][row] if "prefix" in refs else None,
+        )
+
+    def _whole(self, refs: dict[str, Any], i: Any, j: Any) -> None:
+        q, kv = self.tiles.q.block, self.tiles.kv.block
+        rows, keys = divisor(q, self.group[0]), divisor(kv, self.group[1])
+        groups = [(r, k) for k in range(0, kv, keys) for r in range(0, q, rows)]
+        products = self._products(refs, *groups[0], rows, keys)
+        for index, (r, k) in enumerate(groups):
+            following = groups[index + 1] if index + 1 < len(groups) else None
+            ahead = None if following is None else self._products(refs, *following, rows, keys)
+            self._add(refs, *products, r, k, i, j)
+            products = ahead
+
+    def _parts(self, refs: dict[str, Any], masking: Masking, row: Any, i: Any, j: Any) -> None:
+        q, kv = self.tiles.q, self.tiles.kv
+
+        def one(index: Any, carry: None) -> None:
+            r, k = index // kv.parts, index % kv.parts
+            some, _ = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j, (r, k))
+
+            @pl.when(some)
+            def visit() -> None:
+                first, key = pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES)
+                scores, bent, dweights = self._products(refs, first, key, q.part, kv.part)
+                self._add(refs, masking(scores, key, first), bent, dweights, first, key, i, j)
+
+            return carry
+
+        jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
+
+    def _products(self, refs: dict[str, Any], first: Any, key: Any, rows: int, keys: int) -> tuple[Any, Any, Any]:
+        """Returns scores, the cap's tanh and the weights' gradients, all [keys, rows]."""
+        queries, at = pl.ds(first, rows), pl.ds(key, keys)
+        scores, bent = self.base.capped(product(refs["k"][at, :], refs["queries"][queries, :], ROWS_BY_ROWS))
+        return scores, bent, product(refs["v"][at, :], refs["dout"][queries, :], ROWS_BY_ROWS)
+
+    def _add(
+        self,
+        refs: dict[str, Any],
+        scores: jax.Array,
+        bent: jax.Array | None,
+        dweights: jax.Array,
+        first: Any,
+        key: Any,
+        i: Any,
+        j: Any,
+    ) -> None:
+        keys, rows = scores.shape
+        queries, at, kept = pl.ds(first, rows), pl.ds(key, keys), self._keys(j, key, keys)
+        k, q, dout = refs["k"][at, :], refs["queries"][queries, :], refs["dout"][queries, :]
+        weights = jnp.exp2(scores - refs["lse"][:, queries])
+        dscores = weights * (dweights - refs["delta"][:, queries])
+        if bent is not None:
+            dscores = dscores * (1 - bent * bent)
+        dscores = dscores.astype(k.dtype)
+        refs["dv_sum"][kept, :] += product(weights.astype(dout.dtype), dout, ROWS_BY_COLUMNS)
+        refs["dk_sum"][kept, :] += product(dscores, q, ROWS_BY_COLUMNS)
+        lane = pl.multiple_of(i * self.tiles.q.block + first, LANES)
+        refs["dq_sum"][:, pl.ds(lane, rows)] += product(k, dscores, COLUMNS_BY_COLUMNS)
+
+
+def _block(index: Any, size: int) -> Any:
+    return pl.ds(pl.multiple_of(index * size, LANES), size)
+
+
+def scratch_bytes(problem: AttentionProblem, tiles: Tiles) -> int:
+    """Returns the memory on chip that the sums of a row take."""
+    sums = problem.head_dim * tiles.q.padded
+    keys = tiles.kv.block if problem.group_size == 1 else tiles.kv.padded
+    widths = sum(-(-width // LANES) * LANES for width in (problem.head_dim, problem.v_head_dim))
+    return 4 * (sums + keys * widths)
+
+
+def backward_call(
+    body: BackwardKernel, arrays: dict[str, jax.Array], scalars: dict[str, jax.Array], interpret: bool
+) -> Callable[[], tuple[jax.Array, jax.Array, jax.Array]]:
+    """Returns the call: arrays as [B, H, T, D], those of a query as [B, H, 1, T]; gives dq [B, H, D, T], dk and dv."""
+    problem, tiles = body.problem, body.tiles
+    steps, group, names = scalars["q"].shape[0], problem.group_size, list(scalars)
+    q, kv = tiles.q.block, tiles.kv.block
+    dtype = jnp.dtype(problem.dtype)
+
+    def table(name: str, step: Any, s: tuple[Any, ...]) -> Any:
+        return s[names.index(name)][step]
+
+    def queries_block(b: Any, step: Any, s: tuple[Any, ...]) -> Any:
+        return table("fetched", b * steps + step, s) if "fetched" in scalars else table("q", step, s)
+
+    def keys_out(g: Any, step: Any, s: tuple[Any, ...]) -> Any:
+        # Written once the last query head of the group has been seen; until then the window stays where it begins.
+        return jnp.where(g == group - 1, table("kv", step, s), 0) if group > 1 else table("kv", step, s)
+
+    def spec(name: str) -> pl.BlockSpec:
+        shape = arrays[name].shape
+        if name in ("queries", "dout"):
+            return pl.BlockSpec(
+                (None, None, q, shape[3]), lambda b, h, g, n, *s: (b, h * group + g, queries_block(b, n, s), 0)
+            )
+        if name in ("lse", "delta"):
+            return pl.BlockSpec((None, None, 1, q), lambda b, h, g, n, *s: (b, h * group + g, 0, queries_block(b, n, s)))
+        if name in ("k", "v"):
+            return pl.BlockSpec((None, None, kv, shape[3]), lambda b, h, g, n, *s: (b, h, table("kv", n, s), 0))
+        if name.startswith("q_"):
+            return pl.BlockSpec((None, 1, q), lambda b, h, g, n, *s: (b, 0, queries_block(b, n, s)))
+        return pl.BlockSpec((None, 1, kv), lambda b, h, g, n, *s: (b, 0, table("kv", n, s)))
+
+    wide, v_wide = problem.head_dim, problem.v_head_dim
+    kept = kv if group == 1 else tiles.kv.padded
+    scratch = [pltpu.VMEM((wide, tiles.q.padded), jnp.float32), pltpu.VMEM((kept, wide), jnp.float32)]
+    scratch.append(pltpu.VMEM((kept, v_wide), jnp.float32))
+    across = ("kv_segments_across", "kv_positions_across")
+    scratch += [pltpu.VMEM((kv if name in arrays else 8, LANES), jnp.int32) for name in across]
+    keys_shape = (problem.batch, problem.num_kv_heads, tiles.kv.padded)
+    call = pl.pallas_call(
+        body,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(problem.batch, problem.num_kv_heads, group, steps),
+            in_specs=[spec(name) for name in body.operands],
+            out_specs=[
+                pl.BlockSpec(
+                    (None, None, wide, q), lambda b, h, g, n, *s: (b, h * group + g, 0, table("queries_done", n, s))
+                ),
+                pl.BlockSpec((None, None, kv, wide), lambda b, h, g, n, *s: (b, h, keys_out(g, n, s), 0)),
+                pl.BlockSpec((None, None, kv, v_wide), lambda b, h, g, n, *s: (b, h, keys_out(g, n, s), 0)),
+            ],
+            scratch_shapes=scratch,
+        ),
+        out_shape=(
+            jax.ShapeDtypeStruct((problem.batch, problem.num_heads, wide, tiles.q.padded), dtype),
+            jax.ShapeDtypeStruct((*keys_shape, wide), dtype),
+            jax.ShapeDtypeStruct((*keys_shape, v_wide), dtype),
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=scratch_bytes(problem, tiles) + 28 * 2**20,
+        ),
+        interpret=interpret,
+        name="flash_attention_backward",
+    )
+    return functools.partial(call, *scalars.values(), *(arrays[name] for name in body.operands))

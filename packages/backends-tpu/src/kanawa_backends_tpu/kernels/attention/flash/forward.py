@@ -1,0 +1,216 @@
+"""The forward kernel: queries along sublanes, keys along lanes, the maximum and the sum of a query equal along lanes.
+
+A step holds a block of queries and of keys. While the vector units do the softmax of one group of queries, the matrix
+units do the next group's scores: that order is written down, since the compiler's scheduler keeps close to the program's.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from kanawa.kernels.attention.problem import AttentionProblem
+
+from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES, Masking
+from kanawa_backends_tpu.kernels.attention.flash.products import ROWS_BY_COLUMNS, ROWS_BY_ROWS, Base, product
+from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
+from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
+
+
+@dataclass(frozen=True)
+class ForwardKernel:
+    """The kernel's body, called with references: prefetched scalars, operands, outputs, scratch, in this order.
+
+    Attributes:
+        group: queries and keys of one piece of work: as many as spilled registers allow.
+    """
+
+    problem: AttentionProblem
+    tiles: Tiles
+    base: Base
+    scalars: tuple[str, ...]
+    operands: tuple[str, ...]
+    group: tuple[int, int]
+
+    def __call__(self, *references: Any) -> None:
+        """Computes one step of the grid (batch, head, step)."""
+        names = (*self.scalars, *self.operands, "out", "lse", "top", "total", "sum", "ids", "places")
+        refs = dict(zip(names, references, strict=False))
+        row, head, step = (pl.program_id(axis) for axis in range(3))
+        i, j, flags = refs["q"][step], refs["kv"][step], refs["flags"][step]
+
+        @pl.when(flags & 1 != 0)
+        def start() -> None:
+            self._start(refs, head)
+
+        some, every = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j)
+        masking = self._masking(refs, row, i, j)
+        if not self.tiles.has_cut_blocks:
+            self._whole(refs)
+        else:
+            pl.when(some & every)(lambda: self._whole(refs))
+
+            @pl.when(some & jnp.logical_not(every))
+            def cut() -> None:
+                self._parts(refs, masking, row, i, j)
+
+        @pl.when(flags & 2 != 0)
+        def finish() -> None:
+            self._finish(refs)
+
+    def _start(self, refs: dict[str, Any], head: Any) -> None:
+        shape = refs["top"].shape
+        if self.problem.has_sinks:
+            # A sink is a key whose score is given and whose value is zero.
+            sink = jnp.maximum(jnp.full(shape, refs["sinks"][head], jnp.float32), HIDDEN)
+            first = jax.lax.broadcasted_iota(jnp.int32, shape, 1) == 0
+            refs["top"][...] = sink
+            refs["total"][...] = jnp.where(first & (sink > HIDDEN), 1.0, 0.0)
+        else:
+            refs["top"][...] = jnp.full(shape, HIDDEN, jnp.float32)
+            refs["total"][...] = jnp.zeros(shape, jnp.float32)
+        refs["sum"][...] = jnp.zeros_like(refs["sum"])
+        for name, kept in (("q_segments_across", "ids"), ("q_positions_across", "places")):
+            if name in refs:
+                refs[kept][...] = jnp.broadcast_to(refs[name][...], (LANES, shape[0])).T
+
+    def _masking(self, refs: dict[str, Any], row: Any, i: Any, j: Any) -> Masking:
+        down, across = {}, {}
+        for what, kept in (("segments", "ids"), ("positions", "places")):
+            if f"kv_{what}_across" in refs:
+                down[what], across[what] = refs[kept], refs[f"kv_{what}_across"]
+        return Masking(
+            tiles=self.tiles,
+            queries_down=True,
+            down=down,
+            across=across,
+            first_down=i * self.tiles.q.block,
+            first_across=j * self.tiles.kv.block,
+            prefix=refs["prefix"][row] if "prefix" in refs else None,
+        )
+
+    def _whole(self, refs: dict[str, Any]) -> None:
+        q, kv = self.tiles.q.block, self.tiles.kv.block
+        rows, keys = divisor(q, self.group[0]), divisor(kv, self.group[1])
+        groups = [(r, k) for r in range(0, q, rows) for k in range(0, kv, keys)]
+        scores = self._scores(refs, *groups[0], rows, keys)
+        for index, (r, k) in enumerate(groups):
+            following = groups[index + 1] if index + 1 < len(groups) else None
+            ahead = None if following is None else self._scores(refs, *following, rows, keys)
+            self._attend(refs, scores, r, k)
+            scores = ahead
+
+    def _parts(self, refs: dict[str, Any], masking: Masking, row: Any, i: Any, j: Any) -> None:
+        q, kv = self.tiles.q, self.tiles.kv
+
+        def one(index: Any, carry: None) -> None:
+            r, k = index // kv.parts, index % kv.parts
+            some, _ = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j, (r, k))
+
+            @pl.when(some)
+            def visit() -> None:
+                first, key = pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES)
+                scores = self._scores(refs, first, key, q.part, kv.part)
+                self._attend(refs, masking(scores, first, key), first, key)
+
+            return carry
+
+        jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
+
+    def _scores(self, refs: dict[str, Any], first: Any, key: Any, rows: int, keys: int) -> jax.Array:
+        scores = product(refs["queries"][pl.ds(first, rows), :], refs["k"][pl.ds(key, keys), :], ROWS_BY_ROWS)
+        return self.base.capped(scores)[0]
+
+    def _attend(self, refs: dict[str, Any], scores: jax.Array, first: Any, key: Any) -> None:
+        rows, keys = scores.shape
+        queries = pl.ds(first, rows)
+        pieces = [scores[:, lane : lane + LANES] for lane in range(0, keys, LANES)]
+        before = refs["top"][queries, :]
+        top = jnp.maximum(before, jnp.max(functools.reduce(jnp.maximum, pieces), axis=1, keepdims=True))
+        shrunk = jnp.exp2(before - top)
+        weights = [jnp.exp2(piece - top) for piece in pieces]
+        # Summed within a lane only: the sum across lanes is taken once, at the end.
+        refs["total"][queries, :] = refs["total"][queries, :] * shrunk + functools.reduce(jnp.add, weights)
+        refs["top"][queries, :] = top
+        v = refs["v"][pl.ds(key, keys), :]
+        weighed = product(jnp.concatenate(weights, axis=1).astype(v.dtype), v, ROWS_BY_COLUMNS)
+        refs["sum"][queries, :] = refs["sum"][queries, :] * widened(shrunk, weighed.shape[1]) + weighed
+
+    def _finish(self, refs: dict[str, Any]) -> None:
+        top = refs["top"][...]
+        total = jnp.broadcast_to(jnp.sum(refs["total"][...], axis=1, keepdims=True), top.shape)
+        sees = top > HIDDEN / 2
+        # A query that sees nothing has summed as many ones as it has hidden keys.
+        share = jnp.where(sees, 1.0 / total, 0.0)
+        out = refs["sum"][...]
+        refs["out"][...] = (out * widened(share, out.shape[1])).astype(refs["out"].dtype)
+        lse = jnp.where(sees, (top + jnp.log2(total)) * self.base.to_natural, -jnp.inf)
+        refs["lse"][...] = lse.T[:1, :]
+
+
+def widened(x: jax.Array, width: int) -> jax.Array:
+    """Returns [n, 128], equal along lanes, as [n, width]."""
+    copies = -(-width // LANES)
+    return (x if copies == 1 else jnp.concatenate([x] * copies, axis=1))[:, :width]
+
+
+def forward_call(
+    body: ForwardKernel, heads: int, arrays: dict[str, jax.Array], scalars: dict[str, jax.Array], interpret: bool
+) -> Callable[[], tuple[jax.Array, jax.Array]]:
+    """Returns the call: arrays as [B, H, T, D], positions and ids as [B, 1, T]; gives out and [B, H, 1, T]."""
+    problem, tiles = body.problem, body.tiles
+    steps, group = scalars["q"].shape[0], problem.group_size
+    names = list(scalars)
+
+    def keys_block(b: Any, step: Any, s: tuple[Any, ...]) -> Any:
+        if "fetched" in scalars:
+            return s[names.index("fetched")][b * steps + step]
+        return s[names.index("kv")][step]
+
+    def queries_block(step: Any, s: tuple[Any, ...]) -> Any:
+        return s[names.index("q")][step]
+
+    def spec(name: str) -> pl.BlockSpec:
+        shape = arrays[name].shape
+        if name == "queries":
+            return pl.BlockSpec((None, None, tiles.q.block, shape[3]), lambda b, h, n, *s: (b, h, queries_block(n, s), 0))
+        if name in ("k", "v"):
+            block = (None, None, tiles.kv.block, shape[3])
+            return pl.BlockSpec(block, lambda b, h, n, *s: (b, h // group, keys_block(b, n, s), 0))
+        if name.startswith("q_"):
+            return pl.BlockSpec((None, 1, tiles.q.block), lambda b, h, n, *s: (b, 0, queries_block(n, s)))
+        return pl.BlockSpec((None, 1, tiles.kv.block), lambda b, h, n, *s: (b, 0, keys_block(b, n, s)))
+
+    rows = tiles.q.block
+    kept = [("q_segments_across", jnp.int32), ("q_positions_across", jnp.int32)]
+    scratch = [pltpu.VMEM((rows, LANES), jnp.float32)] * 2
+    scratch.append(pltpu.VMEM((rows, problem.v_head_dim), jnp.float32))
+    scratch += [pltpu.VMEM((rows if name in arrays else 8, LANES), dtype) for name, dtype in kept]
+    out_shape = (
+        jax.ShapeDtypeStruct((problem.batch, heads, tiles.q.padded, problem.v_head_dim), jnp.dtype(problem.dtype)),
+        jax.ShapeDtypeStruct((problem.batch, heads, 1, tiles.q.padded), jnp.float32),
+    )
+    call = pl.pallas_call(
+        body,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(problem.batch, heads, steps),
+            in_specs=[spec(name) for name in body.operands],
+            out_specs=[
+                pl.BlockSpec((None, None, rows, problem.v_head_dim), lambda b, h, n, *s: (b, h, queries_block(n, s), 0)),
+                pl.BlockSpec((None, None, 1, rows), lambda b, h, n, *s: (b, h, 0, queries_block(n, s))),
+            ],
+            scratch_shapes=scratch,
+        ),
+        out_shape=out_shape,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=48 * 2**20
+        ),
+        interpret=interpret,
+        name="flash_attention_forward",
+    )
+    return functools.partial(call, *scalars.values(), *(arrays[name] for name in body.operands))

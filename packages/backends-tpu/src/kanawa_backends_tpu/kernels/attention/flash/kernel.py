@@ -1,0 +1,154 @@
+"""attention.tpu.flash: attention for training and prefill, written for the schedule that TPUs' compiler makes of it."""
+
+import functools
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import jax.numpy as jnp
+from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import Verdict, first_refusal
+
+from kanawa_backends_tpu.kernels.attention.flash.backward import BackwardKernel, backward_call, scratch_bytes
+from kanawa_backends_tpu.kernels.attention.flash.forward import ForwardKernel, forward_call
+from kanawa_backends_tpu.kernels.attention.flash.products import base_of
+from kanawa_backends_tpu.kernels.attention.flash.scalars import Vectors, tables, vectors
+from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Tiles, side
+from kanawa_backends_tpu.kernels.attention.flash.visibility import MASK_PARTS
+
+if TYPE_CHECKING:
+    from kanawa.plugins import DeviceSpec
+
+#: Bytes of a row of a block: wider heads, or fp32 ones, get smaller blocks.
+_ROW_BYTES = 256
+#: What a narrow mask leaves of larger blocks is less than what it hides in them.
+_NARROW = 512
+#: Sums of a row that fit on chip beside the blocks: v5p and v7x have 64 MiB, of which the compiler needs some.
+_MOST_SUMS_BYTES = 30 * 2**20
+#: The log-sum-exp of a row without keys: every weight is then 0.
+_NO_KEYS = 3e38
+_WIDEST = 256
+
+
+class FlashAttention(Kernel):
+    """Training and prefill; causal, window, chunk, prefix, segments, positions, GQA, cap, sinks, any length."""
+
+    name: ClassVar[str] = "attention.tpu.flash"
+    operation: ClassVar[str] = "attention"
+    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
+    priority: ClassVar[int] = 20
+    fused: ClassVar[bool] = True
+    local: ClassVar[bool] = True
+    compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = (
+        ("flash_attention_backward", 5),
+        ("flash_attention_forward", 2),
+    )
+    #: Queries or keys of a step of the grid, at most.
+    largest_block: ClassVar[int] = 1024
+    #: Of a block that the mask cuts through, those that are looked at one by one.
+    largest_part: ClassVar[int] = 512
+    #: Queries and keys whose scores exist at a time, forward and backward.
+    group: ClassVar[tuple[int, int]] = (256, 1024)
+    group_backward: ClassVar[tuple[int, int]] = (512, 512)
+    #: Pallas's interpreter instead of a TPU: for tests.
+    interpret: ClassVar[bool] = False
+
+    def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
+        """Returns support, or what the problem has that the kernel doesn't."""
+        extra = sorted(problem.mask.uses - MASK_PARTS)
+        parts = ", ".join(sorted(MASK_PARTS))
+        width = max(problem.head_dim, problem.v_head_dim)
+        needed = scratch_bytes(problem, self._tiles(problem))
+        return first_refusal(
+            (problem.paged, "keys lie in pages; flash takes whole rows"),
+            (problem.mode == "decode", "mode decode: flash is for many queries a row"),
+            (problem.has_bias, "dense bias; flash takes none"),
+            (problem.has_kv_lengths, "lengths are operands; flash's rows end where their arrays do"),
+            (bool(extra), f"mask has {', '.join(extra)}; flash knows {parts}"),
+            (problem.dtype not in ("bfloat16", "float32"), f"dtype {problem.dtype}; needs bf16 or fp32"),
+            (width > _WIDEST, f"head dim {width}; flash keeps at most {_WIDEST} on chip"),
+            (min(problem.q_length, problem.kv_length) == 0, "no queries or no keys"),
+            (
+                problem.mode == "train" and needed > _MOST_SUMS_BYTES,
+                f"sums of {needed >> 20} MiB a row in backward; at most {_MOST_SUMS_BYTES >> 20} fit on chip",
+            ),
+        )
+
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Returns out [B, T, H, Dv] in q's dtype and the log-sum-exp, fp32 [B, H, T], -inf for a row without keys."""
+        tiles = self._tiles(problem)
+        given = vectors(problem, operands, tiles)
+        scalars = tables(problem, operands, tiles, tiles.steps(queries_first=True), given, queries_first=True)
+        if problem.has_sinks:
+            scalars["sinks"] = operands["sinks"].astype(jnp.float32) * (1 / base_of(problem).to_natural)
+        arrays = _arrays(problem, operands, tiles) | _rows(given)
+        body = ForwardKernel(problem, tiles, base_of(problem), tuple(scalars), tuple(arrays), self.group)
+        out, lse = forward_call(body, problem.num_heads, arrays, scalars, self.interpret)()
+        return out[:, :, : problem.q_length].swapaxes(1, 2), lse[:, :, 0, : problem.q_length]
+
+    def backward(
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        out: jax.Array,
+        residuals: jax.Array,
+        cotangents: jax.Array,
+    ) -> dict[str, jax.Array]:
+        """Returns cotangents of q, k, v, sinks from out and a log-sum-exp, maybe over more keys."""
+        tiles = self._tiles(problem)
+        given = vectors(problem, operands, tiles)
+        scalars = tables(problem, operands, tiles, tiles.steps(queries_first=False), given, queries_first=False)
+        delta = row_delta(out, cotangents)
+        base = base_of(problem)
+        lse = jnp.where(jnp.isneginf(residuals), _NO_KEYS, residuals * (1 / base.to_natural))
+        extra = tiles.q.padded - problem.q_length
+        arrays = _arrays(problem, operands, tiles) | _rows(given)
+        arrays["dout"] = _head_major(cotangents.astype(operands["q"].dtype), tiles.q)
+        arrays["lse"] = jnp.pad(lse, ((0, 0), (0, 0), (0, extra)), constant_values=_NO_KEYS)[:, :, None]
+        arrays["delta"] = jnp.pad(delta, ((0, 0), (0, 0), (0, extra)))[:, :, None]
+        body = BackwardKernel(problem, tiles, base, tuple(scalars), tuple(arrays), self.group_backward)
+        dq, dk, dv = backward_call(body, arrays, scalars, self.interpret)()
+        grads = {
+            "q": dq[..., : problem.q_length].transpose(0, 3, 1, 2),
+            "k": dk[:, :, : problem.kv_length].swapaxes(1, 2),
+            "v": dv[:, :, : problem.kv_length].swapaxes(1, 2),
+        }
+        if problem.has_sinks:
+            grads["sinks"] = sinks_gradient(operands["sinks"], residuals, delta)
+        return grads
+
+    def _tiles(self, problem: AttentionProblem) -> Tiles:
+        sizes = (self.setting("block_q", self.largest_block), self.setting("block_kv", self.largest_block))
+        return _tiles(problem, sizes, self.largest_part)
+
+
+@functools.lru_cache(maxsize=256)
+def _tiles(problem: AttentionProblem, sizes: tuple[int, int], part: int) -> Tiles:
+    mask = problem.mask
+    width = max(problem.head_dim, problem.v_head_dim) * jnp.dtype(problem.dtype).itemsize
+    most = [max(128, size * _ROW_BYTES // max(_ROW_BYTES, width)) for size in sizes]
+    if mask.window is not None or mask.chunk is not None:
+        most = [min(size, _NARROW) for size in most]
+    known = not (problem.has_q_positions or problem.has_kv_positions)
+    return Tiles(side(problem.q_length, most[0], part), side(problem.kv_length, most[1], part), mask, known)
+
+
+def _arrays(problem: AttentionProblem, operands: Operands, tiles: Tiles) -> dict[str, jax.Array]:
+    q = operands["q"]
+    scaled = (q.astype(jnp.float32) * base_of(problem).queries).astype(q.dtype)
+    return {
+        "queries": _head_major(scaled, tiles.q),
+        "k": _head_major(operands["k"], tiles.kv),
+        "v": _head_major(operands["v"], tiles.kv),
+    }
+
+
+def _head_major(x: jax.Array, of: Side) -> jax.Array:
+    """Returns [B, T, H, D] as [B, H, T, D], padded."""
+    return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, of.padded - of.length), (0, 0)))
+
+
+def _rows(given: Vectors) -> dict[str, jax.Array]:
+    return {f"{name}_across": x[:, None] for name, x in vars(given).items() if x is not None}
+

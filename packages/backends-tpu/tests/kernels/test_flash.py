@@ -1,0 +1,164 @@
+"""Flash in Pallas's interpreter against the fp64 reference, what it visits, and what it refuses."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.attention.reference import ReferenceAttention
+from kanawa.kernels.compare import compare_with_reference
+from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.kernels.operation import Kernel
+from kanawa.testing.kernel import KernelConformance
+from kanawa_backends_tpu.kernels.attention.flash.kernel import FlashAttention
+from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, side
+
+
+class Interpreted(FlashAttention):
+    """The same kernel without a TPU, in blocks small enough that there are several, of several parts and groups."""
+
+    largest_block: ClassVar[int] = 256
+    largest_part: ClassVar[int] = 128
+    group: ClassVar[tuple[int, int]] = (128, 128)
+    group_backward: ClassVar[tuple[int, int]] = (128, 128)
+    interpret: ClassVar[bool] = True
+
+
+class TestFlash(KernelConformance):
+    """On the operation's own problems, and on generated ones."""
+
+    narrow: ClassVar = {"mode": ("train", "prefill"), "dtype": ("float32", "bfloat16"), "batch": (1, 2)}
+
+    def kernel(self) -> Kernel:
+        return Interpreted()
+
+
+PLAIN = AttentionProblem(
+    batch=1,
+    q_length=384,
+    kv_length=384,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    v_head_dim=64,
+    dtype="float32",
+    mask=CAUSAL,
+    scale=0.11,
+)
+PACKED = MaskSpec(causal=True, segments=True)
+#: What small generated problems hardly meet: several blocks of each side, whole ones and cut ones.
+LARGER = {
+    "causal": {"q_length": 512, "kv_length": 512},
+    "full": {"mask": FULL, "q_length": 512, "kv_length": 512, "num_kv_heads": 2},
+    "packed": {"mask": PACKED, "q_length": 512, "kv_length": 512, "batch": 2},
+    "window": {"mask": sliding_window(100), "q_length": 768, "kv_length": 768, "num_heads": 1},
+    "keys that nobody sees": {"kv_length": 768},
+    "queries that see nothing": {"mask": sliding_window(8), "q_length": 768, "kv_length": 384, "has_sinks": True},
+}
+
+
+@pytest.mark.parametrize("case", LARGER)
+def test_rows_of_several_blocks(case):
+    problem = dataclasses.replace(PLAIN, **LARGER[case])
+    (agreement,) = compare_with_reference(Interpreted(), [problem])
+    assert agreement.ok, agreement.describe()
+
+
+def operands_of(problem: AttentionProblem) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    b, t, s, h, k = (getattr(problem, n) for n in ("batch", "q_length", "kv_length", "num_heads", "num_kv_heads"))
+    shapes = {"q": (b, t, h, problem.head_dim), "k": (b, s, k, problem.head_dim), "v": (b, s, k, problem.v_head_dim)}
+    return {name: jnp.asarray(random.normal(size=shape), problem.dtype) for name, shape in shapes.items()}
+
+
+def test_backward_for_a_part_of_the_keys():
+    """As ring attention calls it: out and log-sum-exp of all keys, gradient for half of them."""
+    whole = dataclasses.replace(PLAIN, mask=FULL, q_length=256, kv_length=512)
+    half = dataclasses.replace(whole, kv_length=256)
+    kernel, reference, operands = Interpreted(), ReferenceAttention(), operands_of(whole)
+    out, lse = reference.forward(whole, operands)
+    dout = jnp.cos(3 * out)
+    expected = reference.backward(whole, operands, out, lse, dout)
+    parts = []
+    for part in (slice(0, 256), slice(256, 512)):
+        some = operands | {"k": operands["k"][:, part], "v": operands["v"][:, part]}
+        parts.append(jax.jit(lambda o: kernel.backward(half, o, out, lse, dout))(some))
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(parts[0]["q"] + parts[1]["q"], expected["q"], **close)
+    for name in ("k", "v"):
+        np.testing.assert_allclose(jnp.concatenate([p[name] for p in parts], axis=1), expected[name], **close)
+
+
+def test_documents_of_a_packed_row_load_only_their_own_keys():
+    """Two documents of 512 in a row of 1,024: of the ten pairs that causality leaves, four share nothing."""
+    kernel = Interpreted()
+    problem = dataclasses.replace(PLAIN, mask=PACKED, q_length=1024, kv_length=1024)
+    ids = jnp.repeat(jnp.asarray([[1, 2]]), 512, axis=1)
+    from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks, tables, vectors
+
+    operands = operands_of(problem) | {"q_segment_ids": ids, "kv_segment_ids": ids}
+    tiles = kernel._tiles(problem)
+    steps = tiles.steps(queries_first=True)
+    scalars = tables(problem, operands, tiles, steps, vectors(problem, operands, tiles), queries_first=True)
+    some, every = reach_of_blocks(scalars, tiles, 1, 0, steps.q, steps.kv)
+    assert len(steps) == 10
+    assert int(np.sum(some)) == 6
+    assert int(np.sum(every)) == 2
+    loaded = np.asarray(scalars["fetched"])
+    np.testing.assert_array_equal(loaded[np.asarray(some)], steps.kv[np.asarray(some)])
+    # A block is loaded where it differs from the step before.
+    assert 1 + int(np.sum(loaded[1:] != loaded[:-1])) <= 6
+
+
+MASKS = {
+    "full": FULL,
+    "causal": CAUSAL,
+    "sliding": sliding_window(300),
+    "two-sided": MaskSpec(window=(130, 270)),
+    "open to the right": MaskSpec(window=(5, None)),
+    "chunk": MaskSpec(causal=True, chunk=384),
+    "chunk both ways": MaskSpec(chunk=256),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_blocks_are_visited_if_the_mask_leaves_something(name):
+    position = jnp.arange(1024)
+    allowed = MASKS[name].allowed(position, position)
+    allowed = np.ones((1024, 1024), bool) if allowed is None else np.asarray(allowed[0])
+    tiles = Tiles(side(1024, 256, 128), side(1024, 256, 128), MASKS[name], known=True)
+    left = allowed.reshape(4, 256, 4, 256).any(axis=(1, 3))
+    assert not (left & ~tiles.seen).any()
+    # Conditions are judged one by one, which may keep a pair in vain, but no more than that.
+    assert tiles.seen.sum() <= left.sum() + 1
+    assert tiles.has_cut_blocks == (not allowed.reshape(4, 256, 4, 256).all(axis=(1, 3))[left].all())
+
+
+@pytest.mark.parametrize(("length", "block", "padded"), [(4096, 1024, 4096), (200, 256, 256), (1920, 640, 1920)])
+def test_blocks_fit_lengths(length, block, padded):
+    fitted = side(length, 1024, 512)
+    assert (fitted.padded, fitted.block % fitted.part) == (padded, 0)
+    assert fitted.block <= 1024
+
+
+REFUSALS = {
+    "in pages": {"page_size": 16},
+    "mode decode": {"mode": "decode"},
+    "dense bias": {"bias_shape": (1, 2, 384, 384)},
+    "lengths are operands": {"has_kv_lengths": True},
+    "mask has predicates": {"mask": MaskSpec(causal=True, predicates=("dilated",))},
+    "dtype float16": {"dtype": "float16"},
+    "head dim 320": {"head_dim": 320},
+    "MiB a row in backward": {"q_length": 2**17, "kv_length": 2**17},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_refusals_say_why(reason):
+    problem = dataclasses.replace(PLAIN, **REFUSALS[reason])
+    verdict = FlashAttention().supports(problem, None)
+    assert not verdict
+    assert reason in verdict.reason
