@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.composition.compiler_options import checked
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
@@ -38,10 +38,10 @@ def mesh_for(selector: str, axis: str) -> Mesh:
     return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
 
 
-def compiled(mesh: Mesh, function: Callable[..., Any], *shapes: Any, **options: Any) -> Any:
+def compiled(mesh: Mesh, function: Callable[..., Any], *shapes: Any, pins: tuple[Any, ...] = (), **options: Any) -> Any:
     """Compiles with the first dimension of every argument split over the mesh."""
     split = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
-    plan = ExecutionPlan(activation_rules=(("batch", mesh.axis_names),))
+    plan = ExecutionPlan(activation_rules=(("batch", mesh.axis_names),), kernels=KernelPolicy(pins=pins))
     with jax.set_mesh(mesh), use_plan(plan):
         lowered = jax.jit(function, in_shardings=split).lower(*shapes)
     return lowered, lowered.compile(compiler_options=options)
@@ -53,16 +53,24 @@ ATTENTION = {
     "window, narrow heads": (sliding_window(1024), (8, 2), 64, {}),
     "sinks and cap, wide heads": (CAUSAL, (4, 4), 256, {"sinks": True, "logit_cap": 30.0}),
 }
+#: The kernel and its calls: Splash's queries, and its keys and values, have their gradients apart.
+ATTENTION_KERNELS = {
+    "attention.tpu.flash": (2, ("v5e-4", "v5p-8", "v6e-4", "v7x-8")),
+    "attention.tpu.splash": (3, ("v5p-8", "v6e-4")),
+}
 
 
 @pytest.mark.parametrize("case", ATTENTION)
-@pytest.mark.parametrize("selector", ["v5p-8", "v6e-4"])
-def test_splash_forward_and_backward(selector, case):
+@pytest.mark.parametrize(
+    ("kernel", "selector"), [(name, target) for name, (_, targets) in ATTENTION_KERNELS.items() for target in targets]
+)
+def test_attention_forward_and_backward(kernel, selector, case):
     mask, (heads, kv_heads), width, options = ATTENTION[case]
     rows = jax.ShapeDtypeStruct
-    q = rows((4, 2048, heads, width), jnp.bfloat16)
-    kv = rows((4, 2048, kv_heads, width), jnp.bfloat16)
-    ids = rows((4, 2048), jnp.int32)
+    mesh = mesh_for(selector, "data")
+    q = rows((mesh.size, 2048, heads, width), jnp.bfloat16)
+    kv = rows((mesh.size, 2048, kv_heads, width), jnp.bfloat16)
+    ids = rows((mesh.size, 2048), jnp.int32)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         extra: dict[str, Any] = {"logit_cap": options.get("logit_cap")}
@@ -73,8 +81,9 @@ def test_splash_forward_and_backward(selector, case):
         return jnp.sum(attention(q, k, v, mask=mask, **extra).astype(jnp.float32))
 
     gradient = jax.grad(loss, argnums=(0, 1, 2))
-    lowered, program = compiled(mesh_for(selector, "data"), gradient, q, kv, kv, ids)
-    assert lowered.as_text().count("tpu_custom_call") == 3  # forward, dq, dk and dv
+    pins = (("attention", kernel),)
+    lowered, program = compiled(mesh, gradient, q, kv, kv, ids, pins=pins)
+    assert lowered.as_text().count("tpu_custom_call") == ATTENTION_KERNELS[kernel][0]
     scores = 2048 * 2048 * heads * 4
     assert program.memory_analysis().temp_size_in_bytes < scores
 

@@ -26,6 +26,7 @@ from kanawa_backends_tpu.kernels.attention.flash.products import (
 )
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
+from kanawa_backends_tpu.kernels.attention.flash.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -189,34 +190,17 @@ def backward_call(
     body: BackwardKernel, arrays: dict[str, jax.Array], scalars: dict[str, jax.Array], interpret: bool
 ) -> Callable[[], tuple[jax.Array, jax.Array, jax.Array]]:
     """Returns the call: arrays as [B, H, T, D], those of a query as [B, H, 1, T]; gives dq [B, H, D, T], dk and dv."""
-    problem, tiles = body.problem, body.tiles
-    steps, group, names = scalars["q"].shape[0], problem.group_size, list(scalars)
-    q, kv = tiles.q.block, tiles.kv.block
-    dtype = jnp.dtype(problem.dtype)
+    problem, tiles, group = body.problem, body.tiles, body.problem.group_size
+    q, kv, dtype = tiles.q.block, tiles.kv.block, jnp.dtype(problem.dtype)
+    windows = Windows(tiles, tuple(scalars), scalars["q"].shape[0], group, loaded="q")
 
-    def table(name: str, step: Any, s: tuple[Any, ...]) -> Any:
-        return s[names.index(name)][step]
+    def queries_out(b: Any, h: Any, g: Any, n: Any, *s: Any) -> tuple[Any, ...]:
+        return b, h * group + g, 0, windows.look_up("queries_done", n, s)
 
-    def queries_block(b: Any, step: Any, s: tuple[Any, ...]) -> Any:
-        return table("fetched", b * steps + step, s) if "fetched" in scalars else table("q", step, s)
-
-    def keys_out(g: Any, step: Any, s: tuple[Any, ...]) -> Any:
+    def keys_out(b: Any, h: Any, g: Any, n: Any, *s: Any) -> tuple[Any, ...]:
+        block = windows.look_up("kv", n, s)
         # Written once the last query head of the group has been seen; until then the window stays where it begins.
-        return jnp.where(g == group - 1, table("kv", step, s), 0) if group > 1 else table("kv", step, s)
-
-    def spec(name: str) -> pl.BlockSpec:
-        shape = arrays[name].shape
-        if name in ("queries", "dout"):
-            return pl.BlockSpec(
-                (None, None, q, shape[3]), lambda b, h, g, n, *s: (b, h * group + g, queries_block(b, n, s), 0)
-            )
-        if name in ("lse", "delta"):
-            return pl.BlockSpec((None, None, 1, q), lambda b, h, g, n, *s: (b, h * group + g, 0, queries_block(b, n, s)))
-        if name in ("k", "v"):
-            return pl.BlockSpec((None, None, kv, shape[3]), lambda b, h, g, n, *s: (b, h, table("kv", n, s), 0))
-        if name.startswith("q_"):
-            return pl.BlockSpec((None, 1, q), lambda b, h, g, n, *s: (b, 0, queries_block(b, n, s)))
-        return pl.BlockSpec((None, 1, kv), lambda b, h, g, n, *s: (b, 0, table("kv", n, s)))
+        return b, h, jnp.where(g == group - 1, block, 0) if group > 1 else block, 0
 
     wide, v_wide = problem.head_dim, problem.v_head_dim
     kept = kv if group == 1 else tiles.kv.padded
@@ -229,14 +213,12 @@ def backward_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(problem.batch, problem.num_kv_heads, group, steps),
-            in_specs=[spec(name) for name in body.operands],
+            grid=(problem.batch, problem.num_kv_heads, group, windows.steps),
+            in_specs=[windows.operand(name, arrays[name].shape, backward=True) for name in body.operands],
             out_specs=[
-                pl.BlockSpec(
-                    (None, None, wide, q), lambda b, h, g, n, *s: (b, h * group + g, 0, table("queries_done", n, s))
-                ),
-                pl.BlockSpec((None, None, kv, wide), lambda b, h, g, n, *s: (b, h, keys_out(g, n, s), 0)),
-                pl.BlockSpec((None, None, kv, v_wide), lambda b, h, g, n, *s: (b, h, keys_out(g, n, s), 0)),
+                pl.BlockSpec((None, None, wide, q), queries_out),
+                pl.BlockSpec((None, None, kv, wide), keys_out),
+                pl.BlockSpec((None, None, kv, v_wide), keys_out),
             ],
             scratch_shapes=scratch,
         ),

@@ -1,7 +1,7 @@
 """The forward kernel: queries along sublanes, keys along lanes, the maximum and the sum of a query equal along lanes.
 
 A step holds a block of queries and of keys. While the vector units do the softmax of one group of queries, the matrix
-units do the next group's scores: that order is written down, since the compiler's scheduler keeps close to the program's.
+units do the next group's scores: that order is written down, since the compiler's scheduler keeps close to it.
 """
 
 import functools
@@ -19,6 +19,7 @@ from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES, M
 from kanawa_backends_tpu.kernels.attention.flash.products import ROWS_BY_COLUMNS, ROWS_BY_ROWS, Base, product
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
+from kanawa_backends_tpu.kernels.attention.flash.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -163,35 +164,15 @@ def forward_call(
 ) -> Callable[[], tuple[jax.Array, jax.Array]]:
     """Returns the call: arrays as [B, H, T, D], positions and ids as [B, 1, T]; gives out and [B, H, 1, T]."""
     problem, tiles = body.problem, body.tiles
-    steps, group = scalars["q"].shape[0], problem.group_size
-    names = list(scalars)
-
-    def keys_block(b: Any, step: Any, s: tuple[Any, ...]) -> Any:
-        if "fetched" in scalars:
-            return s[names.index("fetched")][b * steps + step]
-        return s[names.index("kv")][step]
-
-    def queries_block(step: Any, s: tuple[Any, ...]) -> Any:
-        return s[names.index("q")][step]
-
-    def spec(name: str) -> pl.BlockSpec:
-        shape = arrays[name].shape
-        if name == "queries":
-            return pl.BlockSpec((None, None, tiles.q.block, shape[3]), lambda b, h, n, *s: (b, h, queries_block(n, s), 0))
-        if name in ("k", "v"):
-            block = (None, None, tiles.kv.block, shape[3])
-            return pl.BlockSpec(block, lambda b, h, n, *s: (b, h // group, keys_block(b, n, s), 0))
-        if name.startswith("q_"):
-            return pl.BlockSpec((None, 1, tiles.q.block), lambda b, h, n, *s: (b, 0, queries_block(n, s)))
-        return pl.BlockSpec((None, 1, tiles.kv.block), lambda b, h, n, *s: (b, 0, keys_block(b, n, s)))
-
-    rows = tiles.q.block
+    steps = scalars["q"].shape[0]
+    windows = Windows(tiles, tuple(scalars), steps, problem.group_size, loaded="kv")
+    rows, wide = tiles.q.block, problem.v_head_dim
     kept = [("q_segments_across", jnp.int32), ("q_positions_across", jnp.int32)]
     scratch = [pltpu.VMEM((rows, LANES), jnp.float32)] * 2
-    scratch.append(pltpu.VMEM((rows, problem.v_head_dim), jnp.float32))
+    scratch.append(pltpu.VMEM((rows, wide), jnp.float32))
     scratch += [pltpu.VMEM((rows if name in arrays else 8, LANES), dtype) for name, dtype in kept]
     out_shape = (
-        jax.ShapeDtypeStruct((problem.batch, heads, tiles.q.padded, problem.v_head_dim), jnp.dtype(problem.dtype)),
+        jax.ShapeDtypeStruct((problem.batch, heads, tiles.q.padded, wide), jnp.dtype(problem.dtype)),
         jax.ShapeDtypeStruct((problem.batch, heads, 1, tiles.q.padded), jnp.float32),
     )
     call = pl.pallas_call(
@@ -199,10 +180,10 @@ def forward_call(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(problem.batch, heads, steps),
-            in_specs=[spec(name) for name in body.operands],
+            in_specs=[windows.operand(name, arrays[name].shape, backward=False) for name in body.operands],
             out_specs=[
-                pl.BlockSpec((None, None, rows, problem.v_head_dim), lambda b, h, n, *s: (b, h, queries_block(n, s), 0)),
-                pl.BlockSpec((None, None, 1, rows), lambda b, h, n, *s: (b, h, 0, queries_block(n, s))),
+                pl.BlockSpec((None, None, rows, wide), lambda b, h, n, *s: (b, h, windows.block("q", b, n, s), 0)),
+                pl.BlockSpec((None, None, 1, rows), lambda b, h, n, *s: (b, h, 0, windows.block("q", b, n, s))),
             ],
             scratch_shapes=scratch,
         ),

@@ -151,4 +151,3 @@ def _head_major(x: jax.Array, of: Side) -> jax.Array:
 
 def _rows(given: Vectors) -> dict[str, jax.Array]:
     return {f"{name}_across": x[:, None] for name, x in vars(given).items() if x is not None}
-

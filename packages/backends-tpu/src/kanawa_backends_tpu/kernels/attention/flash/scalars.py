@@ -122,9 +122,7 @@ def reach_of_blocks(
     k = positions("kv_positions", tiles.kv, j, kv_part)
     some, every = reach(tiles.mask, q, k, prefix)
     if "q_segments" in scalars:
-        alike = same_segment(
-            limits("q_segments", tiles.q, i, q_part), limits("kv_segments", tiles.kv, j, kv_part)
-        )
+        alike = same_segment(limits("q_segments", tiles.q, i, q_part), limits("kv_segments", tiles.kv, j, kv_part))
         some, every = some & alike[0], every & alike[1]
     if tiles.kv.padded != tiles.kv.length:
         size = tiles.kv.block if parts is None else tiles.kv.part

@@ -132,7 +132,6 @@ def _ends(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, last
 
 
-
 def divisor(length: int, largest: int) -> int:
     """Returns the largest multiple of 128 up to `largest` that divides `length`, itself one."""
     return max(size for size in range(_LANES, max(_LANES, largest) + 1, _LANES) if length % size == 0)
