@@ -22,6 +22,8 @@ import re
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*) *$")
 _NAMES = "not run|run nightly|given|run with|run in|exits|file|adds to"
+#: Around what a command writes into a page.
+_GENERATED = re.compile(r"<!-- (end )?generated: [a-z ]+ -->$")
 _MARKER = re.compile(rf"^ *<!-- (?P<name>{_NAMES}): (?P<value>.+?) -->$")
 _RUNS = ("sh", "python")
 _MEANS = {
@@ -90,7 +92,7 @@ def read(path: pathlib.Path) -> list[Block]:
             if markers:
                 message = f"{path.name}:{number + 1}: the marker {markers} stands before no block"
                 raise PageError(message)
-            if line.lstrip().startswith("<!--"):
+            if line.lstrip().startswith("<!--") and not _GENERATED.match(line):
                 message = f"{path.name}:{number + 1}: unknown marker {line.strip()}"
                 raise PageError(message)
             shown_after = None

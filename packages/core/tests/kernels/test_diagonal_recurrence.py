@@ -11,6 +11,10 @@ from kanawa.testing.kernel import KernelConformance
 
 
 class TestAssociative(KernelConformance):
+    # Its scans of many levels are slow to compile, and its problems differ in sizes alone.
+    generated = 4
+    fewest_accepted = 4
+
     def kernel(self):
         return AssociativeDiagonalRecurrence()
 

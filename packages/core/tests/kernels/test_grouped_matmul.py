@@ -41,5 +41,5 @@ def test_wrong_shapes_and_dtypes_are_named():
     lhs, rhs = jnp.ones((4, 2)), jnp.ones((3, 2, 5))
     with pytest.raises(KernelError, match=r"group_sizes \(2,\); expected \[M, K\], \[G, K, N\] and \[G\]"):
         grouped_matmul(lhs, rhs, jnp.array([1, 1]))
-    with pytest.raises(KernelError, match="counts rows, pass integers"):
+    with pytest.raises(KernelError, match="it counts rows, and counts are integers"):
         grouped_matmul(lhs, rhs, jnp.ones(3))

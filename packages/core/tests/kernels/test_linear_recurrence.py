@@ -127,7 +127,7 @@ def test_wrong_operands_are_named():
         linear_recurrence(q[:, :3], k, v)
     with pytest.raises(KernelError, match="3 heads of v are not a multiple of 2 groups"):
         linear_recurrence(q, k, v[:, :, :3])
-    with pytest.raises(KernelError, match="segment_ids is float32; ids are integers"):
+    with pytest.raises(KernelError, match="segment_ids is float32; ids, 0 for padding, are integers"):
         linear_recurrence(q, k, v, segment_ids=jnp.ones((2, 4)))
     with pytest.raises(KernelError, match="chunk_length 0 must be at least 1"):
         linear_recurrence(q, k, v, chunk_length=0)

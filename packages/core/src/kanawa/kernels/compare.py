@@ -35,6 +35,10 @@ _EXAMPLES = {
 }
 
 
+#: Operations that `examples_for` knows.
+OPERATIONS_WITH_EXAMPLES = tuple(_EXAMPLES)
+
+
 @dataclasses.dataclass(frozen=True)
 class Examples:
     """What comparing an operation's kernels takes.
@@ -47,6 +51,7 @@ class Examples:
         differentiable: whether the problem is ever differentiated.
         specified: gives the output with zeros where the contract leaves it open.
         space: the features that problems are generated from; None where only `problems` are asked.
+        calls: problems of usual size by what they are for, which the table of kernels asks about.
         typical: a problem of the size that one chip has in training; None where nothing is typical.
     """
 
@@ -56,6 +61,7 @@ class Examples:
     differentiable: Callable[[Any], bool] = lambda problem: True
     specified: Callable[[Any, Operands, Any], Any] = lambda problem, operands, out: out
     space: Space | None = None
+    calls: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     typical: Any = None
 
 

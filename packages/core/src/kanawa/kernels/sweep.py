@@ -89,6 +89,18 @@ def generate(kernel: Kernel, space: Space, count: int, *, device: "DeviceSpec | 
     return Sweep(_cover(candidates, count), tuple(search.refusals.values()))
 
 
+def reached(
+    kernel: Kernel, space: Space, *, device: "DeviceSpec | None" = None, seed: int = 0
+) -> dict[str, tuple[Any, ...]]:
+    """Returns the values of each feature with which the kernel accepts some problem."""
+    search = _Search(kernel, space, device, np.random.default_rng(seed))
+    bases = search.bases()
+    return {
+        name: tuple(value for value in values if any(search.accepts_with(name, value, base) for base in bases))
+        for name, values in space.features.items()
+    }
+
+
 class _Search:
     """Asks a kernel about choices, and remembers why it refused."""
 
@@ -107,6 +119,12 @@ class _Search:
             if not verdict:
                 self.refusals[problem] = Refusal(problem, verdict.reason)
         return self._accepted[problem]
+
+    def accepts_with(self, name: str, value: Any, base: Choice) -> bool:
+        """Returns whether it accepts the base with this value, as it is or with one other feature changed."""
+        choice = {**base, name: value}
+        others = ((n, v) for n, values in self.space.features.items() if n != name for v in values)
+        return self.accepts(choice) or any(self.accepts({**choice, n: v}) for n, v in others)
 
     def draw(self) -> Choice:
         """Returns a random choice; about half of the features are plain, as in real problems."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import EXPERIMENT_HELP, compose_from, composition_arguments, json_argument
 from kanawa.cli.output import write, write_json
-from kanawa.cli.verbs import kernel_schedule
+from kanawa.cli.verbs import kernel_features, kernel_schedule
 from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
@@ -30,6 +30,7 @@ def command() -> Command:
             "kanawa kernels llama2-7b --on v5p-512\n"
             "kanawa kernels llama2-7b --on h100-64 --require-fused\n"
             "kanawa kernels quickstart --bench\n"
+            "kanawa kernels --features\n"
             "kanawa kernels --schedule attention.tpu.splash --on v5p-8 --problem head_dim=64"
         ),
     )
@@ -56,14 +57,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--table", metavar="FILE", help="tuning table that --bench writes (default: this user's own)")
     kernel_schedule.configure(parser)
+    kernel_features.configure(parser)
     json_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.features:
+        return kernel_features.features(args)
     if args.schedule:
         return kernel_schedule.schedule(args)
     if not args.experiment:
-        message = "which kernels does what get? name an EXPERIMENT, or a kernel to look at with --schedule KERNEL"
+        message = (
+            "which kernels does what get? name an EXPERIMENT, a kernel with --schedule KERNEL, or ask for --features"
+        )
         raise UsageError(message)
     if args.bench:
         from kanawa.cli.verbs.kernel_bench import bench

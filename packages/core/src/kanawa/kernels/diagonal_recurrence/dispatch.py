@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.errors import KernelError
+from kanawa.kernels.bad_input import not_floats, not_integers, refuse_bad_input
 from kanawa.kernels.diagonal_recurrence.problem import DIAGONAL_RECURRENCE, DiagonalRecurrenceProblem
 from kanawa.kernels.run import run
 from kanawa.kernels.segments import segments
@@ -40,6 +41,10 @@ def diagonal_recurrence(
             f"[B, C] and [B, T]"
         )
         raise KernelError(message)
+    given = {"decay": decay, "x": x, "initial_state": initial_state, "segment_ids": segment_ids}
+    present = {name: array for name, array in given.items() if array is not None}
+    broken = not_floats(present, ("decay", "x", "initial_state"))
+    refuse_bad_input("diagonal_recurrence", [*broken, *not_integers(present, ("segment_ids",), "ids, 0 for padding,")])
     decay, x = decay.astype(jnp.float32), x.astype(jnp.float32)
     if segment_ids is not None:
         resets, real = segments(segment_ids)

@@ -1,9 +1,10 @@
 """The public call: checks shapes, makes the problem, and runs the best kernel."""
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from kanawa.errors import KernelError
+from kanawa.kernels.bad_input import first_bad, mixed_dtypes, not_floats, not_integers, refuse_bad_input, values
 from kanawa.kernels.grouped_matmul.problem import GROUPED_MATMUL, GroupedMatmulProblem
 from kanawa.kernels.run import run
 
@@ -18,7 +19,8 @@ def grouped_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> ja
             M: the rows after it come out as zeros.
 
     Inside shard_map, every shard multiplies its own rows with its own groups. Raises KernelError
-    where shapes don't fit together or no kernel applies.
+    where shapes or dtypes don't fit together, sizes at hand (outside of jit) are negative or add
+    up to more than M, or no kernel applies.
     """
     fits = lhs.ndim == 2 and rhs.ndim == 3 and lhs.shape[1] == rhs.shape[1]
     if not fits or group_sizes.shape != rhs.shape[:1]:
@@ -27,9 +29,10 @@ def grouped_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> ja
             f"expected [M, K], [G, K, N] and [G]"
         )
         raise KernelError(message)
-    if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        message = f"grouped_matmul: group_sizes is {group_sizes.dtype}; it counts rows, pass integers"
-        raise KernelError(message)
+    operands = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes}
+    broken = [*not_floats(operands, ("lhs", "rhs")), *mixed_dtypes(operands, ("lhs", "rhs"))]
+    broken += not_integers(operands, ("group_sizes",), "it counts rows, and counts")
+    refuse_bad_input("grouped_matmul", broken or _sizes(lhs.shape[0], group_sizes))
     problem = GroupedMatmulProblem(
         rows=lhs.shape[0],
         inner=lhs.shape[1],
@@ -38,5 +41,13 @@ def grouped_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> ja
         dtype=str(lhs.dtype),
         rhs_dtype=str(rhs.dtype),
     )
-    operands = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes}
     return run(GROUPED_MATMUL, problem, operands)
+
+
+def _sizes(rows: int, group_sizes: jax.Array) -> list[str]:
+    sizes = values(group_sizes)
+    if sizes is None:
+        return []
+    broken = first_bad("group_sizes", sizes, sizes < 0, "a group has at least 0 rows")
+    total = int(sizes.sum(dtype=np.int64))
+    return broken + [f"group_sizes add up to {total}; lhs has {rows} rows"] * (total > rows)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.errors import KernelError
+from kanawa.kernels.bad_input import first_bad, mixed_dtypes, not_floats, not_integers, refuse_bad_input, values
 from kanawa.kernels.linear_recurrence.problem import LINEAR_RECURRENCE, LinearRecurrenceProblem
 from kanawa.kernels.run import run
 
@@ -98,7 +99,11 @@ def _check(operands: dict[str, Any], chunk_length: int | None) -> None:
     if length == 0 or (chunk_length is not None and chunk_length < 1):
         message = f"linear_recurrence: length {length} and chunk_length {chunk_length} must be at least 1"
         raise KernelError(message)
-    ids = operands.get("segment_ids")
-    if ids is not None and not jnp.issubdtype(ids.dtype, jnp.integer):
-        message = f"linear_recurrence: segment_ids is {ids.dtype}; ids are integers, 0 for padding"
-        raise KernelError(message)
+    broken = not_integers(operands, ("segment_ids",), "ids, 0 for padding,")
+    broken += not_floats(operands, ("q", "k", "v", "log_decay", "beta", "initial_state"))
+    broken += mixed_dtypes(operands, ("q", "k", "v"))
+    decay = values(operands.get("log_decay"))
+    if decay is not None:
+        # Written so that NaN is wrong too.
+        broken += first_bad("log_decay", decay, ~(decay <= 0), "a state doesn't grow: logarithms are at most 0")
+    refuse_bad_input("linear_recurrence", broken)

@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from kanawa.errors import KernelError
+from kanawa.kernels.bad_input import first_bad, not_floats, refuse_bad_input, values
 from kanawa.kernels.quantized_matmul.formats import format_named
 from kanawa.kernels.quantized_matmul.problem import QUANTIZED_MATMUL, QuantizedMatmulProblem
 from kanawa.kernels.quantized_matmul.quantize import check_groups
@@ -36,6 +37,7 @@ def quantized_matmul(
 
     Only an lhs that isn't quantised gets a gradient. Raises KernelError where shapes or formats don't fit together.
     """
+    _check_dimensions(lhs, rhs_scale, rhs_shape, num_contracted)
     fmt, groups = format_named(rhs_format), rhs_scale.shape[0]
     check_groups(rhs_shape, groups)
     quantised = lhs.dtype.itemsize == 1
@@ -53,9 +55,10 @@ def quantized_matmul(
                      f"lhs needs one a row, {rows}, and no other has any")  # fmt: skip
     if quantised and (fmt.packed or groups > 1 or (lhs.dtype == jnp.int8) != (rhs_format == "int8")):
         wrong.append(f"a quantised lhs ({lhs.dtype}) needs rhs of its kind in one group, not {rhs_format} in {groups}")
-    if wrong:
-        message = "quantized_matmul: " + "; ".join(wrong)
-        raise KernelError(message)
+    wrong += not_floats({"rhs_scale": rhs_scale}, ("rhs_scale",))
+    if not quantised and not jnp.issubdtype(lhs.dtype, jnp.floating):
+        wrong.append(f"lhs is {lhs.dtype}; it must be floating-point, or int8 or float8 with a scale")
+    refuse_bad_input("quantized_matmul", wrong or [*_scale("rhs_scale", rhs_scale), *_scale("lhs_scale", lhs_scale)])
     problem = QuantizedMatmulProblem(
         lhs_shape=lhs.shape,
         rhs_shape=tuple(rhs_shape),
@@ -69,3 +72,22 @@ def quantized_matmul(
     if lhs_scale is not None:
         operands["lhs_scale"] = lhs_scale
     return run(QUANTIZED_MATMUL, problem, operands)
+
+
+def _check_dimensions(lhs: Array, rhs_scale: Array, rhs_shape: tuple[int, ...], num_contracted: int) -> None:
+    """Raises KernelError where there are fewer dimensions than are contracted."""
+    fewest = min(lhs.ndim, len(rhs_shape))
+    refuse_bad_input(
+        "quantized_matmul",
+        [f"num_contracted {num_contracted} must be 1 to {fewest}: lhs {lhs.shape}, rhs {tuple(rhs_shape)}"]
+        * (not 1 <= num_contracted <= fewest)
+        + ["rhs_scale has no dimensions; expected [groups, *columns]"] * (rhs_scale.ndim == 0),
+    )
+
+
+def _scale(name: str, scale: Array | None) -> list[str]:
+    numbers = values(scale)
+    if numbers is None:
+        return []
+    bad = ~np.isfinite(numbers.astype(np.float32)) | (numbers < 0)
+    return first_bad(name, numbers, bad, "a scale is finite and at least 0")

@@ -9,6 +9,15 @@ import jax.numpy as jnp
 
 from kanawa.arrays.axes import LogicalAxes
 from kanawa.errors import KernelError
+from kanawa.kernels.bad_input import (
+    first_bad,
+    not_floats,
+    not_integers,
+    not_positive,
+    outside,
+    refuse_bad_input,
+    values,
+)
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.run import choose, run
 from kanawa.kernels.sharded import call_split, split_operands
@@ -52,8 +61,9 @@ def softmax_cross_entropy(
     Differentiable in hidden, weight and loss_weights. Raises KernelError where shapes don't fit
     together.
     """
-    width, vocab = weight.shape[::-1] if tied else weight.shape
-    fits = hidden.ndim in (2, 3) and hidden.shape[-1] == width and weight.ndim == 2
+    # Read only where there are two: anything else doesn't fit.
+    width, vocab = (weight.shape[::-1] if tied else weight.shape) if weight.ndim == 2 else (-1, -1)
+    fits = hidden.ndim in (2, 3) and hidden.shape[-1] == width
     if not fits or not hidden.shape[:-1] == targets.shape == loss_weights.shape:
         expected = "[V, D]" if tied else "[D, V]"
         message = (
@@ -62,9 +72,11 @@ def softmax_cross_entropy(
             f"{expected}, and [N] or [B, T] twice"
         )
         raise KernelError(message)
-    if chunk_tokens is not None and chunk_tokens < 1:
-        message = f"softmax_cross_entropy: chunk_tokens {chunk_tokens} must be at least 1"
-        raise KernelError(message)
+    operands = {"hidden": hidden, "weight": weight, "targets": targets, "loss_weights": jnp.asarray(loss_weights)}
+    broken = [f"chunk_tokens {chunk_tokens} must be at least 1"] * (chunk_tokens is not None and chunk_tokens < 1)
+    broken += not_positive(logit_cap=logit_cap) + outside(0.0, 1.0, label_smoothing=label_smoothing)
+    broken += outside(0.0, math.inf, z_loss=z_loss)
+    refuse_bad_input("softmax_cross_entropy", [*broken, *_arrays(operands, vocab)])
     problem = CrossEntropyProblem(
         tokens=math.prod(targets.shape),
         width=width,
@@ -77,17 +89,22 @@ def softmax_cross_entropy(
         label_smoothing=float(label_smoothing),
         chunk_tokens=chunk_tokens,
     )
-    operands = {
-        "hidden": hidden,
-        "weight": weight,
-        "targets": targets,
-        "loss_weights": jnp.asarray(loss_weights),
-    }
     axes = {**(FLAT_AXES if hidden.ndim == 2 else {}), **(TIED_AXES if tied else {})}
     sums = _over_vocab(problem, operands, axes) or run(SOFTMAX_CROSS_ENTROPY, problem, operands, axes)
     loss, weight_sum, nll, z_sum, correct = sums
     extra = {"nll": nll, "z_loss": z_sum, "correct": correct}
     return loss, weight_sum, jax.lax.stop_gradient(extra)
+
+
+def _arrays(operands: dict[str, jax.Array], vocab: int) -> list[str]:
+    broken = not_floats(operands, ("hidden", "weight", "loss_weights"))
+    broken += not_integers(operands, ("targets",), "targets")
+    targets, weights = values(operands["targets"]), values(operands["loss_weights"])
+    if broken or targets is None or weights is None:
+        return broken
+    # A token that doesn't count may have any target.
+    bad = (weights != 0) & ((targets < 0) | (targets >= vocab))
+    return first_bad("targets", targets, bad, f"its weight isn't 0, and the vocabulary has ids 0 to {vocab - 1}")
 
 
 def _over_vocab(

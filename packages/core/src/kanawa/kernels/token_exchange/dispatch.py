@@ -4,8 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kanawa.errors import KernelError
+from kanawa.kernels.bad_input import first_bad, refuse_bad_input, values
 from kanawa.kernels.run import run
 from kanawa.kernels.token_exchange.problem import TOKEN_EXCHANGE, TokenExchangeProblem
 
@@ -49,6 +51,7 @@ def token_exchange(
     if not all(jnp.issubdtype(s.dtype, jnp.integer) for s in sizes):
         message = "token_exchange: send_sizes and receive_offsets count rows; pass integers"
         raise KernelError(message)
+    refuse_bad_input("token_exchange", _values(rows.shape[0], send_sizes, output_rows))
     problem = TokenExchangeProblem(
         rows=rows.shape[0],
         width=rows.shape[1],
@@ -62,6 +65,16 @@ def token_exchange(
     if receive_offsets is not None:
         operands["receive_offsets"] = receive_offsets
     return run(TOKEN_EXCHANGE, problem, operands)
+
+
+def _values(rows: int, send_sizes: jax.Array, output_rows: int) -> list[str]:
+    broken = [f"output_rows {output_rows} must be at least 0"] * (output_rows < 0)
+    sizes = values(send_sizes)
+    if sizes is None:
+        return broken
+    total = int(sizes.sum(dtype=np.int64))
+    broken += first_bad("send_sizes", sizes, sizes < 0, "a shard is sent at least 0 rows")
+    return broken + [f"send_sizes add up to {total}; there are {rows} rows"] * (total > rows)
 
 
 def _axis_size(name: str) -> int:
