@@ -13,7 +13,8 @@ from kanawa.kernels.attention.merge import merge
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.compare import compare_with_reference
-from kanawa.kernels.operation import Tuning
+from kanawa.kernels.operation import Kernel, Tuning
+from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.attention.decode import DecodeAttention
 from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_gpu.kernels.attention.streaming import geometry_of, pieces
@@ -74,6 +75,39 @@ CASES = [
     *(pytest.param(Decode(), change, id=f"dense {name}") for name, change in DECODE.items()),
     *(pytest.param(Paged(), change, id=f"paged {name}") for name, change in PAGED.items()),
 ]
+
+
+#: What decides these kernels' paths; lengths and heads as small as steps of 16 keys allow.
+NARROW = {
+    "mode": ("decode", "prefill"),
+    "q_length": (1, 5, 18),
+    "kv_length": (96, 131),
+    "heads": ((4, 2), (6, 3), (8, 1), (2, 2)),
+    "head_dims": ((32, 32), (48, 16), (64, 128)),
+    "kv_lengths": (True, False),
+}
+
+
+class TestDecodeConforms(KernelConformance):
+    narrow: ClassVar[Any] = {**NARROW, "page_size": (None,)}
+    generated = 10
+
+    def kernel(self) -> Kernel:
+        return Decode()
+
+    def problems(self) -> tuple[Any, ...]:
+        return ()
+
+
+class TestPagedConforms(KernelConformance):
+    narrow: ClassVar[Any] = {**NARROW, "kv_lengths": (True,), "page_size": (16, 8, 24), "ragged_sequences": (None, 3)}
+    generated = 10
+
+    def kernel(self) -> Kernel:
+        return Paged()
+
+    def problems(self) -> tuple[Any, ...]:
+        return ()
 
 
 @pytest.mark.parametrize(("kernel", "change"), CASES)

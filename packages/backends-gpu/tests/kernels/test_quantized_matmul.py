@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import pytest
 from kanawa.kernels.compare import compare_with_reference
-from kanawa.kernels.operation import Tuning
+from kanawa.kernels.operation import Kernel, Tuning
 from kanawa.kernels.quantized_matmul.examples import BASE, EXAMPLES
+from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.device import A100, B200, H100
 from kanawa_backends_gpu.kernels.quantized_matmul.weights import QuantizedWeightMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.xla import XlaQuantizedMatmul
@@ -39,6 +40,20 @@ PROBLEMS = {
         "groups": 2,
     },
 }  # fmt: skip
+
+
+class TestWeightsConform(KernelConformance):
+    generated = 10
+
+    def kernel(self) -> Kernel:
+        return OURS
+
+
+class TestXlaConforms(KernelConformance):
+    generated = 10
+
+    def kernel(self) -> Kernel:
+        return XLA
 
 
 @pytest.mark.parametrize("case", PROBLEMS)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_gpu.kernels.row_tiles import RowTiles
@@ -22,15 +22,13 @@ from kanawa_backends_gpu.kernels.row_tiles import RowTiles
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
-_ROWS = 128
+_DTYPES = ("bfloat16", "float16", "float32")
 _NARROWEST = 16
-_WIDEST = 128
-_DEEPEST = 64
-_PARAMS = plgpu.CompilerParams(num_warps=8, num_stages=3)
+_TALLEST = 128
 
 
 class TritonGroupedMatmul(Kernel):
-    """bf16 with fp32 sums, any group sizes, widths in multiples of 16."""
+    """fp32 sums, any number of rows and group sizes, widths in multiples of 16."""
 
     name: ClassVar[str] = "grouped_matmul.gpu.triton"
     operation: ClassVar[str] = "grouped_matmul"
@@ -47,14 +45,27 @@ class TritonGroupedMatmul(Kernel):
         dtypes = sorted({problem.dtype, problem.rhs_dtype})
         narrow = [n for n in (problem.inner, problem.columns) if n % _NARROWEST]
         return first_refusal(
-            (dtypes != ["bfloat16"], f"dtypes {dtypes}; needs bfloat16"),
+            (len(dtypes) > 1, f"rows are {problem.dtype} and matrices {problem.rhs_dtype}; needs one dtype"),
+            (dtypes[0] not in _DTYPES, f"dtype {dtypes[0]}; needs {', '.join(_DTYPES)}"),
             (bool(narrow), f"widths {narrow} aren't multiples of {_NARROWEST}"),
-            (problem.rows < _ROWS, f"{problem.rows} rows are fewer than a tile's {_ROWS}"),
+        )
+
+    def tunings(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+        """Returns other tiles: `height` rows by `width` columns in steps of `depth`, and `stages` of them in flight."""
+        own = _height(problem)
+        heights = [h for h in (own // 2, own * 2) if _NARROWEST <= h <= _TALLEST]
+        return (
+            *((("height", h),) for h in heights),
+            (("width", 128),),
+            (("depth", 32), ("stages", 4)),
+            (("depth", 32),),
+            (("stages", 4),),
         )
 
     def forward(self, problem: GroupedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [rows, columns] in lhs's dtype, None). Rows past the last group are zero."""
-        return self._product(operands["lhs"], operands["rhs"], operands["group_sizes"]), None
+        p = problem
+        return self._product(p, operands["lhs"], operands["rhs"], operands["group_sizes"]), None
 
     def backward(
         self,
@@ -67,38 +78,71 @@ class TritonGroupedMatmul(Kernel):
         """Returns cotangents of lhs and rhs, in their dtypes."""
         lhs, rhs, sizes = operands["lhs"], operands["rhs"], operands["group_sizes"]
         return {
-            "lhs": self._product(cotangents, rhs.swapaxes(1, 2), sizes),
+            "lhs": self._product(problem, cotangents, rhs.swapaxes(1, 2), sizes),
             "rhs": self._group_products(lhs, cotangents, sizes).astype(rhs.dtype),
         }
 
-    def _product(self, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
+    def _product(
+        self, problem: GroupedMatmulProblem, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array
+    ) -> jax.Array:
         rows, inner = lhs.shape
         columns = rhs.shape[2]
-        tiles = RowTiles.of(sizes.astype(jnp.int32), rows, _ROWS)
-        width, depth = _tile(columns, _WIDEST), _tile(inner, _DEEPEST)
+        # A tile is read whole, so there must be that many rows.
+        lhs = jnp.pad(lhs, ((0, max(0, _NARROWEST - rows)), (0, 0)))
+        height = min(self.setting("height", _height(problem)), 1 << (lhs.shape[0].bit_length() - 1))
+        width, depth = _tile(columns, self.setting("width", _width(lhs.dtype))), self._depth(inner, lhs.dtype)
+        tiles = RowTiles.of(sizes.astype(jnp.int32), rows, height)
         out = pl.pallas_call(
-            functools.partial(_rows_by_matrix, width=width, depth=depth),
-            out_shape=jax.ShapeDtypeStruct((rows, columns), lhs.dtype),
+            functools.partial(_rows_by_matrix, height=height, width=width, depth=depth),
+            out_shape=jax.ShapeDtypeStruct((lhs.shape[0], columns), lhs.dtype),
             grid=(tiles.group.size, columns // width),
-            compiler_params=_PARAMS,
+            compiler_params=self._params(height * width),
             interpret=self.interpret,
             name="grouped_matmul",
-        )(*tiles, lhs, rhs)
+        )(*tiles, lhs, rhs)[:rows]
         # Rows past the last group are never written.
         return jnp.where(jnp.arange(rows)[:, None] < jnp.sum(sizes), out, jnp.zeros((), out.dtype))
 
     def _group_products(self, lhs: jax.Array, dout: jax.Array, sizes: jax.Array) -> jax.Array:
         inner, columns = lhs.shape[1], dout.shape[1]
         end = jnp.cumsum(sizes.astype(jnp.int32))
-        height, width = _tile(inner, _WIDEST), _tile(columns, _WIDEST)
+        height = _tile(inner, _TALLEST)
+        width = _tile(columns, self.setting("width", _width(lhs.dtype)))
+        # Rows are what is summed over here: as many as there are at most.
+        depth = min(self.setting("depth", _deepest(lhs.dtype)), 1 << max(4, lhs.shape[0].bit_length() - 1))
+        short = max(0, depth - lhs.shape[0])
+        lhs, dout = (jnp.pad(x, ((0, short), (0, 0))) for x in (lhs, dout))
         return pl.pallas_call(
-            functools.partial(_rows_by_rows, height=height, width=width),
+            functools.partial(_rows_by_rows, height=height, width=width, depth=depth),
             out_shape=jax.ShapeDtypeStruct((sizes.shape[0], inner, columns), jnp.float32),
             grid=(sizes.shape[0], inner // height, columns // width),
-            compiler_params=_PARAMS,
+            compiler_params=self._params(height * width),
             interpret=self.interpret,
             name="grouped_matmul_of_matrices",
         )(end - sizes.astype(jnp.int32), end, lhs, dout)
+
+    def _depth(self, inner: int, dtype: jnp.dtype) -> int:
+        return _tile(inner, self.setting("depth", _deepest(dtype)))
+
+    def _params(self, elements: int) -> plgpu.CompilerParams:
+        # A thread keeps its part of the tile's fp32 sums in registers, of which it has 255: at most 128 of them.
+        warps = 8 if elements >= 128 * 128 else 4
+        return plgpu.CompilerParams(num_warps=warps, num_stages=self.setting("stages", 3))
+
+
+def _height(problem: GroupedMatmulProblem) -> int:
+    """Returns the rows of a tile: no more than a group has on average, or most of the tile would be empty."""
+    usual = -(-problem.rows // problem.groups)
+    return max(_NARROWEST, min(_TALLEST, 1 << max(0, usual - 1).bit_length()))
+
+
+def _width(dtype: jnp.dtype) -> int:
+    return 128 if dtype.itemsize > 2 else 256
+
+
+def _deepest(dtype: jnp.dtype) -> int:
+    # Three stages of 128 x 64 and 64 x 256 two-byte numbers take 144 KiB: an A100 has 163 for a block, others 227.
+    return 32 if dtype.itemsize > 2 else 64
 
 
 def _tile(width: int, largest: int) -> int:
@@ -113,34 +157,44 @@ def _seen(first: Any, end: Any, rows: int, height: int) -> tuple[Any, jax.Array]
     return start, ((row >= first) & (row < end))[:, None]
 
 
-def _rows_by_matrix(group: Any, first: Any, end: Any, lhs: Any, rhs: Any, out: Any, *, width: int, depth: int) -> None:
+def _dot(a: jax.Array, b: jax.Array, *, trans_a: bool = False) -> jax.Array:
+    # fp32 would otherwise be rounded to TF32's ten bits.
+    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return plgpu.dot(a, b, trans_a=trans_a, precision=exact)
+
+
+def _rows_by_matrix(
+    group: Any, first: Any, end: Any, lhs: Any, rhs: Any, out: Any, *, height: int, width: int, depth: int
+) -> None:
     tile, columns = pl.program_id(0), pl.ds(pl.program_id(1) * width, width)
-    start, seen = _seen(first[tile], end[tile], lhs.shape[0], _ROWS)
-    rows, matrix = pl.ds(start, _ROWS), group[tile]
+    start, seen = _seen(first[tile], end[tile], lhs.shape[0], height)
+    rows, matrix = pl.ds(start, height), group[tile]
 
     @pl.when(first[tile] < end[tile])
     def _() -> None:
         def add(step: jax.Array, total: jax.Array) -> jax.Array:
             inner = pl.ds(step * depth, depth)
             a = plgpu.load(lhs.at[rows, inner], mask=seen, other=0.0)
-            return total + plgpu.dot(a, plgpu.load(rhs.at[matrix, inner, columns]))
+            return total + _dot(a, plgpu.load(rhs.at[matrix, inner, columns]))
 
-        total = jax.lax.fori_loop(0, lhs.shape[1] // depth, add, jnp.zeros((_ROWS, width), jnp.float32))
+        total = jax.lax.fori_loop(0, lhs.shape[1] // depth, add, jnp.zeros((height, width), jnp.float32))
         plgpu.store(out.at[rows, columns], total.astype(out.dtype), mask=seen)
 
 
-def _rows_by_rows(first: Any, end: Any, lhs: Any, dout: Any, out: Any, *, height: int, width: int) -> None:
+def _rows_by_rows(
+    first: Any, end: Any, lhs: Any, dout: Any, out: Any, *, height: int, width: int, depth: int
+) -> None:
     group = pl.program_id(0)
     inner, columns = pl.ds(pl.program_id(1) * height, height), pl.ds(pl.program_id(2) * width, width)
     begin, stop = first[group], end[group]
 
     def add(step: jax.Array, total: jax.Array) -> jax.Array:
-        at = begin + step * _DEEPEST
-        start, seen = _seen(at, jnp.minimum(stop, at + _DEEPEST), lhs.shape[0], _DEEPEST)
-        a = plgpu.load(lhs.at[pl.ds(start, _DEEPEST), inner], mask=seen, other=0.0)
-        b = plgpu.load(dout.at[pl.ds(start, _DEEPEST), columns], mask=seen, other=0.0)
-        return total + plgpu.dot(a, b, trans_a=True)
+        at = begin + step * depth
+        start, seen = _seen(at, jnp.minimum(stop, at + depth), lhs.shape[0], depth)
+        a = plgpu.load(lhs.at[pl.ds(start, depth), inner], mask=seen, other=0.0)
+        b = plgpu.load(dout.at[pl.ds(start, depth), columns], mask=seen, other=0.0)
+        return total + _dot(a, b, trans_a=True)
 
-    steps = (stop - begin + _DEEPEST - 1) // _DEEPEST
+    steps = (stop - begin + depth - 1) // depth
     total = jax.lax.fori_loop(0, steps, add, jnp.zeros((height, width), jnp.float32))
     out[group, inner, columns] = total
