@@ -58,7 +58,9 @@ DECODE: dict[str, dict[str, Any]] = {
     "prefix alone": {"mask": MaskSpec(prefix=True)},
     "segments or a window": {**PREFILL, "mask": MaskSpec(segments=True) & (sliding_window(9) | MaskSpec(chunk=64))},
     "nothing hidden": {"mask": FULL, "has_sinks": True, "dtype": "bfloat16"},
-    "bias of each head (ALiBi)": {"bias_shape": (1, 4, 1, 192)},
+    "bias of each head": {"bias_shape": (1, 4, 1, 192)},
+    "slopes of each head": {**PREFILL, "has_alibi": True, "mask": sliding_window(50)},
+    "slopes over a ring": {**EXPLICIT, "has_alibi": True},
     "bias of each query": {**PREFILL, "bias_shape": (2, 1, 9, 1)},
     "a ring of keys": {**EXPLICIT, "mask": sliding_window(64)},
 }

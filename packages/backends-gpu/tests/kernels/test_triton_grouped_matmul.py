@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
-from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
+from kanawa.kernels.operation import Kernel
+from kanawa.testing.kernel import KernelConformance
+from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul, _height
 from kanawa_backends_gpu.kernels.row_tiles import RowTiles
 
 
@@ -75,10 +77,23 @@ def test_tiles_cover_each_row_once_and_with_its_own_group(sizes, height):
     assert all(int(b) - int(a) <= height for _, a, b in zip(*tiles, strict=True))
 
 
+class TestConforms(KernelConformance):
+    narrow: ClassVar[Any] = {"columns": (128, 160, 48), "inner": (128, 96, 64), "rows": (128, 200, 77, 8)}
+    generated = 8
+
+    def kernel(self) -> Kernel:
+        return Interpreted()
+
+
+@pytest.mark.parametrize(("rows", "groups", "height"), [(16384, 8, 128), (512, 128, 16), (300, 4, 128), (100, 2, 64)])
+def test_tiles_are_no_taller_than_groups_usually_are(rows, groups, height):
+    assert _height(dataclasses.replace(PROBLEM, rows=rows, groups=groups)) == height
+
+
 REFUSALS = {
-    "needs bfloat16": {"dtype": "float32", "rhs_dtype": "float32"},
+    "dtype float64": {"dtype": "float64", "rhs_dtype": "float64"},
+    "needs one dtype": {"dtype": "float32"},
     "widths [40]": {"inner": 40},
-    "100 rows are fewer": {"rows": 100},
 }
 
 

@@ -27,6 +27,7 @@ class PagedAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi"})
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ((r"attention_over_cache", 2),)
     #: Pallas's interpreter instead of a GPU: for tests.
     interpret: ClassVar[bool] = False

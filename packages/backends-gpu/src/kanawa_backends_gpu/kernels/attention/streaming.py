@@ -119,8 +119,7 @@ def _flat(problem: AttentionProblem, operands: Operands) -> dict[str, jax.Array]
         flat["bias"] = operands["bias"].reshape(-1, p.bias_shape[-1])
     names = ("q_positions", "kv_positions", "q_segment_ids", "kv_segment_ids", "prefix_lengths", "page_table")
     flat |= {name: operands[name].astype(jnp.int32).reshape(-1) for name in names if name in operands}
-    if p.has_sinks:
-        flat["sinks"] = operands["sinks"].astype(jnp.float32)
+    flat |= {name: operands[name].astype(jnp.float32) for name in ("sinks", "alibi_slopes") if name in operands}
     return flat
 
 
@@ -276,7 +275,12 @@ def _step(
         scores = p.logit_cap * jnp.tanh(scores / p.logit_cap)
     if p.bias_shape is not None:
         scores += _bias(p, refs["bias"], queries, key, exists)
-    seen = _seen(p, refs, queries, key, exists)
+    places = _of_key(p, refs, "kv_positions", queries, key, exists) if p.has_kv_positions else key
+    if p.has_alibi:
+        slopes = plgpu.load(refs["alibi_slopes"].at[jnp.where(queries.real, queries.head, 0)])
+        distance = jnp.abs(queries.positions[:, None] - places[None, :])
+        scores -= slopes[:, None] * distance.astype(jnp.float32)
+    seen = _seen(p, refs, queries, key, exists, places)
     higher = jnp.maximum(top, jnp.max(jnp.where(seen, scores, MASKED), axis=1))
     # Masked by hand: where a row has seen nothing yet, its highest score is MASKED, and a masked score would weigh 1.
     weights = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0)
@@ -320,20 +324,25 @@ def _bias(p: AttentionProblem, ref: Any, queries: _Queries, key: jax.Array, exis
     return plgpu.load(ref.at[at], mask=both, other=0.0).astype(jnp.float32)
 
 
-def _seen(p: AttentionProblem, refs: Any, queries: _Queries, key: jax.Array, exists: jax.Array) -> jax.Array:
-    """Returns which keys of the step each row sees: bool [M, N]."""
+def _of_key(
+    p: AttentionProblem, refs: Any, name: str, queries: _Queries, key: jax.Array, exists: jax.Array
+) -> jax.Array:
+    """Returns what an operand [B or 1, S] says of the step's keys: int32 [N]."""
+    start = _row_of(refs[name], queries.sequence, p.kv_length)
+    return plgpu.load(refs[name].at[jnp.where(exists, start + key, 0)], mask=exists, other=0)
 
-    def of_key(name: str) -> jax.Array:
-        start = _row_of(refs[name], queries.sequence, p.kv_length)
-        return plgpu.load(refs[name].at[jnp.where(exists, start + key, 0)], mask=exists, other=0)
 
+def _seen(
+    p: AttentionProblem, refs: Any, queries: _Queries, key: jax.Array, exists: jax.Array, places: jax.Array
+) -> jax.Array:
+    """Returns which keys of the step, at positions `places`, each row sees: bool [M, N]."""
     segmented = queries.segments is not None
     mask = p.mask if segmented else dataclasses.replace(p.mask, segments=False)
     allowed = mask.allowed(
         queries.positions[None],
-        (of_key("kv_positions") if p.has_kv_positions else key)[None],
+        places[None],
         queries.segments[None] if queries.segments is not None else None,
-        of_key("kv_segment_ids")[None] if segmented else None,
+        _of_key(p, refs, "kv_segment_ids", queries, key, exists)[None] if segmented else None,
         refs["prefix_lengths"][queries.row][None] if p.mask.needs_prefix else None,
     )
     there = queries.real[:, None] & exists[None, :]

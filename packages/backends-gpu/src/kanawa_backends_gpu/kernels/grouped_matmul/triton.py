@@ -78,22 +78,29 @@ class TritonGroupedMatmul(Kernel):
         """Returns cotangents of lhs and rhs, in their dtypes."""
         lhs, rhs, sizes = operands["lhs"], operands["rhs"], operands["group_sizes"]
         return {
-            "lhs": self._product(problem, cotangents, rhs.swapaxes(1, 2), sizes),
-            "rhs": self._group_products(lhs, cotangents, sizes).astype(rhs.dtype),
+            "lhs": self._product(problem, cotangents, rhs, sizes, transposed=True),
+            "rhs": self._group_products(lhs, cotangents, sizes),
         }
 
     def _product(
-        self, problem: GroupedMatmulProblem, lhs: jax.Array, rhs: jax.Array, sizes: jax.Array
+        self,
+        problem: GroupedMatmulProblem,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        sizes: jax.Array,
+        *,
+        transposed: bool = False,
     ) -> jax.Array:
+        """Returns rows times their group's matrix, or times its transpose, which is read as it lies."""
         rows, inner = lhs.shape
-        columns = rhs.shape[2]
+        columns = rhs.shape[1 if transposed else 2]
         # A tile is read whole, so there must be that many rows.
         lhs = jnp.pad(lhs, ((0, max(0, _NARROWEST - rows)), (0, 0)))
         height = min(self.setting("height", _height(problem)), 1 << (lhs.shape[0].bit_length() - 1))
         width, depth = _tile(columns, self.setting("width", _width(lhs.dtype))), self._depth(inner, lhs.dtype)
         tiles = RowTiles.of(sizes.astype(jnp.int32), rows, height)
         out = pl.pallas_call(
-            functools.partial(_rows_by_matrix, height=height, width=width, depth=depth),
+            functools.partial(_rows_by_matrix, height=height, width=width, depth=depth, transposed=transposed),
             out_shape=jax.ShapeDtypeStruct((lhs.shape[0], columns), lhs.dtype),
             grid=(tiles.group.size, columns // width),
             compiler_params=self._params(height * width),
@@ -114,7 +121,7 @@ class TritonGroupedMatmul(Kernel):
         lhs, dout = (jnp.pad(x, ((0, short), (0, 0))) for x in (lhs, dout))
         return pl.pallas_call(
             functools.partial(_rows_by_rows, height=height, width=width, depth=depth),
-            out_shape=jax.ShapeDtypeStruct((sizes.shape[0], inner, columns), jnp.float32),
+            out_shape=jax.ShapeDtypeStruct((sizes.shape[0], inner, columns), lhs.dtype),
             grid=(sizes.shape[0], inner // height, columns // width),
             compiler_params=self._params(height * width),
             interpret=self.interpret,
@@ -157,15 +164,16 @@ def _seen(first: Any, end: Any, rows: int, height: int) -> tuple[Any, jax.Array]
     return start, ((row >= first) & (row < end))[:, None]
 
 
-def _dot(a: jax.Array, b: jax.Array, *, trans_a: bool = False) -> jax.Array:
+def _dot(a: jax.Array, b: jax.Array, *, trans_a: bool = False, trans_b: bool = False) -> jax.Array:
     # fp32 would otherwise be rounded to TF32's ten bits.
     exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return plgpu.dot(a, b, trans_a=trans_a, precision=exact)
+    return plgpu.dot(a, b, trans_a=trans_a, trans_b=trans_b, precision=exact)
 
 
 def _rows_by_matrix(
-    group: Any, first: Any, end: Any, lhs: Any, rhs: Any, out: Any, *, height: int, width: int, depth: int
-) -> None:
+    group: Any, first: Any, end: Any, lhs: Any, rhs: Any, out: Any, *, height: int, width: int, depth: int,
+    transposed: bool,
+) -> None:  # fmt: skip
     tile, columns = pl.program_id(0), pl.ds(pl.program_id(1) * width, width)
     start, seen = _seen(first[tile], end[tile], lhs.shape[0], height)
     rows, matrix = pl.ds(start, height), group[tile]
@@ -175,6 +183,8 @@ def _rows_by_matrix(
         def add(step: jax.Array, total: jax.Array) -> jax.Array:
             inner = pl.ds(step * depth, depth)
             a = plgpu.load(lhs.at[rows, inner], mask=seen, other=0.0)
+            if transposed:
+                return total + _dot(a, plgpu.load(rhs.at[matrix, columns, inner]), trans_b=True)
             return total + _dot(a, plgpu.load(rhs.at[matrix, inner, columns]))
 
         total = jax.lax.fori_loop(0, lhs.shape[1] // depth, add, jnp.zeros((height, width), jnp.float32))
@@ -197,4 +207,4 @@ def _rows_by_rows(
 
     steps = (stop - begin + depth - 1) // depth
     total = jax.lax.fori_loop(0, steps, add, jnp.zeros((height, width), jnp.float32))
-    out[group, inner, columns] = total
+    out[group, inner, columns] = total.astype(out.dtype)
