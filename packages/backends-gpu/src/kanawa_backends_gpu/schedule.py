@@ -5,6 +5,7 @@ XLA's dump has the PTX of every kernel, and each launch with its grid, threads a
 
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -82,8 +83,8 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     return records
 
 
-def compiled_half(half: "Half", device: "DeviceSpec") -> Compiled:
-    """Returns a direction of a kernel compiled for one such GPU."""
+def compiled_half(half: "Half", device: "DeviceSpec", options: Mapping[str, Any] | None = None) -> Compiled:
+    """Returns a direction of a kernel compiled for one such GPU, with further compiler options."""
     from kanawa.composition.target import parse_target
 
     from kanawa_backends_gpu.topology import topology
@@ -93,13 +94,13 @@ def compiled_half(half: "Half", device: "DeviceSpec") -> Compiled:
     with jax.set_mesh(mesh):
         traced = jax.jit(half.function, in_shardings=whole).trace(*half.arguments)
         lowered = traced.lower(lowering_platforms=("cuda",))
-    return compiled_program(lowered)
+    return _compiled(lowered, options or {})
 
 
-def compiled_program(lowered: jax.stages.Lowered) -> Compiled:
-    """Returns a lowered program compiled, with what its dump shows."""
+def _compiled(lowered: jax.stages.Lowered, further: Mapping[str, Any]) -> Compiled:
     with tempfile.TemporaryDirectory() as folder, without_cache():
         options: dict[str, Any] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_emitter_re": "ptx"}
+        options |= further
         program = lowered.compile(compiler_options=options)
         texts = [path.read_text(encoding="utf-8") for path in Path(folder).rglob("*thunk_sequence.txt")]
         assembled: dict[str, Assembled] = {}

@@ -138,6 +138,7 @@ def test_pages_past_a_length_are_never_read():
     problem = dataclasses.replace(BASE, page_size=16)
     operands = example_operands(problem, np.random.default_rng(0))
     operands["kv_lengths"] = np.array([20, 192], np.int32)
+    operands["page_table"] = np.arange(24, dtype=np.int32).reshape(2, 12)
     clean = jax.jit(lambda x: Paged().apply(problem, x))(operands)
     unused = operands["page_table"][0, 2:]
     spoiled = {name: operands[name].copy() for name in ("k", "v", "page_table")}

@@ -10,7 +10,7 @@ from kanawa.composition.target import parse_target
 from kanawa.errors import KernelError
 from kanawa.kernels.attention.examples import TYPICAL
 from kanawa.kernels.compare import _EXAMPLES, examples_for
-from kanawa.kernels.laboratory import compile_apart, halves, matmul_flops, visited_share
+from kanawa.kernels.laboratory import compile_apart, halves, matmul_flops, operand_shapes, visited_share
 from kanawa.kernels.masks import FULL, sliding_window
 from kanawa.kernels.pallas_calls import grid_of, pallas_calls, step_flops
 from kanawa.plugins import ScheduleRequest
@@ -23,6 +23,13 @@ def test_every_operation_has_a_typical_problem_with_both_halves(operation):
     assert forward.direction == "forward"
     assert jax.tree.leaves(jax.eval_shape(forward.function, *forward.arguments))
     assert [half.direction for half in backward] == ["backward"]
+
+
+def test_operands_larger_than_this_machine_have_shapes():
+    cache = {"batch": 4096, "kv_length": 131072, "q_length": 1, "mode": "decode", "has_kv_lengths": True}
+    shapes = operand_shapes("attention", dataclasses.replace(TYPICAL, **cache))
+    assert shapes["k"].shape == (4096, 131072, TYPICAL.num_kv_heads, TYPICAL.head_dim)
+    assert shapes["k"].dtype == TYPICAL.dtype
 
 
 def test_tiles_that_a_mask_leaves():

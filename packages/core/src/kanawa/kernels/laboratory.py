@@ -94,13 +94,26 @@ def matmul_flops(problem: Any) -> float:
     return problem.matmul_flops if isinstance(problem, CountedProblem) else 0.0
 
 
+class _Repeated(np.ndarray):
+    """One number seen as a whole array, in any dtype: a cache of a thousand sequences wouldn't fit this machine."""
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns as many of the number in another dtype, and again only one of it in memory."""
+        del args, kwargs
+        return _repeated(self.shape, dtype)
+
+
+def _repeated(shape: Any, dtype: Any) -> Any:
+    return np.broadcast_to(np.ones((), dtype).view(_Repeated), shape, subok=True)
+
+
 class _Ones(np.random.Generator):
     """Numbers of which only shapes count: at real sizes a sweep's random ones take minutes."""
 
     def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Returns ones: some examples divide by a norm."""
         del args, kwargs
-        return np.ones(size, np.float32)
+        return _repeated(() if size is None else size, np.float32)
 
 
 def operand_shapes(operation: str, problem: Any) -> dict[str, Any]:
