@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
+from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.grouped_matmul.megablox import Megablox
+from kanawa_backends_tpu.kernels.grouped_matmul.tiles import Product, tiles
 
 
 class Interpreted(Megablox):
@@ -46,7 +48,7 @@ def by_reference(problem: GroupedMatmulProblem, operands: dict[str, Any], dout: 
     return out, *vjp(dout)
 
 
-CASES = [*((case, "float32") for case in SIZES), ("rows past the end", "bfloat16")]
+CASES = [("whole tiles", "float32"), ("rows past the end", "bfloat16"), ("nothing at all", "float32")]
 
 
 @pytest.mark.parametrize("case, dtype", CASES)
@@ -60,16 +62,51 @@ def test_against_the_reference(case, dtype):
     assert Interpreted().supports(problem, None)
     tolerance = 1e-4 if dtype == "float32" else 2e-2
     everything = zip(by_kernel(problem, operands, dout), by_reference(problem, operands, dout), strict=True)
-    for found, expected in everything:
-        assert found.dtype == expected.dtype
-        found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
-        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * 30)
+    for ours, expected in everything:
+        assert ours.dtype == expected.dtype
+        ours, expected = np.asarray(ours, np.float32), np.asarray(expected, np.float32)
+        np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance * 30)
+
+
+class TestMegablox(KernelConformance):
+    """Any number of rows, and widths that are no whole tiles."""
+
+    generated: ClassVar[int] = 4
+    generated_nightly: ClassVar[int] = 40
+    fewest_accepted: ClassVar[int] = 4
+
+    def kernel(self) -> Megablox:
+        return Interpreted()
+
+    def problems(self) -> tuple[GroupedMatmulProblem, ...]:
+        return (dataclasses.replace(PLAIN, rows=201, inner=40, columns=56),)
+
+
+MOE = Product(rows=65536, inner=2048, columns=768, groups=128, itemsize=2)
+TILES = {
+    "a group is about two tiles of rows": (MOE, {0: range(128, 513)}),
+    "a token each": (dataclasses.replace(MOE, rows=64), {0: range(16, 33)}),
+    "a width that 1,024 doesn't divide": (dataclasses.replace(MOE, columns=1408, groups=64), {2: (1408, 704)}),
+    "large matrices": (Product(32768, 4096, 14336, 8, 2), {0: range(256, 1025), 2: range(512, 2049)}),
+    "less than a tile": (Product(1, 5, 7, 3, 4), {0: (16,), 1: (5,), 2: (7,)}),
+}
+
+
+@pytest.mark.parametrize("case", TILES)
+@pytest.mark.parametrize("summed_rows", [False, True])
+def test_tiles_fit_shapes_and_the_chip(case, summed_rows):
+    product, expected = TILES[case]
+    sizes = tiles(dataclasses.replace(product, summed_rows=summed_rows), None)
+    widths = (product.inner, product.columns)
+    assert all(size % 128 == 0 or size == width for size, width in zip(sizes[1:], widths, strict=True))
+    if not summed_rows:
+        assert all(sizes[axis] in allowed for axis, allowed in expected.items())
 
 
 REFUSALS = {
     "dtypes ['float16']": {"dtype": "float16", "rhs_dtype": "float16"},
-    "100 rows": {"rows": 100},
     "no rows": {"rows": 0},
+    "empty matrices": {"columns": 0},
 }
 
 

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 #: Rows of a tile of 32-bit values.
 _TILE = 8
-#: Tokens and channels of a block: six arrays of them twice, in the backward pass, take 6 MiB.
+_LANES = 128
+#: Tokens of a block, and channels at most: six arrays of them twice, in the backward pass, take 12 MiB. A token's work
+#: is as much for the scalar unit as for 512 channels.
 _TOKENS = 256
-_CHANNELS = 512
+_CHANNELS = 1024
 _ORDER = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary"))
 
 
@@ -47,7 +49,7 @@ class ScanDiagonalRecurrence(Kernel):
 
     def tunings(self, problem: DiagonalRecurrenceProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
         """Returns other sizes of blocks."""
-        return ((("block_tokens", 512),), (("block_tokens", 128), ("block_channels", 1024)))
+        return ((("block_tokens", 512), ("block_channels", 512)), (("block_tokens", 128), ("block_channels", 2048)))
 
     def forward(self, problem: DiagonalRecurrenceProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (h fp32 [B, T, C], None)."""
@@ -105,7 +107,10 @@ class ScanDiagonalRecurrence(Kernel):
     def _blocks(self, problem: DiagonalRecurrenceProblem) -> tuple[int, int, tuple[int, int, int]]:
         """Returns tokens and channels of a block, and the grid: rows, blocks of channels, blocks of tokens."""
         tokens = min(self.setting("block_tokens", _TOKENS), problem.length // _TILE * _TILE)
-        channels = min(self.setting("block_channels", _CHANNELS), problem.channels)
+        most = self.setting("block_channels", _CHANNELS)
+        # Equal parts in whole tiles: a last one that is mostly empty would take as long as the others.
+        even = pl.cdiv(pl.cdiv(problem.channels, pl.cdiv(problem.channels, most)), _LANES) * _LANES
+        channels = min(even, problem.channels)
         return tokens, channels, (problem.batch, pl.cdiv(problem.channels, channels), pl.cdiv(problem.length, tokens))
 
 
@@ -143,9 +148,16 @@ def _backward(length: int, decay: Any, cotangent: Any, h: Any, h_before: Any, dd
         t = live - 1 - count
         return one_token(t, carried, h[0, pl.ds(t - 1, 1)])
 
+    def eight(group: Any, carried: jax.Array) -> jax.Array:
+        for count in range(_TILE):
+            carried = not_first(single + group * _TILE + count, carried)
+        return carried
+
     # From the last token that exists; what lies past it would go into all the others.
     live = jnp.minimum(tokens, length - first)
-    carried = jax.lax.fori_loop(0, live - 1, not_first, state[...])
+    single = (live - 1) % _TILE
+    carried = jax.lax.fori_loop(0, single, not_first, state[...])
+    carried = jax.lax.fori_loop(0, (live - 1) // _TILE, eight, carried)
     entering = jnp.where(first > 0, h_before[0, _TILE - 1 :], 0.0)
     state[...] = one_token(0, carried, entering)
 

@@ -3,26 +3,27 @@
 Only tiles that hold rows are computed, so padding after the last group costs nothing.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.plugins.devices import device_spec_of_kind
+
+from kanawa_backends_tpu.kernels.grouped_matmul.tiles import Product, tiles
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
-_LANES = 128
-_LARGEST_ROW_TILE = 512
-# Two copies of each input tile and the fp32 sums stay within 16 MiB, the default on-chip budget.
-_LARGEST_TILE = {"bfloat16": 1024, "float32": 512}
+_DTYPES = frozenset({"bfloat16", "float32"})
 
 
 class Megablox(Kernel):
-    """bf16 or fp32 with fp32 sums, any group sizes, rows in multiples of 128."""
+    """bf16 or fp32 with fp32 sums, any group sizes, any number of rows: they are filled up to whole tiles."""
 
     name: ClassVar[str] = "grouped_matmul.tpu.megablox"
     operation: ClassVar[str] = "grouped_matmul"
@@ -39,25 +40,26 @@ class Megablox(Kernel):
         dtypes = {problem.dtype, problem.rhs_dtype}
         return first_refusal(
             (
-                not dtypes <= set(_LARGEST_TILE),
+                not dtypes <= _DTYPES,
                 f"dtypes {sorted(dtypes)}; needs bfloat16 or float32",
             ),
-            (problem.rows % _LANES != 0, f"{problem.rows} rows aren't a multiple of {_LANES}"),
-            (problem.rows == 0, "no rows"),
+            (problem.rows == 0, "no rows to multiply"),
+            (problem.inner * problem.columns * problem.groups == 0, f"empty matrices: {problem.describe()}"),
         )
 
     def forward(self, problem: GroupedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [rows, columns] in lhs's dtype, None). Rows past the last group are zero."""
-        sizes = _sizes(operands)
+        sizes, lhs = _sizes(operands), operands["lhs"]
+        tiling = self._tiles(problem, problem.inner, problem.columns)
         out = gmm(
-            operands["lhs"],
+            _filled(lhs, tiling[0]),
             operands["rhs"],
             sizes,
-            preferred_element_type=operands["lhs"].dtype,
-            tiling=_tiling(problem, problem.inner, problem.columns),
+            preferred_element_type=lhs.dtype,
+            tiling=tiling,
             interpret=self.interpret,
         )
-        return _without_tail(out, sizes), None
+        return _without_tail(out[: problem.rows], sizes), None
 
     def backward(
         self,
@@ -69,43 +71,47 @@ class Megablox(Kernel):
     ) -> dict[str, jax.Array]:
         """Returns cotangents of lhs and rhs, in their dtypes."""
         lhs, rhs, sizes = operands["lhs"], operands["rhs"], _sizes(operands)
-        arguments: dict[str, Any] = {"interpret": self.interpret}
+        tiling = self._tiles(problem, problem.columns, problem.inner)
         dlhs = gmm(
-            cotangents,
+            _filled(cotangents, tiling[0]),
             rhs,
             sizes,
             preferred_element_type=lhs.dtype,
-            tiling=_tiling(problem, problem.columns, problem.inner),
+            tiling=tiling,
             transpose_rhs=True,
-            **arguments,
+            interpret=self.interpret,
         )
+        tiling = self._tiles(problem, problem.inner, problem.columns, summed_rows=True)
         drhs = tgmm(
-            lhs.swapaxes(0, 1),
-            cotangents,
+            _filled(lhs, tiling[0]).swapaxes(0, 1),
+            _filled(cotangents, tiling[0]),
             sizes,
             preferred_element_type=rhs.dtype,
-            tiling=_tiling(problem, problem.inner, problem.columns),
+            tiling=tiling,
             num_actual_groups=problem.groups,
-            **arguments,
+            interpret=self.interpret,
         )
-        return {"lhs": _without_tail(dlhs, sizes), "rhs": drhs}
+        return {"lhs": _without_tail(dlhs[: problem.rows], sizes), "rhs": drhs}
+
+    def _tiles(
+        self, problem: GroupedMatmulProblem, inner: int, columns: int, *, summed_rows: bool = False
+    ) -> tuple[int, int, int]:
+        """Returns tile sizes of rows, the summed width and the output's width; of K and N where rows are summed."""
+        itemsize = max(jnp.dtype(dtype).itemsize for dtype in (problem.dtype, problem.rhs_dtype))
+        _, kind = current_platform()
+        device = None if kind is None else device_spec_of_kind(kind)
+        product = Product(problem.rows, inner, columns, problem.groups, itemsize, summed_rows)
+        return tiles(product, device)
 
 
 def _sizes(operands: Operands) -> jax.Array:
     return operands["group_sizes"].astype(jnp.int32)
 
 
-def _tiling(problem: GroupedMatmulProblem, inner: int, columns: int) -> tuple[int, int, int]:
-    """Returns tile sizes of rows, the summed width and the output's width."""
-    wide = "float32" if "float32" in (problem.dtype, problem.rhs_dtype) else problem.dtype
-    largest = _LARGEST_TILE[wide]
-    sizes = range(_LARGEST_ROW_TILE, 0, -_LANES)
-    rows = next(size for size in sizes if problem.rows % size == 0)
-    return rows, min(largest, _whole(inner)), min(largest, _whole(columns))
-
-
-def _whole(width: int) -> int:
-    return -(-width // _LANES) * _LANES
+def _filled(x: jax.Array, tile: int) -> jax.Array:
+    """Returns rows up to a multiple of `tile`; those added belong to no group."""
+    missing = -x.shape[0] % tile
+    return jnp.pad(x, ((0, missing), (0, 0))) if missing else x
 
 
 def _without_tail(x: jax.Array, sizes: jax.Array) -> jax.Array:
