@@ -3,6 +3,7 @@
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
+from kanawa.plugins.devices import device_spec_of_kind
 
 # selector: chips, JAX devices, hosts
 TABLE = {
@@ -24,3 +25,8 @@ def test_selector(selector):
 def test_instances_must_be_full():
     with pytest.raises(TargetError, match="trn2-16 or trn2-32"):
         parse_target("trn2-20")
+
+
+def test_a_logical_core_of_two_is_known():
+    assert device_spec_of_kind("NC_v3d").name == "trn2"
+    assert device_spec_of_kind("NC_v2").name == "trn1"

@@ -1,34 +1,79 @@
-"""The runtime's variables, as AWS's guides spell them."""
+"""The variables of the runtime, the PJRT plugin and the compiler, as AWS's guides spell them."""
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_backends_neuron.environment import compiler_flags, runtime_environment
+from kanawa_backends_neuron.device import DEVICES
+from kanawa_backends_neuron.environment import (
+    INSTANCES,
+    compiler_flags,
+    runtime_environment,
+    sharding_environment,
+    xla_flags,
+)
 
 
 def test_one_process_an_instance():
-    found = runtime_environment(["head", "worker"], index=1, devices_per_host=64)
-    assert found == {
+    assert runtime_environment(["head", "worker"], index=1) == {
         "NEURON_RT_ROOT_COMM_ID": "head:62182",
         "NEURON_PJRT_PROCESSES_NUM_DEVICES": "64,64",
         "NEURON_PJRT_PROCESS_INDEX": "1",
+        "NEURON_LOGICAL_NC_CONFIG": "2",
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "1",
         "FI_PROVIDER": "efa",
         "FI_EFA_USE_DEVICE_RDMA": "1",
         "FI_EFA_FORK_SAFE": "1",
+        "OFI_NCCL_PROTOCOL": "RDMA",
+        "OFI_NCCL_MR_CACHE_DISABLE": "1",
     }
 
 
+@pytest.mark.parametrize(
+    "device, logical_cores, devices, cores",
+    [("trn1", None, "32", "1"), ("trn2", None, "64", "2"), ("trn2", 1, "128", "1")],
+)
+def test_devices_are_logical_cores(device, logical_cores, devices, cores):
+    variables = runtime_environment(["here"], 0, device, logical_cores)
+    assert variables["NEURON_PJRT_PROCESSES_NUM_DEVICES"] == devices
+    assert variables["NEURON_LOGICAL_NC_CONFIG"] == cores
+
+
+def test_instances_are_those_of_the_device_specs():
+    for spec in DEVICES:
+        instance = INSTANCES[spec.name]
+        assert spec.chips_per_host * spec.jax_devices_per_chip == instance.cores // instance.logical[0]
+
+
 def test_a_single_instance_needs_no_network():
-    found = runtime_environment(["here"], index=0, devices_per_host=64, port=5000)
-    assert found["NEURON_RT_ROOT_COMM_ID"] == "here:5000"
-    assert not [name for name in found if name.startswith("FI_")]
+    variables = runtime_environment(["here"], index=0, port=5000)
+    assert variables["NEURON_RT_ROOT_COMM_ID"] == "here:5000"
+    assert not [name for name in variables if name.startswith(("FI_", "OFI_"))]
+
+
+def test_ipv6_addresses_stand_in_brackets():
+    assert runtime_environment(["fd00::1"], 0)["NEURON_RT_ROOT_COMM_ID"] == "[fd00::1]:62182"
 
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_an_index_without_a_host(index):
     with pytest.raises(UsageError, match="valid: 0 to 1"):
-        runtime_environment(["a", "b"], index=index, devices_per_host=64)
+        runtime_environment(["a", "b"], index=index)
 
 
-def test_the_compiler_knows_training():
-    assert "llm-training" in compiler_flags("train")
-    assert "llm-training" not in compiler_flags("decode")
+def test_unknown_chips_and_numbers_of_cores():
+    with pytest.raises(UsageError, match="no Trainium called 'trn3'; did you mean .*known: trn1, trn2"):
+        compiler_flags("train", "trn3")
+    with pytest.raises(UsageError, match="logical cores of 2 on trn1; valid: 1"):
+        runtime_environment(["a"], 0, "trn1", 2)
+
+
+def test_the_compiler_knows_the_chip_and_training():
+    assert compiler_flags("decode") == "--framework=XLA --target=trn2 --model-type=transformer --lnc=2"
+    assert "--lnc" not in compiler_flags("decode", "trn1")
+    assert "--lnc=1" in compiler_flags("train", "trn2", 1)
+    assert "--distribution-strategy=llm-training" in compiler_flags("train")
+    assert "llm-training" not in compiler_flags("prefill")
+
+
+def test_gathers_come_early_and_scatters_late():
+    assert sharding_environment()["NEURON_FSDP"] == "1"
+    assert "neuron-hierarchical-collectives" in xla_flags()

@@ -38,7 +38,8 @@ TRN2 = DeviceSpec(
     name="trn2",
     platform="neuron",
     family="trainium",
-    device_kinds=("NC_v3", "trn2"),
+    # What JAX calls a pair of cores, and a single one (LNC=1).
+    device_kinds=("NC_v3d", "NC_v3", "trn2"),
     peak_flops={
         "bfloat16": 667e12,
         "float16": 667e12,
