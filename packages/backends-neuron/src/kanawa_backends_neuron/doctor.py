@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from kanawa.plugins import Finding
 
+_INDEX = "AWS's package index (https://awsdocs-neuron.readthedocs-hosted.com)"
 _INSTALL = "https://awsdocs-neuron.readthedocs-hosted.com (packages jax-neuronx and libneuronxla)"
 
 
@@ -21,4 +22,14 @@ def findings() -> list[Finding]:
     if find_spec("libneuronxla") is None:
         message = "this machine has Trainium chips but no Neuron plugin for JAX: JAX uses the CPU"
         return [Finding("error", "neuron", message, f"install it from {_INSTALL}")]
-    return [Finding("ok", "neuron", "the Neuron plugin for JAX is installed")]
+    if not _has_nki():
+        message = (
+            "the Neuron plugin for JAX is installed, NKI is not: programs with this package's kernels won't compile"
+        )
+        return [Finding("warning", "neuron", message, f"install nki 0.7 or newer from {_INDEX}, not from PyPI")]
+    return [Finding("ok", "neuron", "the Neuron plugin for JAX is installed, and NKI")]
+
+
+def _has_nki() -> bool:
+    # PyPI has an empty package of that name.
+    return find_spec("nki") is not None and find_spec("nki.isa") is not None

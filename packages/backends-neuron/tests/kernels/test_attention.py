@@ -36,7 +36,7 @@ class TestMore(KernelConformance):
 
 
 REFUSALS = {
-    "keys come from a cache; attention.neuron.nki_decode takes it": {"has_kv_lengths": True, "mode": "decode"},
+    "keys come from a cache; attention.neuron.decode takes it": {"has_kv_lengths": True, "mode": "decode"},
     "dense bias": {"bias_shape": (1, 4, 256, 256)},
     "kv_positions are an operand": {"has_kv_positions": True, "has_q_positions": True},
     "mask has predicates": {"mask": MaskSpec(predicates=("even",))},

@@ -1,4 +1,4 @@
-"""attention.neuron.nki_decode: attention over a cache, dense or in pages, on NeuronCores; unverified on hardware."""
+"""attention.neuron.decode: attention over a cache, dense or in pages, on NeuronCores; unverified on hardware."""
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -32,9 +32,9 @@ class Steps(NamedTuple):
 
 
 class NkiDecodeAttention(Kernel):
-    """Decoding and prefill over a cache with kv_lengths; causal, window, chunk, prefix, GQA, cap, sinks."""
+    """Unverified on hardware: decoding and prefill over a cache with kv_lengths, masks by position, GQA, cap, sinks."""
 
-    name: ClassVar[str] = "attention.neuron.nki_decode"
+    name: ClassVar[str] = "attention.neuron.decode"
     operation: ClassVar[str] = "attention"
     platforms: ClassVar[tuple[str, ...]] = ("neuron",)
     priority: ClassVar[int] = 5

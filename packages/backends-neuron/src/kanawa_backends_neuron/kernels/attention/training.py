@@ -29,7 +29,10 @@ _NO_KEY = 1e30
 
 
 class NkiAttention(Kernel):
-    """Training and prefill over whole rows; causal, window, chunk, prefix, segments, GQA, cap, sinks, q_positions."""
+    """Unverified on hardware: training and prefill over whole rows, masks by position and segments, GQA, cap, sinks.
+
+    Masks are causal, window, chunk, prefix and segments, as far as the keys that a query sees lie side by side.
+    """
 
     name: ClassVar[str] = "attention.neuron.nki"
     operation: ClassVar[str] = "attention"
@@ -48,7 +51,7 @@ class NkiAttention(Kernel):
             problem.group_size * tile_pairs(span_of(problem), problem.q_length, problem.kv_length),
         )
         return first_refusal(
-            (problem.paged or problem.has_kv_lengths, "keys come from a cache; attention.neuron.nki_decode takes it"),
+            (problem.paged or problem.has_kv_lengths, "keys come from a cache; attention.neuron.decode takes it"),
             (problem.has_bias, "dense bias; the kernel takes none"),
             (problem.has_kv_positions, "kv_positions are an operand; the kernel's keys sit at 0, 1, 2, …"),
             (bool(gap), gap),

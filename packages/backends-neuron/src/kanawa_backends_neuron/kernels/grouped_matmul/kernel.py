@@ -24,7 +24,7 @@ _BLOCK_BYTES = 96 * 1024
 
 
 class NkiGroupedMatmul(Kernel):
-    """Blocks of 128 to 512 rows of one group each, gathered and scattered by DMA."""
+    """Unverified on hardware: blocks of 128 to 512 rows of one group each, gathered and scattered by DMA."""
 
     name: ClassVar[str] = "grouped_matmul.neuron.nki"
     operation: ClassVar[str] = "grouped_matmul"

@@ -22,7 +22,7 @@ _SMALLEST_TILE = 32
 
 
 class NkiRMSNorm(Kernel):
-    """Tiles of up to 128 rows; statistics and product in fp32."""
+    """Unverified on hardware: tiles of up to 128 rows; statistics and product in fp32."""
 
     name: ClassVar[str] = "rms_norm.neuron.nki"
     operation: ClassVar[str] = "rms_norm"
