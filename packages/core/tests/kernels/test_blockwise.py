@@ -1,6 +1,7 @@
 """Blockwise attention against the reference, its skipping of empty blocks, and its refusals."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from kanawa.kernels.attention.blockwise import BlockwiseAttention
 from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.gradient import block_gradient, row_delta, sinks_gradient
 from kanawa.kernels.attention.operands import mask_array
+from kanawa.kernels.attention.tiles import spans, visible
 from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.kernel import KernelConformance
 
 SMALL = dataclasses.replace(BASE, q_length=32, kv_length=32, head_dim=8, v_head_dim=8)
 
@@ -23,8 +26,14 @@ class SmallBlocks(BlockwiseAttention):
     """The same algorithm with blocks that suit a test."""
 
     shortest = 16
-    largest_block = 8
-    smallest_block = 4
+    fewest_queries = 4
+    smallest_tile = largest_tile = 8
+
+
+class SmallLoops(SmallBlocks):
+    """The same, looped over."""
+
+    most_tiles = 0
 
 
 CHANGES = {
@@ -45,26 +54,59 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("kernel", [SmallBlocks, SmallLoops])
 @pytest.mark.parametrize("change", CHANGES)
-def test_agrees_with_the_reference(change):
+def test_agrees_with_the_reference(change, kernel):
     problem = dataclasses.replace(SMALL, **CHANGES[change])
-    (agreement,) = compare_with_reference(SmallBlocks(), [problem])
+    (agreement,) = compare_with_reference(kernel(), [problem])
     assert agreement.errors and agreement.ok, agreement.describe()
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        FULL,
-        MaskSpec(causal=True),
-        sliding_window(5),
-        MaskSpec(window=(3, 9)),
-        MaskSpec(chunk=12),
-        MaskSpec(causal=True, chunk=8),
-        MaskSpec(causal=True, prefix=True),
-    ],
-    ids=lambda m: m.describe(),
-)
+def test_lengths_need_no_divisor_and_rows_may_differ_in_length():
+    uneven = dataclasses.replace(SMALL, q_length=27, kv_length=37, has_kv_lengths=True)
+    for agreement in compare_with_reference(SmallBlocks(), [uneven, dataclasses.replace(uneven, mask=FULL)]):
+        assert agreement.errors and agreement.ok, agreement.describe()
+
+
+class TestBlockwise(KernelConformance):
+    """Every length that its tiles are cut from, on generated problems."""
+
+    narrow: ClassVar = {"q_length": (16, 27), "kv_length": (None, 16, 29)}
+    generated = 8
+
+    def kernel(self):
+        return SmallBlocks()
+
+
+MASKS = [
+    FULL,
+    MaskSpec(causal=True),
+    sliding_window(5),
+    MaskSpec(window=(3, 9)),
+    MaskSpec(chunk=12),
+    MaskSpec(causal=True, chunk=8),
+    MaskSpec(causal=True, prefix=True),
+    MaskSpec(causal=True) & MaskSpec(any_of=((MaskSpec(window=(2, 2)), MaskSpec(chunk=16)),)),
+]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.describe())
+def test_what_is_known_of_a_tile_is_what_its_mask_says(mask):
+    problem = dataclasses.replace(SMALL, mask=mask, q_length=30, kv_length=30)
+    operands = {"prefix_lengths": jnp.array([30, 30])} if mask.prefix else {}
+    dense = mask_array(problem, operands)
+    dense = np.ones((1, 30, 30), bool) if dense is None else np.asarray(dense)
+    for queries in spans(30, 7):
+        for keys in spans(30, 4):
+            tile = dense[:, slice(*queries), slice(*keys)]
+            known = visible(problem, queries, keys)
+            assert known != "none" or not tile.any()
+            assert known != "all" or tile.all()
+            if not (mask.prefix or mask.any_of):
+                assert known == ("all" if tile.all() else "some" if tile.any() else "none")
+
+
+@pytest.mark.parametrize("mask", MASKS[:-1], ids=lambda m: m.describe())
 def test_only_empty_blocks_are_skipped_and_all_at_the_ends_are(mask):
     problem = dataclasses.replace(SMALL, mask=mask)
     operands = {"prefix_lengths": jnp.array([32, 32])} if mask.prefix else {}
@@ -88,11 +130,9 @@ def test_memory_grows_with_length_not_with_its_square():
 
 LONG = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
 REFUSALS = {
-    "kv_length 256 is under 1024": {"q_length": 256, "kv_length": 256},
+    "kv_length 127 is under 128": {"q_length": 127, "kv_length": 127},
     "keys are paged": {"page_size": 16, "has_kv_lengths": True},
-    "rows have kv_lengths": {"has_kv_lengths": True},
     "q_length 1 is under 64": {"q_length": 1, "has_q_positions": True},
-    "length 4099 has no divisor between 64 and 512": {"kv_length": 4099, "has_q_positions": True},
 }
 
 
@@ -100,7 +140,23 @@ REFUSALS = {
 def test_refuses_with_a_reason(words):
     verdict = BlockwiseAttention().supports(dataclasses.replace(LONG, **REFUSALS[words]), None)
     assert not verdict.ok and words in verdict.reason
-    assert BlockwiseAttention().supports(LONG, None).ok
+    accepted = ({}, {"q_length": 128, "kv_length": 128}, {"has_kv_lengths": True, "kv_length": 4099})
+    assert all(BlockwiseAttention().supports(dataclasses.replace(LONG, **change), None).ok for change in accepted)
+
+
+def test_few_tiles_are_written_out_and_very_many_looped_over():
+    program = lambda length: str(  # noqa: E731
+        jax.make_jaxpr(lambda *x: BlockwiseAttention().forward(problem(length), dict(zip("qkv", x, strict=True))))(
+            *[jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)] * 3
+        )
+    )
+    problem = lambda length: dataclasses.replace(  # noqa: E731
+        BASE, batch=1, q_length=length, kv_length=length, num_heads=1, num_kv_heads=1, head_dim=8, v_head_dim=8
+    )
+    assert "while" not in program(4096) and "scan" not in program(4096)
+    assert "while" in program(16384)
+    # 8,209 is a prime: no loop could cut it, so it is written out whatever that takes.
+    assert "while" not in program(8209)
 
 
 def test_the_gradients_of_blocks_are_rounded_once_all_are_summed():

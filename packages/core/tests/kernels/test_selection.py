@@ -81,10 +81,11 @@ def test_core_kernels_are_declared_and_ranked_on_a_cpu(core_metadata):
 
     long = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
     assert choose("cpu", problem=long).kernel == "attention.cpu.blockwise"
-    short = choose("cpu")
+    assert choose("cpu").kernel == "attention.cpu.blockwise"
+    short = choose("cpu", problem=dataclasses.replace(BASE, q_length=64, kv_length=64))
     assert short.kernel == "attention.any.reference"
     (refusal,) = short.refused
-    assert refusal[0] == "attention.cpu.blockwise" and "kv_length 256 is under 1024" in refusal[1]
+    assert refusal[0] == "attention.cpu.blockwise" and "kv_length 64 is under 128" in refusal[1]
 
 
 def test_platform_comes_before_priority_and_priority_before_name(install):

@@ -39,7 +39,8 @@ def available() -> bool:
     left, right = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(20, dtype=np.float32).reshape(4, 5)
     device = jax.local_devices(backend="cpu")[0]
     try:
-        with jax.default_device(device):
+        # It may be asked while something is traced, whose trace the call must not become part of.
+        with jax.default_device(device), jax.ensure_compile_time_eval():
             given = jax.jit(functools.partial(call, transpose_a=True))(left, right)
             return bool(np.array_equal(np.asarray(given), left.T @ right))
     except jax.errors.JaxRuntimeError:
@@ -85,7 +86,15 @@ def call(
         layouts["output_layouts"] = output_layout
     result = jax.ShapeDtypeStruct(shape, a.dtype if dtype is None else dtype)
     # The version of custom calls with which XLA's own passes write it.
-    product = jax.ffi.ffi_call(_TARGET, result, custom_call_api_version=1, legacy_backend_config=config, **layouts)
+    product = jax.ffi.ffi_call(
+        _TARGET,
+        result,
+        custom_call_api_version=1,
+        legacy_backend_config=config,
+        # Leading dimensions are all the same to it.
+        vmap_method="broadcast_all",
+        **layouts,
+    )
     return product(a, b)
 
 

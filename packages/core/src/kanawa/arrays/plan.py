@@ -43,7 +43,8 @@ class ExecutionPlan:
     `optimizer_memory` says where optimizer state waits between steps (kanawa.arrays.memory).
     `materialize` has training write to memory what enters a projection, and keep the residual stream row by row
     (kanawa.arrays.materialize).
-    `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU.
+    `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU; None leaves it to kernels
+    whose operands are one device's.
     `unroll_layers` is how many layers a loop over layers may have to be written out instead.
     `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
 
@@ -59,7 +60,7 @@ class ExecutionPlan:
     device_kind: str | None = None
     optimizer_memory: str = "device"
     materialize: bool = False
-    onednn: bool = False
+    onednn: bool | None = None
     unroll_layers: int = 0
 
     def way(self, operation: str) -> Any:

@@ -1,45 +1,23 @@
-"""attention.cpu.blockwise: exact attention in blocks, never holding more than one block of scores.
+"""attention.cpu.blockwise: exact attention in tiles, never holding more than a few tiles of scores.
 
-Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021), with the backward of
-FlashAttention-2. Blocks that a mask empties for certain are skipped, so a causal mask halves the
-work.
+Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021), with the backward of FlashAttention-2. Tiles that
+a mask empties for certain are skipped, so a causal mask halves the work.
 """
 
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
-from kanawa.kernels.attention import scores as sc
-from kanawa.kernels.attention.blocks import (
-    add_block,
-    block_problem,
-    block_size,
-    key_block,
-    key_block_ranges,
-    query_block,
-    with_positions,
-)
-from kanawa.kernels.attention.gradient import (
-    bias_gradient,
-    block_gradient,
-    row_delta,
-    sinks_gradient,
-)
-from kanawa.kernels.attention.merge import merge_sinks
-from kanawa.kernels.attention.operands import mask_array
+from kanawa.kernels.attention import blockwise_loop, blockwise_tiles
+from kanawa.kernels.attention.blocks import block_size
+from kanawa.kernels.attention.blockwise_tiles import Tiling, tiling
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
-
-#: Below this many keys the whole score matrix is small and faster on a CPU.
-SHORTEST = 1024
-LARGEST_BLOCK = 512
-SMALLEST_BLOCK = 64
 
 
 class BlockwiseAttention(Kernel):
-    """Two nested loops in plain JAX: over blocks of queries, and over blocks of keys for each."""
+    """Tiles written out in plain JAX, whose products oneDNN computes where jaxlib has it; very many are looped over."""
 
     name: ClassVar[str] = "attention.cpu.blockwise"
     operation: ClassVar[str] = "attention"
@@ -48,60 +26,41 @@ class BlockwiseAttention(Kernel):
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
 
-    shortest: ClassVar[int] = SHORTEST
-    largest_block: ClassVar[int] = LARGEST_BLOCK
-    smallest_block: ClassVar[int] = SMALLEST_BLOCK
+    #: With fewer keys or queries than these one product has all scores, and there is nothing to skip.
+    shortest: ClassVar[int] = 128
+    fewest_queries: ClassVar[int] = 64
+    #: Small tiles waste less on a causal mask's diagonal and stay in the cache; large ones make fewer of them.
+    smallest_tile: ClassVar[int] = 128
+    largest_tile: ClassVar[int] = 512
+    #: More tiles than these take XLA longer to compile than looping over them costs.
+    most_tiles: ClassVar[int] = 96
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
-        """Returns support for long dense attention whose lengths can be cut evenly."""
-        queries, keys = self._blocks(problem)
-        uneven = "length {} has no divisor between {} and {} to cut it into blocks by"
-        sizes = (self.smallest_block, self.largest_block)
+        """Returns support for dense attention but over the shortest lengths."""
         return first_refusal(
             (problem.paged, "keys are paged; it takes dense keys"),
-            (problem.has_kv_lengths, "rows have kv_lengths; it takes rows of one length"),
             (
                 problem.kv_length < self.shortest,
                 f"kv_length {problem.kv_length} is under {self.shortest}: the reference is faster",
             ),
             (
-                problem.q_length < self.smallest_block,
-                f"q_length {problem.q_length} is under {self.smallest_block}: no block of queries",
+                problem.q_length < self.fewest_queries,
+                f"q_length {problem.q_length} is under {self.fewest_queries}: the reference is faster",
             ),
-            (queries is None, uneven.format(problem.q_length, *sizes)),
-            (keys is None, uneven.format(problem.kv_length, *sizes)),
         )
+
+    def tunings(self, problem: AttentionProblem, device: Any) -> tuple[Tuning, ...]:
+        """Returns the sizes of tiles worth measuring beside its own choice."""
+        own = self._tile(problem.kv_length)
+        sizes = (self.smallest_tile, 2 * self.smallest_tile, self.largest_tile)
+        return tuple((("tile", size),) for size in sizes if size != own and size <= problem.kv_length)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
-        queries, keys = self._sizes(problem)
-        block = block_problem(problem, queries, keys)
-        explicit = with_positions(problem, operands)
-        # Blocks that the mask rules out for all of a block's queries are never visited: half of a causal mask's.
-        first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
-        empty = _nothing_seen(block)
-
-        def one_query_block(_: None, item: tuple[jax.Array, ...]) -> tuple[None, Any]:
-            index, start, stop = item
-            mine = query_block(explicit, index, queries)
-
-            def one_key_block(j: jax.Array, seen: Any) -> Any:
-                return _attend(block, key_block(mine, j, keys), seen)
-
-            # Sinks have no value, so they join once, after all keys, as one more term of the sum of weights.
-            out, lse = _finish(block, jax.lax.fori_loop(start, stop, one_key_block, empty))
-            if problem.has_sinks:
-                out, lse = merge_sinks(out, lse, operands["sinks"])
-            return None, (out.astype(operands["v"].dtype), lse)
-
-        index = jnp.arange(problem.q_length // queries, dtype=jnp.int32)
-        _, (out, lse) = jax.lax.scan(one_query_block, None, (index, first, end))
-        # [blocks, B, queries, H, D] -> [B, T, H, D], and below [blocks, B, H, queries] -> [B, H, T].
-        out = out.transpose(1, 0, 2, 3, 4).reshape(
-            problem.batch, problem.q_length, problem.num_heads, problem.v_head_dim
-        )
-        lse = lse.transpose(1, 2, 0, 3)
-        return out, lse.reshape(problem.batch, problem.num_heads, problem.q_length)
+        cut = self._written_out(problem)
+        if cut is not None:
+            return blockwise_tiles.forward(problem, operands, cut)
+        return blockwise_loop.forward(problem, operands, *self._blocks(problem))
 
     def backward(
         self,
@@ -111,105 +70,25 @@ class BlockwiseAttention(Kernel):
         residuals: jax.Array,
         cotangents: jax.Array,
     ) -> dict[str, jax.Array]:
-        """Returns cotangents, recomputing each block's scores from the log-sum-exp."""
-        queries, keys = self._sizes(problem)
-        block = block_problem(problem, queries, keys)
-        # The row's sum of out * dout stands for the softmax's own gradient, which would need all of a row's weights.
-        delta = row_delta(out, cotangents)
-        explicit = {**with_positions(problem, operands), "dout": cotangents}
-        first, end = map(jnp.asarray, key_block_ranges(problem, queries, keys))
-        whole = {n: jnp.zeros(operands[n].shape, jnp.float32) for n in ("k", "v")}
-        if problem.has_bias:
-            whole["bias"] = jnp.zeros(operands["bias"].shape, jnp.float32)
-        # dq belongs to the block of queries at hand and leaves the outer scan as its output; only dk and dv are
-        # carried.
-        no_dq = jnp.zeros((problem.batch, queries, *operands["q"].shape[2:]), jnp.float32)
+        """Returns fp32 cotangents, recomputing each tile's scores from the log-sum-exp."""
+        cut = self._written_out(problem)
+        if cut is not None:
+            return blockwise_tiles.backward(problem, operands, out, residuals, cotangents, cut)
+        return blockwise_loop.backward(problem, operands, out, residuals, cotangents, *self._blocks(problem))
 
-        def one_query_block(whole: Any, item: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
-            index, start, stop = item
-            mine = query_block(explicit, index, queries)
-            lse_rows, delta_rows = (
-                jax.lax.dynamic_slice_in_dim(x, index * queries, queries, 2, allow_negative_indices=False)
-                for x in (residuals, delta)
-            )
+    def _written_out(self, problem: AttentionProblem) -> Tiling | None:
+        """Returns the tiles to write out, or None where loops do better."""
+        cut = tiling(problem, self._tile(problem.q_length), self._tile(problem.kv_length))
+        few = sum(len(seen) for seen in cut.pairs) <= self.most_tiles
+        # A loop's blocks are of one size, and its masks know nothing of lengths that differ between rows.
+        return None if not few and all(self._blocks(problem)) and not problem.has_kv_lengths else cut
 
-            def one_key_block(j: jax.Array, total: tuple[jax.Array, Any]) -> Any:
-                # dk and dv of all keys travel through both loops: each query block adds to the keys it saw. They stay
-                # fp32, because hundreds of blocks add to them.
-                dq, whole = total
-                theirs = key_block(mine, j, keys)
-                dout = theirs.pop("dout")
-                mask = mask_array(block, theirs)
-                grads = block_gradient(block, theirs, mask, lse_rows, delta_rows, dout)
-                added = {n: add_block(whole[n], grads[n], 1, j * keys) for n in ("k", "v")}
-                if problem.has_bias:
-                    dbias = bias_gradient(grads["scores"], block)
-                    at = (index * queries, j * keys)
-                    added["bias"] = _add_bias_block(whole["bias"], dbias, at)
-                return dq + grads["q"], added
+    def _tile(self, length: int) -> int:
+        """Returns about an eighth of a length, so that its tiles are at most 64."""
+        steps = -(-length // (8 * self.smallest_tile))
+        return self.setting("tile", min(steps * self.smallest_tile, self.largest_tile))
 
-            dq, whole = jax.lax.fori_loop(start, stop, one_key_block, (no_dq, whole))
-            return whole, dq
-
-        index = jnp.arange(problem.q_length // queries, dtype=jnp.int32)
-        grads, dq = jax.lax.scan(one_query_block, whole, (index, first, end))
-        grads["q"] = dq.transpose(1, 0, 2, 3, 4).reshape(operands["q"].shape)
-        if problem.has_sinks:
-            grads["sinks"] = sinks_gradient(operands["sinks"], residuals, delta)
-        return grads
-
-    def _blocks(self, problem: AttentionProblem) -> tuple[int | None, int | None]:
-        sizes = (self.largest_block, self.smallest_block)
-        return block_size(problem.q_length, *sizes), block_size(problem.kv_length, *sizes)
-
-    def _sizes(self, problem: AttentionProblem) -> tuple[int, int]:
-        queries, keys = self._blocks(problem)
-        return queries or problem.q_length, keys or problem.kv_length
-
-
-def _nothing_seen(problem: AttentionProblem) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns (weighted values [B, T, H, D], sum of weights, largest score), both shaped like score rows, fp32."""
-    rows = (problem.batch, problem.q_length, problem.num_heads, problem.v_head_dim)
-    per_row = sc.rows_to_scores(jnp.zeros((problem.batch, problem.num_heads, problem.q_length)), problem)
-    return jnp.zeros(rows), per_row, jnp.full_like(per_row, sc.MASKED)
-
-
-def _attend(problem: AttentionProblem, operands: Operands, seen: Any) -> Any:
-    """Returns what `_nothing_seen` describes after one more block of keys.
-
-    A block without a key to see adds weights of exp(0), which the first real score rescales to nothing.
-    """
-    values, total, top = seen
-    scores, _ = sc.masked_scores(problem, operands, mask_array(problem, operands))
-    # Online softmax: what was summed under a smaller maximum is scaled down to the new one. A maximum of MASKED is
-    # finite, so that MASKED - MASKED gives exp(0) and no NaN.
-    # A bias of -inf over a whole row is safe too: the maximum starts at MASKED, and exp(-inf - MASKED) is 0.
-    higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.exp(scores - higher)
-    kept = jnp.exp(top - higher)
-    added = sc.weigh_values(weights, operands["v"], problem, jnp.float32)
-    total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)
-    return values * _per_value(kept, problem) + added, total, higher
-
-
-def _finish(problem: AttentionProblem, seen: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns (out fp32 [B, T, H, D], log-sum-exp [B, H, T]); rows that saw no key have 0 and -inf."""
-    values, total, top = seen
-    # Rows that saw nothing divide by 1 and take the logarithm of 1: what is chosen after must not come from a NaN.
-    saw = top > sc.MASKED
-    share = jnp.where(saw, 1.0 / jnp.where(saw, total, 1.0), 0.0)
-    lse = jnp.where(saw, top + jnp.log(jnp.where(saw, total, 1.0)), -jnp.inf)
-    return values * _per_value(share, problem), sc.scores_to_rows(lse, problem)
-
-
-def _per_value(x: jax.Array, problem: AttentionProblem) -> jax.Array:
-    """Returns numbers shaped like score rows as [B, T, H, 1]."""
-    return sc.scores_to_rows(x, problem).transpose(0, 2, 1)[..., None]
-
-
-def _add_bias_block(total: jax.Array, block: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Returns the bias cotangent with a block's added; broadcast dimensions always start at 0."""
-    starts = [jnp.int32(0)] * 2
-    starts += [s if total.shape[i + 2] != 1 else jnp.int32(0) for i, s in enumerate(at)]
-    old = jax.lax.dynamic_slice(total, starts, block.shape, allow_negative_indices=False)
-    return jax.lax.dynamic_update_slice(total, old + block, starts, allow_negative_indices=False)
+    def _blocks(self, problem: AttentionProblem) -> tuple[int, int]:
+        """Returns the loops' sizes of blocks of queries and keys, 0 where a length has no divisor that would do."""
+        sizes = (self.largest_tile, self.fewest_queries)
+        return block_size(problem.q_length, *sizes) or 0, block_size(problem.kv_length, *sizes) or 0

@@ -1,0 +1,219 @@
+"""Attention in tiles written out one after the other: for lengths that make few enough of them.
+
+XLA's CPU backend runs each step of a loop on slices that it copies first; written out, a tile's operands are laid out
+once, tiles that nobody sees don't exist, and those that everyone sees have no mask.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.arrays import onednn
+from kanawa.arrays.plan import current_plan
+from kanawa.kernels.attention import scores as sc
+from kanawa.kernels.attention import tiles as tl
+from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
+from kanawa.kernels.attention.merge import merge_sinks
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Operands
+
+#: Tiles of one span of queries whose scores are kept at a time: their maximum is taken once, which spares rescaling.
+_TOGETHER = 4
+
+
+class Tiling(NamedTuple):
+    """Spans of queries and keys, and for each span of queries the spans of keys that it may see."""
+
+    queries: list[tl.Span]
+    keys: list[tl.Span]
+    pairs: list[list[int]]
+
+
+class _Sums(NamedTuple):
+    """What softmax needs of the keys so far, fp32: values [B, K, R, D], sum of weights and top score [B, K, R, 1]."""
+
+    values: jax.Array
+    total: jax.Array
+    top: jax.Array
+
+
+def tiling(problem: AttentionProblem, queries: int, keys: int) -> Tiling:
+    """Returns the problem cut into tiles of `queries` by `keys`."""
+    rows, columns = tl.spans(problem.q_length, queries), tl.spans(problem.kv_length, keys)
+    pairs = [[j for j, column in enumerate(columns) if tl.visible(problem, row, column) != "none"] for row in rows]
+    return Tiling(rows, columns, pairs)
+
+
+def forward(problem: AttentionProblem, operands: Operands, cut: Tiling) -> tuple[jax.Array, jax.Array]:
+    """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
+    k, v = ([tl.key_rows(operands[name], span) for span in cut.keys] for name in ("k", "v"))
+    outs, rows = [], []
+    for span, seen in zip(cut.queries, cut.pairs, strict=True):
+        q = tl.query_rows(_scaled(problem, operands["q"]), span, problem)
+        sums: _Sums | None = None
+        for start in range(0, len(seen), _TOGETHER):
+            together = seen[start : start + _TOGETHER]
+            scores = [_scores(problem, operands, q, k[j], span, cut.keys[j])[0] for j in together]
+            sums = _attend(scores, [v[j] for j in together], sums)
+        out, lse = _finish(problem, sums, q.shape[:3])
+        outs.append(tl.from_query_rows(out, problem))
+        rows.append(tl.from_per_row(lse, problem))
+    out, lse = jnp.concatenate(outs, axis=1), jnp.concatenate(rows, axis=2)
+    if problem.has_sinks:
+        out, lse = merge_sinks(out, lse, operands["sinks"])
+    return out.astype(operands["v"].dtype), lse
+
+
+def backward(
+    problem: AttentionProblem, operands: Operands, out: jax.Array, lse: jax.Array, dout: jax.Array, cut: Tiling
+) -> dict[str, jax.Array]:
+    """Returns cotangents in fp32, recomputing each tile's scores from the log-sum-exp.
+
+    Scores are computed transposed, [B, K, S, R]: two of the three products with them then read them in order.
+    """
+    delta = row_delta(out, dout)
+    # A row without keys has lse = -inf; its weights are 0, not exp(MASKED + inf).
+    finite = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
+    k, v = ([tl.key_rows(operands[name], span) for span in cut.keys] for name in ("k", "v"))
+    shares: dict[str, list[list[jax.Array]]] = {"k": [[] for _ in cut.keys], "v": [[] for _ in cut.keys]}
+    bias = jnp.zeros(problem.bias_shape, jnp.float32) if problem.bias_shape else None
+    dq = []
+    for span, seen in zip(cut.queries, cut.pairs, strict=True):
+        q = tl.query_rows(_scaled(problem, operands["q"]), span, problem)
+        d = tl.query_rows(dout.astype(operands["v"].dtype), span, problem)
+        row_lse, row_d = (tl.per_row(x, span, problem)[..., None, :] for x in (finite, delta))
+        parts = []
+        for j in seen:
+            scores, slope = _scores(problem, operands, q, k[j], span, cut.keys[j], transposed=True)
+            weights = jnp.exp(scores - row_lse)
+            dscores = weights * (_product(v[j], d, transpose_b=True) - row_d)
+            if bias is not None:
+                added = tl.bias_cotangent(problem, jnp.swapaxes(dscores, -1, -2))
+                bias = _add_tile(bias, added, span, cut.keys[j])
+            shares["v"][j].append(_product(weights.astype(d.dtype), d))
+            dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
+            shares["k"][j].append(_product(dscores, q))
+            parts.append(_product(dscores, k[j], transpose_a=True))
+        total = _sum(parts, lambda q=q: jnp.zeros(q.shape, jnp.float32)) * problem.scale
+        dq.append(tl.from_query_rows(total, problem))
+    grads = {"q": jnp.concatenate(dq, axis=1)}
+    for name, x in (("k", k), ("v", v)):
+        sums = [
+            _sum(parts, lambda tile=tile: jnp.zeros(tile.shape, jnp.float32))
+            for parts, tile in zip(shares[name], x, strict=True)
+        ]
+        grads[name] = jnp.concatenate([tile.transpose(0, 2, 1, 3) for tile in sums], axis=1)
+    if not sc.scale_in_queries(problem):
+        grads["k"] = grads["k"] * problem.scale
+    if bias is not None:
+        grads["bias"] = bias
+    if problem.has_sinks:
+        grads["sinks"] = sinks_gradient(operands["sinks"], lse, delta)
+    return grads
+
+
+def _scaled(problem: AttentionProblem, q: jax.Array) -> jax.Array:
+    return q * problem.scale if sc.scale_in_queries(problem) else q
+
+
+def _scores(
+    problem: AttentionProblem,
+    operands: Operands,
+    q: jax.Array,
+    k: jax.Array,
+    queries: tl.Span,
+    keys: tl.Span,
+    *,
+    transposed: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns a tile's masked scores in fp32 and the slope of their soft cap: [B, K, R, S], or [B, K, S, R]."""
+    scores = _product(k, q, transpose_b=True) if transposed else _product(q, k, transpose_b=True)
+    turned: Callable[[jax.Array], jax.Array] = (lambda x: jnp.swapaxes(x, -1, -2)) if transposed else (lambda x: x)
+    if not sc.scale_in_queries(problem):
+        scores = scores * problem.scale
+    slope = None
+    if problem.logit_cap is not None:
+        # Before the mask: capped, MASKED would be -cap, a score like any other. d(cap * tanh(s / cap)) = 1 - tanh^2.
+        share = jnp.tanh(scores / problem.logit_cap)
+        scores, slope = problem.logit_cap * share, 1 - jnp.square(share)
+    if problem.has_bias:
+        scores = scores + turned(tl.tile_bias(problem, operands["bias"], queries, keys))
+    mask = tl.tile_mask(problem, operands, queries, keys)
+    return scores if mask is None else jnp.where(turned(mask), scores, sc.MASKED), slope
+
+
+def _attend(scores: list[jax.Array], v: list[jax.Array], sums: _Sums | None) -> _Sums:
+    """Returns the sums after some more tiles of keys.
+
+    A tile without a key to see adds weights of exp(0), which the first real score rescales to nothing.
+    """
+    tops = [jnp.max(tile, axis=-1, keepdims=True) for tile in scores]
+    # MASKED is finite, so that MASKED - MASKED gives exp(0) and no NaN, and a bias of -inf over a whole row exp(-inf).
+    top = functools.reduce(jnp.maximum, tops, jnp.float32(sc.MASKED) if sums is None else sums.top)
+    # Behind a barrier, lest the weights be computed again where they are summed.
+    weights = [
+        jax.lax.optimization_barrier(jnp.exp(tile - top).astype(x.dtype)) for tile, x in zip(scores, v, strict=True)
+    ]
+    total = sum(jnp.sum(tile, axis=-1, keepdims=True, dtype=jnp.float32) for tile in weights)
+    values = functools.reduce(jnp.add, [_product(tile, x) for tile, x in zip(weights, v, strict=True)])
+    if sums is None:
+        return _Sums(values, total, top)
+    kept = jnp.exp(sums.top - top)
+    return _Sums(sums.values * kept + values, sums.total * kept + total, top)
+
+
+def _finish(problem: AttentionProblem, sums: _Sums | None, rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Returns (out fp32 [B, K, R, D], log-sum-exp [B, K, R]); rows that saw no key have 0 and -inf."""
+    if sums is None:
+        return jnp.zeros((*rows, problem.v_head_dim)), jnp.full(rows, -jnp.inf)
+    values, total, top = sums
+    if not (problem.may_mask_whole_rows or problem.has_bias):
+        return values / total, (top + jnp.log(total))[..., 0]
+    # Rows that saw nothing divide by 1 and take the logarithm of 1: what is chosen after must not come from a NaN.
+    saw = top > sc.MASKED
+    total = jnp.where(saw, total, 1.0)
+    lse = jnp.where(saw, top + jnp.log(total), -jnp.inf)
+    return values * jnp.where(saw, 1.0 / total, 0.0), lse[..., 0]
+
+
+def _sum(parts: list[jax.Array], nothing: Callable[[], jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, parts) if parts else nothing()
+
+
+def _add_tile(total: jax.Array, tile: jax.Array, queries: tl.Span, keys: tl.Span) -> jax.Array:
+    """Returns the bias's cotangent with a tile's added; dimensions that broadcast have all of them in one place."""
+    rows, columns = (
+        slice(*span) if size != 1 else slice(None) for span, size in ((queries, total.shape[2]), (keys, total.shape[3]))
+    )
+    return total.at[:, :, rows, columns].add(tile)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _bare_product(a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool) -> jax.Array:
+    plan = current_plan().onednn
+    # Each shard holds its own tiles, so that the call needs no splitting; only a plan that says no rules it out.
+    if plan is not False and onednn.available() and onednn.suits(a, b, a.size * b.shape[-2 if transpose_b else -1]):
+        return onednn.call(a, b, transpose_a=transpose_a, transpose_b=transpose_b, dtype=jnp.float32)
+    return _general(a, b, transpose_a, transpose_b)
+
+
+@_bare_product.defjvp
+def _product_derivative(
+    transpose_a: bool, transpose_b: bool, primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (a, b), (da, db) = primals, tangents
+    out = _bare_product(a, b, transpose_a, transpose_b)
+    return out, _general(da, b, transpose_a, transpose_b) + _general(a, db, transpose_a, transpose_b)
+
+
+def _general(a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool) -> jax.Array:
+    dimensions = (((2 if transpose_a else 3,), (3 if transpose_b else 2,)), ((0, 1), (0, 1)))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def _product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False, transpose_b: bool = False) -> jax.Array:
+    """Returns a @ b of [B, K, ...] in fp32, either one transposed in its last two dimensions."""
+    return _bare_product(a, b, transpose_a, transpose_b)

@@ -1,0 +1,143 @@
+"""Cutting attention into tiles of static size: where they lie, what a mask leaves of each, and how they are laid out.
+
+Legend: B batch, T queries of a tile, S keys of a tile, H query heads, K key heads, G = H / K, R = T * G rows. A tile's
+scores are [B, K, R, S]: queries that share a key head are more rows of one product.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.attention.operands import q_positions
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Operands
+
+Visible = Literal["none", "some", "all"]
+
+
+class Span(NamedTuple):
+    """Positions from `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+
+
+def spans(length: int, size: int) -> list[Span]:
+    """Returns `length` cut into spans of `size`; the last may be shorter."""
+    return [Span(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def visible(problem: AttentionProblem, queries: Span, keys: Span) -> Visible:
+    """Returns what the mask is known to leave of a tile before it runs."""
+    mask = problem.mask
+    if mask.is_full and not problem.has_kv_lengths:
+        return "all"
+    # A prefix shows keys that the rest of the mask hides, so with one nothing is certain.
+    if not problem.has_default_positions or mask.prefix:
+        return "some"
+    (low, high), (first, last) = (queries.start, queries.stop - 1), (keys.start, keys.stop - 1)
+    left, right = mask.window or (None, None)
+    size = mask.chunk or max(problem.q_length, problem.kv_length)
+    empty = (
+        (mask.causal and first > high)
+        or (left is not None and last < low - left)
+        or (right is not None and first > high + right)
+        or first // size > high // size
+        or last // size < low // size
+    )
+    if empty:
+        return "none"
+    # Predicates, groups and segments can hide any key: they are looked at where the tile is computed.
+    certain = not (mask.predicates or mask.any_of or mask.segments)
+    whole = (
+        certain
+        and not (mask.causal and last > low)
+        and not (left is not None and first < high - left)
+        and not (right is not None and last > low + right)
+        and first // size == last // size == low // size == high // size
+    )
+    return "all" if whole else "some"
+
+
+def query_rows(x: jax.Array, queries: Span, problem: AttentionProblem) -> jax.Array:
+    """Returns a span of [B, length, H, D] as [B, K, R, D]."""
+    batch, _, _, width = x.shape
+    length, heads, group = queries.stop - queries.start, problem.num_kv_heads, problem.group_size
+    cut = x[:, queries.start : queries.stop].reshape(batch, length, heads, group, width)
+    return cut.transpose(0, 2, 1, 3, 4).reshape(batch, heads, length * group, width)
+
+
+def from_query_rows(x: jax.Array, problem: AttentionProblem) -> jax.Array:
+    """Undoes `query_rows`: [B, K, R, D] to [B, T, H, D]."""
+    batch, heads, rows, width = x.shape
+    group = problem.group_size
+    split = x.reshape(batch, heads, rows // group, group, width).transpose(0, 2, 1, 3, 4)
+    return split.reshape(batch, rows // group, heads * group, width)
+
+
+def key_rows(x: jax.Array, keys: Span) -> jax.Array:
+    """Returns a span of [B, length, K, D] as [B, K, S, D]."""
+    return x[:, keys.start : keys.stop].transpose(0, 2, 1, 3)
+
+
+def per_row(x: jax.Array, queries: Span, problem: AttentionProblem) -> jax.Array:
+    """Returns a span of numbers [B, H, length] as [B, K, R]."""
+    batch, heads, group = x.shape[0], problem.num_kv_heads, problem.group_size
+    cut = x[..., queries.start : queries.stop].reshape(batch, heads, group, -1)
+    return cut.transpose(0, 1, 3, 2).reshape(batch, heads, -1)
+
+
+def from_per_row(x: jax.Array, problem: AttentionProblem) -> jax.Array:
+    """Undoes `per_row`: [B, K, R] to [B, H, T]."""
+    batch, heads, rows = x.shape
+    split = x.reshape(batch, heads, rows // problem.group_size, problem.group_size)
+    return split.transpose(0, 1, 3, 2).reshape(batch, problem.num_heads, -1)
+
+
+def tile_mask(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> jax.Array | None:
+    """Returns who may attend to whom in a tile, bool [B or 1, 1, R, S], or None where everyone may."""
+    if visible(problem, queries, keys) == "all":
+        return None
+    index = jnp.arange(*keys, dtype=jnp.int32)[None]
+    allowed = problem.mask.allowed(
+        q_positions(problem, operands)[:, queries.start : queries.stop],
+        operands["kv_positions"][:, keys.start : keys.stop] if problem.has_kv_positions else index,
+        _cut(operands, "q_segment_ids", queries),
+        _cut(operands, "kv_segment_ids", keys),
+        operands.get("prefix_lengths"),
+    )
+    if problem.has_kv_lengths:
+        exists = (index < operands["kv_lengths"][:, None])[:, None, :]
+        allowed = exists if allowed is None else allowed & exists
+    if allowed is None:
+        return None
+    length, group = queries.stop - queries.start, problem.group_size
+    spread = jnp.broadcast_to(allowed[:, :, None], (allowed.shape[0], length, group, allowed.shape[2]))
+    return spread.reshape(allowed.shape[0], 1, length * group, allowed.shape[2])
+
+
+def tile_bias(problem: AttentionProblem, bias: jax.Array, queries: Span, keys: Span) -> jax.Array:
+    """Returns a tile of the bias [B or 1, H or 1, T or 1, S or 1] in fp32: [B or 1, K or 1, R, S or 1]."""
+    length, group = queries.stop - queries.start, problem.group_size
+    bias = bias if bias.shape[2] == 1 else bias[:, :, queries.start : queries.stop]
+    bias = bias if bias.shape[3] == 1 else bias[..., keys.start : keys.stop]
+    batch, heads, rows, columns = bias.shape
+    split = bias.reshape(batch, 1 if heads == 1 else problem.num_kv_heads, 1 if heads == 1 else group, rows, columns)
+    spread = split.transpose(0, 1, 3, 2, 4)
+    spread = jnp.broadcast_to(spread, (*spread.shape[:2], length, group, columns))
+    return spread.reshape(*spread.shape[:2], length * group, columns).astype(jnp.float32)
+
+
+def bias_cotangent(problem: AttentionProblem, dscores: jax.Array) -> jax.Array:
+    """Returns a tile's cotangent [B, K, R, S] of its scores as that of its bias, summed where the bias broadcasts."""
+    batch, heads, rows, keys = dscores.shape
+    group = problem.group_size
+    split = dscores.reshape(batch, heads, rows // group, group, keys).transpose(0, 1, 3, 2, 4)
+    whole = split.reshape(batch, problem.num_heads, rows // group, keys)
+    axes = tuple(i for i, size in enumerate(problem.bias_shape or ()) if size == 1)
+    return jnp.sum(whole, axis=axes, keepdims=True)
+
+
+def _cut(operands: Operands, name: str, span: Span) -> jax.Array | None:
+    return operands[name][:, span.start : span.stop] if name in operands else None
