@@ -7,12 +7,17 @@ from pathlib import Path
 def prepare_process() -> None:
     """Keeps freed memory where a CPU does the work, and turns on the persistent compilation cache.
 
-    With the cache a restart compiles nothing anew. Its directory is keyed by processor, because compiled CPU code is
+    With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor, because compiled CPU code is
     not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
     """
+    import warnings
+
     from kanawa_runtime.commands.allocator import keep_freed_memory
 
     keep_freed_memory()
+    # jaxlib can't serialize what holds a oneDNN call (kanawa.arrays.onednn): such a program is compiled at each start.
+    unkept = "Error writing persistent compilation cache entry.*bad_alloc"
+    warnings.filterwarnings("ignore", message=unkept, category=UserWarning)
     import jax
     from kanawa.local_path import cache_folder
 

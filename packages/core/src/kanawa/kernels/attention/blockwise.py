@@ -80,8 +80,9 @@ class BlockwiseAttention(Kernel):
         """Returns the tiles to write out, or None where loops do better."""
         cut = tiling(problem, self._tile(problem.q_length), self._tile(problem.kv_length))
         few = sum(len(seen) for seen in cut.pairs) <= self.most_tiles
-        # A loop's blocks are of one size, and its masks know nothing of lengths that differ between rows.
-        return None if not few and all(self._blocks(problem)) and not problem.has_kv_lengths else cut
+        # A loop's blocks are of one size, and know nothing of lengths that differ between rows or of dropout.
+        loops = all(self._blocks(problem)) and not (problem.has_kv_lengths or problem.dropout_rate)
+        return None if loops and not few else cut
 
     def _tile(self, length: int) -> int:
         """Returns about an eighth of a length, so that its tiles are at most 64."""

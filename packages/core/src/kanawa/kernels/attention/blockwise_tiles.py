@@ -15,6 +15,7 @@ from kanawa.arrays import onednn
 from kanawa.arrays.plan import current_plan
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention import tiles as tl
+from kanawa.kernels.attention.dropout import row_words
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.merge import merge_sinks
 from kanawa.kernels.attention.problem import AttentionProblem
@@ -22,14 +23,20 @@ from kanawa.kernels.operation import Operands
 
 #: Tiles of one span of queries whose scores are kept at a time: their maximum is taken once, which spares rescaling.
 _TOGETHER = 4
+#: So few tiles need no order: all of their scores at once are small.
+_FREE = 16
 
 
 class Tiling(NamedTuple):
-    """Spans of queries and keys, and for each span of queries the spans of keys that it may see."""
+    """Spans of queries and keys, and for each span of queries the spans of keys that it may see.
+
+    `in_order` has one group of tiles wait for the one before it.
+    """
 
     queries: list[tl.Span]
     keys: list[tl.Span]
     pairs: list[list[int]]
+    in_order: bool
 
 
 class _Sums(NamedTuple):
@@ -44,20 +51,24 @@ def tiling(problem: AttentionProblem, queries: int, keys: int) -> Tiling:
     """Returns the problem cut into tiles of `queries` by `keys`."""
     rows, columns = tl.spans(problem.q_length, queries), tl.spans(problem.kv_length, keys)
     pairs = [[j for j, column in enumerate(columns) if tl.visible(problem, row, column) != "none"] for row in rows]
-    return Tiling(rows, columns, pairs)
+    return Tiling(rows, columns, pairs, sum(map(len, pairs)) > _FREE)
 
 
 def forward(problem: AttentionProblem, operands: Operands, cut: Tiling) -> tuple[jax.Array, jax.Array]:
     """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
     k, v = ([tl.key_rows(operands[name], span) for span in cut.keys] for name in ("k", "v"))
+    words = row_words(operands) if problem.dropout_rate else None
     outs, rows = [], []
+    before: jax.Array | None = None
     for span, seen in zip(cut.queries, cut.pairs, strict=True):
         q = tl.query_rows(_scaled(problem, operands["q"]), span, problem)
         sums: _Sums | None = None
-        for start in range(0, len(seen), _TOGETHER):
-            together = seen[start : start + _TOGETHER]
+        for together in _groups(seen):
+            q = _after(before, q) if cut.in_order else q
             scores = [_scores(problem, operands, q, k[j], span, cut.keys[j])[0] for j in together]
-            sums = _attend(scores, [v[j] for j in together], sums)
+            factors = [words and tl.tile_factors(problem, words, span, cut.keys[j], v[j].dtype) for j in together]
+            sums = _attend(scores, [v[j] for j in together], factors, sums)
+            before = sums.values
         out, lse = _finish(problem, sums, q.shape[:3])
         outs.append(tl.from_query_rows(out, problem))
         rows.append(tl.from_per_row(lse, problem))
@@ -80,31 +91,37 @@ def backward(
     k, v = ([tl.key_rows(operands[name], span) for span in cut.keys] for name in ("k", "v"))
     shares: dict[str, list[list[jax.Array]]] = {"k": [[] for _ in cut.keys], "v": [[] for _ in cut.keys]}
     bias = jnp.zeros(problem.bias_shape, jnp.float32) if problem.bias_shape else None
-    dq = []
+    words = row_words(operands) if problem.dropout_rate else None
+    dq: list[jax.Array] = []
+    before: jax.Array | None = None
     for span, seen in zip(cut.queries, cut.pairs, strict=True):
         q = tl.query_rows(_scaled(problem, operands["q"]), span, problem)
         d = tl.query_rows(dout.astype(operands["v"].dtype), span, problem)
         row_lse, row_d = (tl.per_row(x, span, problem)[..., None, :] for x in (finite, delta))
-        parts = []
-        for j in seen:
+        parts: list[jax.Array] = []
+        for number, j in enumerate(seen):
+            if cut.in_order and number % _TOGETHER == 0:
+                q, d = _after(before, q), _after(before, d)
             scores, slope = _scores(problem, operands, q, k[j], span, cut.keys[j], transposed=True)
             weights = jnp.exp(scores - row_lse)
-            dscores = weights * (_product(v[j], d, transpose_b=True) - row_d)
+            dweights, used = _product(v[j], d, transpose_b=True), weights
+            if words is not None:
+                factors = jnp.swapaxes(tl.tile_factors(problem, words, span, cut.keys[j], weights.dtype), -1, -2)
+                dweights, used = dweights * factors, weights * factors
+            dscores = weights * (dweights - row_d)
             if bias is not None:
                 added = tl.bias_cotangent(problem, jnp.swapaxes(dscores, -1, -2))
                 bias = _add_tile(bias, added, span, cut.keys[j])
-            shares["v"][j].append(_product(weights.astype(d.dtype), d))
+            shares["v"][j].append(_product(used.astype(d.dtype), d))
             dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
             shares["k"][j].append(_product(dscores, q))
             parts.append(_product(dscores, k[j], transpose_a=True))
-        total = _sum(parts, lambda q=q: jnp.zeros(q.shape, jnp.float32)) * problem.scale
+            before = parts[-1]
+        total = _sum(parts, q.shape) * problem.scale
         dq.append(tl.from_query_rows(total, problem))
     grads = {"q": jnp.concatenate(dq, axis=1)}
     for name, x in (("k", k), ("v", v)):
-        sums = [
-            _sum(parts, lambda tile=tile: jnp.zeros(tile.shape, jnp.float32))
-            for parts, tile in zip(shares[name], x, strict=True)
-        ]
+        sums = [_sum(parts, tile.shape) for parts, tile in zip(shares[name], x, strict=True)]
         grads[name] = jnp.concatenate([tile.transpose(0, 2, 1, 3) for tile in sums], axis=1)
     if not sc.scale_in_queries(problem):
         grads["k"] = grads["k"] * problem.scale
@@ -113,6 +130,23 @@ def backward(
     if problem.has_sinks:
         grads["sinks"] = sinks_gradient(operands["sinks"], lse, delta)
     return grads
+
+
+def _groups(seen: list[int]) -> list[list[int]]:
+    return [seen[start : start + _TOGETHER] for start in range(0, len(seen), _TOGETHER)]
+
+
+def _after(before: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Returns x, computed after `before`.
+
+    XLA's CPU scheduler starts all that can be started, so that the scores of all tiles would be in memory at once, and
+    its CPU compiler drops optimization barriers: what orders is a zero made of the leading zeros (at most 32) of one
+    number's bits, which no simplification sees through and no NaN leaks from.
+    """
+    if before is None:
+        return x
+    bits = jax.lax.bitcast_convert_type(jnp.ravel(before)[0].astype(jnp.float32), jnp.uint32)
+    return x + (jax.lax.clz(bits) >> jnp.uint32(6)).astype(x.dtype)
 
 
 def _scaled(problem: AttentionProblem, q: jax.Array) -> jax.Array:
@@ -141,24 +175,24 @@ def _scores(
         scores, slope = problem.logit_cap * share, 1 - jnp.square(share)
     if problem.has_bias:
         scores = scores + turned(tl.tile_bias(problem, operands["bias"], queries, keys))
+    if problem.has_alibi:
+        scores = scores - turned(tl.tile_alibi(problem, operands, queries, keys))
     mask = tl.tile_mask(problem, operands, queries, keys)
     return scores if mask is None else jnp.where(turned(mask), scores, sc.MASKED), slope
 
 
-def _attend(scores: list[jax.Array], v: list[jax.Array], sums: _Sums | None) -> _Sums:
-    """Returns the sums after some more tiles of keys.
+def _attend(scores: list[jax.Array], v: list[jax.Array], factors: list[jax.Array | None], sums: _Sums | None) -> _Sums:
+    """Returns the sums after some more tiles of keys; `factors` are dropout's, which leaves the sum of weights alone.
 
     A tile without a key to see adds weights of exp(0), which the first real score rescales to nothing.
     """
     tops = [jnp.max(tile, axis=-1, keepdims=True) for tile in scores]
     # MASKED is finite, so that MASKED - MASKED gives exp(0) and no NaN, and a bias of -inf over a whole row exp(-inf).
     top = functools.reduce(jnp.maximum, tops, jnp.float32(sc.MASKED) if sums is None else sums.top)
-    # Behind a barrier, lest the weights be computed again where they are summed.
-    weights = [
-        jax.lax.optimization_barrier(jnp.exp(tile - top).astype(x.dtype)) for tile, x in zip(scores, v, strict=True)
-    ]
-    total = sum(jnp.sum(tile, axis=-1, keepdims=True, dtype=jnp.float32) for tile in weights)
-    values = functools.reduce(jnp.add, [_product(tile, x) for tile, x in zip(weights, v, strict=True)])
+    weights = [jnp.exp(tile - top).astype(x.dtype) for tile, x in zip(scores, v, strict=True)]
+    total = _sum([jnp.sum(tile, axis=-1, keepdims=True, dtype=jnp.float32) for tile in weights], top.shape)
+    dropped = [tile if factor is None else tile * factor for tile, factor in zip(weights, factors, strict=True)]
+    values = functools.reduce(jnp.add, [_product(tile, x) for tile, x in zip(dropped, v, strict=True)])
     if sums is None:
         return _Sums(values, total, top)
     kept = jnp.exp(sums.top - top)
@@ -179,8 +213,8 @@ def _finish(problem: AttentionProblem, sums: _Sums | None, rows: tuple[int, ...]
     return values * jnp.where(saw, 1.0 / total, 0.0), lse[..., 0]
 
 
-def _sum(parts: list[jax.Array], nothing: Callable[[], jax.Array]) -> jax.Array:
-    return functools.reduce(jnp.add, parts) if parts else nothing()
+def _sum(parts: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    return functools.reduce(jnp.add, parts) if parts else jnp.zeros(shape, jnp.float32)
 
 
 def _add_tile(total: jax.Array, tile: jax.Array, queries: tl.Span, keys: tl.Span) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from kanawa.kernels.attention.dropout import kept
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
@@ -99,15 +100,16 @@ def tile_mask(problem: AttentionProblem, operands: Operands, queries: Span, keys
     """Returns who may attend to whom in a tile, bool [B or 1, 1, R, S], or None where everyone may."""
     if visible(problem, queries, keys) == "all":
         return None
-    index = jnp.arange(*keys, dtype=jnp.int32)[None]
+    at, positions = _positions(problem, operands, queries, keys)
     allowed = problem.mask.allowed(
-        q_positions(problem, operands)[:, queries.start : queries.stop],
-        operands["kv_positions"][:, keys.start : keys.stop] if problem.has_kv_positions else index,
+        at,
+        positions,
         _cut(operands, "q_segment_ids", queries),
         _cut(operands, "kv_segment_ids", keys),
         operands.get("prefix_lengths"),
     )
     if problem.has_kv_lengths:
+        index = jnp.arange(*keys, dtype=jnp.int32)[None]
         exists = (index < operands["kv_lengths"][:, None])[:, None, :]
         allowed = exists if allowed is None else allowed & exists
     if allowed is None:
@@ -137,6 +139,31 @@ def bias_cotangent(problem: AttentionProblem, dscores: jax.Array) -> jax.Array:
     whole = split.reshape(batch, problem.num_heads, rows // group, keys)
     axes = tuple(i for i, size in enumerate(problem.bias_shape or ()) if size == 1)
     return jnp.sum(whole, axis=axes, keepdims=True)
+
+
+def tile_alibi(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> jax.Array:
+    """Returns what ALiBi takes off a tile's scores, slope * distance in fp32: [B or 1, K, R, S]."""
+    slopes = jax.lax.stop_gradient(operands["alibi_slopes"]).astype(jnp.float32)
+    at, positions = _positions(problem, operands, queries, keys)
+    distance = jnp.abs(at[:, :, None] - positions[:, None, :]).astype(jnp.float32)
+    by_head = slopes.reshape(1, problem.num_kv_heads, 1, problem.group_size, 1) * distance[:, None, :, None]
+    return by_head.reshape(*by_head.shape[:2], -1, by_head.shape[-1])
+
+
+def tile_factors(
+    problem: AttentionProblem, words: tuple[jax.Array, jax.Array], queries: Span, keys: Span, dtype: jnp.dtype
+) -> jax.Array:
+    """Returns what dropout multiplies a tile's weights with, 0 or 1 / (1 - rate): [B, K, R, S]; words: `row_words`."""
+    first, second = (per_row(word, queries, problem)[..., None] for word in words)
+    stays = kept(first, second, jnp.arange(*keys, dtype=jnp.uint32), problem.dropout_rate)
+    return jnp.where(stays, jnp.asarray(1.0 / (1.0 - problem.dropout_rate), dtype), jnp.zeros((), dtype))
+
+
+def _positions(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> tuple[jax.Array, jax.Array]:
+    """Returns the positions of a tile's queries and keys: int [B or 1, T] and [B or 1, S]."""
+    given = operands["kv_positions"][:, keys.start : keys.stop] if problem.has_kv_positions else None
+    positions = jnp.arange(*keys, dtype=jnp.int32)[None] if given is None else given
+    return q_positions(problem, operands)[:, queries.start : queries.stop], positions
 
 
 def _cut(operands: Operands, name: str, span: Span) -> jax.Array | None:
