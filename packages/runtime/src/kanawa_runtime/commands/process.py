@@ -7,8 +7,8 @@ from pathlib import Path
 def prepare_process() -> None:
     """Keeps freed memory where a CPU does the work, and turns on the persistent compilation cache.
 
-    With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor, because compiled CPU code is
-    not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
+    With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor, because
+    compiled CPU code is not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
     """
     import warnings
 

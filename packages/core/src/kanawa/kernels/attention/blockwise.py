@@ -25,6 +25,7 @@ class BlockwiseAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout"})
 
     #: With fewer keys or queries than these one product has all scores, and there is nothing to skip.
     shortest: ClassVar[int] = 128

@@ -155,7 +155,8 @@ def tile_factors(
 ) -> jax.Array:
     """Returns what dropout multiplies a tile's weights with, 0 or 1 / (1 - rate): [B, K, R, S]; words: `row_words`."""
     first, second = (per_row(word, queries, problem)[..., None] for word in words)
-    stays = kept(first, second, jnp.arange(*keys, dtype=jnp.uint32), problem.dropout_rate)
+    places = jnp.arange(*keys, dtype=jnp.uint32)[None, None, None]
+    stays = kept(first, second, places, problem.dropout_rate)
     return jnp.where(stays, jnp.asarray(1.0 / (1.0 - problem.dropout_rate), dtype), jnp.zeros((), dtype))
 
 
