@@ -1,6 +1,7 @@
 """Decode and paged attention in Pallas's interpreter against core's reference, what they never read, and refusals."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -18,6 +19,14 @@ from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.attention.decode import DecodeAttention
 from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_gpu.kernels.attention.streaming import geometry_of, pieces
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    """Shapes that only rank promotion fits together are errors, as wherever a user's tests are strict."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
 
 #: Short steps, so that a few keys make several of them, and several shares.
 STEPS: Tuning = (("keys", 16),)

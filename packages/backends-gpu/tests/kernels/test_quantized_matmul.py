@@ -1,8 +1,10 @@
 """Quantised products on GPUs against core's reference: XLA's own, and ours in Pallas's interpreter."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import jax
 import pytest
 from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.operation import Kernel, Tuning
@@ -11,6 +13,13 @@ from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.device import A100, B200, H100
 from kanawa_backends_gpu.kernels.quantized_matmul.weights import QuantizedWeightMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.xla import XlaQuantizedMatmul
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    """Shapes that only rank promotion fits together are errors, as wherever a user's tests are strict."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
 
 
 class Weights(QuantizedWeightMatmul):

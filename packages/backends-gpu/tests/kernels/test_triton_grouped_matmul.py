@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -16,6 +17,13 @@ from kanawa.kernels.operation import Kernel
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul, _height
 from kanawa_backends_gpu.kernels.row_tiles import RowTiles
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    """Shapes that only rank promotion fits together are errors, as wherever a user's tests are strict."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
 
 
 class Interpreted(TritonGroupedMatmul):

@@ -59,11 +59,11 @@ def attend(
         out, lse = jnp.where(owned[..., None], out, 0), jnp.where(owned, lse, -jnp.inf)
     if geometry.splits == 1:
         return out[0], lse[0].transpose(0, 2, 1)
-    whole = jax.nn.logsumexp(lse, axis=0)
+    whole = jax.nn.logsumexp(lse, axis=0, keepdims=True)
     # Where no share saw a key, -inf - -inf would be NaN.
     weights = jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(lse - jnp.where(jnp.isneginf(whole), 0.0, whole)))
     merged = jnp.sum(out * weights[..., None], axis=0)
-    return merged.astype(p.dtype), whole.transpose(0, 2, 1)
+    return merged.astype(p.dtype), whole[0].transpose(0, 2, 1)
 
 
 def tunings(problem: AttentionProblem) -> tuple[Tuning, ...]:
