@@ -1,5 +1,8 @@
 """The interpreter catches what the hardware can't do: one broken kernel a rule, and what it computes where none is."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -251,3 +254,16 @@ def test_affine_select_and_iota():
     row, column = np.arange(4)[:, None], np.arange(6)[None]
     assert np.array_equal(tile, np.where(1 + row - column >= 0, X[:4, :6], -9))
     assert np.array_equal(numbers, 5 + 100 * row + 2 * column)
+
+
+def test_kernels_run_in_several_threads_at_a_time():
+    started = threading.Barrier(2)
+
+    def waits(x):
+        tile = loaded(x)
+        started.wait(timeout=10)
+        return stored(tile)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda i: nki.simulate(waits)(X + i), range(2)))
+    assert all(np.array_equal(result, X + i) for i, result in enumerate(results))

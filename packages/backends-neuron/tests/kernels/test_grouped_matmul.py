@@ -23,11 +23,6 @@ class TestGroupedMatmul(KernelConformance):
     def kernel(self):
         return NkiGroupedMatmul()
 
-
-class TestMore(KernelConformance):
-    def kernel(self):
-        return NkiGroupedMatmul()
-
     def problems(self):
         return tuple(dataclasses.replace(BASE, **change) for change in CHANGES)
 

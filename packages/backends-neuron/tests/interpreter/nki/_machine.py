@@ -1,6 +1,7 @@
 """What a NeuronCore has and forbids, and how much of it a running kernel has taken."""
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -61,25 +62,28 @@ class Machine:
         self.psum_banks -= 1
 
 
-_running: list[Machine] = []
+# JAX calls back from several threads: a forward and a gradient may run at a time, each on a machine of its own.
+_running = threading.local()
 
 
 def machine() -> Machine:
-    """Returns the machine of the kernel that runs."""
-    if not _running:
+    """Returns the machine of the kernel that runs in this thread."""
+    here = getattr(_running, "machine", None)
+    if here is None:
         message = "no kernel is running: call it through nki.simulate"
         raise RuleBrokenError(message)
-    return _running[-1]
+    return here
 
 
 @contextlib.contextmanager
 def running(one: Machine) -> Iterator[Machine]:
     """Makes `one` the machine that instructions run on."""
-    _running.append(one)
+    before = getattr(_running, "machine", None)
+    _running.machine = one
     try:
         yield one
     finally:
-        _running.pop()
+        _running.machine = before
 
 
 def require(condition: bool, message: str) -> None:
