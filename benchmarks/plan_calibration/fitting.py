@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from compiling import Compiled
+from compiling import Compiled, kernel_costs
 from kanawa.composition.target import parse_target
 from kanawa.plugins import Calibration
 from kanawa_parallel.plan.cost.links import Links
@@ -24,7 +24,8 @@ class Planned:
         # Half a unit of the last digit; figures that were computed from others are as good as what they came from.
         digits = f"{self.row['step_seconds']}".partition(".")[2]
         self.rounding = self.row.get("rounding_seconds", 0.5 * 10.0 ** -len(digits))
-        self.timing = Timing(parse_module(compiled.text), device, compiled.mesh, links, compiled.kernels)
+        kernels = kernel_costs(compiled)
+        self.timing = Timing(parse_module(compiled.text), device, compiled.mesh, links, kernels)
 
     def split(self, calibration: Calibration) -> Seconds:
         """Returns the step's parts."""
@@ -44,13 +45,12 @@ class Group:
     names: tuple[str, ...]
 
 
-#: What no published step tells apart is taken from elsewhere. TPU kernels: the cycles of their compiled bundles
-#: (Splash with blocks of 1,024: 58 % of peak on v5p). Rings of NCCL reach 80 % of NVLink; cuDNN's causal attention half
-#: of peak by the pairs that its mask leaves; memory 85 % of its data sheet. A collective beside compute takes about a
-#: sixth of the multiprocessors and its share of memory, and kernels follow each other in microseconds.
+#: What no published step tells apart is taken from elsewhere. TPU kernels take the cycles of their schedules. Rings of
+#: NCCL reach 80 % of NVLink; cuDNN's causal attention half of peak by the pairs that its mask leaves; memory 85 % of
+#: its data sheet. A collective beside compute takes about a sixth of the multiprocessors and its share of memory, and
+#: kernels follow each other in microseconds.
 _TPU = Calibration(
     compute_share=0.55,
-    kernel_shares={"attention": 0.55, "grouped_matmul": 0.5},
     memory_share=0.85,
     link_share=0.8,
     network_share=0.5,

@@ -123,6 +123,7 @@ BACKEND_HOOKS = {
     "compiler_options": "kanawa_compiler_options",
     "topology": "kanawa_topology",
     "kernel_schedules": "kanawa_kernel_schedules",
+    "recorded_cycles": "kanawa_recorded_cycles",
     "findings": "kanawa_doctor",
 }
 

@@ -11,6 +11,7 @@ BACKEND = Backend(
     missing_compiler="kanawa_backends_tpu.topology:missing_wheels",
     calibrations="kanawa_backends_tpu.calibration:CALIBRATIONS",
     kernel_schedules="kanawa_backends_tpu.schedule.compiled:kernel_schedules",
+    recorded_cycles="kanawa_backends_tpu.schedule.recorded:recorded",
     install="kanawa-backends-tpu[tpu]",
     findings="kanawa_backends_tpu.doctor:findings",
 )

@@ -35,7 +35,8 @@ def test_operands_larger_than_this_machine_have_shapes():
 def test_tiles_that_a_mask_leaves():
     # Of 4 x 4 causal tiles ten hold a pair; heads and their order don't count.
     assert visited_share(TYPICAL, (32, 4, 4)) == visited_share(TYPICAL, (4, 32, 4)) == 10 / 16
-    assert visited_share(TYPICAL, (32, 8, 4)) == 20 / 32
+    assert visited_share(TYPICAL, (32, 8, 4)) == visited_share(TYPICAL, (2, 32, 8, 4)) == 20 / 32
+    assert visited_share(TYPICAL, (32, 8, 8)) == visited_share(TYPICAL, (2, 8, 32, 8)) == 36 / 64
     assert visited_share(dataclasses.replace(TYPICAL, mask=FULL), (32, 4, 4)) == 1
     window = dataclasses.replace(TYPICAL, mask=sliding_window(1024))
     assert visited_share(window, (32, 4, 4)) == 7 / 16

@@ -4,7 +4,7 @@ import types
 
 import pytest
 from kanawa.errors import TargetError
-from kanawa.plugins import Backend, DeviceSpec, KernelSchedule, Region, ScheduleRequest
+from kanawa.plugins import Backend, DeviceSpec, KernelSchedule, RecordedCycles, Region, ScheduleRequest
 
 MOON = DeviceSpec(
     name="m1", platform="moon", memory_bytes=1, memory_bandwidth=1, link_bandwidth=1, network_bandwidth=1,
@@ -53,6 +53,15 @@ def test_a_backend_answers_for_its_platform_alone():
     other = DeviceSpec(**{**MOON.__dict__, "platform": "sun"})
     assert asked.kanawa_kernel_schedules(request_on(other)) is None
     assert backend().kanawa_kernel_schedules(request_on(MOON)) is None
+
+
+def recorded() -> list[RecordedCycles]:
+    return [RecordedCycles(kernel="k", device="m1", compiler="c", problem={}, matmul_flops=1.0, cycles={"dust": 2.0})]
+
+
+def test_recorded_cycles_are_a_backends_to_give():
+    assert backend(recorded_cycles=f"{__name__}:recorded").kanawa_recorded_cycles() == recorded()
+    assert backend().kanawa_recorded_cycles() == ()
 
 
 def test_a_backend_without_its_compiler_says_what_to_install():

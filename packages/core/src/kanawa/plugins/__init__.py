@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kanawa.plugins.records import MeshRule as MeshRule
     from kanawa.plugins.records import PublishedStep as PublishedStep
     from kanawa.plugins.schedules import KernelSchedule as KernelSchedule
+    from kanawa.plugins.schedules import RecordedCycles as RecordedCycles
     from kanawa.plugins.schedules import Region as Region
     from kanawa.plugins.schedules import ScheduleRequest as ScheduleRequest
     from kanawa.plugins.specs import hookimpl as hookimpl
@@ -52,6 +53,7 @@ _HOME = {
     "MeshRule": "records",
     "PublishedStep": "records",
     "KernelSchedule": "schedules",
+    "RecordedCycles": "schedules",
     "Region": "schedules",
     "ScheduleRequest": "schedules",
     "ComponentState": "states",

@@ -9,7 +9,7 @@ from typing import Any
 from kanawa.errors import TargetError
 from kanawa.plugins.catalog import load_value
 from kanawa.plugins.records import Calibration, DeviceSpec, Finding, MeshRule
-from kanawa.plugins.schedules import KernelSchedule, ScheduleRequest
+from kanawa.plugins.schedules import KernelSchedule, RecordedCycles, ScheduleRequest
 from kanawa.plugins.specs import hookimpl
 
 
@@ -27,6 +27,7 @@ class Backend:
         missing_compiler: a function that returns the distributions the compiler lacks here.
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
         kernel_schedules: a function (ScheduleRequest) -> KernelSchedules; empty where no compiler tells.
+        recorded_cycles: a function that returns RecordedCycles; empty where none are known.
         install: what `pip install` makes good what is missing, such as "kanawa-backends-gpu[compile]".
     """
 
@@ -39,6 +40,7 @@ class Backend:
     missing_compiler: str = ""
     calibrations: str = ""
     kernel_schedules: str = ""
+    recorded_cycles: str = ""
     install: str = ""
 
     @hookimpl
@@ -58,6 +60,12 @@ class Backend:
         """Returns what the backend's devices reach."""
         fitted: Sequence[Calibration] = load_value(self.calibrations) if self.calibrations else ()
         return fitted
+
+    @hookimpl
+    def kanawa_recorded_cycles(self) -> Sequence[RecordedCycles]:
+        """Returns what the backend's kernels take by its compiler's schedules."""
+        rows: Sequence[RecordedCycles] = load_value(self.recorded_cycles)() if self.recorded_cycles else ()
+        return rows
 
     @hookimpl
     def kanawa_compiler_options(self, device: DeviceSpec, purpose: str) -> dict[str, Any] | None:

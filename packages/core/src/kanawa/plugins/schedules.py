@@ -98,3 +98,24 @@ class ScheduleRequest:
     target: Any
     differentiated: bool = True
     tuning: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCycles:
+    """What a kernel's calls took for one problem by a compiler's schedule, for machines that don't have the compiler.
+
+    Attributes:
+        kernel: the catalog name.
+        device: a DeviceSpec's name.
+        compiler: distribution and version.
+        problem: its fields by name, as text or numbers.
+        matmul_flops: FLOPs of one of its matmuls.
+        cycles: of each call, by its name in a compiled program.
+    """
+
+    kernel: str
+    device: str
+    compiler: str
+    problem: Mapping[str, Any] = field(hash=False)
+    matmul_flops: float
+    cycles: Mapping[str, float] = field(hash=False)

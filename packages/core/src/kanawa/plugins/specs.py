@@ -27,7 +27,7 @@ from kanawa.plugins.records import (
     MeshRule,
     PublishedStep,
 )
-from kanawa.plugins.schedules import KernelSchedule, ScheduleRequest
+from kanawa.plugins.schedules import KernelSchedule, RecordedCycles, ScheduleRequest
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,6 +45,7 @@ CONTRIBUTIONS: dict[str, type] = {
     "kanawa_mesh_rules": MeshRule,
     "kanawa_published_steps": PublishedStep,
     "kanawa_calibrations": Calibration,
+    "kanawa_recorded_cycles": RecordedCycles,
     "kanawa_doctor": Finding,
 }
 
@@ -101,6 +102,11 @@ def kanawa_published_steps() -> Sequence[PublishedStep]:
 @hookspec
 def kanawa_calibrations() -> Sequence[Calibration]:
     """Returns what programs reach on this plugin's devices, for each compiler that was fitted on published steps."""
+
+
+@hookspec
+def kanawa_recorded_cycles() -> Sequence[RecordedCycles]:
+    """Returns what this plugin's kernels take by their compiler's schedules, for plans without that compiler."""
 
 
 @hookspec

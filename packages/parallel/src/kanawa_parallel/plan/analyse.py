@@ -14,6 +14,7 @@ from kanawa_parallel.passes import idle_share
 from kanawa_parallel.plan.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import calibration_for, published
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.kernel_cycles import Cycles, scheduled
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.timing import Seconds, Timing
 from kanawa_parallel.plan.larger import joined
@@ -43,11 +44,12 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
     target = composition.target
     device = device or target.device
     asked = Asked.of(composition, compilation.prepared, compilation.program)
-    timing = _timing(compilation, device, target.jax_devices)
+    versions = installed()
+    cycles, unscheduled = scheduled(compilation.kernels, target, versions) if compilation.compiled else ({}, [])
+    timing = _timing(compilation, device, target.jax_devices, cycles)
     # Where the compiler gave up, its last text is of a program that it never finished.
     finished = timing is not None and not compilation.memory.exceeded
     at_peak = timing.step() if timing and finished else Seconds()
-    versions = installed()
     choice = calibration_for(device, versions)
     seconds = timing.reaching(choice.calibration).step() if timing and finished else at_peak
     arguments = held.argument_bytes(compilation.program.fn, compilation.program.abstract_args)
@@ -69,7 +71,7 @@ def analyse(composition: Composition, compilation: Compilation, device: DeviceSp
         devices=target.jax_devices,
         chips=target.chips,
         compiled=compilation.compiled,
-        note=compilation.note or _in_the_open(timing, seconds, versions),
+        note="; ".join(filter(None, (compilation.note or _in_the_open(timing, seconds, versions), *unscheduled))),
         fits=fits,
         memory=memory,
         memory_limit_bytes=limit,
@@ -164,7 +166,7 @@ def _shape(composition: Composition, program: Program) -> tuple[int, int, float,
     return rows, length, (length + 1) / 2, 3 if program.name == "train_step" else 1
 
 
-def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing | None:
+def _timing(compilation: Compilation, device: DeviceSpec, count: int, cycles: Cycles) -> Timing | None:
     if not compilation.text:
         return None
     # Devices of a CPU have no places on a network; the target's are then taken to stand in a row.
@@ -177,7 +179,7 @@ def _timing(compilation: Compilation, device: DeviceSpec, count: int) -> Timing 
         device,
         {} if mesh is None else dict(mesh.shape),
         Links.of(device, real, count),
-        KernelCosts.of(compilation.kernels),
+        KernelCosts.of(compilation.kernels, cycles),
     )
 
 

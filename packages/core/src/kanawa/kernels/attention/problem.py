@@ -148,9 +148,10 @@ class AttentionProblem:
         """Returns the share of a grid's steps whose tile holds a pair: two of its dimensions are queries and keys."""
         pairs = self.pairs / (self.q_length * self.kv_length)
         tiles = [size for size in grid if size > 0]
-        for heads in (self.num_heads, self.num_kv_heads):
-            if len(tiles) > 2 and heads in tiles:
-                tiles.remove(heads)
+        # There may be as many tiles as key heads: only one dimension counts heads.
+        heads = next((heads for heads in (self.num_heads, self.num_kv_heads) if heads in tiles), 0)
+        if heads and len(tiles) > 2:
+            tiles.remove(heads)
         if len(tiles) < 2:
             return pairs
         # Backward kernels go through keys outside and queries inside: where both are cut alike it is the same.

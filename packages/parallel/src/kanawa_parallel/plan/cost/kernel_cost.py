@@ -8,6 +8,7 @@ import kanawa as kn
 from kanawa.kernels.choice import KernelChoice
 from kanawa.plugins import host
 
+from kanawa_parallel.plan.cost.kernel_cycles import Cycles
 from kanawa_parallel.plan.read.hlo import Instruction
 
 #: The name scope around a kernel's work, `attention.tpu.splash~e2dd7411`.
@@ -22,11 +23,30 @@ def operation_of(name_stack: str) -> str:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """One choice of the manifest: the scope of its calls, FLOPs of one of its matmuls, and matmuls by a call's name."""
+    """One choice of the manifest: the scope of its calls, FLOPs of one of its matmuls, and matmuls by a call's name.
+
+    `cycles` are those of calls by the names that they were scheduled under; empty where no compiler told.
+    """
 
     scope: str
     matmul_flops: float
     calls: tuple[tuple[str, float], ...]
+    cycles: tuple[tuple[str, float], ...] = ()
+
+    def cycles_of(self, label: str) -> float | None:
+        """Returns the cycles of a call of that name, or of one that does the same part of the work; None if unknown."""
+        same = [cycles for name, cycles in self.cycles if name.lower() in label.lower()]
+        if same:
+            # A kernel that calls one function for several parts: gmm forward and for the rows' gradient.
+            return sum(same) / len(same)
+        part = self._part(label)
+        alike = [cycles for name, cycles in self.cycles if part is not None and self._part(name) == part]
+        return sum(alike) / len(alike) if alike else None
+
+    def _part(self, label: str) -> int | None:
+        """Returns which of the kernel's calls a name is of: the first whose pattern it matches."""
+        places = (at for at, (pattern, _) in enumerate(self.calls) if re.search(pattern, label, re.IGNORECASE))
+        return next(places, None)
 
     def flops(self, label: str) -> float:
         """Returns the FLOPs of a call of that name; 0 where the kernel has none such."""
@@ -43,15 +63,16 @@ class KernelCosts:
     costs: tuple[KernelCost, ...] = ()
 
     @classmethod
-    def of(cls, choices: Iterable[KernelChoice]) -> "KernelCosts":
-        """Returns the costs of those chosen kernels that are catalogued and name their calls."""
+    def of(cls, choices: Iterable[KernelChoice], cycles: Cycles | None = None) -> "KernelCosts":
+        """Returns the costs of those chosen kernels that are catalogued, and name their calls or were scheduled."""
         keys = {state.name: state.key for state in host().components("kernels") if state.state.usable}
         costs = []
         for choice in choices:
             key = keys.get(choice.kernel)
             calls = () if key is None else kn.component("kernels", key).compiled_calls
-            if calls and choice.matmul_flops:
-                costs.append(KernelCost(choice.scope, choice.matmul_flops, calls))
+            known = (cycles or {}).get(choice.scope, ())
+            if (calls and choice.matmul_flops) or known:
+                costs.append(KernelCost(choice.scope, choice.matmul_flops, calls, known))
         return cls(tuple(costs))
 
     def flops(self, call: Instruction) -> float:
@@ -60,11 +81,21 @@ class KernelCosts:
         A call is its scope's; without one, as where the compiler dropped it, that of the first kernel whose name it
         bears.
         """
+        label, costs = self._labelled(call)
+        return next((flops for cost in costs if (flops := cost.flops(label))), 0.0)
+
+    def cycles(self, call: Instruction) -> float | None:
+        """Returns the cycles of a kernel's call by its schedule; None for any other instruction, and if unknown."""
+        label, costs = self._labelled(call)
+        return next((cycles for cost in costs if (cycles := cost.cycles_of(label)) is not None), None)
+
+    def _labelled(self, call: Instruction) -> tuple[str, tuple[KernelCost, ...]]:
+        """Returns what names a call, and the kernels that it may be of."""
         if call.opcode.removesuffix("-start") != "custom-call" or not self.costs:
-            return 0.0
+            return "", ()
         label = " ".join((call.name, call.op_name.rpartition("/")[2], call.attribute("custom_call_target") or ""))
-        within = [cost for cost in self.costs if cost.scope in call.op_name]
+        within = tuple(cost for cost in self.costs if cost.scope in call.op_name)
         if within:
             # What follows the scope is the kernel's own: its layers may be called anything.
             label = f"{label} {call.op_name.rpartition(within[0].scope)[2]}"
-        return next((flops for cost in within or self.costs if (flops := cost.flops(label))), 0.0)
+        return label, within or self.costs

@@ -1,7 +1,7 @@
 """How long a scheduled program takes: its instructions in order, collectives running beside them until waited for.
 
-An instruction takes what the compiler estimates (TPU), else what a roofline allows: the longer of its FLOPs at peak
-and its bytes at the memory's bandwidth.
+An instruction takes what the compiler estimates (TPU), a kernel what its own schedule counts, else what a roofline
+allows: the longer of its FLOPs at peak and its bytes at the memory's bandwidth.
 """
 
 import dataclasses
@@ -270,6 +270,11 @@ class Timing:
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
         if self.device.clock_hz and instruction.estimated_cycles is not None:
             return instruction.estimated_cycles / self.device.clock_hz, bound
+        scheduled = self.kernels.cycles(instruction) if self.device.clock_hz else None
+        if self.device.clock_hz and scheduled is not None:
+            # A schedule doesn't wait for memory.
+            busy = scheduled / self.device.clock_hz
+            return max(busy, at_bandwidth), "compute" if busy >= at_bandwidth else "memory"
         # Its time is its link's; the bytes it reads and writes on the way are part of that.
         if self._collective(computation, instruction) is not None:
             return 0.0, "memory"
@@ -282,7 +287,8 @@ class Timing:
         return shares.get(operation_of(instruction.op_name), usual) / usual if shares else 1.0
 
     def _has_estimate(self, instruction: Instruction) -> bool:
-        return instruction.estimated_cycles is not None and self.device.clock_hz is not None
+        told = instruction.estimated_cycles is not None or self.kernels.cycles(instruction) is not None
+        return told and self.device.clock_hz is not None
 
     def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run with all that a fusion holds."""

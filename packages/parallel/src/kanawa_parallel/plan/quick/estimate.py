@@ -23,6 +23,7 @@ from kanawa_parallel.plan.analyse import MFU_FORMULA, Asked, bubble, installed, 
 from kanawa_parallel.plan.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import Choice, calibration_for, published, reached
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.kernel_cycles import recorded
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.memory import arguments as held
 from kanawa_parallel.plan.memory.liveness import peak
@@ -94,7 +95,11 @@ def estimated(composition: Composition, name: str, device: DeviceSpec | None = N
     with stage("timing"):
         figures = device or target.device
         choice = calibration_for(figures, installed())
-        times = Roofline(walked, memory, _machine(figures, choice.calibration, target, KernelCosts.of(kernels)))
+        times = Roofline(
+            walked,
+            memory,
+            _machine(figures, choice.calibration, target, KernelCosts.of(kernels, recorded(kernels, figures))),
+        )
     return Estimate(prepared, program, kernels, memory, times, choice)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.plan.cost.collectives import sent_bytes
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
+from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts, operation_of
 from kanawa_parallel.plan.cost.links import Link, Links
 from kanawa_parallel.plan.cost.timing import Seconds
 from kanawa_parallel.plan.quick.buffers import Memory
@@ -73,7 +73,10 @@ class Machine:
         operation = operation_of(step.equation.path) if step is not None else ""
         usual = self.matmul_factor if step is not None and step.equation.name == "dot_general" else 1.0
         factor = self.kernel_factors.get(operation, usual)
+        cycles = kernel_cycles(step.equation, self.kernels) if step is not None and device.clock_hz else None
         computing = own / (self._peak(step) * factor)
+        if cycles is not None and device.clock_hz:
+            computing = cycles / device.clock_hz
         moving = moved / (device.memory_bandwidth * self.memory_factor / device.jax_devices_per_chip)
         return (computing, "compute") if computing >= moving and own else (moving, "memory")
 
@@ -179,10 +182,24 @@ class Roofline:
         return Sent(move.kind, move.axes, link.name, self.runs, sent * self.runs, seconds * self.runs, early)
 
 
+def kernel_cycles(eqn: Equation, kernels: KernelCosts) -> float | None:
+    """Returns the cycles of a kernel's call by a recorded schedule; None for any other equation, and if unknown."""
+    if eqn.name != "pallas_call":
+        return None
+    label, within = _labelled(eqn, kernels)
+    return next((cycles for cost in within if (cycles := cost.cycles_of(label)) is not None), None)
+
+
+def _labelled(eqn: Equation, kernels: KernelCosts) -> tuple[str, list[KernelCost]]:
+    """Returns what names a call, and the kernels in whose scope it stands."""
+    within = [cost for cost in kernels.costs if cost.scope in eqn.path]
+    behind = eqn.path.rpartition(within[0].scope)[2] if within else ""
+    return f"{eqn.name} {eqn.params.get('name', '')} {behind}", within
+
+
 def kernel_flops(eqn: Equation, kernels: KernelCosts) -> float:
     """Returns the FLOPs of a kernel's call: as its class says of calls of that name, else as the call states."""
-    label = f"{eqn.name} {eqn.params.get('name', '')}"
-    within = [cost for cost in kernels.costs if cost.scope in eqn.path]
+    label, within = _labelled(eqn, kernels)
     known = next((flops for cost in within if (flops := cost.flops(label))), 0.0)
     return known or float(getattr(eqn.params.get("cost_estimate"), "flops", 0) or 0)
 

@@ -1,0 +1,87 @@
+"""Cycles of this package's kernels by libtpu's schedules, so that quick plans know them without a compiler.
+
+`python -m kanawa_backends_tpu.schedule.recorded` compiles them again and writes the table: after a new libtpu, or a
+change of a kernel. It takes the names of devices, else does all.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kanawa.plugins import KernelSchedule, RecordedCycles
+
+TABLE = Path(__file__).with_name("recorded.json")
+_DEVICES = ("v5e", "v5p", "v6e", "v7x")
+#: Kernels in the order in which they are compiled, and what differs from each one's typical problem.
+_PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("attention.tpu.splash", {}),
+    ("grouped_matmul.tpu.megablox", {}),
+    ("attention.tpu.splash", {"head_dim": 64, "v_head_dim": 64}),
+    ("attention.tpu.splash", {"head_dim": 256, "v_head_dim": 256, "num_heads": 16}),
+)
+
+
+def recorded() -> list[RecordedCycles]:
+    """Returns the table."""
+    return [RecordedCycles(**row) for row in json.loads(TABLE.read_text(encoding="utf-8"))]
+
+
+def fields_of(problem: Any) -> dict[str, Any]:
+    """Returns a problem's fields as they are recorded: numbers, and all else as text."""
+    return {name: value if type(value) in (int, float) else str(value) for name, value in vars(problem).items()}
+
+
+def row(kernel: str, device: str, problem: Any, flops: float, calls: list[KernelSchedule]) -> RecordedCycles:
+    """Returns the record of one kernel's calls."""
+    cycles = {call.call: call.cycles for call in calls if call.cycles is not None}
+    return RecordedCycles(
+        kernel=kernel,
+        device=device,
+        compiler=calls[0].compiler,
+        problem=fields_of(problem),
+        matmul_flops=flops,
+        cycles={name: round(value, 1) for name, value in cycles.items()},
+    )
+
+
+def _asked(devices: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+    from kanawa.kernels.compare import examples_for
+
+    for kernel, change in _PROBLEMS:
+        typical = examples_for(kernel.partition(".")[0]).typical
+        for device in devices:
+            yield kernel, device, dataclasses.replace(typical, **change)
+
+
+def record(devices: tuple[str, ...] = _DEVICES) -> Iterator[RecordedCycles]:
+    """Compiles every problem on each device, one after the other."""
+    from kanawa.composition.target import parse_target
+    from kanawa.kernels.laboratory import matmul_flops, schedules
+    from kanawa.plugins import ScheduleRequest
+    from kanawa.plugins.devices import device_specs
+
+    for kernel, device, problem in _asked(devices):
+        spec = device_specs()[device]
+        target = parse_target(f"{device}-{min(spec.topologies) * spec.cores_per_unit}")
+        calls = schedules(ScheduleRequest(kernel=kernel, problem=problem, target=target))
+        yield row(kernel, device, problem, matmul_flops(problem), calls)
+
+
+def main(devices: tuple[str, ...]) -> None:
+    """Writes each row as it is made, in place of what the table had for the same kernel, device and problem."""
+    kept = {_key(each): each for each in recorded()}
+    for made in record(devices):
+        kept[_key(made)] = made
+        rows = [dataclasses.asdict(kept[key]) for key in sorted(kept)]
+        TABLE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _key(one: RecordedCycles) -> tuple[str, str, str]:
+    return one.device, one.kernel, json.dumps(one.problem, sort_keys=True)
+
+
+if __name__ == "__main__":
+    main(tuple(sys.argv[1:]) or _DEVICES)
