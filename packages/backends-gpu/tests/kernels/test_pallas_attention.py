@@ -77,8 +77,9 @@ MORE: dict[str, dict[str, Any]] = {
     "segments or a window": {"mask": MaskSpec(any_of=((MaskSpec(segments=True), sliding_window(9)),))},
     "predicate": {"mask": CAUSAL & MaskSpec(predicates=("striped",)), "logit_cap": 2.0},
     "packed predicate": {"mask": PACKED & MaskSpec(predicates=("striped",)), "has_sinks": True},
-    "bias of each row": {"bias_shape": (2, 1, 72, 1), "mask": FULL},
-    "bias of all": {"bias_shape": (1, 1, 1, 1), "mask": sliding_window(20)},
+    # Without sinks a bias that all keys of a query share changes nothing, and its gradient is rounding alone.
+    "bias of each row": {"bias_shape": (2, 1, 72, 1), "mask": FULL, "has_sinks": True},
+    "bias of all": {"bias_shape": (1, 1, 1, 1), "mask": sliding_window(20), "has_sinks": True},
     "bias whole, cap": {"bias_shape": (2, 4, 72, 72), "logit_cap": 2.0, "mask": PACKED},
     "dropout, bias of each head, sinks": {"dropout_rate": 0.2, "bias_shape": (1, 4, 1, 72), "has_sinks": True},
     "ALiBi at given positions": {**BY_POSITION, "has_alibi": True, "mask": FULL},

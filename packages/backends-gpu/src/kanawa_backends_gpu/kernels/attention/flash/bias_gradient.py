@@ -26,11 +26,12 @@ def bias_gradient(refs: Refs, dbias: Any, *, tiles: Tiles) -> None:
     p = tiles.problem
     rows, heads, length, width = _shape(tiles)
     both, bias_head, bias_row = (pl.program_id(i) for i in range(3))
-    q_block, k_block = both // _blocks(tiles)[1], both % _blocks(tiles)[1]
+    q_block, k_block = tile.divided(both, _blocks(tiles)[1])
     bounds = refs["bounds"]
 
     def per_tile(row: Any, head: Any, query: Any, index: Any, total: Any) -> Any:
-        kv_head, start, key = head // p.group_size, query * tiles.queries, index * tiles.keys
+        kv_head, _ = tile.divided(head, p.group_size)
+        start, key = query * tiles.queries, index * tiles.keys
         q, dout = (tile.load_rows(refs[n], row, head, start, tiles.queries, checked=True) for n in ("q", "dout"))
         k, v = (tile.load_rows(refs[n], row, kv_head, key, tiles.keys, checked=True) for n in ("k", "v"))
         at = At(row, head, start, key)
@@ -54,8 +55,8 @@ def bias_gradient(refs: Refs, dbias: Any, *, tiles: Tiles) -> None:
         return jax.lax.fori_loop(first, end, lambda index, seen: per_tile(row, head, query, index, seen), total)
 
     def per_head(pair: Any, total: Any) -> Any:
-        row = pair // _repeats(heads, p.num_heads) if rows == 1 else bias_row
-        head = pair % p.num_heads if heads == 1 else bias_head
+        of_row, of_head = tile.divided(pair, _repeats(heads, p.num_heads))
+        row, head = of_row if rows == 1 else bias_row, of_head if heads == 1 else bias_head
         if length != 1:
             return per_queries(row, head, q_block, total)
         return jax.lax.fori_loop(0, tiles.query_blocks, lambda query, seen: per_queries(row, head, query, seen), total)

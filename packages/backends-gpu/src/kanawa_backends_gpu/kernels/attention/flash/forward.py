@@ -28,9 +28,9 @@ def place(tiles: Tiles) -> tuple[Any, Any, Any, Any]:
     """Returns this program's (row, query head, key head, block of queries)."""
     p = tiles.problem
     both, kv_head, row = (pl.program_id(i) for i in range(3))
+    count, member = tile.divided(both, p.group_size)
     # The last queries first: under a causal mask they have most to do, and short programs fill up the end.
-    block = tiles.query_blocks - 1 - both // p.group_size
-    return row, kv_head * p.group_size + both % p.group_size, kv_head, block
+    return row, kv_head * p.group_size + member, kv_head, tiles.query_blocks - 1 - count
 
 
 def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) -> None:

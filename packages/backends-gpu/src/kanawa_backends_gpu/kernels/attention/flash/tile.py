@@ -74,6 +74,15 @@ def pieces(width: int) -> list[tuple[int, int]]:
     return parts
 
 
+def divided(number: Any, by: int) -> tuple[Any, Any]:
+    """Returns (quotient, remainder) of a number that isn't negative.
+
+    Python's own operators round down for negative ones, with a selection that Triton's lowering refuses in some loops.
+    """
+    divisor = np.int32(by)
+    return jax.lax.div(number, divisor), jax.lax.rem(number, divisor)
+
+
 def load_rows(ref: Any, row: Any, head: Any, start: Any, size: int, checked: bool, end: Any = None) -> list[jax.Array]:
     """Returns rows [start, start + size) of [B, L, H, D] as pieces [size, width].
 
