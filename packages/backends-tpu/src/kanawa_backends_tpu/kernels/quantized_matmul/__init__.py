@@ -1,0 +1,1 @@
+"""Quantised matrix products on TPUs."""

@@ -1,0 +1,24 @@
+"""Every case of the table in docs/kernels.md, compiled for each generation; slow: KANAWA_AOT=1."""
+
+import os
+
+import pytest
+from kanawa.composition.target import parse_target
+from kanawa_backends_tpu.schedule.table import CASES, TARGETS, Case, compiled_bytes
+from kanawa_backends_tpu.topology import missing_wheels
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),
+    pytest.mark.skipif(missing_wheels(), reason='no libtpu: pip install "kanawa-backends-tpu[tpu]"'),
+    # libtpu's own start-up message about the environment that it doesn't find.
+    pytest.mark.filterwarnings("default"),
+]
+MIB = 2**20
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kernel} {case.purpose}")
+@pytest.mark.parametrize("selector", TARGETS)
+def test_compiles(selector: str, case: Case):
+    needed = compiled_bytes(case, parse_target(selector))
+    # The pools of a serving case are 128 MiB and more: a kernel that had them copied would show it.
+    assert case.kernel != "attention.tpu.paged" or needed < 96 * MIB
