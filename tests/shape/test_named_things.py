@@ -116,6 +116,7 @@ def test_files_exist():
                 wrong.append(f"{page}: {name}")
     assert not wrong, "\n".join(wrong)
 
+
 #: The hooks that a backend's parts answer (`kanawa.plugins.Backend`).
 BACKEND_HOOKS = {
     "devices": "kanawa_device_specs",

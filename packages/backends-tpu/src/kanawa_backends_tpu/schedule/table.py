@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.laboratory import halves
 from kanawa.kernels.masks import CAUSAL, sliding_window
 from kanawa.plugins import component
+
+from kanawa_backends_tpu.schedule.compiled import compiler
 
 TARGETS = ("v5e-4", "v5p-8", "v6e-4", "v7x-8")
 BEGIN, END = "<!-- generated: TPU kernels compiled -->", "<!-- end generated: TPU kernels compiled -->"
@@ -133,9 +134,7 @@ def rendered(lines: Sequence[Sequence[str]]) -> str:
     """Returns the block between the markers, markers included."""
     head = ["kernel", "problem", *(target.partition("-")[0] for target in TARGETS)]
     table = [head, ["---"] * len(head), *lines]
-    said = (
-        f"libtpu {version('libtpu')}, jax {jax.__version__}; memory beside operands and results; never run on a chip."
-    )
+    said = f"{compiler()}, jax {jax.__version__}; memory beside operands and results; never run on a chip."
     return "\n".join([BEGIN, said, "", *("| " + " | ".join(line) + " |" for line in table), END])
 
 

@@ -1,0 +1,38 @@
+"""Choosing kernels for one platform imports no other platform's code, in a fresh interpreter."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import dataclasses, json, sys
+from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.problem import ATTENTION
+from kanawa.kernels.selection import select
+
+platform, kind = sys.argv[1:]
+served = dataclasses.replace(BASE, mode="decode", q_length=1, has_kv_lengths=True, page_size=16)
+with use_plan(ExecutionPlan(platform=platform, device_kind=kind)):
+    for problem in (dataclasses.replace(BASE, dtype="bfloat16"), served):
+        select(ATTENTION, problem)
+print(json.dumps(sorted(sys.modules)))
+"""
+PLATFORMS = {
+    "gpu": ("NVIDIA H100 80GB HBM3", ("kanawa_backends_tpu.kernels", "kanawa_backends_neuron.kernels", "mosaic.tpu")),
+    "tpu": ("TPU v5", ("kanawa_backends_gpu.kernels", "kanawa_backends_neuron.kernels")),
+    "cpu": ("cpu", ("kanawa_backends_gpu.kernels", "kanawa_backends_tpu.kernels", "kanawa_backends_neuron.kernels")),
+}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_other_platforms_code_stays_out(platform):
+    kind, foreign = PLATFORMS[platform]
+    command = [sys.executable, "-c", PROBE, platform, kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    modules = json.loads(done.stdout.splitlines()[-1])
+    assert "kanawa.kernels.attention.reference" in modules
+    assert not [module for module in modules if any(name in module for name in foreign)]
