@@ -5,7 +5,6 @@ once, tiles that nobody sees don't exist, and those that everyone sees have no m
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -40,7 +39,7 @@ class Tiling(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """What softmax needs of the keys so far, fp32: values [B, K, R, D], sum of weights and top score [B, K, R, 1]."""
+    """What softmax needs of the keys so far: values [B, K, G, T, D], sum of weights and top score [B, K, G, T, 1]."""
 
     values: jax.Array
     total: jax.Array
@@ -66,12 +65,13 @@ def forward(problem: AttentionProblem, operands: Operands, cut: Tiling) -> tuple
         for together in _groups(seen):
             q = _after(before, q) if cut.in_order else q
             scores = [_scores(problem, operands, q, k[j], span, cut.keys[j])[0] for j in together]
-            factors = [words and tl.tile_factors(problem, words, span, cut.keys[j], v[j].dtype) for j in together]
+            factors = [words and tl.tile_factors(problem, words, span, cut.keys[j]) for j in together]
             sums = _attend(scores, [v[j] for j in together], factors, sums)
             before = sums.values
-        out, lse = _finish(problem, sums, q.shape[:3])
-        outs.append(tl.from_query_rows(out, problem))
-        rows.append(tl.from_per_row(lse, problem))
+        shape = (*q.shape[:2], problem.group_size, span.stop - span.start)
+        out, lse = _finish(problem, sums, shape)
+        outs.append(tl.from_query_rows(_merged(out), problem))
+        rows.append(lse.reshape(problem.batch, problem.num_heads, -1))
     out, lse = jnp.concatenate(outs, axis=1), jnp.concatenate(rows, axis=2)
     if problem.has_sinks:
         out, lse = merge_sinks(out, lse, operands["sinks"])
@@ -83,7 +83,7 @@ def backward(
 ) -> dict[str, jax.Array]:
     """Returns cotangents in fp32, recomputing each tile's scores from the log-sum-exp.
 
-    Scores are computed transposed, [B, K, S, R]: two of the three products with them then read them in order.
+    Scores are computed transposed, [B, K, S, G, T]: two of the three products with them then read them in order.
     """
     delta = row_delta(out, dout)
     # A row without keys has lse = -inf; its weights are 0, not exp(MASKED + inf).
@@ -97,23 +97,25 @@ def backward(
     for span, seen in zip(cut.queries, cut.pairs, strict=True):
         q = tl.query_rows(_scaled(problem, operands["q"]), span, problem)
         d = tl.query_rows(dout.astype(operands["v"].dtype), span, problem)
-        row_lse, row_d = (tl.per_row(x, span, problem)[..., None, :] for x in (finite, delta))
+        row_lse, row_d = (tl.per_row(x, span, problem)[:, :, None] for x in (finite, delta))
         parts: list[jax.Array] = []
         for number, j in enumerate(seen):
             if cut.in_order and number % _TOGETHER == 0:
                 q, d = _after(before, q), _after(before, d)
             scores, slope = _scores(problem, operands, q, k[j], span, cut.keys[j], transposed=True)
-            weights = jnp.exp(scores - row_lse)
-            dweights, used = _product(v[j], d, transpose_b=True), weights
+            # Rounded as the product takes them: read by two, they would be written to memory in both widths.
+            weights = jnp.exp(scores - row_lse).astype(d.dtype)
+            dweights, used = _product(v[j], d, transpose_b=True).reshape(scores.shape), weights
             if words is not None:
-                factors = jnp.swapaxes(tl.tile_factors(problem, words, span, cut.keys[j], weights.dtype), -1, -2)
-                dweights, used = dweights * factors, weights * factors
-            dscores = weights * (dweights - row_d)
+                factors = _turned(tl.tile_factors(problem, words, span, cut.keys[j]))
+                dweights, used = dweights * factors, _dropped(weights, factors)
+            dscores = weights.astype(jnp.float32) * (dweights - row_d)
             if bias is not None:
-                added = tl.bias_cotangent(problem, jnp.swapaxes(dscores, -1, -2))
+                added = tl.bias_cotangent(problem, jnp.moveaxis(dscores, 2, -1))
                 bias = _add_tile(bias, added, span, cut.keys[j])
-            shares["v"][j].append(_product(used.astype(d.dtype), d))
-            dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
+            flat = (*scores.shape[:3], -1)
+            shares["v"][j].append(_product(used.reshape(flat), d))
+            dscores = (dscores if slope is None else dscores * slope).astype(q.dtype).reshape(flat)
             shares["k"][j].append(_product(dscores, q))
             parts.append(_product(dscores, k[j], transpose_a=True))
             before = parts[-1]
@@ -163,9 +165,14 @@ def _scores(
     *,
     transposed: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns a tile's masked scores in fp32 and the slope of their soft cap: [B, K, R, S], or [B, K, S, R]."""
-    scores = _product(k, q, transpose_b=True) if transposed else _product(q, k, transpose_b=True)
-    turned: Callable[[jax.Array], jax.Array] = (lambda x: jnp.swapaxes(x, -1, -2)) if transposed else (lambda x: x)
+    """Returns a tile's masked scores in fp32 and the slope of their soft cap: [B, K, G, T, S], or [B, K, S, G, T]."""
+    rows = (problem.group_size, queries.stop - queries.start)
+    if transposed:
+        turned = _turned
+        scores = _product(k, q, transpose_b=True).reshape(*k.shape[:3], *rows)
+    else:
+        turned = _as_is
+        scores = _product(q, k, transpose_b=True).reshape(*q.shape[:2], *rows, k.shape[2])
     if not sc.scale_in_queries(problem):
         scores = scores * problem.scale
     slope = None
@@ -181,6 +188,24 @@ def _scores(
     return scores if mask is None else jnp.where(turned(mask), scores, sc.MASKED), slope
 
 
+def _dropped(weights: jax.Array, factors: jax.Array | None) -> jax.Array:
+    return weights if factors is None else (weights.astype(jnp.float32) * factors).astype(weights.dtype)
+
+
+def _merged(x: jax.Array) -> jax.Array:
+    """Returns [B, K, G, T, …] as the rows of a product, [B, K, G * T, …]."""
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _turned(x: jax.Array) -> jax.Array:
+    """Returns [B, K, G, T, S] as [B, K, S, G, T]."""
+    return jnp.moveaxis(x, -1, 2)
+
+
+def _as_is(x: jax.Array) -> jax.Array:
+    return x
+
+
 def _attend(scores: list[jax.Array], v: list[jax.Array], factors: list[jax.Array | None], sums: _Sums | None) -> _Sums:
     """Returns the sums after some more tiles of keys; `factors` are dropout's, which leaves the sum of weights alone.
 
@@ -191,8 +216,9 @@ def _attend(scores: list[jax.Array], v: list[jax.Array], factors: list[jax.Array
     top = functools.reduce(jnp.maximum, tops, jnp.float32(sc.MASKED) if sums is None else sums.top)
     weights = [jnp.exp(tile - top).astype(x.dtype) for tile, x in zip(scores, v, strict=True)]
     total = _sum([jnp.sum(tile, axis=-1, keepdims=True, dtype=jnp.float32) for tile in weights], top.shape)
-    dropped = [tile if factor is None else tile * factor for tile, factor in zip(weights, factors, strict=True)]
-    values = functools.reduce(jnp.add, [_product(tile, x) for tile, x in zip(dropped, v, strict=True)])
+    dropped = [_dropped(tile, factor) for tile, factor in zip(weights, factors, strict=True)]
+    parts = [_product(_merged(tile), x) for tile, x in zip(dropped, v, strict=True)]
+    values = _sum(parts, parts[0].shape).reshape(*top.shape[:-1], -1)
     if sums is None:
         return _Sums(values, total, top)
     kept = jnp.exp(sums.top - top)
@@ -200,7 +226,7 @@ def _attend(scores: list[jax.Array], v: list[jax.Array], factors: list[jax.Array
 
 
 def _finish(problem: AttentionProblem, sums: _Sums | None, rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns (out fp32 [B, K, R, D], log-sum-exp [B, K, R]); rows that saw no key have 0 and -inf."""
+    """Returns (out fp32 [B, K, G, T, D], log-sum-exp [B, K, G, T]); rows that saw no key have 0 and -inf."""
     if sums is None:
         return jnp.zeros((*rows, problem.v_head_dim)), jnp.full(rows, -jnp.inf)
     values, total, top = sums

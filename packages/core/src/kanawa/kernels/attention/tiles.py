@@ -1,7 +1,8 @@
 """Cutting attention into tiles of static size: where they lie, what a mask leaves of each, and how they are laid out.
 
-Legend: B batch, T queries of a tile, S keys of a tile, H query heads, K key heads, G = H / K, R = T * G rows. A tile's
-scores are [B, K, R, S]: queries that share a key head are more rows of one product.
+Legend: B batch, T queries of a tile, S keys of a tile, H query heads, K key heads, G = H / K. A tile's scores are
+[B, K, G, T, S]: queries that share a key head are more rows, [B, K, G * T, D], of one product. Queries lie within
+groups, so that what is one number for each query is read in the order in which it lies.
 """
 
 from typing import Literal, NamedTuple
@@ -62,19 +63,18 @@ def visible(problem: AttentionProblem, queries: Span, keys: Span) -> Visible:
 
 
 def query_rows(x: jax.Array, queries: Span, problem: AttentionProblem) -> jax.Array:
-    """Returns a span of [B, length, H, D] as [B, K, R, D]."""
+    """Returns a span of [B, length, H, D] as [B, K, G * T, D]."""
     batch, _, _, width = x.shape
     length, heads, group = queries.stop - queries.start, problem.num_kv_heads, problem.group_size
     cut = x[:, queries.start : queries.stop].reshape(batch, length, heads, group, width)
-    return cut.transpose(0, 2, 1, 3, 4).reshape(batch, heads, length * group, width)
+    return cut.transpose(0, 2, 3, 1, 4).reshape(batch, heads, group * length, width)
 
 
 def from_query_rows(x: jax.Array, problem: AttentionProblem) -> jax.Array:
-    """Undoes `query_rows`: [B, K, R, D] to [B, T, H, D]."""
+    """Undoes `query_rows`: [B, K, G * T, D] to [B, T, H, D]."""
     batch, heads, rows, width = x.shape
-    group = problem.group_size
-    split = x.reshape(batch, heads, rows // group, group, width).transpose(0, 2, 1, 3, 4)
-    return split.reshape(batch, rows // group, heads * group, width)
+    split = x.reshape(batch, heads * problem.group_size, rows // problem.group_size, width)
+    return split.transpose(0, 2, 1, 3)
 
 
 def key_rows(x: jax.Array, keys: Span) -> jax.Array:
@@ -83,21 +83,13 @@ def key_rows(x: jax.Array, keys: Span) -> jax.Array:
 
 
 def per_row(x: jax.Array, queries: Span, problem: AttentionProblem) -> jax.Array:
-    """Returns a span of numbers [B, H, length] as [B, K, R]."""
-    batch, heads, group = x.shape[0], problem.num_kv_heads, problem.group_size
-    cut = x[..., queries.start : queries.stop].reshape(batch, heads, group, -1)
-    return cut.transpose(0, 1, 3, 2).reshape(batch, heads, -1)
-
-
-def from_per_row(x: jax.Array, problem: AttentionProblem) -> jax.Array:
-    """Undoes `per_row`: [B, K, R] to [B, H, T]."""
-    batch, heads, rows = x.shape
-    split = x.reshape(batch, heads, rows // problem.group_size, problem.group_size)
-    return split.transpose(0, 1, 3, 2).reshape(batch, problem.num_heads, -1)
+    """Returns a span of numbers [B, H, length] as [B, K, G, T]."""
+    cut = x[..., queries.start : queries.stop]
+    return cut.reshape(x.shape[0], problem.num_kv_heads, problem.group_size, cut.shape[-1])
 
 
 def tile_mask(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> jax.Array | None:
-    """Returns who may attend to whom in a tile, bool [B or 1, 1, R, S], or None where everyone may."""
+    """Returns who may attend to whom in a tile, bool [B or 1, 1, 1, T, S], or None where all may."""
     if visible(problem, queries, keys) == "all":
         return None
     at, positions = _positions(problem, operands, queries, keys)
@@ -112,52 +104,39 @@ def tile_mask(problem: AttentionProblem, operands: Operands, queries: Span, keys
         index = jnp.arange(*keys, dtype=jnp.int32)[None]
         exists = (index < operands["kv_lengths"][:, None])[:, None, :]
         allowed = exists if allowed is None else allowed & exists
-    if allowed is None:
-        return None
-    length, group = queries.stop - queries.start, problem.group_size
-    spread = jnp.broadcast_to(allowed[:, :, None], (allowed.shape[0], length, group, allowed.shape[2]))
-    return spread.reshape(allowed.shape[0], 1, length * group, allowed.shape[2])
+    return None if allowed is None else allowed[:, None, None]
 
 
 def tile_bias(problem: AttentionProblem, bias: jax.Array, queries: Span, keys: Span) -> jax.Array:
-    """Returns a tile of the bias [B or 1, H or 1, T or 1, S or 1] in fp32: [B or 1, K or 1, R, S or 1]."""
-    length, group = queries.stop - queries.start, problem.group_size
+    """Returns a tile of the bias [B or 1, H or 1, T or 1, S or 1] in fp32, shaped to broadcast over scores."""
     bias = bias if bias.shape[2] == 1 else bias[:, :, queries.start : queries.stop]
     bias = bias if bias.shape[3] == 1 else bias[..., keys.start : keys.stop]
-    batch, heads, rows, columns = bias.shape
-    split = bias.reshape(batch, 1 if heads == 1 else problem.num_kv_heads, 1 if heads == 1 else group, rows, columns)
-    spread = split.transpose(0, 1, 3, 2, 4)
-    spread = jnp.broadcast_to(spread, (*spread.shape[:2], length, group, columns))
-    return spread.reshape(*spread.shape[:2], length * group, columns).astype(jnp.float32)
+    batch, heads, *rest = bias.shape
+    split = (1, 1) if heads == 1 else (problem.num_kv_heads, problem.group_size)
+    return bias.reshape(batch, *split, *rest).astype(jnp.float32)
 
 
 def bias_cotangent(problem: AttentionProblem, dscores: jax.Array) -> jax.Array:
-    """Returns a tile's cotangent [B, K, R, S] of its scores as that of its bias, summed where the bias broadcasts."""
-    batch, heads, rows, keys = dscores.shape
-    group = problem.group_size
-    split = dscores.reshape(batch, heads, rows // group, group, keys).transpose(0, 1, 3, 2, 4)
-    whole = split.reshape(batch, problem.num_heads, rows // group, keys)
+    """Returns the cotangent [B, K, G, T, S] of a tile's scores as that of its bias, summed where it broadcasts."""
+    whole = dscores.reshape(dscores.shape[0], problem.num_heads, *dscores.shape[3:])
     axes = tuple(i for i, size in enumerate(problem.bias_shape or ()) if size == 1)
     return jnp.sum(whole, axis=axes, keepdims=True)
 
 
 def tile_alibi(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> jax.Array:
-    """Returns what ALiBi takes off a tile's scores, slope * distance in fp32: [B or 1, K, R, S]."""
+    """Returns what ALiBi takes off a tile's scores, slope * distance in fp32: [B or 1, K, G, T, S]."""
     slopes = jax.lax.stop_gradient(operands["alibi_slopes"]).astype(jnp.float32)
     at, positions = _positions(problem, operands, queries, keys)
     distance = jnp.abs(at[:, :, None] - positions[:, None, :]).astype(jnp.float32)
-    by_head = slopes.reshape(1, problem.num_kv_heads, 1, problem.group_size, 1) * distance[:, None, :, None]
-    return by_head.reshape(*by_head.shape[:2], -1, by_head.shape[-1])
+    return slopes.reshape(1, problem.num_kv_heads, problem.group_size, 1, 1) * distance[:, None, None]
 
 
-def tile_factors(
-    problem: AttentionProblem, words: tuple[jax.Array, jax.Array], queries: Span, keys: Span, dtype: jnp.dtype
-) -> jax.Array:
-    """Returns what dropout multiplies a tile's weights with, 0 or 1 / (1 - rate): [B, K, R, S]; words: `row_words`."""
+def tile_factors(problem: AttentionProblem, words: tuple[jax.Array, jax.Array], queries: Span, keys: Span) -> jax.Array:
+    """Returns what dropout multiplies a tile's weights with, fp32 0 or 1 / (1 - rate); words: `row_words`."""
     first, second = (per_row(word, queries, problem)[..., None] for word in words)
-    places = jnp.arange(*keys, dtype=jnp.uint32)[None, None, None]
+    places = jnp.arange(*keys, dtype=jnp.uint32)[None, None, None, None]
     stays = kept(first, second, places, problem.dropout_rate)
-    return jnp.where(stays, jnp.asarray(1.0 / (1.0 - problem.dropout_rate), dtype), jnp.zeros((), dtype))
+    return jnp.where(stays, jnp.float32(1.0 / (1.0 - problem.dropout_rate)), jnp.float32(0.0))
 
 
 def _positions(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> tuple[jax.Array, jax.Array]:
