@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.testing.kernel import KernelConformance
-from kanawa_backends_neuron.kernels.attention.training import NkiAttention
+from kanawa_backends_neuron.kernels.attention import training
+from kanawa_backends_neuron.kernels.attention.training import NkiAttention, parts_of, row_bytes
 
 SMALL = dataclasses.replace(BASE, batch=1, num_heads=2, num_kv_heads=1)
 #: Beside the operation's own sweep: lengths that aren't whole tiles, several blocks of keys, masks that meet.
@@ -42,8 +44,7 @@ REFUSALS = {
     "prefix beside a window": {"mask": MaskSpec(causal=True, prefix=True, window=(5, None))},
     "dtype float64": {"dtype": "float64"},
     "head width 320; 256 at most": {"head_dim": 320},
-    "take 288 KiB of a partition's SBUF; 144 at most": {"kv_length": 16384, "q_length": 16384, "head_dim": 128},
-    "a program of": {"kv_length": 32768, "q_length": 32768, "mode": "prefill", "dtype": "bfloat16"},
+    "1048576 queries and 1048576 keys would take more than 64 programs": {"kv_length": 2**20, "q_length": 2**20},
 }
 
 
@@ -52,3 +53,38 @@ def test_refusals_say_why(reason):
     verdict = NkiAttention().supports(dataclasses.replace(BASE, **REFUSALS[reason]), None)
     assert not verdict
     assert reason in verdict.reason
+
+
+#: Rows longer than what fits: cut at 512 and 1,024, with masks that leave some of the pieces out.
+LONG = (
+    {},
+    {"mask": sliding_window(200), "has_sinks": True, "dtype": "bfloat16"},
+    {"mask": MaskSpec(causal=True, chunk=300, segments=True)},
+    {"mask": FULL, "q_length": 100, "mode": "prefill"},
+)
+
+
+@pytest.mark.parametrize("change", LONG, ids=lambda x: str(x.get("mask", "causal"))[:30])
+def test_long_rows_are_cut_and_put_together(change, monkeypatch):
+    problem = dataclasses.replace(
+        SMALL, **{"q_length": 1100, "kv_length": 1100, "head_dim": 16, "v_head_dim": 16} | change
+    )
+    monkeypatch.setattr(training, "ROW_BYTES", row_bytes(problem, 512))
+    parts_of.cache_clear()
+    try:
+        assert len(parts_of(problem)) == {1100: 6, 100: 3}[problem.q_length] - (problem.mask.window is not None)
+        (agreement,) = compare_with_reference(NkiAttention(), [problem])
+    finally:
+        parts_of.cache_clear()
+    assert agreement.ok, agreement.describe()
+    assert not agreement.refused
+
+
+def test_what_a_long_row_takes():
+    long = dataclasses.replace(SMALL, q_length=32768, kv_length=32768, head_dim=128, v_head_dim=128, dtype="bfloat16")
+    parts = parts_of(long)
+    assert NkiAttention().supports(long, None)
+    assert all(row_bytes(long, part.k_end - part.k_first) <= training.ROW_BYTES for part in parts)
+    # Every key that causality shows a query is in one of its parts.
+    assert all(part.k_first < part.q_end for part in parts)
+    assert {part.q_end for part in parts} >= {32768}

@@ -36,7 +36,7 @@ def attention_backward(
     delta: Any,
     scale: float,
     cap: float,
-    span: tuple[bool, int, int, int],
+    span: tuple[bool, int, int, int, int],
 ) -> tuple[Any, Any, Any]:
     """Returns dq, dk and dv, like q, k and v.
 

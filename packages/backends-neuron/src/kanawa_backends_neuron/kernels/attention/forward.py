@@ -32,7 +32,7 @@ def attention_forward(
     bounds: Any,
     scale: float,
     cap: float,
-    span: tuple[bool, int, int, int],
+    span: tuple[bool, int, int, int, int],
 ) -> tuple[Any, Any]:
     """Returns out [R, G, T, Dv] in q's dtype and the log-sum-exp, fp32 [R, G, T, 1].
 

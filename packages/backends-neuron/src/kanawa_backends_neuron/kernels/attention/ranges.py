@@ -9,12 +9,13 @@ BLOCK = 512
 
 
 class Span(NamedTuple):
-    """A mask by position: -1 for no window, 0 for no chunk."""
+    """A mask by position: -1 for no window, 0 for no chunk. Queries start at 0, keys at `offset`."""
 
     causal: bool = False
     left: int = -1
     right: int = -1
     chunk: int = 0
+    offset: int = 0
 
 
 class KeyBlock(NamedTuple):
@@ -28,7 +29,7 @@ class KeyBlock(NamedTuple):
 def key_blocks(span: Span, first: int, count: int, keys: int) -> list[KeyBlock]:
     """Returns the blocks of keys that queries `first` to `first + count` visit, in order, each from a whole tile on."""
     last = first + count - 1
-    low, high = 0, keys - 1
+    low, high = span.offset, span.offset + keys - 1
     if span.causal:
         high = min(high, last)
     if span.left >= 0:
@@ -38,16 +39,20 @@ def key_blocks(span: Span, first: int, count: int, keys: int) -> list[KeyBlock]:
     if span.chunk:
         low = max(low, first // span.chunk * span.chunk)
         high = min(high, (last // span.chunk + 1) * span.chunk - 1)
+    if high < low:
+        return []
+    # From positions to places.
+    low, high = low - span.offset, high - span.offset
     blocks = []
     end = min(keys, (high // TILE + 1) * TILE)
     for start in range(low // TILE * TILE, end, BLOCK):
-        size = min(BLOCK, end - start)
-        blocks.append(KeyBlock(start, size, _hides(span, first, last, start, start + size - 1)))
+        size, at = min(BLOCK, end - start), start + span.offset
+        blocks.append(KeyBlock(start, size, _hides(span, first, last, at, at + size - 1)))
     return blocks
 
 
 def _hides(span: Span, first: int, last: int, low: int, high: int) -> bool:
-    """Returns whether causality or the window hides one of these keys from one of these queries."""
+    """Returns whether causality or the window hides one of these positions from one of these queries."""
     after = (span.causal and high > first) or (span.right >= 0 and high > first + span.right)
     return after or (span.left >= 0 and low < last - span.left)
 

@@ -67,8 +67,8 @@ def scaled(product: Any, scale: float, cap: float) -> tuple[Any, Any]:
 
 def hide_by_position(scores: Any, span: Span, first: int, block: KeyBlock) -> None:
     """Hides what causality and the window hide from queries `first` and following, in place."""
-    # Query minus key, of partition p and column c: first + p - (block.first + c).
-    ahead = first - block.first
+    # Query minus key, of partition p and column c: first + p - (span.offset + block.first + c).
+    ahead = first - span.offset - block.first
     if span.causal or span.right >= 0:
         _select(scores, ahead + max(span.right, 0), 1)
     if span.left >= 0:

@@ -1,18 +1,19 @@
 """attention.neuron.nki: attention over whole rows on NeuronCores, forward and backward; unverified on hardware."""
 
+import functools
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
-from kanawa.kernels.attention.merge import merge_sinks
+from kanawa.kernels.attention.merge import merge, merge_sinks
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_neuron.kernels.attention.intervals import bounds_of, needs_bounds, not_interval, span_of
-from kanawa_backends_neuron.kernels.attention.ranges import TILE, tile_pairs
+from kanawa_backends_neuron.kernels.attention.ranges import BLOCK, TILE, Span, tile_pairs
 from kanawa_backends_neuron.kernels.launch import launch
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ LARGEST_HEAD = 256
 ROW_BYTES = 144 * 1024
 #: Loops over tiles are unrolled into the program: pairs of tiles of one row, which compiling time grows with.
 MOST_PAIRS = 16_384
+#: Longer rows are cut, and put together again by their log-sum-exp.
+MOST_CALLS = 64
+_MOST_PIECES = 16
 #: What stands for a log-sum-exp of -inf: all weights become exp(-1e30).
 _NO_KEY = 1e30
 
@@ -45,11 +49,7 @@ class NkiAttention(Kernel):
     def supports(self, problem: AttentionProblem, device: "DeviceSpec | None") -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         widest = max(problem.head_dim, problem.v_head_dim)
-        gap = not_interval(problem.mask)
-        row, pairs = (
-            row_bytes(problem),
-            problem.group_size * tile_pairs(span_of(problem), problem.q_length, problem.kv_length),
-        )
+        gap, calls = not_interval(problem.mask), len(parts_of(problem))
         return first_refusal(
             (problem.paged or problem.has_kv_lengths, "keys come from a cache; attention.neuron.decode takes it"),
             (problem.has_bias, "dense bias; the kernel takes none"),
@@ -58,29 +58,28 @@ class NkiAttention(Kernel):
             (problem.dtype not in DTYPES, f"dtype {problem.dtype}; needs {' or '.join(DTYPES)}"),
             (widest > LARGEST_HEAD, f"head width {widest}; {LARGEST_HEAD} at most"),
             (
-                row > ROW_BYTES,
-                f"keys, values and gradients of a row of {problem.kv_length} keys take {row // 1024} KiB of a "
-                f"partition's SBUF; {ROW_BYTES // 1024} at most: split the sequence over devices",
-            ),
-            (
-                pairs > MOST_PAIRS,
-                f"a program of {pairs} pairs of tiles for a row of {problem.q_length} queries and "
-                f"{problem.kv_length} keys; {MOST_PAIRS} at most: split the sequence over devices",
+                calls > MOST_CALLS,
+                f"{problem.q_length} queries and {problem.kv_length} keys would take more than {MOST_CALLS} programs "
+                f"whose keys fit in SBUF: split the sequence over devices",
             ),
         )
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns out [B, T, H, Dv] in v's dtype and the log-sum-exp, fp32 [B, H, T]."""
-        arrays, static = _arrays(problem, operands), _static(problem)
-        lead = arrays[0].shape[:3]
-        outputs = (
-            jax.ShapeDtypeStruct((*lead, problem.v_head_dim), arrays[0].dtype),
-            jax.ShapeDtypeStruct((*lead, 1), jnp.float32),
-        )
-        out, lse = launch("attention.forward:attention_forward", outputs, arrays, *static)
-        lse = lse.reshape(problem.batch, problem.num_heads, problem.q_length)
-        lse = jnp.where(lse < -_NO_KEY / 2, -jnp.inf, lse)
-        out = _unfolded(problem, out)
+        arrays = _arrays(problem, operands)
+        outs, sums = [], []
+        pieces = _by_queries(problem)
+        for queries, parts in pieces:
+            out, lse = None, None
+            for part in parts:
+                more = _part_forward(problem, arrays, part)
+                out, lse = more if out is None or lse is None else merge(out, lse, *more)
+            if out is None or lse is None:
+                out, lse = _nothing(problem, queries)
+            # What was merged is fp32, and what wasn't stands beside it.
+            outs.append(out if len(pieces) == 1 else out.astype(jnp.float32))
+            sums.append(lse)
+        out, lse = jnp.concatenate(outs, axis=1), jnp.concatenate(sums, axis=2)
         if problem.has_sinks:
             # A sink has no value: it joins once, after all keys.
             out, lse = merge_sinks(out, lse, operands["sinks"])
@@ -95,37 +94,112 @@ class NkiAttention(Kernel):
         cotangents: jax.Array,
     ) -> dict[str, jax.Array]:
         """Returns cotangents of q, k, v and sinks from out and a log-sum-exp, maybe over more keys."""
-        arrays, static = _arrays(problem, operands), _static(problem)
+        arrays = _arrays(problem, operands)
         delta = row_delta(out, cotangents)
-        rows = (*arrays[0].shape[:3], 1)
+        rows = (*arrays.q.shape[:3], 1)
         # A row without keys has a log-sum-exp of -inf; its weights are exp(MASKED - 1e30).
         negative = jnp.where(jnp.isneginf(residuals), -_NO_KEY, -residuals).astype(jnp.float32)
-        more = (_folded(problem, cotangents.astype(operands["q"].dtype)), negative.reshape(rows), delta.reshape(rows))
-        outputs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:3])
-        dq, dk, dv = launch("attention.backward:attention_backward", outputs, (*arrays, *more), *static)
-        grads = {"q": _unfolded(problem, dq), "k": _key_rows(problem, dk), "v": _key_rows(problem, dv)}
+        dout = _folded(problem, cotangents.astype(operands["q"].dtype))
+        more = (dout, negative.reshape(rows), delta.reshape(rows))
+        dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in arrays[:3])
+        parts = parts_of(problem)
+        for part in parts:
+            grads = _part_backward(problem, arrays, more, part)
+            if len(parts) == 1:
+                dq, dk, dv = grads
+                break
+            q, k = slice(part.q_first, part.q_end), slice(part.k_first, part.k_end)
+            wide = [x.astype(jnp.float32) for x in grads]
+            dq, dk, dv = dq.at[:, :, q].add(wide[0]), dk.at[:, k].add(wide[1]), dv.at[:, k].add(wide[2])
+        named = {"q": _unfolded(problem, dq), "k": _key_rows(problem, dk), "v": _key_rows(problem, dv)}
         if problem.has_sinks:
-            grads["sinks"] = sinks_gradient(operands["sinks"], residuals, delta)
-        return grads
+            named["sinks"] = sinks_gradient(operands["sinks"], residuals, delta)
+        return named
 
 
-def row_bytes(problem: AttentionProblem) -> int:
+class Part(NamedTuple):
+    """The queries and keys of one call."""
+
+    q_first: int
+    q_end: int
+    k_first: int
+    k_end: int
+
+
+@functools.lru_cache(maxsize=256)
+def parts_of(problem: AttentionProblem) -> tuple[Part, ...]:
+    """Returns the calls that a problem takes, one if its keys fit; those in which no query sees a key are left out."""
+    for pieces in range(1, _MOST_PIECES + 1):
+        queries, keys = (_cut(length, pieces) for length in (problem.q_length, problem.kv_length))
+        if row_bytes(problem, keys[0][1]) > ROW_BYTES:
+            continue
+        counts = {(part := Part(*q, *k)): _pairs(problem, part) for q in queries for k in keys}
+        if max(counts.values()) <= MOST_PAIRS:
+            return tuple(part for part, count in counts.items() if pieces == 1 or count)
+    return (Part(0, 0, 0, 0),) * (MOST_CALLS + 1)
+
+
+def _cut(length: int, pieces: int) -> list[tuple[int, int]]:
+    """Returns (first, end) of pieces of whole blocks, the last maybe shorter."""
+    size = math.ceil(math.ceil(length / pieces) / BLOCK) * BLOCK
+    return [(first, min(length, first + size)) for first in range(0, length, size)]
+
+
+def _pairs(problem: AttentionProblem, part: Part) -> int:
+    return problem.group_size * tile_pairs(_span(problem, part), part.q_end - part.q_first, part.k_end - part.k_first)
+
+
+def _span(problem: AttentionProblem, part: Part) -> Span:
+    span = span_of(problem)
+    offset = part.k_first - part.q_first
+    # Chunks are of positions, not of distances: where queries begin elsewhere, their bounds alone say them.
+    return span._replace(offset=offset, chunk=0 if part.q_first else span.chunk)
+
+
+def _by_queries(problem: AttentionProblem) -> list[tuple[tuple[int, int], list[Part]]]:
+    """Returns the parts of each piece of the queries, all of which are there."""
+    parts = parts_of(problem)
+    pieces = sorted({(part.q_first, part.q_end) for part in parts})
+    edges = [0, *(edge for piece in pieces for edge in piece), problem.q_length]
+    missing = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+    return [(piece, [p for p in parts if (p.q_first, p.q_end) == piece]) for piece in sorted(pieces + missing)]
+
+
+def row_bytes(problem: AttentionProblem, keys: int) -> int:
     """Returns what a row's keys and values, and for training their gradients, take of a partition of SBUF."""
-    size, tiles = jnp.dtype(problem.dtype).itemsize, math.ceil(problem.kv_length / TILE)
+    size, tiles = jnp.dtype(problem.dtype).itemsize, math.ceil(keys / TILE)
     widths = (problem.head_dim, problem.v_head_dim)
-    turned = [math.ceil(width / TILE) * problem.kv_length * size for width in widths]
-    shared = 4 * problem.kv_length if problem.has_segments else 0
+    turned = [math.ceil(width / TILE) * keys * size for width in widths]
+    shared = 4 * keys if problem.has_segments else 0
     if problem.mode != "train":
         return turned[0] + tiles * problem.v_head_dim * size + shared
     return sum(turned) + tiles * problem.head_dim * size + tiles * sum(widths) * 4 + shared
 
 
-def _static(problem: AttentionProblem) -> tuple[float, float, tuple[bool, int, int, int]]:
-    return problem.scale, problem.logit_cap or 0.0, tuple(span_of(problem))
+class _Arrays(NamedTuple):
+    """The operands as the kernels take them: a row for each row of the batch and key head."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    q_ids: jax.Array | None
+    kv_ids: jax.Array | None
+    bounds: jax.Array | None
+
+    def part(self, part: Part) -> "_Arrays":
+        """Returns the operands of one call."""
+        q, k = slice(part.q_first, part.q_end), slice(part.k_first, part.k_end)
+        return _Arrays(
+            self.q[:, :, q],
+            self.k[:, k],
+            self.v[:, k],
+            None if self.q_ids is None else self.q_ids[:, q],
+            None if self.kv_ids is None else self.kv_ids[:, k],
+            None if self.bounds is None else self.bounds[:, q] - float(part.k_first),
+        )
 
 
-def _arrays(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array | None, ...]:
-    """Returns q, k, v, ids and bounds as the kernels take them."""
+def _arrays(problem: AttentionProblem, operands: Operands) -> _Arrays:
     q_ids = kv_ids = bounds = None
     if problem.has_segments:
         q_ids = _every_row(problem, operands["q_segment_ids"].astype(jnp.float32)[..., None])
@@ -133,7 +207,39 @@ def _arrays(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array | 
     if needs_bounds(problem):
         bounds = _every_row(problem, bounds_of(problem, operands))
     k, v = (_key_major(operands[name]) for name in ("k", "v"))
-    return _folded(problem, operands["q"]), k, v, q_ids, kv_ids, bounds
+    return _Arrays(_folded(problem, operands["q"]), k, v, q_ids, kv_ids, bounds)
+
+
+def _part_forward(problem: AttentionProblem, arrays: _Arrays, part: Part) -> tuple[jax.Array, jax.Array]:
+    """Returns out [B, T, H, Dv] and the log-sum-exp, fp32 [B, H, T], of a part's queries over its keys."""
+    mine = arrays.part(part)
+    lead = mine.q.shape[:3]
+    outputs = (
+        jax.ShapeDtypeStruct((*lead, problem.v_head_dim), mine.q.dtype),
+        jax.ShapeDtypeStruct((*lead, 1), jnp.float32),
+    )
+    static = (problem.scale, problem.logit_cap or 0.0, tuple(_span(problem, part)))
+    out, lse = launch("attention.forward:attention_forward", outputs, mine, *static)
+    lse = lse.reshape(problem.batch, problem.num_heads, lead[2])
+    return _unfolded(problem, out), jnp.where(lse < -_NO_KEY / 2, -jnp.inf, lse)
+
+
+def _part_backward(
+    problem: AttentionProblem, arrays: _Arrays, more: tuple[jax.Array, ...], part: Part
+) -> tuple[jax.Array, ...]:
+    """Returns what a part gives of dq, dk and dv, as the kernel lays them."""
+    mine = arrays.part(part)
+    outputs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in mine[:3])
+    static = (problem.scale, problem.logit_cap or 0.0, tuple(_span(problem, part)))
+    rest = (x[:, :, part.q_first : part.q_end] for x in more)
+    return launch("attention.backward:attention_backward", outputs, (*mine, *rest), *static)
+
+
+def _nothing(problem: AttentionProblem, queries: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    """Returns out and log-sum-exp of queries that see no key."""
+    length = queries[1] - queries[0]
+    out = jnp.zeros((problem.batch, length, problem.num_heads, problem.v_head_dim), jnp.dtype(problem.dtype))
+    return out, jnp.full((problem.batch, problem.num_heads, length), -jnp.inf, jnp.float32)
 
 
 def _folded(problem: AttentionProblem, x: jax.Array) -> jax.Array:
