@@ -18,7 +18,7 @@ class TestRMSNorm(KernelConformance):
     [
         ({"dtype": "float64"}, "dtype float64; needs"),
         ({"width": 8192}, "width 8192; 6144 at most"),
-        ({"rows": 8191}, "8191 rows have no divisor between 32 and 128"),
+        ({"rows": 8191}, "8191 rows have no divisor between 32 and 2048"),
     ],
 )
 def test_refusals_say_why(change, reason):

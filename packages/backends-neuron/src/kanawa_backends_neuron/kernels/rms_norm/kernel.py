@@ -1,5 +1,6 @@
 """rms_norm.neuron.nki: RMSNorm on NeuronCores, forward and backward; unverified on hardware."""
 
+import functools
 import math
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +19,11 @@ DTYPES = ("bfloat16", "float16", "float32")
 #: The backward holds seven arrays of a tile in a partition's SBUF, five of them in fp32.
 LARGEST_WIDTH = 6144
 _TILE = 128
-_SMALLEST_TILE = 32
+#: Rows that an iteration of the device's loop is worth.
+_FEWEST_ROWS = 32
+#: Elements of a row and of as many tiles as one iteration takes: iterations don't overlap, and narrow tiles are short.
+_LOOP_WIDTH = 8192
+_MOST_TILES = 16
 
 
 class NkiRMSNorm(Kernel):
@@ -38,13 +43,14 @@ class NkiRMSNorm(Kernel):
             (problem.width > LARGEST_WIDTH, f"width {problem.width}; {LARGEST_WIDTH} at most fit in SBUF"),
             (problem.rows == 0, "no rows; the kernel needs one"),
             (
-                _tile_rows(problem.rows) < min(problem.rows, _SMALLEST_TILE),
-                f"{problem.rows} rows have no divisor between {_SMALLEST_TILE} and {_TILE} to cut them into tiles by",
+                _loop_rows(problem.rows, problem.width) < min(problem.rows, _FEWEST_ROWS),
+                f"{problem.rows} rows have no divisor between {_FEWEST_ROWS} and {_most_rows(problem.width)} to cut "
+                f"them by",
             ),
         )
 
     def forward(self, problem: RMSNormProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
-        """Returns (x / rms(x) * scale like x, 1 / rms in fp32, a tile of rows a row)."""
+        """Returns (x / rms(x) * scale like x, 1 / rms in fp32, an iteration's rows a row)."""
         x = _tiled(operands["x"])
         outputs = (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((*x.shape[:2], 1), jnp.float32))
         y, inverse = launch("rms_norm.forward:rms_norm_forward", outputs, (x, _row(operands)), problem.eps)
@@ -71,15 +77,20 @@ class NkiRMSNorm(Kernel):
 
 
 def _tiled(x: jax.Array) -> jax.Array:
-    """Returns x as tiles of as many rows each: [tiles, rows a tile, E]."""
-    rows = math.prod(x.shape[:-1])
-    count = _tile_rows(rows)
-    return x.reshape(rows // count, count, x.shape[-1])
+    """Returns x as iterations of as many rows each: [loops, rows a loop, E]."""
+    rows, width = math.prod(x.shape[:-1]), x.shape[-1]
+    count = _loop_rows(rows, width)
+    return x.reshape(rows // count, count, width)
 
 
-def _tile_rows(rows: int) -> int:
-    """Returns the largest divisor up to 128: a last tile of its own would be a second program."""
-    return next(size for size in range(min(_TILE, max(rows, 1)), 0, -1) if rows % size == 0)
+def _most_rows(width: int) -> int:
+    return _TILE * min(_MOST_TILES, max(1, _LOOP_WIDTH // width))
+
+
+@functools.lru_cache(maxsize=256)
+def _loop_rows(rows: int, width: int) -> int:
+    """Returns the largest divisor that an iteration takes: rows left over would be a second program."""
+    return next(size for size in range(min(_most_rows(width), max(rows, 1)), 0, -1) if rows % size == 0)
 
 
 def _row(operands: Operands) -> jax.Array:
