@@ -1,7 +1,7 @@
 """This project's GPU kernels against what users have: ragged_dot, the copy bandwidth, bf16 matmuls, in one run.
 
 Run on an NVIDIA GPU: `python benchmarks/gpu_kernels.py [--out FILE] [--only paged]`. Elsewhere it
-ends with exit code 3; `--interpret` runs tiny shapes in Pallas's interpreter there, to try the script, without times.
+ends with exit code 2; `--interpret` runs tiny shapes in Pallas's interpreter there, to try the script, without times.
 Never run on hardware so far.
 """
 

@@ -1,7 +1,7 @@
 """Training a Llama of about 1.2 billion parameters in bf16 at 4,096 tokens on one GPU, by our own step: its MFU.
 
 Run on an NVIDIA GPU: `python benchmarks/gpu_train.py [--batch 8] [--out FILE]`. Elsewhere it ends
-with exit code 3; `--tiny` runs a toy of the same step there, to try the script. On an H200 at least 55 % is wanted, and
+with exit code 2; `--tiny` runs a toy of the same step there, to try the script. On an H200 at least 55 % is wanted, and
 exit code 1 says that it was missed. Never run on hardware so far.
 """
 

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 
 #: Of a script that needs a GPU and has none; a missed limit exits with 1.
-NO_GPU = 3
+NO_GPU = 2
 _DISTRIBUTIONS = ("kanawa", "kanawa-backends-gpu", "jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "torch")
 
 
 def gpu_or_exit(script: str, instead: str) -> jax.Device:
-    """Returns the first device; where it is no NVIDIA GPU, ends with exit code 3 and says what else can be done."""
+    """Returns the first device; where it is no NVIDIA GPU, ends with exit code 2 and says what else can be done."""
     device = jax.devices()[0]
     if device.platform != "gpu":
         sys.stderr.write(

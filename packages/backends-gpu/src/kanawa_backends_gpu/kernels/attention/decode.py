@@ -24,8 +24,8 @@ class DecodeAttention(Kernel):
     name: ClassVar[str] = "attention.gpu.decode"
     operation: ClassVar[str] = "attention"
     platforms: ClassVar[tuple[str, ...]] = ("gpu",)
-    #: Under cuDNN's and the prefill kernels: it is for what has lengths or few queries.
-    priority: ClassVar[int] = 5
+    #: Under cuDNN and attention.gpu.pallas, whose tiles of queries are taller: it is for one query or a few.
+    priority: ClassVar[int] = 4
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset({"alibi"})
