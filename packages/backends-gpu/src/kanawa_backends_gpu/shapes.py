@@ -47,13 +47,29 @@ _EIGHT = dataclasses.replace(
 )
 
 
+#: A Llama's training at 4k.
+_TRAIN = AttentionProblem(
+    batch=2, q_length=4096, kv_length=4096, num_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128,
+    dtype="bfloat16", mask=CAUSAL, scale=128**-0.5,
+)  # fmt: skip
+_PACKED = MaskSpec(causal=True, segments=True)
+
+
 def _decode(kernel: str, title: str, **changes: Any) -> Shape:
     if "head_dim" in changes:
         changes = {"v_head_dim": changes["head_dim"], "scale": changes["head_dim"] ** -0.5, **changes}
     return Shape(f"attention.gpu.{kernel}", title, dataclasses.replace(_DECODE, **changes))
 
 
+def _train(title: str, **changes: Any) -> Shape:
+    return Shape("attention.gpu.pallas", title, dataclasses.replace(_TRAIN, **changes), differentiated=True)
+
+
 SHAPES = (
+    _train("packed 4k, sinks", mask=_PACKED, has_sinks=True),
+    _train("heads of 64, window, 32k", batch=1, q_length=32768, kv_length=32768, head_dim=64, v_head_dim=64,
+           mask=MaskSpec(causal=True, window=(1023, None), segments=True)),
+    _train("Gemma, heads of 256, cap", num_heads=16, head_dim=256, v_head_dim=256, logit_cap=50.0),
     _decode("decode", "Llama 3 8B, 32 x 8k"),
     _decode("decode", "one row of 128k", batch=1, kv_length=131072),
     _decode("decode", "heads of 64, 128 x 4k", head_dim=64, batch=128, kv_length=4096),

@@ -102,6 +102,14 @@ class _Repeated(np.ndarray):
         del args, kwargs
         return _repeated(self.shape, dtype)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Leaves all as it is: only shapes count."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Computes on whole arrays, and in place on none: what is seen here can't be written to."""
+        del out
+        return getattr(ufunc, method)(*(np.asarray(x) for x in inputs), **kwargs)
+
 
 def _repeated(shape: Any, dtype: Any) -> Any:
     return np.broadcast_to(np.ones((), dtype).view(_Repeated), shape, subok=True)
