@@ -91,8 +91,10 @@ class SmallBlocks(BlockwiseAttention):
     """Blockwise with blocks so small that what it keeps is all that counts."""
 
     shortest = 1
-    largest_block = 64
-    smallest_block = 64
+    smallest_tile = largest_tile = 64
+    fewest_queries = 64
+    # Looped over: written out, XLA's CPU scheduler would hold the scores of several.
+    most_tiles = 0
 
 
 def temporaries(shards, length=2048):
