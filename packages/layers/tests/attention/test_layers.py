@@ -8,6 +8,7 @@ import pytest
 from kanawa.contracts import Sequences
 from kanawa.errors import ModuleError
 from kanawa_layers.attention.cross import CrossAttention
+from kanawa_layers.attention.dot_product import SoftmaxDotProduct
 from kanawa_layers.attention.masks import Bidirectional, PrefixLM
 from kanawa_layers.attention.output_gate import ElementwiseGate, HeadGate
 from kanawa_layers.attention.query_scale import PerDimScale, TemperatureTuning
@@ -15,6 +16,7 @@ from kanawa_layers.attention.ring_cache import RingCache
 from kanawa_layers.attention.sigmoid import SigmoidDotProduct
 from kanawa_layers.attention.sinks import LearnedSinks, ZeroSinks
 from kanawa_layers.basic.linear import Linear
+from kanawa_layers.positions.alibi import Alibi
 from kanawa_layers.positions.none import NoPositions
 
 from .kinds import WIDTH, grouped, latent
@@ -58,6 +60,26 @@ def test_sinks_are_a_column_more_in_the_softmax(sinks):
     weights = np.exp(np.concatenate([scores, column], axis=-1))
     weights = (weights / weights.sum(-1, keepdims=True))[..., :-1]
     np.testing.assert_allclose(actual, projected(weights, v, params), atol=1e-5)
+
+
+class ByBias(SoftmaxDotProduct):
+    """Knows no slopes."""
+
+    takes_slopes = False
+
+
+def test_alibi_is_left_to_kernels_where_they_can_make_it():
+    cfg = grouped(positions=Alibi.Config())
+    packed = Sequences(
+        segment_ids=jnp.array([[1, 1, 1, 2, 2, 2]] * 2), positions=jnp.array([[0, 1, 2, 0, 1, 2]] * 2, jnp.int32)
+    )
+    ours, params = outcome(cfg, sequences=packed)
+    dense, _ = outcome(cfg.clone().set(dot_product=ByBias.Config()), params, packed)
+    np.testing.assert_allclose(ours, dense, atol=1e-6)
+    for each, said in ((cfg, "alibi"), (cfg.clone().set(dot_product=ByBias.Config()), "bias")):
+        layer = each.build(name="attention")
+        outputs = jax.eval_shape(lambda params, layer=layer: kn.functional(layer)(params, {}, X, packed)[1], params)
+        assert [said in choice.problem for choice in outputs.kernels] == [True]
 
 
 def test_sigmoid_weighs_each_key_on_its_own():

@@ -53,6 +53,14 @@ class Positions(Module, abstract=True):
         del q_positions, kv_positions, num_heads
         return None
 
+    def slopes(self, num_heads: int) -> Float[Array, " H"] | None:
+        """Returns constants s for which `bias` is -s |query position - key position|; None for any other bias.
+
+        Kernels make that bias themselves, so that no array of all scores' size is kept.
+        """
+        del num_heads
+        return None
+
 
 class Cache(Module):
     """Keeps keys and values of past tokens for one attention layer; it has no parameters, only a layout.

@@ -1,12 +1,13 @@
 """How scores weigh values: a slot of every attention layer. Here its contract and the usual softmax."""
 
 import abc
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import CacheView, Sequences
+from kanawa.contracts import CacheView, Positions, Sequences
 from kanawa.errors import ModuleError
 from kanawa.kernels import MaskSpec
 from kanawa.kernels.attention import attention
@@ -16,7 +17,13 @@ _ABSOLUTE = frozenset({"chunk", "predicates", "prefix", "any_of"})
 
 
 class DotProduct(kn.Module):
-    """Attends with queries over keys and values: weights(mask(cap(scale * q k^T) + bias)) v."""
+    """Attends with queries over keys and values: weights(mask(cap(scale * q k^T) + bias)) v.
+
+    Attributes:
+        takes_slopes: `forward` also takes `alibi_slopes` [H], in place of the bias that they stand for.
+    """
+
+    takes_slopes: ClassVar[bool] = False
 
     class Config(kn.Module.Config):
         scale: kn.Finite = kn.FROM_PARENT
@@ -43,6 +50,8 @@ class DotProduct(kn.Module):
 class SoftmaxDotProduct(DotProduct):
     """Softmax over keys, in fp32, through the `attention` operation and its kernels."""
 
+    takes_slopes: ClassVar[bool] = True
+
     def forward(
         self,
         q: Float[Array, "B T H D"],
@@ -53,6 +62,7 @@ class SoftmaxDotProduct(DotProduct):
         bias: Float[Array, "B H T S"] | None = None,
         sinks: Float[Array, " H"] | None = None,
         kv_segment_ids: Int[Array, "B S"] | None = None,
+        alibi_slopes: Float[Array, " H"] | None = None,
     ) -> Float[Array, "B T H V"]:
         """Returns the softmax-weighted values."""
         cfg = self.config
@@ -64,7 +74,8 @@ class SoftmaxDotProduct(DotProduct):
             # where needed: causality and windows ask for differences, which are the same in a packed row.
             placed = positions if sequences.positions is not None and mask.uses & _ABSOLUTE else None
             return attention(
-                q, keys.k, v, mask=mask, bias=bias, sinks=sinks, scale=cfg.scale, logit_cap=cfg.logit_cap,
+                q, keys.k, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
+                scale=cfg.scale, logit_cap=cfg.logit_cap,
                 q_positions=placed, kv_positions=placed, prefix_lengths=prefix,
                 q_segment_ids=query_segments(q, sequences, kv_segment_ids),
                 kv_segment_ids=sequences.segment_ids if kv_segment_ids is None else kv_segment_ids,
@@ -76,14 +87,28 @@ class SoftmaxDotProduct(DotProduct):
         # Causality already hides what lies past a row's end, so most masks need no second comparison with it.
         ends = last or paged or not mask.causal or mask.needs_prefix
         return attention(
-            q, keys.k, v, mask=mask, bias=bias, sinks=sinks, scale=cfg.scale, logit_cap=cfg.logit_cap,
-            q_positions=None if last else positions,
+            q, keys.k, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
+            scale=cfg.scale, logit_cap=cfg.logit_cap, q_positions=None if last else positions,
             kv_positions=None if last or paged else key_positions(keys),
             kv_lengths=keys.kv_lengths if ends else None,
             prefix_lengths=prefix, page_table=keys.page_table,
             query_starts=sequences.query_starts if paged else None,
             mode="decode" if q.shape[1] == 1 else "prefill",
         )  # fmt: skip
+
+
+def score_offsets(
+    dot_product: DotProduct,
+    by: Positions,
+    q_positions: Int[Array, "B T"],
+    kv_positions: Int[Array, "B S"],
+    num_heads: int,
+) -> dict[str, jax.Array | None]:
+    """Returns what positions add to scores, as the argument of `DotProduct.forward` that says it best."""
+    slopes = by.slopes(num_heads) if dot_product.takes_slopes else None
+    if slopes is not None:
+        return {"alibi_slopes": slopes}
+    return {"bias": by.bias(q_positions, kv_positions, num_heads)}
 
 
 def query_segments(q: jax.Array, sequences: Sequences, kv_segment_ids: jax.Array | None) -> jax.Array | None:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
-from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
+from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
 from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
 from kanawa_layers.attention.output_gate import OutputGate
@@ -134,8 +134,8 @@ class GroupedQueryAttention(SequenceMixer):
             self.mask,
             sequences,
             positions,
-            bias=self.positions.bias(positions, kv_positions, self.config.num_heads),
             sinks=None if self.sinks is None else self.sinks(),
+            **score_offsets(self.dot_product, self.positions, positions, kv_positions, self.config.num_heads),
         )
         out = self.tag("attention_output", out)
         out = out if self.gate is None else self.gate(out, x)

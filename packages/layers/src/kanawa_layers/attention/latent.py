@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
-from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions
+from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
 from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.latent_projections import add_latent_projections
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
@@ -156,8 +156,8 @@ class LatentAttention(SequenceMixer):
         k = self.tag("key", jnp.concatenate([k_nope, k_rope], axis=-1))
         expanded = CacheView(None, k, self.tag("value", v))
         positions = sequences.token_positions(q.shape[1])
-        bias = self.positions.bias(positions, positions, self.config.num_heads)
-        return self.dot_product(q, expanded, self.mask, sequences, positions, bias=bias, sinks=self._sinks())
+        added = score_offsets(self.dot_product, self.positions, positions, positions, self.config.num_heads)
+        return self.dot_product(q, expanded, self.mask, sequences, positions, sinks=self._sinks(), **added)
 
     def _absorbed(
         self, q_nope: Float[Array, "B T H N"], q_rope: Float[Array, "B T H R"], keys: CacheView, sequences: Sequences
@@ -169,9 +169,9 @@ class LatentAttention(SequenceMixer):
         q_latent = jnp.einsum("bthn,lhn->bthl", q_nope, to_key)
         q = self._sharded(jnp.concatenate([q_latent, q_rope], axis=-1))
         positions = sequences.token_positions(q.shape[1])
-        bias = self.positions.bias(positions, key_positions(keys), cfg.num_heads)
+        added = score_offsets(self.dot_product, self.positions, positions, key_positions(keys), cfg.num_heads)
         # Values are the keys, rotated part included: cheaper to drop that part after than to copy the cache without.
-        mixed = self.dot_product(q, keys, self.mask, sequences, positions, bias=bias, sinks=self._sinks())
+        mixed = self.dot_product(q, keys, self.mask, sequences, positions, sinks=self._sinks(), **added)
         return jnp.einsum("bthl,lhv->bthv", mixed[..., : cfg.kv_rank], to_value)
 
     def _sinks(self) -> Float[Array, " H"] | None:

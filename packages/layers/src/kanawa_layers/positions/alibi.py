@@ -17,9 +17,13 @@ class Alibi(Positions):
         self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
     ) -> Float[Array, "B H T S"]:
         """Returns the fp32 bias."""
+        slopes = self.slopes(num_heads)
         distance = jnp.abs(q_positions[:, :, None] - kv_positions[:, None, :]).astype(jnp.float32)
-        slopes = jnp.asarray(alibi_slopes(num_heads), jnp.float32)
         return -slopes[None, :, None, None] * distance[:, None]
+
+    def slopes(self, num_heads: int) -> Float[Array, " H"]:
+        """Returns the slope of each head, fp32."""
+        return jnp.asarray(alibi_slopes(num_heads), jnp.float32)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
