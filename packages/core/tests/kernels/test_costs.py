@@ -12,8 +12,11 @@ from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.choice import scope_name
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.grouped_matmul.problem import GROUPED_MATMUL, GroupedMatmulProblem
+from kanawa.kernels.linear_recurrence.problem import LINEAR_RECURRENCE, LinearRecurrenceProblem
 from kanawa.kernels.masks import MaskSpec
 from kanawa.kernels.operation import Kernel
+from kanawa.kernels.quantized_matmul.problem import QUANTIZED_MATMUL, QuantizedMatmulProblem
+from kanawa.kernels.softmax_cross_entropy.problem import SOFTMAX_CROSS_ENTROPY, CrossEntropyProblem
 from kanawa.kernels.verdict import SUPPORTED
 
 SIDES = st.one_of(st.none(), st.integers(0, 5))
@@ -54,6 +57,20 @@ def test_a_matmul_of_attention_is_two_flops_a_pair_and_number_of_a_head():
 def test_a_grouped_matmul_costs_every_row_once():
     sizes = GroupedMatmulProblem(rows=100, inner=16, columns=32, groups=8, dtype="bfloat16", rhs_dtype="bfloat16")
     assert GROUPED_MATMUL.matmul_flops(sizes) == 2 * 100 * 16 * 32
+
+
+def test_one_matmul_of_the_other_operations():
+    product = QuantizedMatmulProblem(
+        lhs_shape=(2, 3, 8, 4), rhs_shape=(8, 4, 5), num_contracted=2, groups=1,
+        lhs_format="int8", rhs_format="int8", dtype="float32",
+    )  # fmt: skip
+    assert QUANTIZED_MATMUL.matmul_flops(product) == 2 * (2 * 3) * (8 * 4) * 5
+    head = CrossEntropyProblem(tokens=6, width=8, vocab=50, dtype="float32", weight_dtype="float32")
+    assert SOFTMAX_CROSS_ENTROPY.matmul_flops(head) == 2 * 6 * 8 * 50
+    states = LinearRecurrenceProblem(
+        batch=2, length=7, num_groups=1, num_heads=3, key_dim=4, value_dim=5, dtype="float32"
+    )
+    assert LINEAR_RECURRENCE.matmul_flops(states) == 2 * (2 * 7 * 3) * (4 * 5)
 
 
 class Doubled(Kernel):

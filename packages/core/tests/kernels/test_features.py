@@ -36,6 +36,13 @@ class Pages(ReferenceAttention):
         )
 
 
+class Packed(ReferenceAttention):
+    name = "attention.gpu.packed"
+
+    def supports(self, problem, device):
+        return first_refusal((not problem.mask.segments or problem.mask.prefix, "rows aren't packed"))
+
+
 class Few(ReferenceGroupedMatmul):
     name = "grouped_matmul.gpu.few"
 
@@ -45,15 +52,18 @@ class Few(ReferenceGroupedMatmul):
 
 @pytest.fixture
 def tables(install):
-    here = {cls.name: f"{__name__}:{cls.__name__}" for cls in (Training, Pages, Few)}
+    here = {cls.name: f"{__name__}:{cls.__name__}" for cls in (Training, Pages, Packed, Few)}
     install(kanawa={}, other=here)
     return {table.operation: table for table in feature_tables()}
 
 
 def test_cells_say_what_supports_says(tables):
     table = tables["attention"]
-    assert table.kernels == ("attention.gpu.training", "attention.tpu.pages")
-    cells = {label: table.rows[label] for label in table.rows}
+    assert table.kernels == ("attention.gpu.packed", "attention.gpu.training", "attention.tpu.pages")
+    cells = {label: row[1:] for label, row in table.rows.items()}
+    packed = {label: row[0] for label, row in table.rows.items()}
+    assert packed["causal"] == packed["sinks"] == "packed rows" and packed["packed segments"] == "yes"
+    assert packed["prefix"] == "no" and packed["gradient"] == "yes" and packed["decode, pages"] == "no"
     assert cells["dtype"] == ("bfloat16, float16", "float32, bfloat16, float16")
     assert cells["head dim"] == ("64, 80, 96, 128", "64 to 256")
     assert cells["length"] == ("multiples of 64", "whole pages")

@@ -89,7 +89,7 @@ def _attention(kernels: list[Kernel]) -> FeatureTable:
     for label in asked.SERVING:
         rows[label] = tuple("yes" if label in column.serving else "no" for column in columns)
     for label, change in asked.FEATURES.items():
-        rows[label] = tuple(column.feature(change) for column in columns)
+        rows[label] = tuple(column.feature(label, change) for column in columns)
     return FeatureTable("attention", tuple(kernel.name for kernel in kernels), rows, _chosen_attention(kernels))
 
 
@@ -98,7 +98,7 @@ class _Asked:
 
     def __init__(self, kernel: Kernel, device: "DeviceSpec | None") -> None:
         self.kernel, self.device = kernel, device
-        self.training = self._first(asked.TRAINING)
+        self.training = self._first(asked.TRAINING) or self._first(asked.PACKED)
         bases = {
             label: self._first(dataclasses.replace(asked.TRAINING, **change)) for label, change in asked.SERVING.items()
         }
@@ -118,16 +118,23 @@ class _Asked:
         return next((option for option in options if self.takes(option)), None)
 
     @property
+    def packed_alone(self) -> bool:
+        """True for a kernel that trains, but on packed rows only."""
+        return self.training is not None and self.training.has_segments
+
+    @property
     def bases(self) -> list[AttentionProblem]:
         return [*([self.training] if self.training else []), *self.serving.values()]
 
-    def feature(self, change: Mapping[str, Any]) -> str:
+    def feature(self, label: str, change: Mapping[str, Any]) -> str:
         """Returns whether a feature is taken in training, in serving or in both; – where it can't be asked."""
         if all(asked.changed(base, change) is None for base in self.bases):
             return "–"
         trained = self.training is not None and self.takes(asked.changed(self.training, change))
         served = any(self.takes(asked.changed(base, change)) for base in self.serving.values())
         possible = any(asked.changed(base, change) is not None for base in self.serving.values())
+        if trained and self.packed_alone and "packed" not in label:
+            return "packed rows"
         if trained and (served or not possible):
             return "yes"
         if trained:

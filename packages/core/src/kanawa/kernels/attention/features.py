@@ -19,6 +19,8 @@ TRAINING = AttentionProblem(
     mask=CAUSAL,
     scale=128**-0.5,
 )
+#: For a kernel that takes nothing else.
+PACKED = dataclasses.replace(TRAINING, mask=MaskSpec(causal=True, segments=True))
 _CACHE: dict[str, Any] = {"has_kv_lengths": True, "page_size": 64}
 
 #: Calls of serving: a whole prompt, more of one behind what a cache holds, one token a row; over dense keys and pages.
@@ -63,6 +65,8 @@ def changed(base: AttentionProblem, change: Mapping[str, Any]) -> AttentionProbl
     change = dict(change)
     if change.get("bias_shape") == "full":
         change["bias_shape"] = (base.batch, base.num_heads, base.q_length, base.kv_length)
+    if "mask" in change and base.has_segments:
+        change["mask"] = change["mask"] & MaskSpec(segments=True)
     if "head_dim" in change:
         change["scale"] = change["head_dim"] ** -0.5
     problem = dataclasses.replace(base, **change)

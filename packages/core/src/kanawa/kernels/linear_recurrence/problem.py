@@ -18,6 +18,7 @@ LINEAR_RECURRENCE = Operation(
         "segment_ids": ("batch", None),
     },
     output_axes=(("batch", None, "heads", None), ("batch", "heads", None, None)),
+    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 
@@ -42,6 +43,11 @@ class LinearRecurrenceProblem:
     has_initial_state: bool = False
     has_segments: bool = False
     chunk_length: int | None = None
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of writing every token into its state, or of reading every token from it."""
+        return 2.0 * self.batch * self.length * self.num_heads * self.key_dim * self.value_dim
 
     def describe(self) -> str:
         """Returns one line, such as "bfloat16[8,4096] heads 24/1 state 128x64 delta segments"."""

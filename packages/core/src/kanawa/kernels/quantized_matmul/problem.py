@@ -1,6 +1,7 @@
 """QuantizedMatmulProblem: all that is static about one call, and the operation's axes."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from kanawa.kernels.operation import Operation
@@ -12,6 +13,7 @@ QUANTIZED_MATMUL = Operation(
     operand_axes={"lhs": (), "rhs": (), "lhs_scale": (), "rhs_scale": ()},
     output_axes=((),),
     manual_axes=(),
+    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 
@@ -35,6 +37,12 @@ class QuantizedMatmulProblem:
     lhs_format: str
     rhs_format: str
     dtype: str
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of the product."""
+        rows = self.lhs_shape[: len(self.lhs_shape) - self.num_contracted]
+        return 2.0 * math.prod(rows) * math.prod(self.rhs_shape)
 
     def describe(self) -> str:
         """Returns one line, such as "int8[8,4096,2048] x int8[2048,7168] -> bfloat16"."""

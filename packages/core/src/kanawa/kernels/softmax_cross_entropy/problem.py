@@ -21,6 +21,7 @@ SOFTMAX_CROSS_ENTROPY = Operation(
     manual_axes=("batch", "length", "vocab"),
     dominant="vocab",
     fused_platforms=(),
+    matmul_flops=lambda problem: problem.matmul_flops,
 )
 
 #: Where tokens come as one dimension.
@@ -60,6 +61,11 @@ class CrossEntropyProblem:
     label_smoothing: float = 0.0
     chunk_tokens: int | None = None
     vocab_axes: tuple[str, ...] = ()
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of the projection to this shard's part of the vocabulary."""
+        return 2.0 * self.tokens * self.width * self.vocab
 
     def describe(self) -> str:
         """Returns one line, such as "bfloat16[8192,4096] vocab 128256 tied z_loss=0.0001"."""
