@@ -25,6 +25,7 @@ class Call:
         step_flops: FLOPs of the matmuls of one step of its grid.
         matmul_flops: FLOPs that the problem asks of it; 0 where that isn't known.
         share: of a grid's steps whose tile holds anything, given the grid of all cores.
+        tables: its scalar operands in order, flat, None where the data decide them.
     """
 
     name: str
@@ -33,11 +34,13 @@ class Call:
     step_flops: float
     matmul_flops: float
     share: Callable[[tuple[int, ...]], float]
+    tables: tuple[list[int] | None, ...] = ()
 
     @classmethod
     def of(cls, told: Mapping[str, Any], matmul_flops: float, share: Callable[[tuple[int, ...]], float]) -> "Call":
         """Reads what `kanawa.kernels.laboratory.compile_apart` tells."""
-        return cls(told["name"], told["direction"], tuple(told["grid"]), told["flops"], matmul_flops, share)
+        tables = tuple(told.get("tables", ()))
+        return cls(told["name"], told["direction"], tuple(told["grid"]), told["flops"], matmul_flops, share, tables)
 
 
 def schedule(folder: Path, call: Call, device: DeviceSpec, compiler: str) -> KernelSchedule:
@@ -52,7 +55,7 @@ def read(text: str, table: str, call: Call, device: DeviceSpec, compiler: str) -
     share = call.share(call.grid)
     cores = _cores(program, call)
     steps, guessed = _steps(call, cores)
-    counts = walk(program, share, steps)
+    counts = walk(program, share, steps, call.tables)
     scale = steps / max(1.0, _rounds(program, counts)) if counts.cut or guessed else 1.0
     spans = _spans(program)
     regions, cycles, stalled = [], 0.0, False

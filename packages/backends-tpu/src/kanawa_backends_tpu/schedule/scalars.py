@@ -6,7 +6,7 @@ isn't known here, is None; so is everything made of it.
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kanawa_backends_tpu.schedule.bundles import Program
@@ -15,6 +15,9 @@ Value = int | None
 _ASSIGNED = re.compile(r"%(\w+) = ([\w.]+) ?(.*)", re.DOTALL)
 _NAME = re.compile(r"%([sp]\d\w*)")
 _MEMORY = re.compile(r"\[smem:\[(#allocation\d+(?:_spill)?)(?: \+ (\$0x[0-9a-f]+))?\]\]")
+_TABLE = re.compile(r"\[smem:\[(#allocation\d+) \+ %(\w+)\]\]")
+_COPIED = re.compile(r"dma\.vmem_to_smem .*?%(\w+), \[#allocation\d+\]")
+_PLACE = re.compile(r"%(\w+) = smov\.u32 \[?(#allocation\d+)\]?")
 _PREDICATE = re.compile(r"^\((!?)%(\w+)(?:, %?(\w+))?\),? ?")
 
 
@@ -78,8 +81,13 @@ class Scalar:
 
 @dataclass
 class State:
-    """What is known of registers and memory while a program is walked."""
+    """What is known of registers and memory while a program is walked.
 
+    Attributes:
+        tables: contents of scalar memory that the call brings, by the place where they begin.
+    """
+
+    tables: Mapping[str, Sequence[int]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
 
     def of(self, operand: str) -> Value:
@@ -90,10 +98,17 @@ class State:
 
     def step(self, scalar: Scalar, back: bool) -> None:
         """Carries out one instruction; `back` says whether its loop was begun again."""
+        if scalar.operation == "table":
+            table, index = self.tables.get(scalar.operands[0], ()), self.of(scalar.operands[1])
+            known = index is not None and 0 <= index < len(table)
+            self._write(scalar, table[index] if known and index is not None else None)
+            return
         if scalar.operation == "sphi":
             self.values[scalar.target] = self.of(scalar.operands[1 if back else 0])
             return
-        value = scalar.constant if scalar.constant is not None else self._computed(scalar)
+        self._write(scalar, scalar.constant if scalar.constant is not None else self._computed(scalar))
+
+    def _write(self, scalar: Scalar, value: Value) -> None:
         if scalar.predicate:
             guard = self.of(scalar.predicate)
             if guard is None:
@@ -141,6 +156,15 @@ def deciding(program: Program) -> list[list[Scalar]]:
     return [sorted(bundle, key=lambda scalar: scalar.operation != "sphi") for bundle in kept]
 
 
+def places(program: Program, tables: Sequence[Sequence[int] | None]) -> dict[str, Sequence[int]]:
+    """Returns scalar operands whose contents are known by the place that the kernel copies them to before it begins."""
+    instructions = [text for bundle in program.bundles for text in bundle.instructions]
+    names = dict(match.groups() for text in instructions if (match := _PLACE.match(text)))
+    copied = [names.get(match[1], "") for text in instructions if (match := _COPIED.search(text))]
+    # Operands are copied in their order.
+    return {place: table for place, table in zip(copied, tables, strict=False) if place and table is not None}
+
+
 def _scalar(text: str, reads_core: bool) -> Scalar | None:
     match = _ASSIGNED.match(text)
     if match is None:
@@ -149,6 +173,8 @@ def _scalar(text: str, reads_core: bool) -> Scalar | None:
     stores = operation == "sst"
     if not stores and _NAME.match(f"%{target}") is None:
         return None
+    table = _TABLE.search(rest) if operation == "sld" else None
+    rest = rest if table is None else rest.replace(table[0], "").strip()
     place = _MEMORY.search(rest)
     where = "" if place is None else place[1] + (place[2] or "")
     # `sld [place] (%p)` has its predicate at the end, `sst [place] (%p), value` behind the place.
@@ -158,6 +184,8 @@ def _scalar(text: str, reads_core: bool) -> Scalar | None:
     operands = tuple(part.strip().lstrip("%") for part in rest.split(",") if part.strip())
     if stores:
         target = where
+    elif table is not None:
+        operation, operands = "table", table.groups()
     elif operation == "sld":
         operands = (where,) if where else ("data",)
     return Scalar(

@@ -1,10 +1,11 @@
 """Counts how often each bundle of a schedule runs: branches decided by the grid are followed, others weighed."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kanawa_backends_tpu.schedule.bundles import Branch, Program
-from kanawa_backends_tpu.schedule.scalars import State, deciding
+from kanawa_backends_tpu.schedule.scalars import State, deciding, places
 
 #: Rounds of loops that are walked before the rest is taken to be like them.
 MOST_ROUNDS = 4096
@@ -24,6 +25,7 @@ class _Walker:
     program: Program
     share: float
     steps: float
+    tables: Sequence[Sequence[int] | None] = ()
     weight: float = 1.0
     by_data: set[int] = field(default_factory=set)
     guarded: list[tuple[int, float]] = field(default_factory=list)  # where it ends, the weight before it
@@ -32,7 +34,7 @@ class _Walker:
 
     def run(self) -> tuple[float, ...]:
         """Returns how often each bundle runs."""
-        scalars, state = deciding(self.program), State()
+        scalars, state = deciding(self.program), State(tables=places(self.program, self.tables))
         runs = [0.0] * len(self.program.bundles)
         at, back = 0, False
         pending: Branch | None = None
@@ -80,12 +82,12 @@ class _Walker:
         return self.share / 2 if twins else self.share
 
 
-def walk(program: Program, share: float = 1.0, steps: float = 1.0) -> Walk:
-    """Returns the counts of one call on one core.
+def walk(program: Program, share: float = 1.0, steps: float = 1.0, tables: Sequence[Sequence[int] | None] = ()) -> Walk:
+    """Returns the counts of one call on one core, with what is known of the call's scalar operands.
 
     What only the data decide runs in `share` of the cases, and a loop whose end they decide `steps` times. A loop that
     takes too long is left after MOST_ROUNDS; `cut` is then true.
     """
-    walker = _Walker(program, share, steps)
+    walker = _Walker(program, share, steps, tables)
     runs = walker.run()
     return Walk(runs, frozenset(walker.by_data), walker.cut)

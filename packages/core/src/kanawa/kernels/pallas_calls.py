@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 #: What a jitted function is called in a trace, by version of JAX.
@@ -28,6 +29,15 @@ def pallas_calls(jaxpr: Jaxpr, around: str = "pallas_call") -> Iterator[tuple[st
 def grid_of(eqn: Any) -> list[int]:
     """Returns the grid of a call; 0 for a dimension that only the data tell."""
     return [size if isinstance(size, int) else 0 for size in eqn.params["grid_mapping"].grid]
+
+
+def tables_of(traced: ClosedJaxpr, eqn: Any) -> list[list[int] | None]:
+    """Returns the call's scalar operands in order: their values, flat, where the program holds them as constants."""
+    known = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+    scalars = eqn.invars[: eqn.params["grid_mapping"].num_index_operands]
+    # A literal doesn't hash, and no table is one.
+    values = [None if hasattr(of, "val") else known.get(of) for of in scalars]
+    return [None if value is None else np.asarray(value).ravel().tolist() for value in values]
 
 
 def step_flops(eqn: Any) -> float:

@@ -65,11 +65,11 @@ class BackwardKernel:
             self._whole(refs, i, j)
         else:
             masking = self._masking(refs, row, i, j)
-            pl.when(some & every)(lambda: self._whole(refs, i, j))
 
-            @pl.when(some & jnp.logical_not(every))
-            def cut() -> None:
-                self._parts(refs, masking, row, i, j)
+            @pl.when(some)
+            def visit() -> None:
+                whole, parts = lambda: self._whole(refs, i, j), lambda: self._parts(refs, masking, row, i, j)
+                jax.lax.cond(every, whole, parts)
 
         @pl.when(flags & 2 != 0)
         def finish_queries() -> None:

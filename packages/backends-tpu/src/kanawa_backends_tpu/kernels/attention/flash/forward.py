@@ -53,11 +53,11 @@ class ForwardKernel:
         if not self.tiles.has_cut_blocks:
             self._whole(refs)
         else:
-            pl.when(some & every)(lambda: self._whole(refs))
 
-            @pl.when(some & jnp.logical_not(every))
-            def cut() -> None:
-                self._parts(refs, masking, row, i, j)
+            @pl.when(some)
+            def visit() -> None:
+                whole, parts = lambda: self._whole(refs), lambda: self._parts(refs, masking, row, i, j)
+                jax.lax.cond(every, whole, parts)
 
         @pl.when(flags & 2 != 0)
         def finish() -> None:
