@@ -85,6 +85,17 @@ def test_what_the_grid_decides_is_counted_and_what_tables_decide_is_weighed():
     assert not counts.cut
 
 
+def test_tables_that_the_program_holds_are_followed():
+    copied = "  ;;  %s90_s9 = smov.u32 [#allocation3]  ;;  %91 = dma.vmem_to_smem /*vmem=*/%s89_s8, " + (
+        "/*size_in_granules=*/16, /*smem=*/%s90_s9, /*dst_syncflagno=*/[#allocation1] }"
+    )
+    lines = [BUNDLES[0], BUNDLES[1].replace(" }", copied), *BUNDLES[2:]]
+    counts = walk(bundles.parse(text(lines)), share=0.25, tables=[[1, 0, 0, 1, 0, 0, 0, 1]])
+    assert (counts.runs[20], counts.by_data) == (3, frozenset())
+    # A second table is of no use for the first, which the data decide.
+    assert walk(bundles.parse(text(lines)), share=0.25, tables=[None, [1]]).by_data == {15}
+
+
 def test_cycles_regions_units_and_spills():
     made = read(text(), table(), call(), V5P, "libtpu 1")
     runs = {region.name: (region.bundles, region.runs, region.depth) for region in made.regions}

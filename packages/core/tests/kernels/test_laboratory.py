@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from kanawa.composition.target import parse_target
@@ -12,7 +13,7 @@ from kanawa.kernels.attention.examples import TYPICAL
 from kanawa.kernels.compare import _EXAMPLES, examples_for
 from kanawa.kernels.laboratory import compile_apart, halves, matmul_flops, operand_shapes, visited_share
 from kanawa.kernels.masks import FULL, sliding_window
-from kanawa.kernels.pallas_calls import grid_of, pallas_calls, step_flops
+from kanawa.kernels.pallas_calls import grid_of, pallas_calls, step_flops, tables_of
 from kanawa.plugins import ScheduleRequest
 
 
@@ -70,6 +71,26 @@ def test_pallas_calls_are_named_with_grid_and_flops():
     assert name in ("product", "double")
     assert grid_of(eqn) == [4, 2]
     assert step_flops(eqn) == 2 * 8 * 16 * 32
+
+
+def test_tables_of_a_call_are_told_where_the_program_holds_them():
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def double(blocks, counts, x, out):
+        out[...] = x[...] * counts[0]
+
+    def function(x, counts):
+        blocks = jnp.asarray(np.array([1, 0], np.int32))
+        window = pl.BlockSpec((8, 128), lambda n, blocks, counts: (blocks[n], 0))
+        grid = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=2, grid=(2,), in_specs=[window], out_specs=window)
+        return pl.pallas_call(double, grid_spec=grid, out_shape=jax.ShapeDtypeStruct((16, 128), x.dtype))(
+            blocks, counts, x
+        )
+
+    traced = jax.jit(function).trace(jnp.ones((16, 128), jnp.int32), jnp.ones((1,), jnp.int32))
+    ((_, eqn),) = pallas_calls(traced.jaxpr.jaxpr)
+    assert tables_of(traced.jaxpr, eqn) == [[1, 0], None]
 
 
 def test_a_fresh_process_tells_what_kept_it_from_compiling(tmp_path):
