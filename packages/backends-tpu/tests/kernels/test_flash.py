@@ -144,6 +144,17 @@ def test_blocks_fit_lengths(length, block, padded):
     assert fitted.block <= 1024
 
 
+def test_what_is_worth_measuring_differs_from_the_kernels_own_choice():
+    trained = dataclasses.replace(PLAIN, q_length=4096, kv_length=4096, head_dim=128, v_head_dim=128, dtype="bfloat16")
+    kernel = FlashAttention()
+    for tuning in kernel.tunings(trained, None):
+        tuned = FlashAttention()
+        tuned.tuning = tuning
+        assert tuned._tiles(trained) != kernel._tiles(trained), tuning
+    assert len(kernel.tunings(trained, None)) == 2
+    assert kernel.tunings(PLAIN, None) == ()
+
+
 REFUSALS = {
     "in pages": {"page_size": 16},
     "mode decode": {"mode": "decode"},

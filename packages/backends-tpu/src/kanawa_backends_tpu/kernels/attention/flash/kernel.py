@@ -1,13 +1,14 @@
 """attention.tpu.flash: attention for training and prefill, written for the schedule that TPUs' compiler makes of it."""
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
 from kanawa.kernels.attention.gradient import row_delta, sinks_gradient
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_tpu.kernels.attention.flash.backward import BackwardKernel, backward_call, scratch_bytes
@@ -75,6 +76,13 @@ class FlashAttention(Kernel):
             ),
         )
 
+    def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
+        """Returns smaller blocks, and longer ones of keys, where they differ from the kernel's own choice."""
+        del device
+        tried = ((("block_q", 512), ("block_kv", 512)), (("block_kv", 2048),))
+        own = self._tiles(problem)
+        return tuple(each for each in tried if _tiles(problem, self._sizes(dict(each)), self.largest_part) != own)
+
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns out [B, T, H, Dv] in q's dtype and the log-sum-exp, fp32 [B, H, T], -inf for a row without keys."""
         tiles = self._tiles(problem)
@@ -119,8 +127,10 @@ class FlashAttention(Kernel):
         return grads
 
     def _tiles(self, problem: AttentionProblem) -> Tiles:
-        sizes = (self.setting("block_q", self.largest_block), self.setting("block_kv", self.largest_block))
-        return _tiles(problem, sizes, self.largest_part)
+        return _tiles(problem, self._sizes(dict(self.tuning)), self.largest_part)
+
+    def _sizes(self, tuning: Mapping[str, int]) -> tuple[int, int]:
+        return tuning.get("block_q", self.largest_block), tuning.get("block_kv", self.largest_block)
 
 
 @functools.lru_cache(maxsize=256)
