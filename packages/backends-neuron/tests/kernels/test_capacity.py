@@ -9,7 +9,7 @@ from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa_backends_neuron.kernels.attention.training import parts_of
 from kanawa_backends_neuron.kernels.grouped_matmul.kernel import _block
-from kanawa_backends_neuron.kernels.rms_norm.kernel import LARGEST_WIDTH
+from kanawa_backends_neuron.kernels.rms_norm.kernel import largest_width
 
 nki = pytest.importorskip("nki")
 from kanawa_backends_neuron.kernels.attention.backward import attention_backward  # noqa: E402
@@ -35,10 +35,11 @@ def test_attention_backward_over_the_longest_row(dtype, width):
     assert launched.machine.psum_peak <= 8
 
 
-def test_the_widest_norm():
-    x = np.full((2, 128, LARGEST_WIDTH), ONE, np.float32)
+@pytest.mark.parametrize("dtype, kind", [("float32", np.float32), ("bfloat16", ml_dtypes.bfloat16)])
+def test_the_widest_norm(dtype, kind):
+    x = np.full((2, 128, largest_width(dtype)), ONE, kind)
     launched = nki.simulate(rms_norm_backward)
-    launched(x, x[:1, 0], np.ones((2, 128, 1), np.float32), x)
+    launched(x, x[:1, 0].astype(np.float32), np.ones((2, 128, 1), np.float32), x)
     assert launched.machine.sbuf_peak > 150 * 1024
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
 DTYPES = ("bfloat16", "float16", "float32")
-#: The backward holds seven arrays of a tile in a partition's SBUF, five of them in fp32.
-LARGEST_WIDTH = 6144
+#: Of a partition's SBUF, what a tile's arrays may take in the backward: four in fp32, three as x is.
+ROW_BYTES = 180 * 1024
 _TILE = 128
 #: Rows that an iteration of the device's loop is worth.
 _FEWEST_ROWS = 32
@@ -40,7 +40,10 @@ class NkiRMSNorm(Kernel):
         """Returns support, or what the problem has that the kernel doesn't."""
         return first_refusal(
             (problem.dtype not in DTYPES, f"dtype {problem.dtype}; needs {' or '.join(DTYPES)}"),
-            (problem.width > LARGEST_WIDTH, f"width {problem.width}; {LARGEST_WIDTH} at most fit in SBUF"),
+            (
+                problem.width > largest_width(problem.dtype),
+                f"width {problem.width}; {largest_width(problem.dtype)} at most fit in SBUF in {problem.dtype}",
+            ),
             (problem.rows == 0, "no rows; the kernel needs one"),
             (
                 _loop_rows(problem.rows, problem.width) < min(problem.rows, _FEWEST_ROWS),
@@ -74,6 +77,11 @@ class NkiRMSNorm(Kernel):
         dx, dscale = launch("rms_norm.backward:rms_norm_backward", outputs, (x, _row(operands), residuals, dy))
         # One row of each core that shares the work.
         return {"x": dx.reshape(operands["x"].shape), "scale": jnp.sum(dscale, axis=0)}
+
+
+def largest_width(dtype: str) -> int:
+    """Returns how many channels a row may have."""
+    return ROW_BYTES // (4 * 4 + 3 * jnp.dtype(dtype).itemsize)
 
 
 def _tiled(x: jax.Array) -> jax.Array:
