@@ -26,7 +26,7 @@ from kanawa.plugins import component
 from kanawa_backends_tpu.schedule.compiled import compiler
 
 TARGETS = ("v5e-4", "v5p-8", "v6e-4", "v7x-8")
-BEGIN, END = "<!-- generated: TPU kernels compiled -->", "<!-- end generated: TPU kernels compiled -->"
+BEGIN, END = "<!-- generated: tpu kernels compiled -->", "<!-- end generated: tpu kernels compiled -->"
 _MIB = 2**20
 
 _TRAINED = AttentionProblem(
@@ -66,6 +66,7 @@ def _experts(purpose: str, rows: int, inner: int, columns: int, groups: int) -> 
 
 
 CASES = (
+    Case("attention.tpu.flash", "train", _TRAINED),
     Case("attention.tpu.splash", "train", _TRAINED),
     Case("attention.tpu.splash", "train", dataclasses.replace(_TRAINED, mask=sliding_window(1024), **_NARROW)),
     _paged("decode"),
