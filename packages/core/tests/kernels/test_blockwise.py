@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kanawa.arrays.onednn import available
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.kernels import FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
@@ -143,6 +144,27 @@ def test_refuses_with_a_reason(words):
     assert not verdict.ok and words in verdict.reason
     accepted = ({}, {"q_length": 128, "kv_length": 128}, {"has_kv_lengths": True, "kv_length": 4099})
     assert all(BlockwiseAttention().supports(dataclasses.replace(LONG, **change), None).ok for change in accepted)
+
+
+@pytest.mark.skipif(not available(), reason="this jaxlib has no oneDNN for this processor")
+@pytest.mark.parametrize(("plan", "called"), [(None, True), (True, True), (False, False)])
+def test_tiles_are_multiplied_by_onednn_unless_the_plan_says_no_also_under_vmap(plan, called):
+    x = jnp.zeros((2, 1, 128, 2, 32))
+    pins = KernelPolicy(pins=(("attention", "attention.cpu.blockwise"),))
+    with use_plan(ExecutionPlan(kernels=pins, onednn=plan)):
+        for function, operand in ((attention, x[0]), (jax.vmap(attention), x)):
+            assert ("__onednn$matmul" in jax.jit(function).lower(operand, operand, operand).as_text()) == called
+
+
+def test_tiles_can_be_differentiated_twice():
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 128, 1, 8)) for i in range(3))
+
+    def twice(attend):
+        slope = jax.grad(lambda q: jnp.sum(attend(q, k, v) ** 2))
+        return jax.jit(jax.grad(lambda q: jnp.sum(slope(q) ** 2)))(q)
+
+    right = twice(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))
+    np.testing.assert_allclose(twice(attention), right, atol=2e-5 * float(jnp.max(jnp.abs(right))))
 
 
 def test_few_tiles_are_written_out_and_very_many_looped_over():

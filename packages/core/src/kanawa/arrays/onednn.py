@@ -47,10 +47,14 @@ def available() -> bool:
         return False
 
 
-def suits(a: Array, b: Array, multiplications: int) -> bool:
-    """Returns whether a product of these arrays is oneDNN's to do: of one dtype that it is quick in, and not tiny."""
-    smallest = _SMALLEST.get(a.dtype.name)
-    if smallest is None or multiplications < smallest or a.dtype != b.dtype:
+def suits(a: Array, b: Array, multiplications: int, smallest: int | None = None) -> bool:
+    """Returns whether a product of these arrays is oneDNN's to do: of one dtype that it is quick in, and not tiny.
+
+    `smallest` is the least number of multiplications, by default that of a projection's product.
+    """
+    if a.dtype.name not in _SMALLEST or a.dtype != b.dtype:
+        return False
+    if multiplications < (_SMALLEST[a.dtype.name] if smallest is None else smallest):
         return False
     return a.dtype == jnp.float32 or _has_bf16_units()
 

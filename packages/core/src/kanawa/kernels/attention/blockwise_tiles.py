@@ -24,6 +24,8 @@ from kanawa.kernels.operation import Operands
 _TOGETHER = 4
 #: So few tiles need no order: all of their scores at once are small.
 _FREE = 16
+#: Multiplications of the smallest product that oneDNN is called for: XLA's batched ones reach half its speed or less.
+_SMALLEST = 64**3
 
 
 class Tiling(NamedTuple):
@@ -255,7 +257,8 @@ def _add_tile(total: jax.Array, tile: jax.Array, queries: tl.Span, keys: tl.Span
 def _bare_product(a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool) -> jax.Array:
     plan = current_plan().onednn
     # Each shard holds its own tiles, so that the call needs no splitting; only a plan that says no rules it out.
-    if plan is not False and onednn.available() and onednn.suits(a, b, a.size * b.shape[-2 if transpose_b else -1]):
+    multiplications = a.size * b.shape[-2 if transpose_b else -1]
+    if plan is not False and onednn.available() and onednn.suits(a, b, multiplications, _SMALLEST):
         return onednn.call(a, b, transpose_a=transpose_a, transpose_b=transpose_b, dtype=jnp.float32)
     return _general(a, b, transpose_a, transpose_b)
 
