@@ -132,6 +132,14 @@ def test_steps_that_the_data_count_come_from_the_problem():
     assert made.notes[0] == "the data decide how many steps there are: counted from the problem's FLOPs"
 
 
+def test_a_long_grid_is_walked_in_part(monkeypatch):
+    whole = read(text(), table(), call(), V5P, "libtpu 1")
+    monkeypatch.setattr("kanawa_backends_tpu.schedule.walk.MOST_ROUNDS", 4)
+    part = read(text(), table(), call(), V5P, "libtpu 1")
+    assert part.cycles == whole.cycles
+    assert part.notes[-1] == "a long grid was walked in part, and the rest taken to be alike"
+
+
 def test_units_of_another_form_are_refused():
     with pytest.raises(ValueError, match="2 units and 1 capacities"):
         units.parse("== CAPACITY:\nMATMUL, XLU\n 4\n== UTILIZATION:\n0 0\n")

@@ -8,7 +8,7 @@ from kanawa_backends_tpu.schedule.bundles import Branch, Program
 from kanawa_backends_tpu.schedule.scalars import State, deciding, places
 
 #: Rounds of loops that are walked before the rest is taken to be like them.
-MOST_ROUNDS = 4096
+MOST_ROUNDS = 512
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class _Walker:
             return bool(taken)
         self.rounds[branch.at] += 1
         if taken is None:
+            self.cut |= self.rounds[branch.at] >= MOST_ROUNDS
             return self.rounds[branch.at] < min(self.steps, MOST_ROUNDS)
         if taken and self.rounds[branch.at] >= MOST_ROUNDS:
             self.cut = True
@@ -74,8 +75,8 @@ class _Walker:
     def _share(self, branch: Branch) -> float:
         """Returns how often what a branch guards runs, where the data decide."""
         branches = self.program.branches.values()
-        # The check that a grid isn't empty is none that skips tiles.
-        if any(other.to < other.at and branch.at < other.to and other.at < branch.to for other in branches):
+        # What holds loops or branches of its own, such as the check that a grid isn't empty, skips no tile.
+        if any(branch.at < min(other.at, other.to) and max(other.at, other.to) < branch.to for other in branches):
             return 1.0
         # Two bodies one behind the other are two ways to do one thing: with and without a mask.
         twins = any(other is not branch and (other.at == branch.to or other.to == branch.at) for other in branches)
