@@ -26,9 +26,9 @@ import numpy as np
 from kanawa.kernels import CAUSAL, MaskSpec
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel
+from on_gpu import NO_GPU
 
 TOKENS, WIDTH, GROUP = 16384, 2048, 4
-NO_GPU = 2
 #: Every part of a step that multiplies matrices: two products forward, five backward.
 PRODUCTS = 7
 
