@@ -159,7 +159,7 @@ def test_what_cannot_be_scheduled_says_why(capsys):
     silent = told(capsys, "--schedule", "attention.any.reference", "--on", "mute-1", code=1).err
     assert "no installed backend shows what is compiled for mute-1 (mute)" in silent
     assert "say which, such as --on v5p-8" in told(capsys, "--schedule", "attention.loom.weft", code=2).err
-    assert "name an EXPERIMENT, or a kernel" in told(capsys, "--on", "loom-1", code=2).err
+    assert "name an EXPERIMENT, a kernel with --schedule KERNEL" in told(capsys, "--on", "loom-1", code=2).err
     assert "settings are whole numbers" in weft(capsys, "--tuning", "block=wide", code=2).err
     both = weft(capsys, "tiny", "--problem", "batch=2", code=2).err
     assert "an experiment has its own; leave out one of them" in both
