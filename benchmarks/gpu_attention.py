@@ -206,7 +206,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=numbers, default=[4096, 8192, 16384, 32768])
     parser.add_argument("--head-dims", type=numbers, default=[64, 128, 256])
-    names = "attention.gpu.cudnn,attention.gpu.pallas,attention.gpu.cudnn_packed"
+    names = "attention.gpu.cudnn,attention.gpu.pallas,attention.gpu.cudnn-packed"
     parser.add_argument("--kernels", type=lambda text: text.split(","), default=names.split(","))
     parser.add_argument("--json", type=Path, help="write the records there")
     parser.add_argument("--interpret", action="store_true", help="tiny shapes without a GPU, to try the program")

@@ -1,4 +1,4 @@
-"""attention.gpu.cudnn_packed: cuDNN's flash attention over packed rows, without a dense bias.
+"""attention.gpu.cudnn-packed: cuDNN's flash attention over packed rows, without a dense bias.
 
 cuDNN takes the start and length of each document, at most a fixed number a row; they are computed from the segment ids
 in the program. Rows that hold more documents, or ids that come back, go to attention.gpu.pallas, decided while running.
@@ -34,7 +34,7 @@ _HAS_SCORE_FUNCTION = "score_mod" in inspect.signature(cudnn._dot_product_attent
 class PackedCudnnAttention(Kernel):
     """What attention.gpu.cudnn takes, over rows of several documents; Hopper or newer."""
 
-    name: ClassVar[str] = "attention.gpu.cudnn_packed"
+    name: ClassVar[str] = "attention.gpu.cudnn-packed"
     operation: ClassVar[str] = "attention"
     platforms: ClassVar[tuple[str, ...]] = ("gpu",)
     priority: ClassVar[int] = 4
