@@ -79,7 +79,8 @@ def test_every_problem_of_a_space_has_operands_that_the_operation_takes():
     from kanawa.kernels.attention.checks import check
 
     for problem in generate(ReferenceAttention(), SPACE, 60).problems:
-        check(problem, EXAMPLES.operands(problem, np.random.default_rng(0)))
+        operands = EXAMPLES.operands(problem, np.random.default_rng(0))
+        check(problem, operands, has_dropout_key="dropout_key" in operands)
 
 
 def test_narrowing_replaces_values_and_knows_its_features():
