@@ -50,7 +50,7 @@ _BLACKWELL = {
 #: Products of fp32 don't run on the matrix units, and every thread holds its share of both factors.
 _SINGLE = {
     64: Sizes(Size(64, 32, 4, 1), Size(32, 32, 4, 1), Size(32, 32, 4, 1)),
-    128: Sizes(Size(32, 32, 4, 1), Size(32, 32, 4, 1), Size(32, 32, 4, 1)),
+    128: Sizes(Size(32, 32, 8, 1), Size(16, 32, 8, 1), Size(32, 16, 8, 1)),
     256: Sizes(Size(32, 32, 8, 1), Size(16, 32, 8, 1), Size(32, 16, 8, 1)),
 }
 _TABLES = {"hopper": _HOPPER, "blackwell": _BLACKWELL, "single": _SINGLE}
