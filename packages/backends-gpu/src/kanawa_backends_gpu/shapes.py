@@ -35,9 +35,7 @@ _DECODE = AttentionProblem(
 _MIXED: dict[str, Any] = {
     "mode": "prefill", "batch": 1, "q_length": 2048, "page_size": 16, "ragged_sequences": 64,
 }  # fmt: skip
-_EXPERTS = GroupedMatmulProblem(
-    rows=65536, inner=4096, columns=1536, groups=16, dtype="bfloat16", rhs_dtype="bfloat16"
-)
+_EXPERTS = GroupedMatmulProblem(rows=65536, inner=4096, columns=1536, groups=16, dtype="bfloat16", rhs_dtype="bfloat16")
 _WEIGHTS = QuantizedMatmulProblem(
     lhs_shape=(16, 4096), rhs_shape=(4096, 14336), num_contracted=1, groups=32, lhs_format="bfloat16",
     rhs_format="int4", dtype="bfloat16",

@@ -191,9 +191,7 @@ def _rows_by_matrix(
         plgpu.store(out.at[rows, columns], total.astype(out.dtype), mask=seen)
 
 
-def _rows_by_rows(
-    first: Any, end: Any, lhs: Any, dout: Any, out: Any, *, height: int, width: int, depth: int
-) -> None:
+def _rows_by_rows(first: Any, end: Any, lhs: Any, dout: Any, out: Any, *, height: int, width: int, depth: int) -> None:
     group = pl.program_id(0)
     inner, columns = pl.ds(pl.program_id(1) * height, height), pl.ds(pl.program_id(2) * width, width)
     begin, stop = first[group], end[group]
