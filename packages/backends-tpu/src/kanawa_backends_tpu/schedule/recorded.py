@@ -18,7 +18,6 @@ _DEVICES = ("v5e", "v5p", "v6e", "v7x")
 #: Kernels in the order in which they are compiled, and what differs from each one's typical problem.
 _PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention.tpu.flash", {}),
-    ("attention.tpu.flash", {}),
     ("attention.tpu.splash", {}),
     ("grouped_matmul.tpu.megablox", {}),
     ("attention.tpu.splash", {"head_dim": 64, "v_head_dim": 64}),
