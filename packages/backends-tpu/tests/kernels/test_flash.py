@@ -57,6 +57,8 @@ LARGER = {
     "window": {"mask": sliding_window(100), "q_length": 768, "kv_length": 768, "num_heads": 1},
     "keys that nobody sees": {"kv_length": 768},
     "queries that see nothing": {"mask": sliding_window(8), "q_length": 768, "kv_length": 384, "has_sinks": True},
+    "blocks seen whole or not at all": {"mask": MaskSpec(chunk=256), "q_length": 512, "kv_length": 256},
+    "keys that nobody sees, none cut": {"mask": MaskSpec(chunk=256), "q_length": 256, "kv_length": 512},
 }
 
 

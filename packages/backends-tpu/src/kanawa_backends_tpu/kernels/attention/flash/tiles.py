@@ -70,7 +70,9 @@ class Tiles:
         """True where the mask, padding or operands may hide a part of a block."""
         some, every = self._reach()
         dynamic = not self.known or self.mask.segments or self.mask.prefix
-        return dynamic or self.kv.padded != self.kv.length or bool((some & ~every).any())
+        # A block that sees, or is seen by, nothing is visited all the same (`steps`), and all of it is hidden.
+        alone = not (some.any(axis=0).all() and some.any(axis=1).all())
+        return dynamic or alone or self.kv.padded != self.kv.length or bool((some & ~every).any())
 
     def _reach(self) -> tuple[np.ndarray, np.ndarray]:
         shape = (self.q.blocks, self.kv.blocks)
