@@ -97,6 +97,8 @@ def test_environment() -> dict[str, str | None]:
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
         "JAX_ENABLE_COMPILATION_CACHE": "true",
+        # Kernels that were measured on the developer's machine are no test's business.
+        "KANAWA_TUNING": str(pathlib.Path(wheel_folder().name) / "tuning.json"),
     }
 
 

@@ -168,6 +168,8 @@ def shared_environment(tmp_path_factory):
     here = pathlib.Path(sys.executable)
     return here, {
         **os.environ,
+        # A page that measures kernels writes a table, which no other test shall meet.
+        "KANAWA_TUNING": str(tmp_path_factory.mktemp("tuning") / "tuning.json"),
         "PATH": f"{here.parent}{os.pathsep}{os.environ['PATH']}",
         "KANAWA_CACHE": str(tmp_path_factory.mktemp("cache")),
         "JAX_PLATFORMS": "cpu",
