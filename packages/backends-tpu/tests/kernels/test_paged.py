@@ -118,7 +118,8 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "dtype float16": {"dtype": "float16"},
     "take pages of 128": {"head_dim": 64, "v_head_dim": 64},
     "take a multiple of 16": {"num_kv_heads": 1, "page_size": 8},
-    "a page table of": {"batch": 1024, "kv_length": 16384},
+    "a page table or lengths of": {"batch": 1024, "kv_length": 16384},
+    "kv_length 1021 has no divisor from 8 to 128": {"page_size": None, "kv_length": 1021},
     "MiB of on-chip memory": {"head_dim": 65536, "v_head_dim": 65536},
 }
 
@@ -128,3 +129,10 @@ def test_refusals_say_why(reason):
     verdict = PagedAttention().supports(dataclasses.replace(PLAIN, **REFUSALS[reason]), None)
     assert not verdict
     assert reason in verdict.reason
+
+
+def test_dense_rows_have_no_table_to_be_too_large():
+    """A table of as many pages would take 1 MiB of scalar memory, and there is none."""
+    many = dataclasses.replace(PLAIN, page_size=None, batch=2048, kv_length=16384)
+    verdict = PagedAttention().supports(many, None)
+    assert verdict, verdict.reason

@@ -17,7 +17,15 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins.devices import device_spec_of_kind
 
 from kanawa_backends_tpu.kernels.attention.paged_kernel import paged_attention
-from kanawa_backends_tpu.kernels.attention.paged_plan import KEYS, ROWS, PagedPlan, dense_page, plan_pages, vmem_bytes
+from kanawa_backends_tpu.kernels.attention.paged_plan import (
+    DENSE_PAGE,
+    KEYS,
+    ROWS,
+    PagedPlan,
+    dense_page,
+    plan_pages,
+    vmem_bytes,
+)
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
@@ -27,6 +35,8 @@ _MASK_PARTS = frozenset({"causal", "window", "chunk"})
 _SCALAR_BYTES = 768 * 2**10
 #: Tokens of a tile of 16-bit values.
 _TILE = 16
+#: Of a dense row, fetched in one piece: for fewer, starting the copies takes longer than they do.
+_FEWEST_TOKENS = 8
 _VMEM_BYTES = 40 * 2**20
 
 
@@ -51,7 +61,7 @@ class PagedAttention(Kernel):
         extra = sorted(p.mask.uses - _MASK_PARTS)
         paged = _as_paged(p)
         plan = None if paged.page_size is None else self._plan(paged, jnp.dtype(p.dtype).itemsize, 1)
-        scalars = 0 if plan is None else 4 * (plan.sequences * plan.entries + 4 * plan.sequences + 2 * plan.blocks)
+        scalars = 0 if plan is None else _scalar_bytes(plan, p.paged)
         return first_refusal(
             (p.mode == "train", "mode train; the kernel has no backward pass"),
             (not p.has_kv_lengths, "no kv_lengths; it reads a cache whose rows have lengths"),
@@ -60,7 +70,8 @@ class PagedAttention(Kernel):
             (bool(extra), f"mask has {', '.join(extra)}; it knows {', '.join(sorted(_MASK_PARTS))}"),
             (p.dtype not in ("bfloat16", "float32"), f"dtype {p.dtype}; needs bf16 or fp32"),
             *_lies_badly(paged, plan),
-            (scalars > _SCALAR_BYTES, f"a page table of {scalars >> 10} KiB; at most {_SCALAR_BYTES >> 10}"),
+            (scalars > _SCALAR_BYTES, f"a page table or lengths of {scalars >> 10} KiB; at most {_SCALAR_BYTES >> 10}"),
+            *_comes_in_crumbs(p, paged),
             *_too_large(paged, plan),
         )  # fmt: skip
 
@@ -95,6 +106,19 @@ def _as_paged(problem: AttentionProblem) -> AttentionProblem:
     if problem.paged or problem.kv_length == 0:
         return problem
     return dataclasses.replace(problem, page_size=dense_page(problem.kv_length))
+
+
+def _scalar_bytes(plan: PagedPlan, paged: bool) -> int:
+    """Returns what the prefetched scalars take: the pages of a dense row follow each other and need no table."""
+    table = plan.sequences * plan.entries if paged else 0
+    return 4 * (table + 4 * plan.sequences + 2 * plan.blocks)
+
+
+def _comes_in_crumbs(problem: AttentionProblem, paged: AttentionProblem) -> tuple[tuple[bool, str], ...]:
+    """Returns the refusal of dense rows that could only be fetched by a few tokens at a time."""
+    size = paged.page_size or 0
+    text = f"kv_length {problem.kv_length} has no divisor from {_FEWEST_TOKENS} to {DENSE_PAGE} to read rows by"
+    return ((not problem.paged and 0 < size < min(_FEWEST_TOKENS, problem.kv_length), text),)
 
 
 def _too_large(problem: AttentionProblem, plan: PagedPlan | None) -> tuple[tuple[bool, str], ...]:

@@ -23,7 +23,8 @@ _FEW = 16
 #: Keys of a block, and bytes of its keys or values: four such buffers are on chip.
 KEYS = 512
 _KEY_BYTES = 2 * 2**20
-_DENSE_PAGE = 128
+#: Tokens of a dense row that are read as one page, at most.
+DENSE_PAGE = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,7 @@ def vmem_bytes(plan: PagedPlan, problem: AttentionProblem, kept_bytes: int) -> i
 
 def dense_page(kv_length: int) -> int:
     """Returns how many tokens of a dense row are read as one page: small, as the last one is read whole."""
-    return _divisor(kv_length, _DENSE_PAGE)
+    return _divisor(kv_length, DENSE_PAGE)
 
 
 def _divisor(number: int, largest: int) -> int:
