@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
-from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import Kernel, KernelChoice, Verdict
 from kanawa.kernels.attention.examples import BASE
@@ -46,6 +47,26 @@ class Wrong(Kernel):
         return jnp.repeat(operands["v"], problem.group_size, axis=2), None
 
 
+class NotANumber(Sized):
+    """Right, but for one gradient that isn't the first of what is compared."""
+
+    name = "attention.cpu.nan"
+    autodiff = False
+
+    def tunings(self, problem, device):
+        return ()
+
+    def forward(self, problem, operands):
+        return super().apply(problem, operands), None
+
+    def backward(self, problem, operands, out, residuals, cotangents):
+        def apply(floats):
+            return ReferenceAttention().apply(problem, {**operands, **floats})
+
+        (grads,) = jax.vjp(apply, {name: operands[name] for name in "qkv"})[1](cotangents)
+        return {**grads, "v": grads["v"].at[0, 0].set(jnp.nan)}
+
+
 def values(*classes):
     return {c.name: f"{HERE}:{c.__name__}" for c in classes}
 
@@ -75,10 +96,23 @@ def test_failures_and_wrong_results_are_told_and_never_used(measured):
     _, measurements = measured
     failures = {(one.kernel, one.tuning): one.failure for one in measurements if one.failure}
     assert failures[("attention.cpu.sized", (("block", 3),))] == "ValueError: block 3 doesn't divide 16"
-    assert failures[("attention.cpu.wrong", ())].startswith("differs from attention.cpu.sized by ")
+    assert failures[("attention.cpu.wrong", ())].startswith("differs from attention.any.reference by ")
     assert len(failures) == 2
     assert all((one.seconds or 0) > 0 for one in measurements if not one.failure)
     assert quickest(measurements).failure == ""
+
+
+def test_the_reference_judges_and_no_gradient_may_be_nan(install):
+    class_of = {"attention.any.reference": f"{ReferenceAttention.__module__}:ReferenceAttention"}
+    install(a=values(Wrong, NotANumber) | class_of)
+    with use_plan(ExecutionPlan(platform="cpu", kernels=KernelPolicy(pins=(("attention", Wrong.name),)))):
+        choice = select(ATTENTION, SMALL).choice
+        measurements = measure(choice, seconds=0.0)
+    assert choice.kernel == measurements[0].kernel == Wrong.name
+    failures = {one.kernel: one.failure for one in measurements}
+    assert failures[Wrong.name].startswith("differs from attention.any.reference by ")
+    assert failures[NotANumber.name].startswith("differs from attention.any.reference by nan")
+    assert quickest(measurements).kernel == "attention.any.reference"
 
 
 def ran(kernel, seconds, temporary_bytes=0):
