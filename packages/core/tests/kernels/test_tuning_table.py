@@ -53,6 +53,17 @@ def test_what_was_measured_with_other_versions_is_not_used(tmp_path):
     assert measured_uses(path, "cpu") == ()
 
 
+def test_others_may_read_a_table_and_what_cant_be_written_is_told(tmp_path):
+    path = tmp_path / "table.json"
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    add_entries(path, [entry()])
+    assert path.stat().st_mode == plain.stat().st_mode
+    assert {each.name for each in tmp_path.iterdir()} == {"plain", "table.json"}
+    with pytest.raises(TuningTableError, match=r"plain/table.json can't be written \(.*\); give another with --table"):
+        add_entries(plain / "table.json", [entry()])
+
+
 def test_without_a_file_there_are_no_entries(tmp_path):
     assert read_table(tmp_path / "none.json") == ()
 

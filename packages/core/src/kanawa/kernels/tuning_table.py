@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +26,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 class TuningTableError(UsageError):
-    """A file isn't a tuning table of this version."""
+    """A file isn't a tuning table of this version, or can't be one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Entry:
     @property
     def is_current(self) -> bool:
         """Whether all that was measured is installed in the same versions."""
-        return all(_installed(name) == found for name, found in self.versions.items())
+        return all(_installed(name) == measured for name, measured in self.versions.items())
 
     def as_json(self) -> dict[str, Any]:
         """Returns the entry as the file holds it."""
@@ -82,7 +81,8 @@ def read_table(path: Path) -> tuple[Entry, ...]:
     """Returns a table's entries; none where there is no file. Raises TuningTableError, or as `guarded_json` does."""
     try:
         content = guarded_json(path, most=_MOST_BYTES)
-    except FileNotFoundError:
+    # A file where a folder should be holds no table either.
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     try:
         if content["format"] != _FORMAT:
@@ -98,14 +98,25 @@ def read_table(path: Path) -> tuple[Entry, ...]:
 
 
 def add_entries(path: Path, entries: Iterable[Entry]) -> None:
-    """Writes entries into a table, in place of those for the same problems on the same device."""
+    """Writes entries into a table, in place of those for the same problems on the same device.
+
+    Raises TuningTableError where it can't be written, or what is there isn't a table.
+    """
     kept = {entry.place: entry for entry in (*read_table(path), *entries)}
     text = json.dumps({"format": _FORMAT, "entries": [entry.as_json() for entry in kept.values()]}, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed when whole: a run that starts meanwhile reads the old one or the new one.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text + "\n")
-    os.replace(file.name, path)
+    # Renamed when whole: a run that starts meanwhile reads the old one or the new one. Not tempfile's, which nobody but
+    # its owner may read: the table may lie where others share it.
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            written.write_text(text + "\n", encoding="utf-8")
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"the tuning table {path} can't be written ({error.strerror or error}); give another with --table"
+        raise TuningTableError(message) from error
 
 
 def measured_uses(path: Path, kind: str) -> tuple[KernelUse, ...]:
@@ -123,7 +134,7 @@ def _entry(record: Mapping[str, Any]) -> Entry:
         raise ValueError(message)
     return Entry(
         tuning=tuple(sorted((str(name), int(value)) for name, value in record["tuning"].items())),
-        versions={str(name): str(found) for name, found in record["versions"].items()},
+        versions={str(name): str(measured) for name, measured in record["versions"].items()},
         measured=tuple(dict(one) for one in record["measured"]),
         **texts,
     )

@@ -30,11 +30,13 @@ def bench(args: argparse.Namespace) -> int:
 
     from kanawa.cli.verbs.kernels import chosen
     from kanawa.composition.detect import local_target
-    from kanawa.kernels.tuning_table import add_entries, default_path
+    from kanawa.kernels.tuning_table import add_entries, default_path, read_table
 
     table = local_path(args.table, "--table") if args.table else default_path()
     composition = compose_from(args, on=args.on or local_target() or "cpu")
     _check_here(composition)
+    # What is there and isn't a table is told now, not after minutes of measuring.
+    read_table(table)
     seen, entries, failed = [], [], 0
     for choice in chosen(composition, args.program):
         measurements, failure = _measured(choice)
