@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.kernels import CAUSAL, FULL, Kernel, Verdict
+from kanawa.kernels import CAUSAL, FULL, Kernel, MaskSpec, Verdict
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.dropout import dropout_ids, kept, row_words, weight_factors
 from kanawa.kernels.attention.examples import BASE, EXAMPLES
@@ -96,6 +96,27 @@ def test_shards_drop_what_one_device_drops(normal):
     whole = call(q, k, v)
     with jax.set_mesh(mesh), use_plan(ExecutionPlan(activation_rules=rules)):
         np.testing.assert_allclose(call(q, k, v), whole, atol=1e-6)
+
+
+def test_a_program_holds_no_array_of_all_tokens(normal):
+    q = normal(4, 64, 2, 8)
+
+    def call(q):
+        return attention(q, q, q, mask=FULL, dropout_rate=RATE, dropout_key=jax.random.key(0))
+
+    assert all(getattr(const, "size", 0) < 4 * 64 for const in jax.jit(call).trace(q).jaxpr.consts)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32"])
+def test_positions_of_any_integers_have_distances(normal, dtype):
+    q, slopes = normal(1, 24, 2, 8), jnp.array([0.5, 0.25])
+    at = jnp.arange(24)
+
+    def call(at):
+        mask = MaskSpec(causal=True, window=(3, None))
+        return attention(q, q, q, mask=mask, alibi_slopes=slopes, q_positions=at, kv_positions=at)
+
+    np.testing.assert_array_equal(call(at.astype(dtype)), call(at))
 
 
 class Old(Kernel):

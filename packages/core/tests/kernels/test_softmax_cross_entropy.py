@@ -145,3 +145,15 @@ def test_logits_and_their_gradients_by_onednn(tied, chunk, normal):
     assert (calls, none) == (3, 0)
     for mine, want in zip(ours, right, strict=True):
         np.testing.assert_allclose(mine, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [None, 10], ids=["whole", "chunked"])
+def test_targets_of_few_bits_are_no_other_tokens(chunk, normal):
+    hidden, weight, targets = normal(N, D), normal(D, 300), jnp.arange(N, dtype=jnp.int32)
+
+    def call(hidden, targets):
+        return softmax_cross_entropy(hidden, weight, targets, jnp.ones(N), chunk_tokens=chunk)[0]
+
+    # As 8 bits, token 256 would be token 0 too.
+    ours, right = (jax.value_and_grad(call)(hidden, targets.astype(dtype)) for dtype in (jnp.int8, jnp.int32))
+    jax.tree.map(np.testing.assert_array_equal, ours, right)

@@ -27,6 +27,9 @@ from kanawa.kernels.masks import CAUSAL, MaskSpec
 from kanawa.kernels.run import run
 from kanawa.kernels.sharded import split_operands
 
+#: Of these dtypes the difference of two positions, or one with a window's width taken off, may not be one.
+_WRAPPING = tuple(jnp.dtype(name) for name in ("uint8", "uint16", "uint32", "int8", "int16"))
+
 
 def attention(
     q: jax.Array,
@@ -91,6 +94,9 @@ def attention(
     operands |= {"prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "bias": bias, "sinks": sinks}
     operands |= {"alibi_slopes": alibi_slopes, "page_table": page_table, "query_starts": query_starts}
     operands = {name: x for name, x in operands.items() if x is not None}
+    for name in ("q_positions", "kv_positions"):
+        if name in operands and (x := operands[name]).dtype in _WRAPPING:
+            operands[name] = x.astype(jnp.int32)
     if q_segment_ids is not None:
         # Ids that are given count, even if the mask doesn't say so: leaving them out would mix documents without a
         # word.

@@ -8,7 +8,6 @@ arrays of any shape).
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
@@ -22,9 +21,10 @@ def dropout_ids(problem: AttentionProblem) -> dict[str, jax.Array]:
 
     Operands, so that a shard that holds some of them knows which.
     """
-    queries = np.arange(problem.batch * problem.q_length, dtype=np.uint32)
+    # Counted by the program: an array made here would be a constant in it, 4 bytes for every token of the batch.
+    queries = jnp.arange(problem.batch * problem.q_length, dtype=jnp.uint32)
     return {
-        "dropout_queries": jnp.asarray(queries.reshape(problem.batch, problem.q_length)),
+        "dropout_queries": queries.reshape(problem.batch, problem.q_length),
         "dropout_heads": jnp.arange(problem.num_heads, dtype=jnp.uint32),
     }
 

@@ -77,6 +77,9 @@ def softmax_cross_entropy(
     broken += not_positive(logit_cap=logit_cap) + outside(0.0, 1.0, label_smoothing=label_smoothing)
     broken += outside(0.0, math.inf, z_loss=z_loss)
     refuse_bad_input("softmax_cross_entropy", [*broken, *_arrays(operands, vocab)])
+    # Compared with numbers of their own dtype, which have to count to the vocabulary's end: of 16 bits they would wrap.
+    if targets.dtype.itemsize < 4:
+        operands["targets"] = targets.astype(jnp.int32)
     problem = CrossEntropyProblem(
         tokens=math.prod(targets.shape),
         width=width,
