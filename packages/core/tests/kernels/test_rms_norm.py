@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
+from kanawa.kernels import Verdict
 from kanawa.kernels.rms_norm import rms_norm
 from kanawa.kernels.rms_norm.reference import ReferenceRMSNorm
 from kanawa.testing.kernel import KernelConformance
@@ -38,3 +40,32 @@ def test_a_lone_reference_is_no_choice_to_record():
 def test_a_scale_of_another_width():
     with pytest.raises(KernelError, match=r"x \(2, 8\), scale \(4,\); expected \[..., E\] and \[E\]"):
         rms_norm(jnp.ones((2, 8)), jnp.ones(4), eps=1e-6)
+
+
+def test_integers_and_an_epsilon_that_is_none():
+    with pytest.raises(KernelError, match="rms_norm: x is int32; it must be floating-point; eps -1 must be at least 0"):
+        rms_norm(jnp.ones((2, 8), jnp.int32), jnp.ones(8), eps=-1.0)
+    with pytest.raises(KernelError, match="rms_norm: eps nan must be at least 0"):
+        rms_norm(jnp.ones((2, 8)), jnp.ones(8), eps=float("nan"))
+
+
+class Few(ReferenceRMSNorm):
+    """Takes what a shard holds, and no more."""
+
+    name = "rms_norm.cpu.few"
+    local = True
+
+    def supports(self, problem, device):
+        return Verdict(problem.rows <= 8, f"{problem.rows} rows are over 8")
+
+
+def test_a_pinned_kernel_is_asked_about_a_shard(install):
+    install(a={Few.name: f"{__name__}:Few"})
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    plan = ExecutionPlan(
+        activation_rules=(("batch", ("data",)),), kernels=KernelPolicy(pins=(("rms_norm", Few.name),)), platform="cpu"
+    )
+    x = jnp.arange(32.0 * 8).reshape(32, 8)
+    with jax.set_mesh(mesh), use_plan(plan):
+        ours = jax.jit(lambda x: rms_norm(x, jnp.ones(8), eps=1e-6))(x)
+    np.testing.assert_allclose(ours, x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6), rtol=1e-6)
