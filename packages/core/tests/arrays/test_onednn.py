@@ -58,6 +58,17 @@ def test_mapped_operands(mapped):
 
 
 @HERE
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_a_weight_is_not_copied_for_every_example(transpose_b):
+    a, b = operands(False, transpose_b)
+    a = jnp.stack([a, 2 * a, 3 * a])
+    mapped = jax.vmap(lambda a: onednn.matmul(a, b, transpose_b=transpose_b), in_axes=1)
+    np.testing.assert_allclose(mapped(a.swapaxes(0, 1)), plainly(a, b, False, transpose_b), rtol=1e-4, atol=1e-4)
+    shapes = {each.aval.shape for eqn in jax.make_jaxpr(mapped)(a.swapaxes(0, 1)).eqns for each in eqn.outvars}
+    assert (3, *b.shape) not in shapes
+
+
+@HERE
 def test_bfloat16_accumulates_in_float32():
     a, b = operands(False, False, "bfloat16")
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)

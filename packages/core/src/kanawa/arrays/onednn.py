@@ -170,7 +170,12 @@ def _derivative(primals: tuple[Any, Any], tangents: tuple[Any, Any], **how: bool
 
 
 def _batched(operands: tuple[Any, Any], dims: tuple[Any, Any], **how: bool) -> tuple[Any, int]:
-    """Returns the product with the mapped dimension in front of both."""
+    """Returns the product with the mapped dimension in front of both, or more rows where one matrix serves them all."""
+    if dims[0] is not None and dims[1] is None and operands[1].ndim == 2 and not how["transpose_a"]:
+        # Broadcast, a weight would be copied for every example.
+        a = jnp.moveaxis(operands[0], dims[0], 0)
+        out = _matmul.bind(a.reshape(-1, a.shape[-1]), operands[1], **how)
+        return out.reshape(*a.shape[:-1], out.shape[-1]), 0
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     a, b = (
         jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
