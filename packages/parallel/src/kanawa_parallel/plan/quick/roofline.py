@@ -78,7 +78,7 @@ class Machine:
         if cycles is not None and device.clock_hz:
             computing = cycles / device.clock_hz
         moving = moved / (device.memory_bandwidth * self.memory_factor / device.jax_devices_per_chip)
-        return (computing, "compute") if computing >= moving and own else (moving, "memory")
+        return (computing, "compute") if computing >= moving and (own or cycles) else (moving, "memory")
 
     def _peak(self, step: Step | None) -> float:
         peaks = self.device.peak_flops
