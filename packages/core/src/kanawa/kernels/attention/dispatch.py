@@ -94,9 +94,6 @@ def attention(
     operands |= {"prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "bias": bias, "sinks": sinks}
     operands |= {"alibi_slopes": alibi_slopes, "page_table": page_table, "query_starts": query_starts}
     operands = {name: x for name, x in operands.items() if x is not None}
-    for name in ("q_positions", "kv_positions"):
-        if name in operands and (x := operands[name]).dtype in _WRAPPING:
-            operands[name] = x.astype(jnp.int32)
     if q_segment_ids is not None:
         # Ids that are given count, even if the mask doesn't say so: leaving them out would mix documents without a
         # word.
@@ -192,4 +189,8 @@ def _with_positions(problem: AttentionProblem, operands: dict[str, Any]) -> tupl
 
 
 def _rows(x: jax.Array | None) -> jax.Array | None:
-    return x[None] if x is not None and jnp.ndim(x) == 1 else x
+    """Returns positions or ids as rows, of a dtype whose differences are numbers of it."""
+    if x is None:
+        return None
+    x = x.astype(jnp.int32) if x.dtype in _WRAPPING else x
+    return x[None] if x.ndim == 1 else x
