@@ -166,6 +166,8 @@ REFUSALS = {
     "dtype float16": {"dtype": "float16"},
     "head dim 320": {"head_dim": 320},
     "MiB a row in backward": {"q_length": 2**17, "kv_length": 2**17},
+    # libtpu 0.0.52 for v5p: "Used 2.00M of 1.00M smem".
+    "tables of 2052 KiB": {"mode": "prefill", "q_length": 2**19, "kv_length": 2**19},
 }
 
 
@@ -175,3 +177,17 @@ def test_refusals_say_why(reason):
     verdict = FlashAttention().supports(problem, None)
     assert not verdict
     assert reason in verdict.reason
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, PACKED], ids=MaskSpec.describe)
+def test_what_tables_are_counted_as_is_what_they_take(mask):
+    from kanawa_backends_tpu.kernels.attention.flash.kernel import _scalar_bytes
+    from kanawa_backends_tpu.kernels.attention.flash.scalars import tables, vectors
+
+    problem = dataclasses.replace(PLAIN, mask=mask, q_length=700, kv_length=700, batch=2)
+    ids = jnp.ones((2, 700), jnp.int32)
+    operands = operands_of(problem) | {"q_segment_ids": ids, "kv_segment_ids": ids}
+    tiles = Interpreted()._tiles(problem)
+    given = vectors(problem, operands, tiles)
+    made = tables(problem, operands, tiles, tiles.steps(queries_first=True), given, queries_first=True)
+    assert sum(table.nbytes for table in made.values()) == _scalar_bytes(problem, tiles)

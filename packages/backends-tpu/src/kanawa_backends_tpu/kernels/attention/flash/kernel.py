@@ -27,6 +27,8 @@ _ROW_BYTES = 256
 _NARROW = 512
 #: Sums of a row that fit on chip beside the blocks: v5p and v7x have 64 MiB, of which the compiler needs some.
 _MOST_SUMS_BYTES = 30 * 2**20
+#: Of the scalar memory, 1 MiB on every generation: tables of a grid's steps.
+_MOST_SCALAR_BYTES = 768 * 2**10
 #: The log-sum-exp of a row without keys: every weight is then 0.
 _NO_KEYS = 3e38
 _WIDEST = 256
@@ -61,6 +63,7 @@ class FlashAttention(Kernel):
         parts = ", ".join(sorted(MASK_PARTS))
         width = max(problem.head_dim, problem.v_head_dim)
         needed = scratch_bytes(problem, self._tiles(problem))
+        scalars = _scalar_bytes(problem, self._tiles(problem))
         return first_refusal(
             (problem.paged, "keys lie in pages; flash takes whole rows"),
             (problem.mode == "decode", "mode decode: flash is for many queries a row"),
@@ -73,6 +76,10 @@ class FlashAttention(Kernel):
             (
                 problem.mode == "train" and needed > _MOST_SUMS_BYTES,
                 f"sums of {needed >> 20} MiB a row in backward; at most {_MOST_SUMS_BYTES >> 20} fit on chip",
+            ),
+            (
+                scalars > _MOST_SCALAR_BYTES,
+                f"tables of {scalars >> 10} KiB say which blocks meet; at most {_MOST_SCALAR_BYTES >> 10} fit on chip",
             ),
         )
 
@@ -142,6 +149,15 @@ def _tiles(problem: AttentionProblem, sizes: tuple[int, int], part: int) -> Tile
         most = [min(size, _NARROW) for size in most]
     known = not (problem.has_q_positions or problem.has_kv_positions)
     return Tiles(side(problem.q_length, most[0], part), side(problem.kv_length, most[1], part), mask, known)
+
+
+@functools.lru_cache(maxsize=256)
+def _scalar_bytes(problem: AttentionProblem, tiles: Tiles) -> int:
+    """Returns what the prefetched tables take (`scalars.tables`): of each step, and of each block and part of a row."""
+    moved, segments = not tiles.known, problem.has_segments
+    each = 4 + problem.batch * (moved or segments or problem.mask.prefix)
+    limits = sum(2 * side.blocks * (1 + side.parts) for side in (tiles.q, tiles.kv)) * (moved + segments)
+    return 4 * (each * len(tiles.steps(queries_first=True)) + problem.batch * limits)
 
 
 def _arrays(problem: AttentionProblem, operands: Operands, tiles: Tiles) -> dict[str, jax.Array]:
