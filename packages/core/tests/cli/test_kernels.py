@@ -1,10 +1,12 @@
 """`kanawa kernels`: choices without a platform's libraries, fallbacks judged, kernels measured and used."""
 
 import json
+import os
 import re
 
 import pytest
 from kanawa.cli.main import main
+from kanawa.composition import environment
 
 WORK = """
 import dataclasses
@@ -155,3 +157,20 @@ def test_a_table_that_is_not_there_or_not_one_is_an_error(capsys, tmp_path):
     assert "execution.tuning: there is no file 'gone.json'; expected auto, none, or a table" in said
     (tmp_path / "tuning.json").write_text("{}")
     assert "isn't a tuning table" in told(capsys, code=2).err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root enters every folder")
+def test_a_home_that_cannot_be_entered_has_no_table(capsys, tmp_path):
+    tmp_path.chmod(0)
+    try:
+        assert json.loads(told(capsys, "--json").out)[0]["kernel"] == "attention.cpu.slow"
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_table_that_may_not_be_read_is_none(capsys, monkeypatch):
+    def denied(path, kind):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(environment, "measured_uses", denied)
+    assert json.loads(told(capsys, "--json").out)[0]["kernel"] == "attention.cpu.slow"

@@ -76,7 +76,7 @@ def _measured(tuning: str, described: Target | None) -> tuple[KernelUse, ...]:
         return ()
     # Every process of a gang has to lower the same program: a table that one of them lacks would make another.
     if tuning == "auto":
-        return () if described is None and jax.process_count() > 1 else measured_uses(default_path(), kind)
+        return () if described is None and jax.process_count() > 1 else _own_table(kind)
     path = local_path(tuning, "execution.tuning")
     if not path.is_file():
         message = (
@@ -85,6 +85,14 @@ def _measured(tuning: str, described: Target | None) -> tuple[KernelUse, ...]:
         )
         raise UsageError(message)
     return measured_uses(path, kind)
+
+
+def _own_table(kind: str) -> tuple[KernelUse, ...]:
+    """Returns what this user's table says; nothing where the user has no home that can be entered."""
+    try:
+        return measured_uses(default_path(), kind)
+    except PermissionError:
+        return ()
 
 
 def _has_onednn() -> bool:
