@@ -31,10 +31,11 @@ def test_every_verb_writes_json():
 @pytest.mark.parametrize("line", EXAMPLES)
 def test_an_example_works(line):
     args = parsed(line)
-    if not hasattr(args, "experiment") or getattr(args, "component", None) or is_folder(args.experiment):
+    experiment = getattr(args, "experiment", None)
+    if experiment is None or getattr(args, "component", None) or is_folder(experiment):
         return
     targets = [None] if args.on is None else args.on.split(",")
     for target in targets:
         # Nobody's files and services are here; what an example sets, modifies and names must be.
         modifiers = [text for text in args.modify if "tensorboard" not in text]
-        kn.compose(args.experiment, target, modifiers, args.set)
+        kn.compose(experiment, target, modifiers, args.set)
