@@ -18,7 +18,8 @@ from kanawa.kernels.operation import Kernel, Tuning
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.attention.decode import DecodeAttention
 from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
-from kanawa_backends_gpu.kernels.attention.streaming import geometry_of, pieces
+from kanawa_backends_gpu.kernels.attention.streaming import geometry_of
+from kanawa_backends_gpu.kernels.triton_tiles import pieces
 
 
 @pytest.fixture(autouse=True)

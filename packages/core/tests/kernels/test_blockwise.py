@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from kanawa.arrays.onednn import available
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from kanawa.kernels import FULL, MaskSpec, sliding_window
+from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blocks import key_block_ranges
 from kanawa.kernels.attention.blockwise import BlockwiseAttention
-from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.examples import BASE, EXAMPLES, example_operands
 from kanawa.kernels.attention.gradient import block_gradient, row_delta, sinks_gradient
 from kanawa.kernels.attention.operands import mask_array
 from kanawa.kernels.attention.tiles import spans, visible
@@ -200,3 +200,27 @@ def test_a_sink_of_minus_infinity_has_no_gradient_even_in_a_row_without_keys():
     lse = jnp.array([[[-jnp.inf, 0.5], [0.0, 1.0]]])
     gradient = sinks_gradient(jnp.array([-jnp.inf, 0.0]), lse, jnp.ones((1, 2, 2)))
     np.testing.assert_allclose(gradient, [0.0, -(1 + np.exp(-1.0))], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize("kernel", [SmallBlocks, SmallLoops, type(EXAMPLES.reference)])
+def test_a_bias_of_minus_infinity_on_all_that_a_row_sees_hides_it_as_a_mask_does(kernel, mask, kv_heads):
+    """Softmax of nothing but -inf is NaN, and where a mask hides the others it would be the mean of those."""
+    problem = dataclasses.replace(SMALL, mask=mask, num_kv_heads=kv_heads, bias_shape=(1, 1, 32, 32))
+    operands = {name: jnp.asarray(x) for name, x in example_operands(problem, np.random.default_rng(0)).items()}
+    hidden = [3, 9, 31]
+    # Keys after a query have a finite bias: were they not masked, they would be seen.
+    rows = jnp.arange(32)
+    gone = jnp.isin(rows, jnp.asarray(hidden))[:, None] & (rows[None] <= (rows[:, None] if mask == CAUSAL else 31))
+    operands["bias"] = jnp.where(gone, -jnp.inf, operands["bias"])
+
+    out, lse = kernel().forward(problem, operands)
+    assert not np.asarray(out[:, hidden]).any() and np.isneginf(lse[:, :, hidden]).all()
+    kept = [row for row in range(32) if row not in hidden]
+    assert np.isfinite(lse[:, :, kept]).all() and np.abs(out[:, kept]).min(axis=(0, 2, 3)).all()
+    grads = kernel().backward(problem, operands, out, lse, jnp.ones_like(out))
+    assert all(np.isfinite(grad).all() for grad in grads.values())
+    assert not np.asarray(grads["q"][:, hidden]).any() and not np.asarray(grads["bias"][..., hidden, :]).any()
+    right = jax.grad(lambda q: jnp.sum(EXAMPLES.reference.apply(problem, {**operands, "q": q})))(operands["q"])
+    np.testing.assert_allclose(grads["q"], right, atol=1e-5)

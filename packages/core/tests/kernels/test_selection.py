@@ -1,15 +1,18 @@
 """Choosing kernels: platform, pins, priority, ties, refusals, fused kernels, imports."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels import CAUSAL, Kernel, Verdict
+from kanawa.kernels import CAUSAL, FULL, Kernel, Verdict
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.problem import ATTENTION
+from kanawa.kernels.compare import OPERATIONS_WITH_EXAMPLES, examples_for
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.selection import select
 from kanawa.kernels.softmax_cross_entropy.examples import BASE as CROSS_ENTROPY
@@ -37,6 +40,16 @@ class General(Fake):
 
 class GpuSlow(Fake):
     name = "attention.gpu.slow"
+
+    def tunings(self, problem, device):
+        return ((("block", 32),), (("block", 64),))
+
+
+class GpuTuned(Fake):
+    name = "attention.gpu.tuned"
+
+    def tunings(self, problem, device):
+        return ((("block", 64),), (("warps", 2), ("block", 128)))
 
 
 class GpuFused(Fake):
@@ -77,8 +90,6 @@ def test_core_kernels_are_declared_and_ranked_on_a_cpu(core_metadata):
         module, _, attribute = value.partition(":")
         kernel = getattr(__import__(module, fromlist=[attribute]), attribute)
         assert kernel.name == name
-    import dataclasses
-
     long = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
     assert choose("cpu", problem=long).kernel == "attention.cpu.blockwise"
     assert choose("cpu").kernel == "attention.cpu.blockwise"
@@ -345,3 +356,47 @@ def test_a_survey_names_the_kernel_and_traces_a_general_one(install):
     assert traced.shape == (2, 256, 2, 64)
     assert selection.choice.local_problem == BASE and not selection.choice.fallback
     assert not choose().fallback
+
+
+def test_a_tuning_that_the_kernel_does_not_offer_is_left_out_and_told(install):
+    """A table edited by hand, or written by an older kernel."""
+    install(a=values(General, GpuTuned))
+    problem = BASE.describe()
+    table = (("attention", problem, "attention.gpu.tuned", (("block", 100),)),)
+    choice = choose_measured(policy=KernelPolicy(measured=table)).choice
+    assert (choice.kernel, choice.tuning) == ("attention.gpu.tuned", ())
+    assert choice.note == (
+        "block=100 of the tuning table or of this run's record isn't used: for this problem attention.gpu.tuned offers "
+        "block=64; warps=2, block=128; `kanawa kernels EXPERIMENT --bench` measures them"
+    )
+    two = (("attention", problem, "attention.gpu.tuned", (("block", 128), ("warps", 2))),)
+    choice = choose_measured(policy=KernelPolicy(measured=two)).choice
+    assert (choice.tuning, choice.note) == ((("block", 128), ("warps", 2)), "")
+
+
+OTHERS = {"dtype": "float16", "rhs_dtype": "float16", "weight_dtype": "float16", "mode": "prefill", "mask": FULL}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS_WITH_EXAMPLES)
+def test_what_a_problem_is_described_by_tells_it_from_every_other(operation):
+    """Tuning tables and runs know a problem by that line alone."""
+    problem = examples_for(operation).problems[0]
+    for field in dataclasses.fields(problem):
+        old = getattr(problem, field.name)
+        other = _another(field.name, old, problem)
+        changed = dataclasses.replace(problem, **{field.name: other})
+        assert changed.describe() != problem.describe(), f"{field.name}: {old} and {other} read alike"
+
+
+def _another(name, old, problem):
+    if name in OTHERS:
+        return OTHERS[name]
+    if name == "bias_shape":
+        return (1, 1, problem.q_length, problem.kv_length)
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, str):
+        return "float8_e4m3fn" if "format" in name else "other"
+    if isinstance(old, tuple):
+        return ("tensor",) if name == "vocab_axes" else (*old[:-1], old[-1] * 2)
+    return 0.5 if isinstance(old, float) or name in ("logit_cap",) else (old or 8) * 2

@@ -1,6 +1,8 @@
 """The tuning table: what is written is read, what is stale or of another device isn't used, what is broken is named."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from kanawa.kernels.tuning_table import (
@@ -53,6 +55,19 @@ def test_what_was_measured_with_other_versions_is_not_used(tmp_path):
     assert measured_uses(path, "cpu") == ()
 
 
+def test_processes_that_measure_at_once_lose_nothing(tmp_path):
+    """Each process reads, adds and replaces: without a lock, one that read before another replaced drops its entry."""
+    path = tmp_path / "table.json"
+    program = (
+        "import sys; from pathlib import Path; from kanawa.kernels.tuning_table import Entry, add_entries\n"
+        "table, name = Path(sys.argv[1]), sys.argv[2]\n"
+        "for i in range(20): add_entries(table, [Entry('d', 'attention', f'{name} {i}', 'k', (), {})])"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", program, str(path), name]) for name in "abc"]
+    assert [one.wait(60) for one in running] == [0, 0, 0]
+    assert {one.problem for one in read_table(path)} == {f"{name} {i}" for name in "abc" for i in range(20)}
+
+
 def test_others_may_read_a_table_and_what_cant_be_written_is_told(tmp_path):
     path = tmp_path / "table.json"
     plain = tmp_path / "plain"
@@ -78,6 +93,9 @@ def test_without_a_file_there_are_no_entries(tmp_path):
         '{"format": 1, "entries": 3}',
         json.dumps({"format": 1, "entries": [{**entry().as_json(), "kernel": 7}]}),
         json.dumps({"format": 1, "entries": [{**entry().as_json(), "tuning": {"block": "wide"}}]}),
+        json.dumps({"format": 1, "entries": [{**entry().as_json(), "tuning": {"tile": 0}}]}),
+        json.dumps({"format": 1, "entries": [{**entry().as_json(), "tuning": {"tile": 128.5}}]}),
+        json.dumps({"format": 1, "entries": [{**entry().as_json(), "tuning": {"tile": True}}]}),
     ],
 )
 def test_a_broken_table_is_named_with_what_to_do(tmp_path, content):

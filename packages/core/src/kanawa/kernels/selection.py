@@ -108,7 +108,9 @@ def _answer(question: _Question) -> Selection:
     else:
         best = _as_measured(question, measured.kernel, supporting) or _best(question, supporting, refused)
     # A run keeps the sizes it began with: others round otherwise.
-    tuning = next((use.tuning for use in (recorded, measured) if use.kernel == best.name), ())
+    use = next((use for use in (recorded, measured) if use.kernel == best.name), _Use())
+    tuning, unknown = _offered(question, best, use.tuning)
+    note = "; ".join(each for each in (note, unknown) if each)
     if question.policy.require_fused:
         _check_fused(question, best, refused)
     choice = KernelChoice(
@@ -210,6 +212,28 @@ class _Use(NamedTuple):
 def _use(question: _Question, uses: "tuple[KernelUse, ...]") -> _Use:
     asked = (question.operation.name, question.problem.describe())
     return next((_Use(kernel, tuning) for *met, kernel, tuning in uses if tuple(met) == asked), _Use())
+
+
+def _offered(question: _Question, kernel: Kernel, tuning: Tuning) -> tuple[Tuning, str]:
+    """Returns a tuning that a file named where the kernel offers it, else none, and what is to be said of it.
+
+    A kernel is tested with the sizes it offers: with others, written by hand or by an older version, it may fail late
+    or compute wrong.
+    """
+    if not tuning:
+        return (), ""
+    offered = kernel.tunings(question.problem, question.device)
+    if tuning in (tuple(sorted(one)) for one in offered):
+        return tuning, ""
+    valid = "; ".join(_settings(one) for one in offered) or "none"
+    return (), (
+        f"{_settings(tuning)} of the tuning table or of this run's record isn't used: for this problem {kernel.name} "
+        f"offers {valid}; `kanawa kernels EXPERIMENT --bench` measures them"
+    )
+
+
+def _settings(tuning: Tuning) -> str:
+    return ", ".join(f"{name}={value}" for name, value in tuning)
 
 
 def _as_measured(

@@ -4,11 +4,13 @@
 counts for the versions it was measured with alone: another compiler or another kernel may be quicker in another way.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -102,21 +104,41 @@ def add_entries(path: Path, entries: Iterable[Entry]) -> None:
 
     Raises TuningTableError where it can't be written, or what is there isn't a table.
     """
-    kept = {entry.place: entry for entry in (*read_table(path), *entries)}
-    text = json.dumps({"format": _FORMAT, "entries": [entry.as_json() for entry in kept.values()]}, indent=1)
-    # Renamed when whole: a run that starts meanwhile reads the old one or the new one. Not tempfile's, which nobody but
-    # its owner may read: the table may lie where others share it.
-    written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            written.write_text(text + "\n", encoding="utf-8")
-            written.replace(path)
-        finally:
-            written.unlink(missing_ok=True)
+        with _locked(path):
+            kept = {entry.place: entry for entry in (*read_table(path), *entries)}
+            _replace(path, {"format": _FORMAT, "entries": [entry.as_json() for entry in kept.values()]})
     except OSError as error:
         message = f"the tuning table {path} can't be written ({error.strerror or error}); give another with --table"
         raise TuningTableError(message) from error
+
+
+def _replace(path: Path, content: Any) -> None:
+    """Writes a whole file and renames it: a run that starts meanwhile reads the old one or the new one."""
+    # Not tempfile's, which nobody but its owner may read: the table may lie where others share it.
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits until no other process adds entries: each would drop what the other measured.
+
+    The lock is on the folder, for it stays while the table is replaced: a lock file would be one more to wonder about.
+    """
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Network file systems may know no locks; a lost entry there is measured again, a refusal would lose them all.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def measured_uses(path: Path, kind: str) -> tuple[KernelUse, ...]:
@@ -132,8 +154,14 @@ def _entry(record: Mapping[str, Any]) -> Entry:
     if wrong is not None:
         message = f"{wrong} is {texts[wrong]!r}, expected text"
         raise ValueError(message)
+    tuning = tuple(sorted((str(name), value) for name, value in record["tuning"].items()))
+    for name, value in tuning:
+        # A bool is an int to Python, and a size of 0 a division by zero in some kernel long after.
+        if type(value) is not int or value < 1:
+            message = f"the tuning of {record['kernel']} has {name} = {value!r}, expected a whole number from 1 on"
+            raise ValueError(message)
     return Entry(
-        tuning=tuple(sorted((str(name), int(value)) for name, value in record["tuning"].items())),
+        tuning=tuning,
         versions={str(name): str(measured) for name, measured in record["versions"].items()},
         measured=tuple(dict(one) for one in record["measured"]),
         **texts,

@@ -45,9 +45,9 @@ class CheckpointerConformance:
         """Returns a step, or the newest one, restored into the shapes of the trees."""
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self.trees(0))
-        found = checkpointer.restore(abstract, step=step)
-        assert found is not None, "what was saved can't be restored"
-        return found
+        restored = checkpointer.restore(abstract, step=step)
+        assert restored is not None, "what was saved can't be restored"
+        return restored
 
     def test_config_round_trips_through_json(self) -> None:
         assert from_json(to_json(self.config())) == self.config()

@@ -12,7 +12,8 @@ from kanawa.plugins.devices import device_spec_of_kind
 
 from kanawa_backends_gpu.kernels.attention.predicates import unfit_predicates
 from kanawa_backends_gpu.kernels.attention.query_tiles import owned_queries
-from kanawa_backends_gpu.kernels.attention.streaming import NARROWEST, geometry_of, stream
+from kanawa_backends_gpu.kernels.attention.streaming import geometry_of, stream
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST
 from kanawa_backends_gpu.target_config import SILICON
 
 _DTYPES = ("bfloat16", "float16", "float32")

@@ -23,9 +23,10 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_gpu.kernels.attention.flash import bias_gradient, forward, gradients
 from kanawa_backends_gpu.kernels.attention.flash.sizes import WIDEST, Size, size_of, tunings
-from kanawa_backends_gpu.kernels.attention.flash.tile import LOG2_E, NARROWEST, Tiles
+from kanawa_backends_gpu.kernels.attention.flash.tile import LOG2_E, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits, as_jax, block_map, transposed, visits
 from kanawa_backends_gpu.kernels.attention.predicates import unfit_predicates
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec

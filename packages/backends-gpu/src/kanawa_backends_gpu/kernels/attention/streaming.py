@@ -22,9 +22,8 @@ from kanawa.kernels.attention.scores import MASKED
 from kanawa.kernels.operation import Operands
 
 from kanawa_backends_gpu.kernels.attention.query_tiles import QueryTiles
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, dot, pieces, power_of_two
 
-#: A tensor core's product has at least 16 rows.
-NARROWEST = 16
 _MOST_HEADS = 64
 
 
@@ -50,20 +49,6 @@ class Geometry:
     def num_warps(self) -> int:
         """Warps of a program."""
         return 4 if self.rows <= 64 else 8
-
-
-def power_of_two(number: int) -> int:
-    """Returns the smallest power of two that isn't less than `number`."""
-    return 1 << (number - 1).bit_length()
-
-
-def pieces(width: int) -> tuple[tuple[int, int], ...]:
-    """Returns (offset, size) of the powers of two that a width is the sum of: Triton's arrays have no other sizes.
-
-    Padding 192 to 256 would spend a third more on products.
-    """
-    sizes = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
-    return tuple((sum(sizes[:i]), size) for i, size in enumerate(sizes))
 
 
 def stream(
@@ -269,7 +254,7 @@ def _step(
 
     scores = jnp.zeros((g.rows, g.keys), jnp.float32)
     for part, piece in zip(q, pieces(p.head_dim), strict=True):
-        scores += _dot(part, rows_of(refs["k"], piece).astype(part.dtype), trans_b=True)
+        scores += dot(part, rows_of(refs["k"], piece).astype(part.dtype), trans_b=True)
     scores *= p.scale
     if p.logit_cap is not None:
         scores = p.logit_cap * jnp.tanh(scores / p.logit_cap)
@@ -289,14 +274,8 @@ def _step(
     added = []
     for part, piece in zip(weighed, pieces(p.v_head_dim), strict=True):
         values = rows_of(refs["v"], piece)
-        added.append(part * fade[:, None] + _dot(weights.astype(values.dtype), values))
+        added.append(part * fade[:, None] + dot(weights.astype(values.dtype), values))
     return higher, total, tuple(added)
-
-
-def _dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
-    # fp32 would otherwise be rounded to TF32's ten bits.
-    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return plgpu.dot(a, b, trans_b=trans_b, precision=exact)
 
 
 def _token(p: AttentionProblem, refs: Any, sequence: Any, key: jax.Array, exists: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """grouped_matmul.gpu.triton: a grouped matrix product for NVIDIA GPUs and its two gradients, in Pallas on Triton.
 
 XLA writes `ragged_dot` on GPUs as one dense product per group over all rows. Here a program takes one tile of rows of
-one group and one tile of columns; the gradient of the matrices walks a group's rows. Sums are fp32. Compiled for A100,
+one group and one tile of columns; the gradient of the matrices walks a group's rows. Sums are fp32. Compiled for
 H100 and B200, run in Pallas's interpreter, never on a GPU; tile sizes are common ones, not tuned. JAX 0.11 warns that
 Pallas will give up Triton for Mosaic GPU; this file moves with it.
 """
@@ -18,12 +18,12 @@ from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 from kanawa_backends_gpu.kernels.row_tiles import RowTiles
+from kanawa_backends_gpu.kernels.triton_tiles import NARROWEST, dividing, dot
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_NARROWEST = 16
 _TALLEST = 128
 
 
@@ -43,17 +43,17 @@ class TritonGroupedMatmul(Kernel):
     def supports(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> Verdict:
         """Returns support, or what the problem has that the kernel doesn't."""
         dtypes = sorted({problem.dtype, problem.rhs_dtype})
-        narrow = [n for n in (problem.inner, problem.columns) if n % _NARROWEST]
+        narrow = [n for n in (problem.inner, problem.columns) if n % NARROWEST]
         return first_refusal(
             (len(dtypes) > 1, f"rows are {problem.dtype} and matrices {problem.rhs_dtype}; needs one dtype"),
             (dtypes[0] not in _DTYPES, f"dtype {dtypes[0]}; needs {', '.join(_DTYPES)}"),
-            (bool(narrow), f"widths {narrow} aren't multiples of {_NARROWEST}"),
+            (bool(narrow), f"widths {narrow} aren't multiples of {NARROWEST}"),
         )
 
     def tunings(self, problem: GroupedMatmulProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
         """Returns other tiles: `height` rows by `width` columns in steps of `depth`, and `stages` of them in flight."""
         own = _height(problem)
-        heights = [h for h in (own // 2, own * 2) if _NARROWEST <= h <= _TALLEST]
+        heights = [h for h in (own // 2, own * 2) if NARROWEST <= h <= _TALLEST]
         return (
             *((("height", h),) for h in heights),
             (("width", 128),),
@@ -95,9 +95,9 @@ class TritonGroupedMatmul(Kernel):
         rows, inner = lhs.shape
         columns = rhs.shape[1 if transposed else 2]
         # A tile is read whole, so there must be that many rows.
-        lhs = jnp.pad(lhs, ((0, max(0, _NARROWEST - rows)), (0, 0)))
+        lhs = jnp.pad(lhs, ((0, max(0, NARROWEST - rows)), (0, 0)))
         height = min(self.setting("height", _height(problem)), 1 << (lhs.shape[0].bit_length() - 1))
-        width, depth = _tile(columns, self.setting("width", _width(lhs.dtype))), self._depth(inner, lhs.dtype)
+        width, depth = dividing(columns, self.setting("width", _width(lhs.dtype))), self._depth(inner, lhs.dtype)
         tiles = RowTiles.of(sizes.astype(jnp.int32), rows, height)
         out = pl.pallas_call(
             functools.partial(_rows_by_matrix, height=height, width=width, depth=depth, transposed=transposed),
@@ -113,8 +113,8 @@ class TritonGroupedMatmul(Kernel):
     def _group_products(self, lhs: jax.Array, dout: jax.Array, sizes: jax.Array) -> jax.Array:
         inner, columns = lhs.shape[1], dout.shape[1]
         end = jnp.cumsum(sizes.astype(jnp.int32))
-        height = _tile(inner, _TALLEST)
-        width = _tile(columns, self.setting("width", _width(lhs.dtype)))
+        height = dividing(inner, _TALLEST)
+        width = dividing(columns, self.setting("width", _width(lhs.dtype)))
         # Rows are what is summed over here: as many as there are at most.
         depth = min(self.setting("depth", _deepest(lhs.dtype)), 1 << max(4, lhs.shape[0].bit_length() - 1))
         short = max(0, depth - lhs.shape[0])
@@ -129,7 +129,7 @@ class TritonGroupedMatmul(Kernel):
         )(end - sizes.astype(jnp.int32), end, lhs, dout)
 
     def _depth(self, inner: int, dtype: jnp.dtype) -> int:
-        return _tile(inner, self.setting("depth", _deepest(dtype)))
+        return dividing(inner, self.setting("depth", _deepest(dtype)))
 
     def _params(self, elements: int) -> plgpu.CompilerParams:
         # A thread keeps its part of the tile's fp32 sums in registers, of which it has 255: at most 128 of them.
@@ -140,7 +140,7 @@ class TritonGroupedMatmul(Kernel):
 def _height(problem: GroupedMatmulProblem) -> int:
     """Returns the rows of a tile: no more than a group has on average, or most of the tile would be empty."""
     usual = -(-problem.rows // problem.groups)
-    return max(_NARROWEST, min(_TALLEST, 1 << max(0, usual - 1).bit_length()))
+    return max(NARROWEST, min(_TALLEST, 1 << max(0, usual - 1).bit_length()))
 
 
 def _width(dtype: jnp.dtype) -> int:
@@ -152,22 +152,11 @@ def _deepest(dtype: jnp.dtype) -> int:
     return 32 if dtype.itemsize > 2 else 64
 
 
-def _tile(width: int, largest: int) -> int:
-    """Returns the largest power of two up to `largest` that divides `width`."""
-    return min(largest, width & -width)
-
-
 def _seen(first: Any, end: Any, rows: int, height: int) -> tuple[Any, jax.Array]:
     """Returns where to load `height` rows from, within the array, and which of them lie in [first, end)."""
     start = jnp.minimum(first, rows - height)
     row = start + jnp.arange(height)
     return start, ((row >= first) & (row < end))[:, None]
-
-
-def _dot(a: jax.Array, b: jax.Array, *, trans_a: bool = False, trans_b: bool = False) -> jax.Array:
-    # fp32 would otherwise be rounded to TF32's ten bits.
-    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return plgpu.dot(a, b, trans_a=trans_a, trans_b=trans_b, precision=exact)
 
 
 def _rows_by_matrix(
@@ -184,8 +173,8 @@ def _rows_by_matrix(
             inner = pl.ds(step * depth, depth)
             a = plgpu.load(lhs.at[rows, inner], mask=seen, other=0.0)
             if transposed:
-                return total + _dot(a, plgpu.load(rhs.at[matrix, columns, inner]), trans_b=True)
-            return total + _dot(a, plgpu.load(rhs.at[matrix, inner, columns]))
+                return total + dot(a, plgpu.load(rhs.at[matrix, columns, inner]), trans_b=True)
+            return total + dot(a, plgpu.load(rhs.at[matrix, inner, columns]))
 
         total = jax.lax.fori_loop(0, lhs.shape[1] // depth, add, jnp.zeros((height, width), jnp.float32))
         plgpu.store(out.at[rows, columns], total.astype(out.dtype), mask=seen)
@@ -201,7 +190,7 @@ def _rows_by_rows(first: Any, end: Any, lhs: Any, dout: Any, out: Any, *, height
         start, seen = _seen(at, jnp.minimum(stop, at + depth), lhs.shape[0], depth)
         a = plgpu.load(lhs.at[pl.ds(start, depth), inner], mask=seen, other=0.0)
         b = plgpu.load(dout.at[pl.ds(start, depth), columns], mask=seen, other=0.0)
-        return total + _dot(a, b, trans_a=True)
+        return total + dot(a, b, trans_a=True)
 
     steps = (stop - begin + depth - 1) // depth
     total = jax.lax.fori_loop(0, steps, add, jnp.zeros((height, width), jnp.float32))

@@ -3,7 +3,7 @@
 XLA unpacks and scales such a weight as a whole, in memory, before it multiplies. Here a program reads a tile of the
 kept bytes, makes numbers of them in registers, multiplies, and scales the tile's product: a decoding step then reads a
 quarter of what bf16 weights would take. Few rows can't fill a GPU with tiles of columns, so the contracted dimension is
-shared by several programs. Pallas on Triton; compiled for A100, H100 and B200, run in Pallas's interpreter, never on a
+shared by several programs. Pallas on Triton; compiled for H100 and B200, run in Pallas's interpreter, never on a
 GPU.
 
 Legend: M rows, K contracted (packed: its even and its odd first-dimension members apart), N columns, G groups.
@@ -22,6 +22,8 @@ from kanawa.kernels.quantized_matmul.formats import FORMATS, NumberFormat, forma
 from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
 from kanawa.kernels.quantized_matmul.reference import ReferenceQuantizedMatmul
 from kanawa.kernels.verdict import Verdict, first_refusal
+
+from kanawa_backends_gpu.kernels.triton_tiles import dividing, dot
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
@@ -101,7 +103,7 @@ class QuantizedWeightMatmul(Kernel):
         rows, inner = parts[0].shape
         columns = kept.shape[1]
         height = min(_MOST_ROWS, max(_NARROWEST, 1 << (rows - 1).bit_length()))
-        width, depth = _tile(columns, _WIDEST), _tile(_together(p, fmt), _DEEPEST)
+        width, depth = dividing(columns, _WIDEST), dividing(_together(p, fmt), _DEEPEST)
         steps, tiles = inner // depth, -(-rows // height) * (columns // width)
         splits = max(1, min(self.setting("programs", _PROGRAMS) // tiles, steps // 4))
         out = pl.pallas_call(
@@ -123,11 +125,6 @@ def _together(p: QuantizedMatmulProblem, fmt: NumberFormat) -> int:
     return p.rhs_shape[0] // p.groups // (2 if fmt.packed else 1) * rest
 
 
-def _tile(width: int, largest: int) -> int:
-    """Returns the largest power of two up to `largest` that divides `width`."""
-    return min(largest, width & -width)
-
-
 def _program(
     parts: Any, kept: Any, scale: Any, out: Any, *, fmt: NumberFormat, height: int, width: int, depth: int,
     together: int, splits: int,
@@ -145,18 +142,13 @@ def _program(
         product = jnp.zeros((height, width), jnp.float32)
         for place, part in enumerate(parts):
             left = plgpu.load(part.at[rows, at], mask=real, other=0.0)
-            product += _dot(left, _numbers(fmt, raw, place, left.dtype))
+            product += dot(left, _numbers(fmt, raw, place, left.dtype))
         return total + product * plgpu.load(scale.at[index * depth // together, columns])[None, :]
 
     begin = split * share
     nothing = jnp.zeros((height, width), jnp.float32)
     total = jax.lax.fori_loop(begin, jnp.minimum(begin + share, steps), step, nothing)
     plgpu.store(out.at[split, rows, columns], total.astype(out.dtype), mask=real)
-
-
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    # fp32 would otherwise be rounded to TF32's ten bits.
-    return plgpu.dot(a, b, precision=jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None)
 
 
 def _numbers(fmt: NumberFormat, raw: jax.Array, place: int, dtype: jnp.dtype) -> jax.Array:

@@ -1,9 +1,4 @@
-"""Attention in two nested loops, over blocks of queries and of keys for each: for lengths of very many blocks.
-
-Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021), with the backward of
-FlashAttention-2. Blocks that a mask empties for certain are skipped, so a causal mask halves the
-work.
-"""
+"""Attention in two nested loops, over blocks of queries and of keys for each: for lengths of very many blocks."""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
 """AttentionProblem: all that is static about one call of attention, and the operation's axes."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -193,6 +194,8 @@ class AttentionProblem:
         q = f"q[{self.batch},{self.q_length},{self.num_heads},{self.head_dim}]"
         kv = f"kv[{self.batch},{self.kv_length},{self.num_kv_heads},{self.v_head_dim}]"
         parts = [self.mode, self.dtype, q, kv, self.mask.describe()]
+        if not math.isclose(self.scale, self.head_dim**-0.5):
+            parts.append(f"scale={self.scale:g}")
         if self.logit_cap is not None:
             parts.append(f"cap={self.logit_cap:g}")
         if self.bias_shape is not None:

@@ -43,7 +43,7 @@ class ReferenceAttention(Kernel):
         if problem.dropout_rate:
             probs = probs * weight_factors(problem, operands, probs.dtype)
         out = sc.weigh_values(probs, operands["v"], problem)
-        return _zero_masked_rows(out, mask, problem)
+        return _zero_hidden_rows(out, scores, mask, problem)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T]): sinks included, -inf for an empty row."""
@@ -82,9 +82,15 @@ def _softmax_with_sinks(scores: jax.Array, sinks: jax.Array, problem: AttentionP
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top))
 
 
-def _zero_masked_rows(out: jax.Array, mask: jax.Array | None, problem: AttentionProblem) -> jax.Array:
+def _zero_hidden_rows(
+    out: jax.Array, scores: jax.Array, mask: jax.Array | None, problem: AttentionProblem
+) -> jax.Array:
+    """Returns out with zeros in rows whose keys the mask, or a bias of -inf, hides one and all."""
+    # The softmax of a row of MASKED is uniform, which would give the mean of all values.
+    if problem.has_bias:
+        seen = sc.scores_to_rows(jnp.max(scores, axis=-1, keepdims=True) > sc.MASKED, problem)
+        return jnp.where(seen.transpose(0, 2, 1)[..., None], out, jnp.zeros((), out.dtype))
     if mask is None or not problem.may_mask_whole_rows:
         return out
-    # The softmax of a row of MASKED is uniform, which would give the mean of all values.
     seen = jnp.any(mask, axis=-1)[:, :, None, None]
     return jnp.where(seen, out, jnp.zeros((), out.dtype))

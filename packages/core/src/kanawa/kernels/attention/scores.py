@@ -146,6 +146,9 @@ def masked_scores(problem: AttentionProblem, operands: Operands, mask: jax.Array
         scores = scores + bias_to_scores(operands["bias"], problem).astype(scores.dtype)
     if problem.has_alibi:
         scores = scores - alibi(problem, operands).astype(scores.dtype)
+    if problem.has_bias:
+        # A bias of -inf hides a key as a mask does. Under MASKED, a row of such would weigh the masked ones instead.
+        scores = jnp.maximum(scores, MASKED)
     if mask is not None:
         scores = jnp.where(mask_to_scores(mask, problem), scores, MASKED)
     return scores, capped

@@ -48,8 +48,9 @@ class QuantizedMatmulProblem:
         """Returns one line, such as "int8[8,4096,2048] x int8[2048,7168] -> bfloat16"."""
         left = ",".join(map(str, self.lhs_shape))
         right = ",".join(map(str, self.rhs_shape))
+        over = f" over {self.num_contracted} dimensions" if self.num_contracted > 1 else ""
         groups = f" in {self.groups} groups" if self.groups > 1 else ""
-        return f"{self.lhs_format}[{left}] x {self.rhs_format}[{right}]{groups} -> {self.dtype}"
+        return f"{self.lhs_format}[{left}] x {self.rhs_format}[{right}]{over}{groups} -> {self.dtype}"
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "QuantizedMatmulProblem":
         """Returns itself: operands are never split by the wrapper."""

@@ -70,6 +70,7 @@ class CrossEntropyProblem:
     def describe(self) -> str:
         """Returns one line, such as "bfloat16[8192,4096] vocab 128256 tied z_loss=0.0001"."""
         parts = [f"{self.dtype}[{self.tokens},{self.width}] vocab {self.vocab}"]
+        parts += [f"weight {self.weight_dtype}"] * (self.weight_dtype != self.dtype)
         parts += ["tied"] * self.tied
         parts += [f"over {'x'.join(self.vocab_axes)}"] * bool(self.vocab_axes)
         for name in ("logit_cap", "z_loss", "label_smoothing", "chunk_tokens"):

@@ -39,7 +39,8 @@ class TokenExchangeProblem:
         """Returns one line, such as "bfloat16[4096,2048] to [8192,2048] over expert=8"."""
         axes = "x".join(self.axis_names) or "nothing"
         out = f"[{self.output_rows},{self.width}]"
-        return f"{self.dtype}[{self.rows},{self.width}] to {out} over {axes}={self.shards}"
+        given = " at given offsets" if self.has_receive_offsets else ""
+        return f"{self.dtype}[{self.rows},{self.width}] to {out} over {axes}={self.shards}{given}"
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "TokenExchangeProblem":
         """Returns itself: an exchange is described from one shard's side."""

@@ -1,7 +1,7 @@
 """How many cycles a program's kernels take: by the schedules that their compiler makes, else by recorded ones.
 
 Each distinct call is compiled alone, in a process of its own: dumping it with the whole program would write gigabytes.
-What was found is kept for the next plan, by the kernel's source, the problem, the chip and the compilers.
+What they tell is kept for the next plan, by the kernel's source, the problem, the chip and the compilers.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ def scheduled(choices: Iterable[KernelChoice], target: Target, versions: Mapping
 
 def recorded(choices: Iterable[KernelChoice], device: DeviceSpec) -> Cycles:
     """Returns the cycles of the kernels of which a schedule was recorded, scaled from the nearest problem."""
-    found = ((choice.scope, _recorded(choice, device)) for choice, _ in _counted(choices, device))
-    return {scope: calls for scope, calls in found if calls}
+    told = ((choice.scope, _recorded(choice, device)) for choice, _ in _counted(choices, device))
+    return {scope: calls for scope, calls in told if calls}
 
 
 def _counted(choices: Iterable[KernelChoice], device: DeviceSpec) -> Iterable[tuple[KernelChoice, str]]:

@@ -19,13 +19,11 @@ from kanawa.kernels.attention.problem import AttentionProblem
 
 from kanawa_backends_gpu.kernels.attention.flash.tile_mask import Sides, allowed
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits
+from kanawa_backends_gpu.kernels.triton_tiles import dot, pieces
 
 LOG2_E = math.log2(math.e)
 #: Of a masked score; the sums guard against rows that have no other.
 MASKED = float("-inf")
-#: What the matrix units multiply at least: narrower heads are padded to it.
-NARROWEST = 16
-
 #: A number with a shape: an index of Python's own trips Pallas's interpreter (jax 0.10) in a masked load.
 ZERO = np.int32(0)
 
@@ -62,16 +60,6 @@ class At(NamedTuple):
     head: Any
     query: Any
     key: Any
-
-
-def pieces(width: int) -> list[tuple[int, int]]:
-    """Returns a head's width as (start, width) of powers of two, which are what Triton's arrays can be."""
-    parts, start = [], 0
-    while start < width:
-        part = 1 << ((width - start).bit_length() - 1)
-        parts.append((start, part))
-        start += part
-    return parts
 
 
 def divided(number: Any, by: int) -> tuple[Any, Any]:
@@ -114,12 +102,6 @@ def load_numbers(ref: Any, place: tuple[Any, ...], start: Any, size: int, beyond
     if ref.shape[-1] % size:
         inside = {"mask": start + jnp.arange(size) < ref.shape[-1], "other": beyond}
     return plgpu.load(ref.at[*place, pl.ds(start, size)], **inside)
-
-
-def dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
-    """Returns the product of two tiles in fp32; fp32 factors aren't rounded to TF32."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return plgpu.dot(a, b, trans_b=trans_b, precision=precision)
 
 
 def dot_pieces(a: list[jax.Array], b: list[jax.Array]) -> jax.Array:
