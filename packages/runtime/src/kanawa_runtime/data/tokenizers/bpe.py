@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,7 @@ from kanawa_runtime.data.tokenizers.bytes import (
     EOS_ID,
     FIRST_LEARNED_ID,
     PAD_ID,
+    SPECIAL,
 )
 from kanawa_runtime.data.tokenizers.export import folder_files
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
@@ -81,6 +82,11 @@ class BytePairTokenizer(Tokenizer):
         for first, second in self.merges:
             tokens.append(tokens[first] + tokens[second])
         return tuple(tokens + [b""] * (self.vocab_size - len(tokens)))
+
+    @property
+    def special_names(self) -> Mapping[int, str]:
+        """Those of the byte tokenizer."""
+        return SPECIAL
 
     @functools.cached_property
     def _pieces(self) -> "_PieceEncoder":

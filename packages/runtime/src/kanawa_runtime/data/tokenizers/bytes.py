@@ -1,6 +1,6 @@
 """The tokenizer without a vocabulary: a token is a byte."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,9 @@ from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
 #: Ids 0 to 255 are the bytes themselves; the special ids follow, and learned tokens come after those.
 PAD_ID, BOS_ID, EOS_ID = 256, 257, 258
 FIRST_LEARNED_ID = 259
+
+#: Names for our special ids that no text is likely to hold: written out in a text, other libraries take them for it.
+SPECIAL = {PAD_ID: "<|kanawa-pad|>", BOS_ID: "<|kanawa-begin|>", EOS_ID: "<|kanawa-end|>"}
 
 BASE_TOKENS: tuple[bytes, ...] = tuple(bytes([i]) for i in range(256)) + (b"", b"", b"")
 
@@ -32,6 +35,11 @@ class ByteTokenizer(Tokenizer):
     def tokens(self) -> Sequence[bytes]:
         """The 256 single bytes, then empty special tokens."""
         return BASE_TOKENS
+
+    @property
+    def special_names(self) -> Mapping[int, str]:
+        """Its three."""
+        return SPECIAL
 
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns the bytes of `text` as int32."""

@@ -11,10 +11,7 @@ from typing import Any
 
 from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.tokenizers.byte_alphabet import CHARACTER_OF, spelled
-from kanawa_runtime.data.tokenizers.bytes import BOS_ID, EOS_ID, PAD_ID
-
-#: Names for our special ids that no text is likely to hold: written out in a text, the library would take them for it.
-SPECIAL = {PAD_ID: "<|kanawa-pad|>", BOS_ID: "<|kanawa-begin|>", EOS_ID: "<|kanawa-end|>"}
+from kanawa_runtime.data.tokenizers.bytes import BOS_ID, EOS_ID, PAD_ID, SPECIAL
 
 
 def folder_files(

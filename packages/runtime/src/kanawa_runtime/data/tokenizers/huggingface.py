@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,11 @@ class HuggingFaceTokenizer(Tokenizer):
             return bytes.fromhex(token[3:5])
         # SentencePiece writes a space as U+2581.
         return token.replace("▁", " ").encode()
+
+    @functools.cached_property
+    def special_names(self) -> Mapping[int, str]:
+        """The contents of its special added tokens."""
+        return {index: token["content"] for index, token in self._added.items() if token["special"]}
 
     @functools.cached_property
     def known(self) -> np.ndarray:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ class Tokenizer(Configurable):
         known = self.byte_lengths > 0
         known[[self.pad_id, self.bos_id, self.eos_id]] = True
         return known
+
+    @property
+    def special_names(self) -> Mapping[int, str]:
+        """How each special id is written where it has to be, such as in grammars; text never produces it."""
+        return {}
 
     def folder_files(self) -> dict[str, bytes]:
         """Returns the files of a model folder in which other libraries find this tokenizer; {} where there are none."""

@@ -11,13 +11,19 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Grammar(Protocol):
-    """Says which tokens may come next in a structured output; one object follows one request."""
+    """Says which tokens may come next in a structured output; one object follows one request.
+
+    Both methods raise UsageError where the grammar runs out of its bounds: the request ends as "error".
+    """
 
     def allowed(self) -> np.ndarray:
-        """Returns which ids may follow as packed bits, int32 [ceil(vocab / 32)]: id i is bit i % 32 of word i // 32."""
+        """Returns which ids may follow as packed bits, int32 [ceil(vocab / 32)]: id i is bit i % 32 of word i // 32.
+
+        Stop ids are among them where the output may end. They may be all there are, whatever `min_tokens` says.
+        """
 
     def accept(self, token_id: int) -> bool:
-        """Takes the token that was drawn; returns whether the output may end here."""
+        """Takes the token that was drawn, no stop id; returns whether the output is complete: nothing may follow it."""
 
     def fork(self) -> "Grammar":
         """Returns an independent copy, which speculation runs ahead with."""

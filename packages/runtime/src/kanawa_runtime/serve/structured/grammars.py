@@ -1,0 +1,152 @@
+"""Compiling what an output must look like, once for all requests that ask for the same."""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from kanawa.errors import did_you_mean
+
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.structured.matcher import LibraryGrammar
+from kanawa_runtime.serve.structured.vocabulary import library, llguidance_tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+#: A definition beyond it is refused: what compiles it can't be interrupted, and a large one takes seconds.
+MOST_BYTES = 64 * 1024
+MOST_CHOICES = 2048
+#: Compiled definitions kept.
+_MOST_KEPT = 128
+#: Blanks between the parts of a JSON text: endless ones are what small models fall into.
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
+
+
+class Grammars:
+    """Compiles definitions for one tokenizer and one model's vocabulary; every method may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...] | None = None) -> None:
+        """`stop_ids` end an output; None: the tokenizer's own. Raises UsageError without llguidance, or a stop id."""
+        self._vocab_size = vocab_size
+        self._words = llguidance_tokenizer(tokenizer, vocab_size, tokenizer.stop_ids if stop_ids is None else stop_ids)
+        self._kept: OrderedDict[tuple[str, str], llguidance.LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, kind: Kind, spec: Any = None, *, field: str | None = None) -> LibraryGrammar:
+        """Returns a grammar at its start, for one request.
+
+        `spec` is a schema (an object or its text) for `json_schema`, nothing for `json_object`, an expression for
+        `regex` (the whole output matches), a list of strings for `choice`, the text of a Lark or GBNF grammar for
+        `grammar`. Raises RequestError of `field` (by default structured_outputs.KIND) for what can't be compiled.
+        """
+        field = field or f"structured_outputs.{kind}"
+        if kind not in _DEFINITIONS:
+            near = did_you_mean(kind, _DEFINITIONS)
+            message = f"structured output {kind!r} is none of {', '.join(get_args(Kind))}{near}"
+            raise RequestError(message, field)
+        text = _DEFINITIONS[kind](spec, field)
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > MOST_BYTES:
+            message = f"{field} is {size} bytes long, the limit is {MOST_BYTES}; give a smaller one"
+            raise RequestError(message, field)
+        if kind != "choice" and any("\ud800" <= c <= "\udfff" for c in text):
+            message = f"{field} holds half of a character (a lone surrogate), which no text can"
+            raise RequestError(message, field)
+        with self._lock:
+            kept = self._kept.get((kind, text))
+            if kept is not None:
+                self._kept.move_to_end((kind, text))
+                return LibraryGrammar(kept.deep_copy(), self._vocab_size)
+        # Outside of the lock, as it may take a second: two that compile the same at once both succeed.
+        made = self._compiled(kind, text, field)
+        with self._lock:
+            self._kept[kind, text] = made
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return LibraryGrammar(made.deep_copy(), self._vocab_size)
+
+    def _compiled(self, kind: Kind, text: str, field: str) -> "llguidance.LLMatcher":
+        matchers = library().LLMatcher
+        try:
+            if kind in ("json_schema", "json_object"):
+                source = matchers.grammar_from_json_schema(text, overrides={"whitespace_pattern": _BLANKS})
+            elif kind == "regex":
+                source = matchers.grammar_from_regex(text)
+            else:
+                source = library().grammar_from("choice" if kind == "choice" else "grammar", text)
+        except ValueError as error:
+            raise RequestError(_refused(field, str(error)), field) from error
+        made = matchers(self._words, source, log_level=0)
+        # The library reports, and never raises; some of what is wrong shows only when the first mask is made.
+        if not made.is_error():
+            made.deep_copy().compute_bitmask()
+        if made.is_error():
+            raise RequestError(_refused(field, made.get_error()), field)
+        return made
+
+
+def _refused(field: str, reason: str) -> str:
+    # Its first lines say what and where; the library's state comes after them.
+    lines = [line.strip() for line in reason.partition("<state>")[0].splitlines() if line.strip()]
+    return f"{field} can't be compiled: {' '.join(lines)[:400]}"
+
+
+def _schema(spec: Any, field: str) -> str:
+    if isinstance(spec, str):
+        try:
+            spec = json.loads(spec)
+        except (ValueError, RecursionError) as error:
+            message = f"{field} is a text, but no JSON: {error}"
+            raise RequestError(message, field) from error
+    if not isinstance(spec, (Mapping, bool)):
+        message = f"{field} is {_kind_of(spec)}, expected a JSON schema: an object, or the text of one"
+        raise RequestError(message, field)
+    try:
+        # Not sorted: the order of properties is the order they are written in.
+        return json.dumps(spec)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{field} is no JSON: {error}"
+        raise RequestError(message, field) from error
+
+
+def _any_object(spec: Any, field: str) -> str:
+    del spec, field
+    return '{"type": "object"}'
+
+
+def _text(spec: Any, field: str) -> str:
+    if not isinstance(spec, str) or not spec:
+        message = f"{field} is {_kind_of(spec)}, expected a text that isn't empty"
+        raise RequestError(message, field)
+    return spec
+
+
+def _choices(spec: Any, field: str) -> str:
+    choices = list(spec) if isinstance(spec, (list, tuple)) else []
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        message = f"{field} is {_kind_of(spec)}, expected a list of texts, at least one and none of them empty"
+        raise RequestError(message, field)
+    if len(choices) > MOST_CHOICES:
+        message = f"{field} has {len(choices)} texts, the limit is {MOST_CHOICES}"
+        raise RequestError(message, field)
+    return json.dumps(choices)
+
+
+def _kind_of(spec: Any) -> str:
+    if spec is None or (isinstance(spec, (str, list, tuple)) and not spec):
+        return "empty"
+    return f"{type(spec).__name__} {str(spec)[:40]!r}"
+
+
+_DEFINITIONS: dict[str, Callable[[Any, str], str]] = {
+    "json_schema": _schema,
+    "json_object": _any_object,
+    "regex": _text,
+    "choice": _choices,
+    "grammar": _text,
+}
