@@ -16,6 +16,7 @@ from kanawa.config import Size
 from kanawa.contracts import Checkpointer, CheckpointError, CheckpointSaveError, Restored
 from kanawa.contracts.checkpointer import CheckpointCallback
 
+from kanawa_runtime import faults
 from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.array_store import ArrayStore
 from kanawa_runtime.checkpoint.digest import digest_text, start_digest
@@ -155,6 +156,7 @@ class OrbaxCheckpointer(Checkpointer):
             # A run that fell back past a damaged step reaches that number again.
             if agreement.is_primary() and (self.directory / str(step)).exists():
                 layout.set_aside_replaced(self.directory, step)
+            faults.reached("pre_mkdir", pending.folder)
             self._writer().start(pending.folder, _stored(trees), texts)
         except (OSError, ValueError, RuntimeError, TimeoutError) as error:
             raise self._failed(pending, error) from error
@@ -182,8 +184,10 @@ class OrbaxCheckpointer(Checkpointer):
         self.wait()
         restored: Restored | None
         if step is not None:
+            faults.reached("in_restore", self.directory)
             restored = restore_step(self.directory, step, abstract)
         else:
+            faults.reached("in_restore", self.directory)
             steps = agreement.agreed_steps(self.steps())
             restored, damaged = restore_newest(self.directory, steps, abstract)
             with self._storage():
@@ -278,6 +282,7 @@ class OrbaxCheckpointer(Checkpointer):
         """Runs in the background: waits for the arrays and the word to commit, commits, deletes old steps, reports."""
         key = f"kanawa/checkpoint/{pending.folder}/{self._saves}"
         try:
+            faults.reached("mid_write", pending.folder)
             self._writer().wait()
             seconds = time.perf_counter() - pending.started
             if not pending.may_count():
@@ -332,14 +337,17 @@ class OrbaxCheckpointer(Checkpointer):
             for item, leaves in pending.arrays.items()
         }
         # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
+        faults.reached("pre_manifest", pending.folder)
         num_bytes = sync_tree(pending.folder)
         write_commit(pending.folder, Manifest(pending.step, entries, pending.texts))
+        faults.reached("post_commit", pending.folder)
         self._delete_old()
         return num_bytes
 
     def _delete_old(self) -> None:
         """Makes room. That it can't is said, and no failure: the new step counts by now."""
         try:
+            faults.reached("in_gc", self.directory)
             layout.remove_unfinished(self.directory)
             steps = layout.committed_steps(self.directory)
             for step in layout.steps_to_delete(steps, self.keep_last_n, self.keep_every_n_steps):

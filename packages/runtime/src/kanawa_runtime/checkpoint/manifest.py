@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.digest import ALGORITHM
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.errors import (
@@ -75,6 +76,7 @@ def write_commit(directory: Path, manifest: Manifest) -> None:
     }
     data = json.dumps(body, indent=1).encode()
     write_durable(directory / MANIFEST, data)
+    faults.reached("pre_commit", directory / MANIFEST)
     # Last of all, so that its presence means that everything it covers is there.
     commit = {"step": manifest.step, "manifest_sha256": hashlib.sha256(data).hexdigest()}
     write_durable(directory / COMMIT, json.dumps(commit).encode())

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kanawa.contracts import Batch
 from kanawa.errors import KanawaError
 
+from kanawa_runtime import faults
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
 
 
@@ -32,6 +33,7 @@ class ReadAhead:
         self.batch = None
         try:
             with self._stop.interruptible():
+                faults.reached("in_data")
                 self.batch = next(self._batches, None)
                 self.ended = self.batch is None
         except RunStopped:

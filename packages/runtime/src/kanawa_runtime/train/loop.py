@@ -15,6 +15,7 @@ from kanawa.composition.prepare import prepare
 from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
 
+from kanawa_runtime import faults
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.ahead import ReadAhead
 from kanawa_runtime.train.announce import already_there, ending, shown
@@ -241,6 +242,7 @@ class _Running:
         state = stepper.state.state
         params = attempt.trainer.evaluated(stepper.state.params, stepper.state.opt)
         with attempt.screen.phase(f"step {stepper.step}: evaluating"):
+            faults.reached("in_evaluation")
             limit = policy.final_batches if final else policy.max_batches
             record = started.evaluator.evaluate(params, state, limit, until=lambda: attempt.stop.asked)
         if attempt.stop.asked:

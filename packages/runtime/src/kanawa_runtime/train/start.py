@@ -11,6 +11,7 @@ from kanawa.contracts import Batch, CheckpointError, Program, Restored
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 
+from kanawa_runtime import faults
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.serve.sample import Sampler, sampler_of
 from kanawa_runtime.train.announce import shown
@@ -163,6 +164,7 @@ def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> Any:
     kernels.add(lowered.kernels)
     _told(attempt, lowered.kernels)
     with attempt.screen.phase("compiling the step"):
+        faults.reached("in_compile")
         return lowered.compile()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError
 
+from kanawa_runtime import faults
 from kanawa_runtime.train.advice import advice
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.placement import global_batch, local_rows
@@ -77,7 +78,9 @@ class Stepper:
         """Starts a step on this process's rows and finishes the one before."""
         started = time.perf_counter()
         self._batch = global_batch(local, self._abstract_batch, self.rows)
+        faults.reached("in_step")
         self.state, report = self._program(self.state, self._batch)
+        faults.reached("in_collective")
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self._source.target_bytes(local.target_ids, local.loss_weights)
         self.step += 1

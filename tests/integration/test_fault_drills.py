@@ -1,0 +1,158 @@
+"""Gangs that are killed anywhere end with the bits of the gang that was left alone; a stop saves one step for all.
+
+KANAWA_DRILLS sets how often the nightly ones strike, PYTEST_SEED repeats their chances.
+"""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from nursery import Nursery
+from supervisor import Supervisor, committed, events, result
+
+STEPS = 48
+OPTIONS = ("--steps", str(STEPS), "--set", "checkpoints.every_steps=6")
+MANY = int(os.environ.get("KANAWA_DRILLS", "100"))
+GRACE_SECONDS = 15.0
+#: Ways to end at once at each place; the nth time that a process comes there.
+ENDS = (
+    "pre_mkdir:sigkill:2",
+    "mid_write:sigkill:2",
+    "pre_manifest:sigkill:2",
+    "pre_commit:sigkill:2",
+    "pre_commit:torn:2",
+    "post_commit:sigkill:2",
+    "post_commit:torn:2",
+    "in_gc:sigkill:2",
+    "in_restore:sigkill:1",
+    "in_compile:sigkill:1",
+    "in_data:sigkill:9",
+    "in_step:sigkill:9",
+    "in_step:exit=1:9",
+    "in_collective:sigkill:9",
+    "in_evaluation:sigkill:1",
+)
+#: Only the first process commits and deletes; the others may be struck at the rest.
+OF_THE_FIRST = ("pre_manifest", "pre_commit", "post_commit", "in_gc")
+
+
+def chance():
+    return random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def golden(nursery, tmp_path_factory):
+    """What runs compute that nobody disturbs, by the number of their processes."""
+    results = {}
+
+    def of(processes):
+        if processes not in results:
+            first, second = (
+                Supervisor(nursery, tmp_path_factory.mktemp("golden") / "run", processes, OPTIONS).to_the_end(1)
+                for _ in range(2)
+            )
+            assert list(first.losses) == list(range(1, STEPS + 1))
+            # Without this the drills would prove nothing.
+            assert first == second
+            results[processes] = first
+        return results[processes]
+
+    return of
+
+
+def strike(supervisor, rng, fault):
+    """Starts the gang and ends one of it: at a fault point, or for an empty `fault` at any moment."""
+    rank = rng.randrange(supervisor.processes)
+    if fault:
+        point = fault.partition(":")[0]
+        gang = supervisor.start(f"{fault}:{0 if point in OF_THE_FIRST else rank}")
+    else:
+        gang = supervisor.start()
+        if rng.random() < 0.8:
+            supervisor.wait_for_step(rng.randrange(1, STEPS), gang)
+            time.sleep(rng.uniform(0, 0.05))
+        else:
+            time.sleep(rng.uniform(0, 2))
+        gang[rank].kill()
+    codes = supervisor.finish(gang)
+    # One that ran to its end before it could be struck is no failure; one that gave up for good is.
+    permanent = [code for code in codes if 0 < code < 127 and code != 42 and "exit" not in fault]
+    assert not permanent, (fault, codes, "\n".join(child.text()[-2000:] for child in gang))
+
+
+def drilled(nursery, folder, golden, rng, processes, faults):
+    """Strikes one run with all the faults, lets it finish, and compares."""
+    supervisor = Supervisor(nursery, folder / "run", processes, OPTIONS)
+    for fault in faults:
+        strike(supervisor, rng, fault)
+    assert supervisor.to_the_end() == golden(processes)
+
+
+def test_a_gang_that_is_killed_anywhere_ends_with_the_bits_of_one_that_is_not(nursery, golden, tmp_path, record_drill):
+    faults = ["", "pre_commit:sigkill:1", "post_commit:torn:2", "in_restore:sigkill:1", "in_collective:sigkill:9"]
+    drilled(nursery, tmp_path, golden, chance(), 2, faults)
+    record_drill(f"drill: {len(faults)} of {len(faults)} ends of a gang of two resumed bit for bit")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_killed_at_every_point(nursery, golden, tmp_path, record_drill, processes):
+    drilled(nursery, tmp_path, golden, chance(), processes, ENDS)
+    record_drill(f"drill: {len(ENDS)} of {len(ENDS)} ends at fault points, {processes} processes, bit for bit")
+
+
+@pytest.mark.nightly
+def test_killed_many_times(nursery, golden, tmp_path, record_drill):
+    rng, each = chance(), 5
+    for index in range(0, MANY, each):
+        processes = rng.choice([2, 4, 4])
+        drilled(nursery, tmp_path / str(index), golden, rng, processes, [rng.choice(["", *ENDS]) for _ in range(each)])
+    record_drill(f"drill: {MANY} of {MANY} kills of a gang resumed bit for bit")
+
+
+def stopped(supervisor, rng):
+    """Sends SIGTERM to one of the gang, once it steps; returns the step that all of it saved."""
+    gang = supervisor.start()
+    supervisor.wait_for_step(rng.randrange(2, STEPS // 2), gang)
+    victim = rng.choice(gang)
+    victim.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    codes = supervisor.finish(gang)
+    seconds = time.monotonic() - asked
+    assert set(codes) == {42}, (codes, "\n".join(child.text()[-2000:] for child in gang))
+    assert seconds < GRACE_SECONDS
+    ended = events(supervisor.run)[-1]
+    assert (ended["event"], ended["outcome"]) == ("run_ended", "preempted")
+    assert committed(supervisor.run)[-1] == ended["step"]
+    return ended["step"]
+
+
+def test_sigterm_to_one_of_four_saves_one_step_for_all(nursery, tmp_path):
+    slow = ("--steps", "4000", "--set", "checkpoints.every_steps=1000")
+    supervisor = Supervisor(nursery, tmp_path / "run", 4, slow)
+    step = stopped(supervisor, chance())
+    assert result(supervisor.run).losses.keys() == set(range(1, step + 1))
+
+
+@pytest.mark.nightly
+def test_sigterm_many_times(nursery, golden, tmp_path, record_drill):
+    rng, count, seen = chance(), max(1, MANY // 2), 0
+    while seen < count:
+        supervisor = Supervisor(nursery, tmp_path / str(seen) / "run", 4, ("--steps", "4000", *OPTIONS[2:]))
+        for _ in range(min(5, count - seen)):
+            stopped(supervisor, rng)
+            seen += 1
+        computed = result(supervisor.run).losses
+        expected = golden(4).losses
+        assert {step: computed[step] for step in expected if step in computed} == {
+            step: loss for step, loss in expected.items() if step in computed
+        }
+    record_drill(f"drill: {seen} of {seen} stops of one of four saved one step for all within {GRACE_SECONDS:g} s")
