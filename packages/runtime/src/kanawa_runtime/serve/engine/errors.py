@@ -17,3 +17,7 @@ class QueueFullError(UsageError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineStoppedError(QueueFullError):
+    """The engine has ended, or died of an error that the message tells; it takes nothing any more."""

@@ -1,0 +1,158 @@
+"""The next token of each row from its logits, on the device: penalties, masks, temperature, cuts, and the draw.
+
+What a batch doesn't ask for isn't computed: each part sits under one condition for the whole batch, never under one
+per row, so a row's token can't depend on who shares its batch.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES, Rows
+
+
+class Tables(NamedTuple):
+    """What penalties and biases need to know of each slot, [slots, vocab]."""
+
+    counts: Int[Array, "S V"]
+    in_prompt: Bool[Array, "S V"]
+    bias: Float[Array, "S V"]
+
+
+class Chosen(NamedTuple):
+    """The ids, and what there is to tell of them: [B, 2 + 2n] int32 of log-probability, rank, n ids and theirs."""
+
+    ids: Int[Array, " B"]
+    details: Int[Array, "B details"]
+
+
+def choose(
+    logits: Float[Array, "B V"],
+    rows: Rows,
+    tables: Tables,
+    positions: Int[Array, " B"],
+    generated: Int[Array, " B"],
+    flags: Int[Array, ""],
+    mask: Int[Array, "B words"],
+    *,
+    num_logprobs: int,
+) -> Chosen:
+    """Returns each row's token, drawn by a key of its own seed and the token's position alone."""
+
+    def asked(flag: int) -> Bool[Array, ""]:
+        return flags & flag != 0
+
+    adjusted = jax.lax.cond(asked(TABLES), _adjusted, lambda x, *_: x, logits, rows, tables, generated)
+    adjusted = jax.lax.cond(asked(MASK), _masked, lambda x, _: x, adjusted, mask)
+    likeliest = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+
+    def drawn(x: Float[Array, "B V"]) -> Int[Array, " B"]:
+        scaled = x / jnp.maximum(rows.temperature, 1e-6)[:, None]
+        scaled = jax.lax.cond(asked(CUT), _cut, lambda y, _: y, scaled, rows)
+        return jnp.where(rows.temperature > 0, _draw(scaled, rows.seed, positions), likeliest)
+
+    ids = jax.lax.cond(asked(RANDOM), drawn, lambda _: likeliest, adjusted)
+    return Chosen(ids, jax.lax.cond(asked(LOGPROBS), _told, _untold, logits, ids, jnp.zeros(num_logprobs)))
+
+
+def _adjusted(
+    logits: Float[Array, "B V"], rows: Rows, tables: Tables, generated: Int[Array, " B"]
+) -> Float[Array, "B V"]:
+    """Returns logits with penalties and biases, and without stop tokens where there are too few tokens yet."""
+    counts, in_prompt, bias = (table[rows.slot] for table in tables)
+    has = rows.has_tables[:, None] != 0
+    repeated = (counts > 0) | in_prompt
+    by = rows.repetition[:, None]
+    # CTRL's penalty shrinks a positive logit and grows a negative one: both make the token less likely.
+    x = jnp.where(has & repeated, jnp.where(logits > 0, logits / by, logits * by), logits)
+    x = x - jnp.where(has, rows.frequency[:, None] * counts + rows.presence[:, None] * (counts > 0), 0.0)
+    x = x + jnp.where(has, bias, 0.0)
+    early = generated < rows.min_tokens
+    stops = jnp.where(early[:, None], rows.stops, -1)
+    # -1 wraps to the last id, so what isn't a stop token is sent past the end, where the write is dropped.
+    stops = jnp.where(stops < 0, logits.shape[1], stops)
+    return jax.vmap(lambda row, at: row.at[at].set(-jnp.inf, mode="drop"))(x, stops)
+
+
+def _masked(logits: Float[Array, "B V"], mask: Int[Array, "B words"]) -> Float[Array, "B V"]:
+    bits = (mask[:, :, None] >> jnp.arange(32, dtype=jnp.int32)[None, None]) & 1
+    allowed = bits.reshape(mask.shape[0], -1)[:, : logits.shape[1]] != 0
+    return jnp.where(allowed, logits, -jnp.inf)
+
+
+def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
+    """Returns logits with all outside of top-k, the top-p nucleus and min-p at minus infinity; ties stay."""
+    vocab = logits.shape[1]
+    keys = _sortable(logits)
+    top_k = jnp.where(rows.top_k <= 0, vocab, jnp.minimum(rows.top_k, vocab))
+    lowest = _largest_threshold(keys, lambda at: jnp.sum(keys >= at[:, None], axis=1) >= top_k)
+    keys = jnp.where(keys >= lowest[:, None], keys, 0)
+    weights = jnp.where(keys > 0, jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)), 0.0)
+    wanted = rows.top_p * jnp.sum(weights, axis=1)
+
+    def holds_enough(at: Array) -> Array:
+        return jnp.sum(jnp.where(keys >= at[:, None], weights, 0.0), axis=1) >= wanted
+
+    lowest = _largest_threshold(keys, holds_enough)
+    # Where rounding leaves no set with the whole mass (top_p 1), the search ends at 0, which keeps all that top-k kept.
+    kept = (keys >= jnp.maximum(lowest, 1)[:, None]) & (weights >= rows.min_p[:, None])
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def _sortable(x: Float[Array, "B V"]) -> UInt[Array, "B V"]:
+    """Returns unsigned numbers in the same order; 0 is below all floats."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 0, bits | jnp.uint32(1 << 31), ~bits)
+
+
+def _largest_threshold(keys: UInt[Array, "B V"], holds: object) -> UInt[Array, " B"]:
+    """Returns the largest number for which `holds`, which is true up to some number and false beyond; 0 for none.
+
+    Built bit by bit: 32 passes over the logits, where sorting a row takes a hundred times as long on a CPU.
+    """
+
+    def with_bit(step: Array, at: Array) -> Array:
+        tried = at | (jnp.uint32(1) << (jnp.uint32(31) - step.astype(jnp.uint32)))
+        return jnp.where(holds(tried), tried, at)
+
+    return jax.lax.fori_loop(0, 32, with_bit, jnp.zeros(keys.shape[0], jnp.uint32))
+
+
+def _draw(logits: Float[Array, "B V"], seeds: Int[Array, "B 2"], positions: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Returns one draw a row by inverting the distribution: one random number a row, where Gumbel takes one a token."""
+    words = jax.lax.bitcast_convert_type(seeds, jnp.uint32)
+
+    def uniform(seed: Array, position: Array) -> Array:
+        # Named: another jax_default_prng_impl must not change what a seed gives.
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
+        return jax.random.uniform(key, (), jnp.float32)
+
+    at = jax.vmap(uniform)(words, positions)
+    mass = jnp.cumsum(jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)), axis=1)
+    whole = mass[:, -1]
+    # Rounding can lift at * whole to the whole itself: the token before whose sum is less is the last one possible.
+    drawn = jnp.sum(mass <= (at * whole)[:, None], axis=1)
+    return jnp.minimum(drawn, jnp.sum(mass < whole[:, None], axis=1)).astype(jnp.int32)
+
+
+def tell(logits: Float[Array, "B V"], ids: Int[Array, " B"], num_logprobs: int) -> Int[Array, "B details"]:
+    """Returns the packed log-probability and rank of each id, and the likeliest ids with theirs."""
+    return _told(logits, ids, jnp.zeros(num_logprobs))
+
+
+def _told(logits: Array, ids: Array, count: Array) -> Array:
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    own = jnp.take_along_axis(logprobs, ids[:, None], axis=1)
+    rank = jnp.sum(logprobs > own, axis=1, keepdims=True, dtype=jnp.int32) + 1
+    parts = [jax.lax.bitcast_convert_type(own, jnp.int32), rank]
+    if count.shape[0]:
+        top, top_ids = jax.lax.top_k(logprobs, count.shape[0])
+        parts += [top_ids.astype(jnp.int32), jax.lax.bitcast_convert_type(top, jnp.int32)]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _untold(logits: Array, ids: Array, count: Array) -> Array:
+    del ids
+    return jnp.zeros((logits.shape[0], 2 + 2 * count.shape[0]), jnp.int32)

@@ -1,0 +1,52 @@
+"""What an engine is built for: how many sequences, how long, in how much memory, and what a step may hold."""
+
+from kanawa.config import Config, Count, Size
+
+
+class EngineConfig(Config):
+    """Sizes of an engine; all programs that they ask for are compiled before the first request.
+
+    `max_length` counts prompt and new tokens (None: what the model was made for, at most 2048). The cache has
+    `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes` hold, else enough for all sequences at
+    full length. `cache_dtype` None is the computing one; `int8_cache` keeps codes and scales in its place.
+    A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
+    `prefill_tokens`. While nobody waits, `fused_steps` tokens are decoded in one call. `batch_sizes` and `page_widths`
+    are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's chunk (None: see `buckets`).
+    `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need.
+    """
+
+    max_sequences: Size = 32
+    max_length: Size | None = None
+    page_size: Size = 16
+    num_pages: Size | None = None
+    cache_bytes: Size | None = None
+    cache_dtype: str | None = None
+    int8_cache: bool = False
+    max_batched_tokens: Size = 512
+    prefill_tokens: Size = 256
+    fused_steps: Size = 4
+    max_queued: Count = 256
+    max_logprobs: Count = 20
+    prefix_cache: bool = True
+    prompt_logprobs: bool = True
+    batch_sizes: tuple[Size, ...] | None = None
+    page_widths: tuple[Size, ...] | None = None
+    prefill_sizes: tuple[Size, ...] | None = None
+
+    def check(self) -> list[str]:
+        """Returns what is wrong with the sizes of chunks and steps."""
+        problems = []
+        if self.prefill_tokens % self.page_size:
+            problems.append(
+                f"prefill_tokens ({self.prefill_tokens}) is not a multiple of page_size ({self.page_size}): chunks end "
+                "where pages do"
+            )
+        for size in self.prefill_sizes or ():
+            if size % self.page_size:
+                problems.append(f"prefill_sizes holds {size}, which is not a multiple of page_size ({self.page_size})")
+        if self.max_batched_tokens < self.max_sequences:
+            problems.append(
+                f"max_batched_tokens ({self.max_batched_tokens}) is less than max_sequences ({self.max_sequences}): a "
+                "step decodes a token of each"
+            )
+        return problems

@@ -1,0 +1,287 @@
+"""The engine without its thread: takes requests, runs steps, and hands out what they gained.
+
+A step is sent to the device before the result of the one before it is looked at, so that the host works while the
+device does. What is found to have ended is then computed once more in vain, which changes nothing: no page or slot is
+written by a later program before that.
+"""
+
+import collections
+import dataclasses
+import heapq
+import secrets
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from kanawa_runtime.serve.engine import prefix
+from kanawa_runtime.serve.engine.buckets import smallest_holding
+from kanawa_runtime.serve.engine.programs import Programs
+from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, Request, TokenLogprobs
+from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, TABLES
+from kanawa_runtime.serve.engine.scheduler import Chunk, Plan, Scheduler
+from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, needs, tables
+
+#: Steps whose results are still to be looked at while the next one is sent.
+_DEPTH = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """Results on their way: `rows` are the sequences with the number of tokens each was given or may gain."""
+
+    rows: list[tuple[Sequence, int]]
+    ids: jax.Array
+    details: jax.Array | None
+    #: Of a chunk whose prompt's log-probabilities are wanted.
+    told: jax.Array | None = None
+    chunk: Chunk | None = None
+
+
+class Core:
+    """Sequences by request id, the scheduler and the programs; used by one thread only."""
+
+    def __init__(self, programs: Programs, scheduler: Scheduler, max_length: int) -> None:
+        self.programs, self.scheduler = programs, scheduler
+        self.sequences: dict[str, Sequence] = {}
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.steps = 0
+        self.finished: collections.Counter[str] = collections.Counter()
+        self._max_length = max_length
+        self._arrivals = 0
+        self._in_flight: collections.deque[list[_Sent]] = collections.deque()
+        self._deadlines: list[tuple[float, str]] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do until somebody asks."""
+        return not self.sequences and not self._in_flight
+
+    def add(self, request: Request, on_output: OnOutput) -> None:
+        """Takes a request that was checked."""
+        sampling = request.sampling
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        sequence = Sequence(
+            request=request,
+            on_output=on_output,
+            arrival=self._arrivals,
+            tokens=list(request.prompt_ids),
+            prompt_length=len(request.prompt_ids),
+            seed=seed,
+            stops=frozenset(sampling.stop_token_ids),
+            flags=needs(request),
+            root=prefix.root(request.cache_salt, request.adapter),
+            digests=[],
+            bad_words=tuple(word for word in sampling.bad_words if len(word) > 1),
+        )
+        self._arrivals += 1
+        self.sequences[request.id] = sequence
+        self.prompt_tokens += sequence.prompt_length
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+        self.scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request as "abort"; its pages are free at once."""
+        sequence = self.sequences.get(request_id)
+        if sequence is not None:
+            self._finish(sequence, "abort")
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """Ends everything, whatever is still being computed."""
+        self._in_flight.clear()
+        for sequence in list(self.sequences.values()):
+            self._finish(sequence, reason, error=error)
+
+    def next_deadline(self) -> float | None:
+        """Returns when the next request is to be ended, of time.monotonic."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self) -> None:
+        """Ends the requests whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            self.cancel(heapq.heappop(self._deadlines)[1])
+
+    def forget_prefixes(self) -> None:
+        """Forgets what cached pages hold: other weights would have written something else."""
+        self.settle()
+        self.scheduler.pool.forget()
+        for sequence in self.sequences.values():
+            # What is computed from here on stands on older pages, and may not be found under the tokens' names either.
+            sequence.described = 10**9 if sequence.slot >= 0 else 0
+
+    def settle(self) -> None:
+        """Waits for all that is being computed."""
+        while self._in_flight:
+            self._collect()
+
+    def step(self) -> None:
+        """Sends the next step to the device, and takes in the results of the one before it."""
+        self.expire()
+        plan = self.scheduler.plan(settled=not self._in_flight)
+        if plan.is_starved:
+            # Whoever gives up its pages has to know its tokens, and some may have ended.
+            self.settle()
+            plan = self.scheduler.plan(settled=True)
+        sent = self._send(plan)
+        if sent:
+            self.steps += 1
+            self._in_flight.append(sent)
+        if self._in_flight and (len(self._in_flight) > _DEPTH or not sent):
+            self._collect()
+
+    def _send(self, plan: Plan) -> list[_Sent]:
+        sent = []
+        if plan.decode:
+            sent.append(self._send_decode(plan))
+        sent += [self._send_chunk(chunk) for chunk in plan.chunks]
+        return sent
+
+    def _send_decode(self, plan: Plan) -> _Sent:
+        scheduler, shapes, rows = self.scheduler, self.programs.shapes, plan.decode
+        count = smallest_holding(shapes.batch_sizes, len(rows))
+        table, flags, longest = scheduler.table, 0, 1
+        # Rows without a sequence are those of the slot that nobody has.
+        at = np.full(count, table.shape[0] - 1)
+        facts = np.zeros((count, 3), np.int32)
+        for index, (sequence, steps) in enumerate(rows):
+            at[index] = sequence.slot
+            facts[index] = sequence.computed, steps, sequence.generated
+            flags |= sequence.flags
+            longest = max(longest, len(sequence.pages))
+        width = smallest_holding(shapes.page_widths, longest)
+        packed = table[at, : PAGES + width]
+        packed[:, LENGTH], packed[:, COUNT], packed[:, GENERATED] = facts.T
+        mask = self._mask([sequence for sequence, _ in rows], count) if flags & MASK else None
+        ids, details = self.programs.decode(packed, width, plan.steps, flags, mask)
+        for sequence, steps in rows:
+            sequence.computed += steps
+            sequence.pending += steps
+        return _sent(rows, ids, details if flags & LOGPROBS else None)
+
+    def _send_chunk(self, chunk: Chunk) -> _Sent:
+        sequence, scheduler = chunk.sequence, self.scheduler
+        if sequence.flags & TABLES and chunk.is_last:
+            self.programs.seat(sequence.slot, *tables(sequence, self.programs.vocab))
+        pages = -(-(chunk.start + chunk.padded) // scheduler.page_size)
+        width = smallest_holding(self.programs.shapes.page_widths, pages)
+        packed = scheduler.table[sequence.slot : sequence.slot + 1, : PAGES + width].copy()
+        packed[0, LENGTH], packed[0, COUNT], packed[0, GENERATED] = chunk.start, chunk.count, sequence.generated
+        end = chunk.start + chunk.count
+        flags = sequence.flags if chunk.is_last else 0
+        mask = self._mask([sequence], 1) if flags & MASK else None
+        sequence.computed = end
+        sequence.pending += chunk.is_last
+        rows = [(sequence, int(chunk.is_last))]
+        if sequence.request.sampling.prompt_logprobs is not None and chunk.start < sequence.prompt_length - 1:
+            return self._send_score(chunk, packed, flags, mask, rows)
+        ids = np.zeros((1, chunk.padded), np.int32)
+        ids[0, : chunk.count] = sequence.tokens[chunk.start : end]
+        chosen, details = self.programs.prefill(packed, ids, flags, mask)
+        scheduler.describe_pages(sequence)
+        return _sent(rows, chosen, details if flags & LOGPROBS else None)
+
+    def _send_score(
+        self, chunk: Chunk, packed: np.ndarray, flags: int, mask: Any, rows: list[tuple[Sequence, int]]
+    ) -> _Sent:
+        sequence, shapes = chunk.sequence, self.programs.shapes
+        widest = np.zeros((1, PAGES + shapes.page_widths[-1]), np.int32)
+        widest[:, : packed.shape[1]] = packed
+        ids = np.zeros((1, shapes.prefill_sizes[-1] + 1), np.int32)
+        given = sequence.tokens[chunk.start : chunk.start + chunk.count + 1]
+        ids[0, : len(given)] = given
+        chosen, details, told = self.programs.score(widest, ids, flags, mask)
+        self.scheduler.describe_pages(sequence)
+        return _sent(rows, chosen, details if flags & LOGPROBS else None, told, chunk)
+
+    def _mask(self, sequences: list[Sequence], count: int) -> np.ndarray:
+        words = -(-self.programs.vocab // 32)
+        bits = np.full((count, words), -1, np.int32)
+        for row, sequence in zip(bits, sequences, strict=False):
+            if sequence.flags & MASK:
+                row[:] = allowed_bits(sequence, words)
+        return bits
+
+    def _collect(self) -> None:
+        """Takes in the results of the oldest step."""
+        for sent in self._in_flight.popleft():
+            ids = np.asarray(sent.ids).T.tolist()
+            details = None if sent.details is None else np.asarray(sent.details)
+            if sent.told is not None and sent.chunk is not None and not sent.chunk.sequence.finished:
+                self._keep_prompt_logprobs(sent.chunk, np.asarray(sent.told))
+            for row, (sequence, count) in enumerate(sent.rows):
+                if sequence.finished or not count:
+                    continue
+                sequence.pending -= count
+                own = None
+                if details is not None and sequence.request.sampling.logprobs is not None:
+                    own = details[:, row]
+                self._gain(sequence, ids[row][:count], own)
+
+    def _gain(self, sequence: Sequence, ids: list[int], details: np.ndarray | None) -> None:
+        """Adds new tokens to a sequence, and says so; the first -1 or stop token ends them."""
+        sampling, tokens = sequence.request.sampling, sequence.tokens
+        most = min(sequence.prompt_length + sampling.max_tokens, self._max_length)
+        gained: list[int] = []
+        reason: FinishReason | None = None
+        stop = None
+        for token in ids:
+            if token in sequence.stops and len(tokens) - sequence.prompt_length >= sampling.min_tokens:
+                reason, stop = "stop", token
+                break
+            tokens.append(token)
+            gained.append(token)
+            ended = sampling.grammar is not None and sampling.grammar.accept(token) and not sequence.stops
+            if ended or len(tokens) >= most:
+                reason = "stop" if ended else "length"
+                break
+        self.generation_tokens += len(gained)
+        self.scheduler.describe_pages(sequence)
+        logprobs = None
+        if details is not None:
+            count = sampling.logprobs or 0
+            most_told = self.programs.config.max_logprobs
+            logprobs = tuple(logprobs_of(details[i], count, most_told) for i in range(len(gained)))
+        if reason is None:
+            self._tell(sequence, Output(request_id=sequence.request.id, token_ids=tuple(gained), logprobs=logprobs))
+        else:
+            self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, stop_token_id=stop)
+
+    def _keep_prompt_logprobs(self, chunk: Chunk, told: np.ndarray) -> None:
+        sequence, most = chunk.sequence, self.programs.config.max_logprobs
+        count = sequence.request.sampling.prompt_logprobs or 0
+        if sequence.prompt_logprobs is None:
+            # Nothing comes before the first token that could have foretold it.
+            sequence.prompt_logprobs = [None]
+        if len(sequence.prompt_logprobs) != chunk.start + 1:
+            return  # Told before it was preempted.
+        after = min(chunk.start + chunk.count, sequence.prompt_length - 1)
+        kept: list[TokenLogprobs | None] = [logprobs_of(told[i], count, most) for i in range(after - chunk.start)]
+        sequence.prompt_logprobs += kept
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, **gained: Any) -> None:
+        if not sequence.finished:
+            self.scheduler.remove(sequence)
+            del self.sequences[sequence.request.id]
+            self.finished[reason] += 1
+            self._tell(sequence, Output(request_id=sequence.request.id, finish_reason=reason, **gained))
+
+    def _tell(self, sequence: Sequence, output: Output) -> None:
+        if not sequence.told_cached:
+            sequence.told_cached = True
+            told = None
+            if sequence.request.sampling.prompt_logprobs is not None:
+                told = tuple(sequence.prompt_logprobs or [None])
+            output = dataclasses.replace(output, cached_tokens=sequence.cached_tokens, prompt_logprobs=told)
+        sequence.on_output(output)
+
+
+def _sent(
+    rows: list[tuple[Sequence, int]], ids: Any, details: Any, told: Any = None, chunk: Chunk | None = None
+) -> _Sent:
+    for array in (ids, details, told):
+        if array is not None:
+            array.copy_to_host_async()
+    return _Sent(rows, ids, details, told, chunk)

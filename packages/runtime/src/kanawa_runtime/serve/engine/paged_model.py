@@ -1,0 +1,113 @@
+"""The model as an engine runs it: every attention layer's cache in pages of one pool, what is left in slots."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kanawa.arrays.shardings import array_sharding
+from kanawa.contracts import Cache, CausalLM, Environment
+
+from kanawa_runtime.serve.engine.config import EngineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class PagedModel:
+    """A model whose caches are pages and slots, and their layout.
+
+    `has_pages` is False for models of recurrent layers alone; `has_slots` says that something is kept a sequence, which
+    no other sequence can share.
+    """
+
+    model: CausalLM
+    cache_spec: Any
+    has_pages: bool
+    has_slots: bool
+    num_pages: int
+    page_bytes: int
+
+
+def paged_model(model: CausalLM, config: EngineConfig, max_length: int, dtype: str) -> PagedModel:
+    """Returns the same model over pages; the parameters are the same too.
+
+    One slot more than `max_sequences` takes what rows without a sequence write.
+    """
+    rows = config.max_sequences + 1
+    one = _with_caches(model, config, 1)
+    page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if _is_paged(spec))
+    num_pages = _num_pages(config, max_length, page_bytes)
+    paged = _with_caches(model, config, num_pages)
+    spec = paged.cache_spec(rows, max_length, dtype)
+    leaves = _leaves(spec)
+    has_slots = any(not _is_paged(leaf) for leaf in leaves)
+    return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes)
+
+
+def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int) -> CausalLM:
+    cfg = model.config.clone()
+    if not any(isinstance(node, Cache.Config) for _, node in cfg.walk()):
+        return cfg.build()
+    # By their names in the catalog: this package never imports the one that brings layers.
+    pages = kn.component("caches", "paged").Config(page_size=config.page_size, num_pages=num_pages)
+    if config.int8_cache:
+        pages = kn.component("caches", "quantised").Config(codes=pages, scales=pages)
+    kn.replace(cfg, target=Cache, new=pages)
+    return cfg.build()
+
+
+def _num_pages(config: EngineConfig, max_length: int, page_bytes: int) -> int:
+    full = -(-max_length // config.page_size)
+    wanted = config.num_pages
+    if wanted is None and config.cache_bytes is not None and page_bytes:
+        wanted = config.cache_bytes // page_bytes
+    if wanted is None:
+        wanted = config.max_sequences * full
+    if wanted < full:
+        message = (
+            f"the cache has {wanted} pages of {config.page_size} tokens ({page_bytes:,} bytes each), but one sequence "
+            f"of max_length {max_length} takes {full}; raise num_pages or cache_bytes, or lower max_length"
+        )
+        raise kn.KanawaError(message)
+    return wanted
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, kn.ParamSpec)
+
+
+def _leaves(spec: Any) -> list[kn.ParamSpec]:
+    return jax.tree.leaves(spec, is_leaf=_is_spec)
+
+
+def _is_paged(spec: kn.ParamSpec) -> bool:
+    return bool(spec.axes) and spec.axes[0] == "pages"
+
+
+def cache_shardings(spec: Any, environment: Environment) -> Any:
+    """Returns the sharding of each cache array: key heads over the mesh as the plan's rules have it; None without."""
+    mesh = environment.mesh
+    if not isinstance(mesh, Mesh):
+        return jax.tree.map(lambda _: None, spec, is_leaf=_is_spec)
+
+    def one(leaf: kn.ParamSpec) -> NamedSharding:
+        # Slots aren't spread: their number is one more than the sequences', which no mesh divides.
+        axes = tuple(None if axis in ("batch", "pages") else axis for axis in leaf.axes)
+        try:
+            return array_sharding(leaf.shape, axes, environment.plan.activation_rules, mesh, "cache")
+        except kn.KanawaError:
+            return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree.map(one, spec, is_leaf=_is_spec)
+
+
+def empty_caches(spec: Any, shardings: Any) -> Any:
+    """Returns caches of zeros on their devices."""
+
+    def one(leaf: kn.ParamSpec, sharding: Any) -> jax.Array:
+        return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+
+    leaves, structure = jax.tree.flatten(spec, is_leaf=_is_spec)
+    placed = structure.flatten_up_to(shardings)
+    return structure.unflatten([one(leaf, sharding) for leaf, sharding in zip(leaves, placed, strict=True)])

@@ -1,0 +1,223 @@
+"""Who goes next: what a step decodes, which prompts it takes in, and who gives its pages back when they run out.
+
+Plain Python over plain integers: nothing here knows of a device.
+"""
+
+import bisect
+import dataclasses
+import heapq
+
+import numpy as np
+
+from kanawa_runtime.serve.engine import prefix
+from kanawa_runtime.serve.engine.buckets import smallest_holding
+from kanawa_runtime.serve.engine.page_pool import PagePool
+from kanawa_runtime.serve.engine.rows import LENGTH, PAGES, SLOT
+from kanawa_runtime.serve.engine.sequence import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """`count` tokens of a sequence from `start` on, in a program for `padded`; the last one is sampled from."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    padded: int
+    is_last: bool
+
+
+@dataclasses.dataclass
+class Plan:
+    """A step: sequences that are decoded, each by at most so many tokens, and then the chunks of prompts.
+
+    `is_starved` says that pages are short: what is being computed has to be seen before somebody is preempted.
+    """
+
+    decode: list[tuple[Sequence, int]] = dataclasses.field(default_factory=list)
+    steps: int = 1
+    chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    is_starved: bool = False
+
+
+class Scheduler:
+    """Waiting and running sequences, their slots and pages.
+
+    Decoding comes first, then prompts that were begun, then new ones while slots, pages and the step's budget of tokens
+    last. Pages that run out are taken from whoever comes last, which computes its tokens again later.
+    """
+
+    def __init__(
+        self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
+        fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
+    ) -> None:  # fmt: skip
+        self.pool, self.page_size = pool, page_size
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._slots = list(range(max_sequences - 1, -1, -1))
+        self._max_length, self._budget, self._chunk = max_length, budget, chunk
+        self._fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
+        self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
+        self.width = -(-max_length // page_size) if has_pages else 1
+        # A line a slot, kept up to date, so that a step's rows are one copy out of it. The last is nobody's.
+        self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
+        self.table[:, SLOT] = np.arange(max_sequences + 1)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._waiting)
+
+    def waiting(self) -> list[Sequence]:
+        """Returns those without a slot, in no order."""
+        return [sequence for _, sequence in self._waiting]
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence."""
+        heapq.heappush(self._waiting, (sequence.order, sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Lets a sequence go, with its slot and pages, wherever it is."""
+        sequence.finished = True
+        if sequence.slot >= 0:
+            self._unseat(sequence)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
+            heapq.heapify(self._waiting)
+
+    def plan(self, *, settled: bool) -> Plan:
+        """Returns the next step; `settled` says that nothing is being computed, so that sequences may be preempted."""
+        plan = Plan()
+        alone = not self._waiting and all(s.is_prefilled and not s.waits_for_itself for s in self.running)
+        plan.steps = self._fused_steps if alone else 1
+        for sequence in list(self.running):
+            if sequence.slot < 0 or not sequence.is_prefilled or (sequence.waits_for_itself and sequence.pending):
+                continue
+            left = min(sequence.request.sampling.max_tokens - sequence.generated, self._max_length - sequence.length)
+            count = min(plan.steps, left)
+            # What is left may be none: its last token is being computed.
+            if count > 0 and self._grow(sequence, sequence.computed + count, plan, settled=settled):
+                plan.decode.append((sequence, count))
+        if not plan.is_starved:
+            self._plan_prompts(plan, self._budget - len(plan.decode))
+        return plan
+
+    def _plan_prompts(self, plan: Plan, budget: int) -> None:
+        for sequence in self.running:
+            if not sequence.is_prefilled:
+                budget = self._cut(sequence, plan, budget)
+        while self._waiting and self._slots and budget >= min(self.page_size, len(self._waiting[0][1].tokens)):
+            sequence = self._waiting[0][1]
+            if not self._seat(sequence):
+                break
+            heapq.heappop(self._waiting)
+            bisect.insort(self.running, sequence, key=lambda s: s.order)
+            budget = self._cut(sequence, plan, budget)
+
+    def _cut(self, sequence: Sequence, plan: Plan, budget: int) -> int:
+        """Plans chunks of a prompt within the budget; returns what is left of it."""
+        start = sequence.computed
+        while start < sequence.target and budget > 0:
+            rest = sequence.target - start
+            # Chunks but the last end where pages do, so that every one begins there.
+            most = min(self._chunk, budget, rest)
+            count = most if most == rest else most // self.page_size * self.page_size
+            sizes = [size for size in self._prefill_sizes if start + size <= self.width * self.page_size]
+            if self._has_pages and sizes:
+                count = min(count, sizes[-1])
+            if count <= 0:
+                break
+            padded = smallest_holding(sizes or self._prefill_sizes, count)
+            plan.chunks.append(Chunk(sequence, start, count, padded, start + count == sequence.target))
+            start += count
+            budget -= count
+        return budget
+
+    def _seat(self, sequence: Sequence) -> bool:
+        """Gives a waiting sequence a slot and the pages of all its tokens; returns False where they don't suffice."""
+        tokens, size = len(sequence.tokens), self.page_size
+        shared: list[int] = []
+        wants_prefix = self._reuses_prefixes and sequence.request.sampling.prompt_logprobs is None
+        if wants_prefix:
+            self._digest(sequence, tokens)
+            # The last token is always computed: somebody has to say what follows it.
+            shared = self.pool.known(sequence.digests[: (tokens - 1) // size])
+        if self._has_pages:
+            needed = -(-tokens // size) - len(shared)
+            revived = sum(self.pool.is_cached(page) for page in shared)
+            # A page for each that runs, or it would be preempted at once for what comes in.
+            if needed + revived + len(self.running) > self.pool.available and self.running:
+                return False
+            for page in shared:
+                self.pool.share(page)
+            sequence.pages = [*shared, *(self.pool.take() for _ in range(needed))]
+        if wants_prefix:
+            self.prefix_queries += tokens
+            self.prefix_hits += len(shared) * size
+        sequence.slot = self._slots.pop()
+        sequence.described = len(shared)
+        sequence.computed, sequence.target = len(shared) * size, tokens
+        if not sequence.generated:
+            sequence.cached_tokens = sequence.computed
+        row = self.table[sequence.slot]
+        sequence.write_row(row)
+        row[PAGES : PAGES + len(sequence.pages)] = sequence.pages
+        row[LENGTH] = sequence.computed
+        return True
+
+    def _unseat(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        # The last page first: the pool gives up what was released first, and beginnings are of more use.
+        self.pool.release(reversed(sequence.pages))
+        sequence.pages = []
+        self._slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def _grow(self, sequence: Sequence, tokens: int, plan: Plan, *, settled: bool) -> bool:
+        """Gives a running sequence pages for so many tokens; returns False where it has to wait or was preempted."""
+        if not self._has_pages:
+            return True
+        missing = -(-tokens // self.page_size) - len(sequence.pages)
+        if missing <= 0:
+            return True
+        while self.pool.available < missing:
+            if not settled:
+                plan.is_starved = True
+                return False
+            last = self.running[-1]
+            self._preempt(last)
+            if last is sequence:
+                return False
+        row, have = self.table[sequence.slot], len(sequence.pages)
+        taken = [self.pool.take() for _ in range(missing)]
+        row[PAGES + have : PAGES + have + missing] = taken
+        sequence.pages += taken
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._unseat(sequence)
+        sequence.computed = sequence.target = sequence.described = 0
+        self.preemptions += 1
+        self.add(sequence)
+
+    def describe_pages(self, sequence: Sequence) -> None:
+        """Makes known the content of the pages that the sequence has filled, for others to share."""
+        if not self._reuses_prefixes:
+            return
+        full = min(sequence.computed, len(sequence.tokens)) // self.page_size
+        if full <= sequence.described:
+            return
+        self._digest(sequence, full * self.page_size)
+        for index in range(sequence.described, full):
+            self.pool.describe(sequence.pages[index], sequence.digests[index])
+        sequence.described = full
+
+    def _digest(self, sequence: Sequence, tokens: int) -> None:
+        """Names the content of the first full pages of a sequence, as far as it isn't yet."""
+        size, digests = self.page_size, sequence.digests
+        for index in range(len(digests), tokens // size):
+            before = digests[-1] if digests else sequence.root
+            digests.append(prefix.extend(before, sequence.tokens[index * size : (index + 1) * size]))
