@@ -1,0 +1,67 @@
+"""Attention over pages on a CPU against the reference: rows of all lengths, windows, and pools that aren't copied."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.kernels.attention import attention
+from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.paged_items import PagedAttention
+from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.kernel import KernelConformance
+
+PAGED = dataclasses.replace(
+    BASE, mode="decode", q_length=1, kv_length=64, page_size=4, head_dim=8, v_head_dim=8, has_kv_lengths=True
+)
+
+
+class SmallChunks(PagedAttention):
+    """The same algorithm with chunks that suit a test: several a row, and a loop."""
+
+    decode_keys = prefill_keys = 8
+    most_rows = 8
+    fewest_items = 2
+
+
+CHANGES = {
+    "decode": {},
+    "grouped bfloat16": {"num_kv_heads": 1, "dtype": "bfloat16"},
+    "window, cap, sinks": {"mask": sliding_window(5), "logit_cap": 2.0, "num_kv_heads": 2, "has_sinks": True},
+    "prefill behind a prefix": {"mode": "prefill", "q_length": 5, "mask": MaskSpec(causal=True, prefix=True)},
+    "alibi, own positions": {"mode": "prefill", "q_length": 3, "has_alibi": True, "has_q_positions": True},
+    "one row, all keys": {"batch": 1, "q_length": 4, "mode": "prefill", "mask": FULL, "v_head_dim": 4},
+    "pages that don't fill a chunk": {"page_size": 3, "kv_length": 51, "mask": CAUSAL},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_agrees_with_the_reference(change):
+    problem = dataclasses.replace(PAGED, **CHANGES[change])
+    (agreement,) = compare_with_reference(SmallChunks(), [problem])
+    assert agreement.errors and agreement.ok, agreement.describe()
+
+
+class TestPaged(KernelConformance):
+    """Generated problems, those of few pages computed without a loop among them."""
+
+    narrow: ClassVar = {"q_length": (1, 3), "page_size": (4, 8), "mode": ("decode", "prefill"), "bias": (None,)}
+    generated = 4
+
+    def kernel(self):
+        return SmallChunks()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pool_is_read_page_by_page(dtype):
+    # XLA widens what reads a bfloat16 array, and moves that before a loop: a copy of the pool for every layer and step.
+    pool = jax.ShapeDtypeStruct((512, 16, 2, 64), dtype)
+    q, table = jax.ShapeDtypeStruct((4, 1, 4, 64), dtype), jax.ShapeDtypeStruct((4, 64), "int32")
+
+    def decode(q, k, v, table, lengths):
+        return attention(q, k, v, page_table=table, kv_lengths=lengths, mode="decode")
+
+    compiled = jax.jit(decode).lower(q, pool, pool, table, jax.ShapeDtypeStruct((4,), "int32")).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < pool.size * jnp.dtype(dtype).itemsize
