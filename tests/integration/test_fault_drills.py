@@ -9,11 +9,13 @@ import signal
 import time
 
 import pytest
+from kanawa_runtime.goodput.account import account
+from kanawa_runtime.goodput.ledger import LEDGER, read_ledger
 from nursery import Nursery
 from supervisor import Supervisor, committed, events, result
 
 STEPS = 48
-OPTIONS = ("--steps", str(STEPS), "--set", "checkpoints.every_steps=6")
+OPTIONS = ("--steps", str(STEPS), "--set", "checkpoints.every_steps=12")
 MANY = int(os.environ.get("KANAWA_DRILLS", "100"))
 GRACE_SECONDS = 15.0
 #: Ways to end at once at each place; the nth time that a process comes there.
@@ -156,3 +158,31 @@ def test_sigterm_many_times(nursery, golden, tmp_path, record_drill):
             step: loss for step, loss in expected.items() if step in computed
         }
     record_drill(f"drill: {seen} of {seen} stops of one of four saved one step for all within {GRACE_SECONDS:g} s")
+
+
+def drawn(supervisor):
+    return account(read_ledger(supervisor.run / LEDGER))
+
+
+def test_the_ledger_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, record_drill):
+    """The seconds between the first process's start and the end of the last, as this test sees them."""
+    count, rng = int(os.environ.get("KANAWA_KILLS", "2")), chance()
+    supervisor = Supervisor(nursery, tmp_path / "run", 1, OPTIONS)
+    began = time.time()
+    for _ in range(count):
+        gang = supervisor.start("in_step:sleep=0.05:1+")
+        supervisor.wait_for_step(rng.randrange(1, STEPS), gang)
+        gang[0].kill()
+        supervisor.finish(gang)
+    gang = supervisor.start("in_data:sleep=3:4,in_evaluation:sleep=2:1,in_compile:sleep=1:1")
+    assert supervisor.finish(gang) == [0]
+    wall = time.time() - began
+    seen = drawn(supervisor)
+    assert seen.attempts == count + 1
+    assert sum(seen.seconds.values()) == pytest.approx(seen.wall_seconds, rel=0.01)
+    # The command's last words and the fork are no part of it.
+    assert wall - 3 < seen.wall_seconds <= wall + 0.1
+    assert 3 <= seen.seconds["data"] < 6
+    assert seen.seconds["evaluation"] >= 2
+    assert seen.seconds["compile"] >= 1
+    record_drill(f"drill: a ledger over {count} kills adds up, {seen.wall_seconds:.1f} s of {wall:.1f} s seen outside")

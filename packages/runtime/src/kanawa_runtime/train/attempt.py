@@ -10,6 +10,7 @@ from kanawa.contracts import Checkpointer
 from kanawa_runtime.train.journal import Journal
 from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import Screen
+from kanawa_runtime.train.sections import Sections
 from kanawa_runtime.train.stop_signals import StopSignals
 from kanawa_runtime.train.trainer import Trainer
 
@@ -28,6 +29,7 @@ class Attempt:
     checkpoints: Checkpointer
     screen: Screen
     stop: StopSignals
+    sections: Sections
     total: int
     initial: Path | None = None
     from_step: int | None = None

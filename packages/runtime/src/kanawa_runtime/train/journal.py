@@ -5,6 +5,7 @@ from typing import Any
 
 from kanawa.plugins import host
 
+from kanawa_runtime.goodput.ledger import Ledger
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.run_directory import RunDirectory
 
@@ -19,8 +20,9 @@ _HOOKS = {
 class Journal:
     """Writes each fact once and passes it on; safe from several threads."""
 
-    def __init__(self, run: RunDirectory, services: ServiceHost) -> None:
+    def __init__(self, run: RunDirectory, services: ServiceHost, ledger: Ledger | None = None) -> None:
         self.run = run
+        self._ledger = ledger
         self._log = run.events()
         self._services = services
 
@@ -30,15 +32,19 @@ class Journal:
         if kind in _HOOKS:
             host().notify(_HOOKS[kind], run=self.run, event=record)
         self._services.feed(record)
+        if kind == "run_ended" and self._ledger is not None:
+            self._ledger.end(str(record.get("outcome")))
         return record
 
     def checkpoint(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Takes what a checkpointer reports, on its thread."""
         self.write(kind, **fields)
 
-    def started(self, step: int) -> None:
-        """The state of `step` is there: services start, and plugins hear of it."""
+    def started(self, step: int, origin: str) -> None:
+        """The state of `step` is there, from an `origin`: services start, and plugins hear of it."""
         self.run.start_step = step
+        if self._ledger is not None:
+            self._ledger.began(step, origin)
         self._services.start(self.run)
         host().notify("kanawa_run_started", run=self.run)
 

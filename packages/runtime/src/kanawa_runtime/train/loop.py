@@ -28,6 +28,7 @@ from kanawa_runtime.train.peers import lost_peer
 from kanawa_runtime.train.program_record import memory_peaks
 from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import LineScreen, Screen
+from kanawa_runtime.train.sections import Sections
 from kanawa_runtime.train.start import Started, start
 from kanawa_runtime.train.stepping import Stepper
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
@@ -77,7 +78,9 @@ class Loop:
         stop = StopSignals(gang=jax.process_count() > 1)
         # Signals first: what comes while the rest is set up counts.
         with stop, self.run, self.prepared.environment.active():
-            journal, policy = Journal(self.run, self.services), self.prepared.composition.config.checkpoints
+            ledger, policy = self.run.ledger(), self.prepared.composition.config.checkpoints
+            journal = Journal(self.run, self.services, ledger)
+            sections = Sections() if ledger is None else Sections(ledger.enter, relabel=ledger.relabel)
             checkpoints = self.prepared.composition.config.checkpointer.build(
                 directory=self.run.checkpoints,
                 keep_last_n=policy.keep_last,
@@ -91,6 +94,7 @@ class Loop:
                 checkpoints,
                 self.screen,
                 stop,
+                sections,
                 self.total,
                 self.initial,
                 self.from_step,
@@ -114,7 +118,8 @@ class _Running:
         attempt, kind, fields = self.attempt, "failed", {}
         try:
             outcome = self._outcome()
-            attempt.checkpoints.close()
+            with attempt.sections.within("save"):
+                attempt.checkpoints.close()
             kind, fields = outcome.kind, {"signal": outcome.signal or None, "checkpoint": outcome.saved}
         except BaseException as error:
             kind = "failed" if isinstance(error, Exception) else "interrupted"
@@ -173,12 +178,18 @@ class _Running:
         )
         attempt.screen.begin(attempt.total, stepper.step)
         with contextlib.closing(iter(loader)) as batches:
+            attempt.sections.enter("data", stepper.step)
             ahead = ReadAhead(batches, attempt.stop)
             while ahead.batch is not None and stepper.step < attempt.total:
+                attempt.sections.enter("step", stepper.step)
                 stepper.take(ahead.batch)
+                attempt.sections.enter("data", stepper.step)
                 ahead.read()
+                if stepper.is_computing:
+                    attempt.sections.was("step")
                 last = stepper.step >= attempt.total or ahead.ended
                 if attempt.stop.reached(stepper.step):
+                    attempt.sections.enter("end", stepper.step)
                     stepper.drain()
                     due = last or stepper.step % config.evaluation.every_steps == 0
                     return self._finished(started, stepper, ahead.batch, evaluated=not due, complete=False)
@@ -192,6 +203,7 @@ class _Running:
         elif ahead.error is not None:
             # Nobody needs it: a run that has all its steps must not fail for the want of one more batch.
             logger.warning("the batch after the last can't be read: %s", ahead.error)
+        attempt.sections.enter("end", stepper.step)
         # Only now is the last loss known to be finite; what is evaluated and saved below must be.
         stepper.drain()
         evaluated = self._evaluate(started, stepper, final=True)
@@ -241,7 +253,7 @@ class _Running:
         attempt, policy = self.attempt, self.attempt.config.evaluation
         state = stepper.state.state
         params = attempt.trainer.evaluated(stepper.state.params, stepper.state.opt)
-        with attempt.screen.phase(f"step {stepper.step}: evaluating"):
+        with attempt.screen.phase(f"step {stepper.step}: evaluating"), attempt.sections.within("evaluate"):
             faults.reached("in_evaluation")
             limit = policy.final_batches if final else policy.max_batches
             record = started.evaluator.evaluate(params, state, limit, until=lambda: attempt.stop.asked)
@@ -254,7 +266,7 @@ class _Running:
             attempt.screen.evaluation(self.evaluation)
             stepper.check_evaluation(record["loss"])
         if started.sampler is not None:
-            with attempt.screen.phase(f"step {stepper.step}: writing a sample"):
+            with attempt.screen.phase(f"step {stepper.step}: writing a sample"), attempt.sections.within("evaluate"):
                 attempt.journal.write("sample", step=stepper.step, **started.sampler.sample(params, state))
         attempt.journal.write("memory", step=stepper.step, **memory_peaks())
         return True
@@ -276,15 +288,16 @@ class _Running:
         data = {"row": stepper.step * attempt.config.batch_size, "digest": started.digest}
         for again in (True, False):
             try:
-                begun = attempt.checkpoints.save(
-                    stepper.step,
-                    params=stepper.state.params,
-                    state=stepper.state.state,
-                    opt=stepper.state.opt,
-                    data=data | ({"evaluation_due": True} if evaluation_due else {}),
-                    meta=attempt.run.meta() | {KERNELS: started.kernels.as_json()},
-                    provisional=True,
-                )
+                with attempt.sections.within("save"):
+                    begun = attempt.checkpoints.save(
+                        stepper.step,
+                        params=stepper.state.params,
+                        state=stepper.state.state,
+                        opt=stepper.state.opt,
+                        data=data | ({"evaluation_due": True} if evaluation_due else {}),
+                        meta=attempt.run.meta() | {KERNELS: started.kernels.as_json()},
+                        provisional=True,
+                    )
             except CheckpointSaveError:
                 if again:
                     continue

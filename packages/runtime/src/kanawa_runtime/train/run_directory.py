@@ -20,6 +20,7 @@ from kanawa.local_path import local_path
 from kanawa_runtime.checkpoint.array_store import read_text
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.layout import committed_steps
+from kanawa_runtime.goodput.ledger import ALIVE, LEDGER, Ledger
 from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.events import EventLog, EventLogError
 from kanawa_runtime.train.launch_record import launch_record
@@ -135,6 +136,10 @@ class RunDirectory:
     def attempt(self) -> int:
         """The number of this opening, from 1."""
         return self.events().attempt
+
+    def ledger(self) -> Ledger | None:
+        """Returns the ledger of this attempt's seconds, begun; None in other processes than 0."""
+        return Ledger(self.path, self.attempt, jax.process_count()) if self.is_primary else None
 
     def events(self) -> EventLog:
         """Returns the run's event log; in other processes than 0, one that writes nothing. Raises RunDirectoryError."""
@@ -254,7 +259,8 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", PLUGINS))
     if any(name in (EVENTS, CHECKPOINTS) for name in names) and committed_steps(path / CHECKPOINTS):
         raise _damaged(path, f"{CONFIG} is missing")
-    foreign = [n for n in names if n not in (EVENTS, CHECKPOINTS, REPORT) and not n.endswith(".partial")]
+    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE)
+    foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (
             f"{path} holds other files ({', '.join(foreign[:5])}) and no {CONFIG}: "

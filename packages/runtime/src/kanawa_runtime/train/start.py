@@ -67,7 +67,7 @@ def start(attempt: Attempt) -> Started:
         screen.say(f"changed since the last attempt: {change}")
     _keep_tokenizer(attempt)
     abstract_state, abstract_batch = programs["train_step"].abstract_args
-    with screen.phase("restoring"):
+    with screen.phase("restoring"), attempt.sections.within("restore"):
         restored = _restored(attempt, abstract_state, digest)
     if restored is None:
         origin, state = _first_state(attempt, programs["init"], abstract_state)
@@ -75,7 +75,7 @@ def start(attempt: Attempt) -> Started:
         origin = Origin("resumed", restored.step, attempt.checkpoints.location(restored.step))
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
-    journal.started(origin.step)
+    journal.started(origin.step, origin.kind)
     kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
     where, cfg = kernels.applied(attempt.prepared.environment), attempt.config
     programs = attempt.prepared.on(where).programs
@@ -142,13 +142,13 @@ def _state_of(restored: Restored, abstract: TrainState) -> TrainState:
 
 def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple[Origin, TrainState]:
     """Returns the state before the first update, with the parameters of another model where one was given."""
-    with attempt.screen.phase("making new parameters"):
+    with attempt.screen.phase("making new parameters"), attempt.sections.within("initialise"):
         state: TrainState = init.lower().compile()()
     if attempt.initial is None:
         return Origin("new"), state
     from kanawa_runtime.serve.imported import check_sound, fitted, place, stored_model
 
-    with attempt.screen.phase(f"reading {shown(attempt.initial)}"):
+    with attempt.screen.phase(f"reading {shown(attempt.initial)}"), attempt.sections.within("restore"):
         stored = stored_model(attempt.initial)
         check_sound(stored, attempt.initial)
         params = place(fitted(stored, attempt.trainer.model), abstract.params)
@@ -159,11 +159,11 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
 
 def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> Any:
     """Returns the compiled step; every kernel choice is on record before the first step."""
-    with attempt.screen.phase("lowering the step"):
+    with attempt.screen.phase("lowering the step"), attempt.sections.within("compile"):
         lowered = program.lower()
     kernels.add(lowered.kernels)
     _told(attempt, lowered.kernels)
-    with attempt.screen.phase("compiling the step"):
+    with attempt.screen.phase("compiling the step"), attempt.sections.within("compile"):
         faults.reached("in_compile")
         return lowered.compile()
 

@@ -74,6 +74,11 @@ class Stepper:
         """Whether this attempt has taken a step."""
         return self.step > self._origin.step
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether the device has not finished the last step yet."""
+        return self._pending is not None and not self._pending.report.values.is_ready()
+
     def take(self, local: Batch) -> None:
         """Starts a step on this process's rows and finishes the one before."""
         started = time.perf_counter()

@@ -1,0 +1,136 @@
+"""From a ledger's lines to seconds by category: a pure function, whose categories add up to the wall time."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+#: In the order in which a person reads them. `productive` is goodput; all others are what it cost.
+CATEGORIES = (
+    "productive",
+    "wasted",  # steps that were lost with their attempt and taken again
+    "stalled",  # what steps took beyond their usual time
+    "data",
+    "checkpoint_save",
+    "checkpoint_restore",
+    "compile",
+    "startup",
+    "evaluation",
+    "checks",
+    "shutdown",
+    "down",  # between the end of an attempt and the start of the next process
+)
+_OF_SECTION = {
+    "data": "data",
+    "save": "checkpoint_save",
+    "restore": "checkpoint_restore",
+    "compile": "compile",
+    "setup": "startup",
+    "initialise": "startup",
+    "evaluate": "evaluation",
+    "check": "checks",
+    "end": "shutdown",
+}
+_STALL_FACTOR, _STALL_SECONDS = 3.0, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """`seconds` by category, which add up to `wall_seconds` but for clocks that disagree."""
+
+    seconds: Mapping[str, float]
+    wall_seconds: float
+    attempts: int
+    steps: int
+
+    @property
+    def goodput(self) -> float:
+        """The share of the wall time in which steps were taken that count."""
+        return self.seconds["productive"] / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what `--json` shows."""
+        return {"goodput": self.goodput, **dataclasses.asdict(self), "seconds": dict(self.seconds)}
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """The lines of one attempt. `kept` is the step from which the next one went on; None for the last."""
+
+    number: int
+    started: float
+    opened: float
+    lines: list[Mapping[str, Any]]
+    last: float
+    section: str = "setup"
+    kept: int | None = None
+
+
+def account(records: Sequence[Mapping[str, Any]]) -> Account:
+    """Returns the account of a run's ledger, read by `read_ledger`; empty for one without an attempt."""
+    attempts = _attempts(records)
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    typical = _typical(line for attempt in attempts for line in attempt.lines)
+    ended = None
+    for attempt in attempts:
+        if ended is not None:
+            seconds["down"] += max(0.0, attempt.started - ended)
+        # Two attempts can't overlap: where clocks say so, the later one begins when the earlier one ended.
+        seconds["startup"] += attempt.opened - max(attempt.started, ended or attempt.started)
+        before = attempt.opened
+        for line in attempt.lines:
+            _add(seconds, line, typical, attempt.kept)
+            before = float(line["time"])
+        # Between the last line and the last sign of life: what no line told of.
+        tail = max(0.0, attempt.last - before)
+        is_lost_step = attempt.section in ("step", "data")
+        seconds["wasted" if is_lost_step else _OF_SECTION.get(attempt.section, "startup")] += tail
+        ended = max(attempt.last, before)
+    wall = (ended or 0.0) - attempts[0].started if attempts else 0.0
+    steps = max((int(line["step"]) for attempt in attempts for line in attempt.lines), default=0)
+    return Account(seconds, wall, len(attempts), steps)
+
+
+def _attempts(records: Sequence[Mapping[str, Any]]) -> list[_Attempt]:
+    attempts: dict[int, _Attempt] = {}
+    for record in records:
+        number, at = int(record["attempt"]), float(record["time"])
+        if record["kind"] == "opened":
+            attempts[number] = _Attempt(number, float(record["process_started"]), at, [], at)
+            continue
+        attempt = attempts.get(number)
+        if attempt is None:
+            continue
+        if record["kind"] == "spent":
+            attempt.lines.append(record)
+        elif record["kind"] == "began":
+            earlier = [other for other in attempts.values() if other.number < number]
+            for other in earlier:
+                # Steps beyond it are taken again, whichever attempt took them.
+                other.kept = int(record["step"]) if other.kept is None else min(other.kept, int(record["step"]))
+        elif record["kind"] == "lost":
+            attempt.section = str(record["section"])
+        attempt.last = max(attempt.last, at)
+    return sorted(attempts.values(), key=lambda attempt: attempt.number)
+
+
+def _typical(lines: Iterable[Mapping[str, Any]]) -> float:
+    """Returns the usual seconds of a step."""
+    each = [line["seconds"].get("step", 0.0) / line["steps"] for line in lines if line["steps"]]
+    return statistics.median(each) if each else 0.0
+
+
+def _add(seconds: dict[str, float], line: Mapping[str, Any], typical: float, kept: int | None) -> None:
+    """Adds a line's seconds to their categories."""
+    steps, reached = int(line["steps"]), int(line["step"])
+    for section, value in line["seconds"].items():
+        if section != "step":
+            seconds[_OF_SECTION.get(section, "startup")] += value
+            continue
+        usual = max(1, steps) * typical
+        stalled = value - usual if value > usual * _STALL_FACTOR + _STALL_SECONDS else 0.0
+        again = min(steps, max(0, reached - kept)) if kept is not None else 0
+        wasted = (value - stalled) * (again / steps if steps else 0.0)
+        seconds["stalled"] += stalled
+        seconds["wasted"] += wasted
+        seconds["productive"] += value - stalled - wasted
