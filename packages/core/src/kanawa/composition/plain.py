@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from kanawa.arrays.tree import Tree, flatten_paths, unflatten_paths
 from kanawa.config import Config, replace
-from kanawa.contracts.weights import Weighted
+from kanawa.contracts.weights import AdapterBank, Weighted
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.module import Module, initialize, param_specs
 
@@ -72,6 +72,40 @@ def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
 
             flat[_join(path, name)] = _over_layers(dense, depth)(kept, own)
     return unflatten_paths(flat)
+
+
+def adapter_factors(module: Module, params: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the factors of each adapted projection by its path; stacked ones have their stack's leading axes.
+
+    Raises ModuleError for an adapter that is no product of two factors.
+    """
+    flat, factors = flatten_paths(params), {}
+    for path, node, depth in _weighted(module):
+        for name in node.weight_specs:
+            adapter, below = node.adapter_of(name), _join(path, "adapter") + "."
+            if adapter is None:
+                continue
+            own = {p.removeprefix(below): leaf for p, leaf in flat.items() if p.startswith(below)}
+            made = _over_layers(adapter.factors, depth)(own)
+            if made is None:
+                message = (
+                    f"{below.removesuffix('.')} is a {type(adapter).__name__}, whose change of the weight is no "
+                    "product of two factors; only such changes can be kept side by side: merge it into the weights"
+                )
+                raise ModuleError(message)
+            factors[path] = made
+    return factors
+
+
+def adapter_banks(module: Module) -> dict[str, tuple[AdapterBank, int]]:
+    """Returns each bank of adapters with the number of stacks around it, by the path of the projection it changes."""
+    banks = {}
+    for path, node, depth in _weighted(module):
+        for name in node.weight_specs:
+            adapter = node.adapter_of(name)
+            if isinstance(adapter, AdapterBank):
+                banks[path] = adapter, depth
+    return banks
 
 
 def is_tuned(module: Module) -> bool:

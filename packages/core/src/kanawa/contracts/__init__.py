@@ -43,6 +43,8 @@ from kanawa.contracts.sequences import Sequences as Sequences
 from kanawa.contracts.sequences import token_of_each_row as token_of_each_row
 from kanawa.contracts.services import Run as Run
 from kanawa.contracts.services import Service as Service
+from kanawa.contracts.stored_adapter import AdapterStore as AdapterStore
+from kanawa.contracts.stored_adapter import StoredAdapter as StoredAdapter
 from kanawa.contracts.stored_model import ForeignConfigError as ForeignConfigError
 from kanawa.contracts.stored_model import ForeignFamily as ForeignFamily
 from kanawa.contracts.stored_model import ModelStore as ModelStore
@@ -50,7 +52,9 @@ from kanawa.contracts.stored_model import StoredModel as StoredModel
 from kanawa.contracts.strategy import MeshBuilder as MeshBuilder
 from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
+from kanawa.contracts.weights import ADAPTERS as ADAPTERS
 from kanawa.contracts.weights import Adapter as Adapter
+from kanawa.contracts.weights import AdapterBank as AdapterBank
 from kanawa.contracts.weights import Weighted as Weighted
 from kanawa.contracts.weights import WeightForm as WeightForm
 from kanawa.contracts.workload import BatchShape as BatchShape

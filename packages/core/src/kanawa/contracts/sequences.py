@@ -19,7 +19,8 @@ class Sequences(NamedTuple):
 
     `prefix_lengths` counts the first tokens that a prefix mask shows to everyone. `coordinates` are positions in
     several streams (time, height, width), for rotary embeddings that turn by each. `memory` is what cross attention
-    looks at, with segment ids of its own; with a cache it is given once, and remembered.
+    looks at, with segment ids of its own; with a cache it is given once, and remembered. `adapters` is the slot of
+    each sequence in the model's banks of adapters, counted from 1; 0 is none.
     """
 
     positions: Int[Array, "batch length"] | None = None
@@ -32,6 +33,7 @@ class Sequences(NamedTuple):
     coordinates: Int[Array, "batch length streams"] | None = None
     memory: Float[Array, "batch memory embed"] | None = None
     memory_segment_ids: Int[Array, "batch memory"] | None = None
+    adapters: Int[Array, " batch"] | None = None
 
     def token_positions(self, length: int) -> jax.Array:
         """Returns positions that broadcast to [batch, length], int32."""
@@ -45,6 +47,14 @@ class Sequences(NamedTuple):
             return counted + (self.lengths - self.query_starts[:-1])[owners][None]
         start = self.lengths if self.lengths.ndim == 0 else self.lengths[:, None]
         return counted + start
+
+    def token_adapters(self, length: int) -> Int[Array, "B length"] | None:
+        """Returns the adapter of each token; None where there are none."""
+        if self.adapters is None:
+            return None
+        if self.query_starts is not None:
+            return self.adapters[self.token_owners(length)][None]
+        return jnp.broadcast_to(self.adapters[:, None], (self.adapters.shape[0], length))
 
     def token_owners(self, length: int) -> Int[Array, " length"]:
         """Returns the sequence each token of a ragged row belongs to; tokens past the last one get the last."""

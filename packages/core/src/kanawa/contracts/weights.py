@@ -22,6 +22,8 @@ from kanawa.config import FROM_PARENT, Size
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.module import Module, nowrap
 
+#: The name under which a model offers the slot of each token's adapter.
+ADAPTERS = "adapters"
 #: The arrays that keep one weight, by the suffix of their parameter's name; "" is the main one.
 Kept = Mapping[str, jax.Array]
 
@@ -75,6 +77,35 @@ class Adapter(Module):
     @abc.abstractmethod
     def merged(self, params: Mapping[str, Any], weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the one dense weight that does the same; `params` are the adapter's own, unstacked."""
+
+    @nowrap
+    def factors(self, params: Mapping[str, Any]) -> tuple[Array, Array] | None:
+        """Returns (a [*inputs, rank], b [rank, *outputs]) whose product is what it adds to the weight.
+
+        None, by default, for a change that is no such product, such as one that depends on the weight.
+        """
+        del params
+        return None
+
+
+class AdapterBank(Adapter):
+    """Adapters of many owners side by side: each token takes the one in the slot that its sequence names.
+
+    An empty slot changes nothing. Parameters have an axis `adapters` of `slots`; the model says each token's slot by
+    offering `ADAPTERS`, int32 [batch, length], 0 for none.
+    """
+
+    class Config(Adapter.Config):
+        slots: Size = 4
+        rank: Size = 16
+
+    @nowrap
+    @abc.abstractmethod
+    def slot(self, a: Array, b: Array) -> dict[str, Array]:
+        """Returns what one slot's parameters hold for an adapter of these `factors`, or of a lower rank than its own.
+
+        Raises ModuleError for a higher one.
+        """
 
 
 class Weighted(Module, abstract=True):

@@ -31,6 +31,8 @@ from kanawa.module.outputs import Loss
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Stands for no default, where None may be one.
+_RAISES = object()
 _CHILD_NAME = re.compile(r"([a-z][a-z0-9_]*)(\[\d+\])?")
 
 
@@ -347,18 +349,23 @@ class Module(Configurable, abstract=True):
         context.check_trace(f"offer({name!r}) is called")
         context.collector.offered[name] = value
 
-    def offered(self, name: str) -> Any:
-        """Returns what a module that ran before offers under `name`; raises ModuleError where none does."""
+    def offered(self, name: str, default: Any = _RAISES) -> Any:
+        """Returns what a module that ran before offers under `name`; where none does, `default` if it is given.
+
+        Raises ModuleError otherwise.
+        """
         context = self._context("offered")
         context.check_trace(f"offered({name!r}) is read")
         offers = context.collector.offers()
-        if name not in offers:
-            message = (
-                f"{self.path}: no module that ran before offers {name!r}{did_you_mean(name, offers)}; the one that "
-                f"does must run earlier in the same iteration of a loop over layers, or outside of it"
-            )
-            raise ModuleError(message)
-        return offers[name]
+        if name in offers:
+            return offers[name]
+        if default is not _RAISES:
+            return default
+        message = (
+            f"{self.path}: no module that ran before offers {name!r}{did_you_mean(name, offers)}; the one that "
+            f"does must run earlier in the same iteration of a loop over layers, or outside of it"
+        )
+        raise ModuleError(message)
 
     @staticmethod
     def tag(name: str, x: jax.Array) -> jax.Array:

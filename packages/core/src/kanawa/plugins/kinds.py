@@ -43,6 +43,12 @@ CORE_KINDS = (
         subclass_of="kanawa.contracts:ExperimentTemplate",
         home=_RUNTIME,
     ),
+    Kind(
+        "adapter_stores",
+        "ways to keep adapters in a folder",
+        subclass_of="kanawa.contracts:AdapterStore",
+        home=_RUNTIME,
+    ),
     Kind("model_stores", "ways to keep models in a folder", subclass_of="kanawa.contracts:ModelStore", home=_RUNTIME),
 )
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Batch, CausalLM, Norm, Sequences, Stack, token_of_each_row
+from kanawa.contracts import ADAPTERS, Batch, CausalLM, Norm, Sequences, Stack, token_of_each_row
 
 from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.rms_norm import RMSNorm
@@ -79,6 +79,8 @@ class DecoderLM(CausalLM):
         last: Int[Array, "*rows"] | None = None,
     ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
         """Returns logits of the given tokens, or of token `last` of each row, and the extended caches."""
+        if sequences.adapters is not None:
+            self.offer(ADAPTERS, sequences.token_adapters(input_ids.shape[1]))
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)
         return self.logits(token_of_each_row(x, last)), caches
 

@@ -1,4 +1,7 @@
-"""`lora`, `dora`, `qlora`: adapters beside the projections of any model; where there is a learner, only they train."""
+"""`lora`, `dora`, `qlora`: adapters beside the projections of any model; where there is a learner, only they train.
+
+`lora-bank` has room for many of them, for serving.
+"""
 
 from typing import ClassVar
 
@@ -9,6 +12,7 @@ from kanawa.errors import ConfigError
 from kanawa_layers.modifiers.weight_forms import set_form
 from kanawa_layers.tune.dora import DoRA
 from kanawa_layers.tune.lora import LoRA
+from kanawa_layers.tune.lora_bank import LoRABank
 from kanawa_layers.tune.weight_only import NF4Weights
 
 #: Parameters of adapters, whatever they change and wherever they are.
@@ -57,6 +61,33 @@ class QLoRAModifier(LowRank):
         own = self.config
         set_form(cfg, NF4Weights.Config(group_size=own.group_size), own.targets)
         return super().__call__(cfg)
+
+
+class LoRABankModifier(kn.Modifier):
+    """`lora-bank`: room for `slots` LoRA adapters of at most `rank` beside every projection of a stack, for serving."""
+
+    class Config(kn.Modifier.Config):
+        slots: kn.Size = 4
+        rank: kn.Size = 16
+        targets: tuple[str, ...] = ("**.stack.**",)
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with empty banks; raises ConfigError where a target has a projection with an adapter."""
+        own = self.config
+
+        def put(node: kn.Config) -> None:
+            if "adapter" not in node.fields():
+                return
+            if node.adapter is not None:
+                message = "a projection has an adapter of its own: merge it first, or serve the model it was trained on"
+                raise ConfigError(message)
+            node.set(adapter=LoRABank.Config(slots=own.slots, rank=own.rank))
+
+        for where in own.targets:
+            if not kn.replace(cfg, target=Weighted, edit=put, where=where):
+                message = f"nothing under {where!r} has a slot `adapter`"
+                raise ConfigError(message)
+        return cfg
 
 
 def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> kn.Config:

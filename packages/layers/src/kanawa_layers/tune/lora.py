@@ -57,6 +57,11 @@ class LoRA(Adapter):
         return weight + self.scale * contract(params["lora_a"], params["lora_b"], 1)
 
     @kn.nowrap
+    def factors(self, params: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Returns lora_a and alpha / rank * lora_b."""
+        return params["lora_a"], self.scale * params["lora_b"]
+
+    @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns two FLOPs for each of its elements."""
         del context_length

@@ -1,0 +1,93 @@
+"""Many LoRA adapters side by side, of which each token takes one: for serving them together."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float
+from kanawa.arrays.contract import contract
+from kanawa.contracts import ADAPTERS, AdapterBank
+from kanawa.errors import ModuleError
+
+
+class LoRABank(AdapterBank):
+    """y + x @ lora_a[s] @ lora_b[s] with the slot s of each token; nothing where there is none.
+
+    All slots' hidden units are computed and those of other slots set to zero: two products with small matrices, where
+    gathering a token's own factors would move more memory than the projection itself. Zeros add exactly nothing, so
+    what shares the batch changes no token.
+    """
+
+    class Config(AdapterBank.Config):
+        def check(self) -> list[str]:
+            """Returns what is wrong with the sizes."""
+            sizes = {"slots": self.slots, "rank": self.rank}
+            return [f"{name} is {size}, expected at least 1" for name, size in sizes.items() if size < 1]
+
+    def setup(self) -> None:
+        """Declares `lora_a` [*inputs, slots, rank] and `lora_b` [slots, rank, *outputs], all zero."""
+        cfg = self.config
+        num_inputs = len(cfg.input_shape)
+        fixed = {"init": kn.zeros, "weight_decay": 0.0, "trainable": False}
+        self.add_param(
+            "lora_a",
+            (*cfg.input_shape, cfg.slots, cfg.rank),
+            axes=(*cfg.axes[:num_inputs], "adapters", None),
+            fan_in_axes=tuple(range(num_inputs)),
+            **fixed,
+        )
+        self.add_param(
+            "lora_b",
+            (cfg.slots, cfg.rank, *cfg.output_shape),
+            axes=("adapters", None, *cfg.axes[num_inputs:]),
+            fan_in_axes=(0, 1),
+            **fixed,
+        )
+
+    def forward(
+        self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]
+    ) -> Float[Array, "..."]:
+        """Returns the product with each token's change added; raises ModuleError for x of other tokens."""
+        del weight
+        slots = self.offered(ADAPTERS, None)
+        if slots is None:
+            return y
+        cfg = self.config
+        rows = x.shape[: x.ndim - len(cfg.input_shape)]
+        if rows != slots.shape:
+            message = (
+                f"{self.path}: its input is of {list(rows)} tokens, and the adapters of {list(slots.shape)} are known; "
+                "adapters side by side change projections of the whole stream only: leave this one out of `targets`"
+            )
+            raise ModuleError(message)
+        # All false for 0, none: -1 is no index of the slots.
+        chosen = jax.nn.one_hot(slots - 1, cfg.slots, dtype=jnp.bool_)
+        hidden = contract(x, self.param("lora_a"), len(cfg.input_shape))
+        hidden = jnp.where(chosen[..., None], hidden, jnp.zeros((), hidden.dtype))
+        return y + contract(hidden, self.param("lora_b"), 2)
+
+    @kn.nowrap
+    def merged(self, params: Mapping[str, Array], weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns the weight: by itself a bank changes nothing."""
+        del params
+        return weight
+
+    @kn.nowrap
+    def slot(self, a: Array, b: Array) -> dict[str, Array]:
+        """Returns `lora_a` [*inputs, rank] and `lora_b` [rank, *outputs] of one slot, filled up with zeros."""
+        own, rank = self.config.rank, a.shape[-1]
+        if rank > own:
+            message = f"an adapter of rank {rank} doesn't fit {self.path}, which has room for {own}; set rank={rank}"
+            raise ModuleError(message)
+        room = (0, own - rank)
+        fixed_a, fixed_b = ((0, 0),) * (a.ndim - 1), ((0, 0),) * (b.ndim - 1)
+        return {"lora_a": jnp.pad(a, (*fixed_a, room)), "lora_b": jnp.pad(b, (room, *fixed_b))}
+
+    @kn.nowrap
+    def flops_per_token(self, context_length: float) -> float:
+        """Returns two FLOPs for each of its elements: every slot is computed."""
+        del context_length
+        cfg = self.config
+        return 2.0 * cfg.slots * cfg.rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape))

@@ -1,0 +1,163 @@
+"""Adapter folders as peft writes them: against weights that were merged by hand, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+import numpy as np
+import pytest
+from kanawa.arrays.tree import unflatten_paths
+from kanawa.errors import KanawaError
+from kanawa_layers.convert.huggingface import HuggingFaceStore
+from kanawa_layers.convert.peft import CONFIG, TENSORS, PeftStore
+from kanawa_layers.convert.safetensors_file import DTYPES, read_header, write_file
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+#: What each adapter changes: projection, layer, rank.
+CHANGED = [("self_attn.q_proj", 0, 2), ("self_attn.o_proj", 1, 2), ("mlp.down_proj", 0, 5), ("self_attn.v_proj", 1, 2)]
+
+
+def write(folder, arrays):
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    folder.mkdir(exist_ok=True)
+    write_file(folder / TENSORS, {n: (names[a.dtype], a.shape) for n, a in arrays.items()}, arrays.__getitem__)
+
+
+def settings(**values):
+    plain = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "rank_pattern": {"mlp.down_proj": 5}, "bias": "none"}
+    return plain | {"alpha_pattern": {"mlp.down_proj": 7}, "use_dora": False, "modules_to_save": None} | values
+
+
+def factors(weights):
+    """Returns (name of the weight, A, B) of random factors."""
+    rng, made = np.random.default_rng(7), []
+    for projection, layer, rank in CHANGED:
+        name = f"model.layers.{layer}.{projection}"
+        outputs, inputs = weights[f"{name}.weight"].shape
+        a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((rank, inputs), (outputs, rank)))
+        made.append((name, 0.3 * a, 0.3 * b))
+    return made
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return {n: np.array(e.read(), np.float32) for n, e in read_header(FIXTURES / "llama/model.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return HuggingFaceStore().load(FIXTURES / "llama")
+
+
+@pytest.fixture
+def folder(tmp_path, weights):
+    arrays = {}
+    for name, a, b in factors(weights):
+        arrays |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+    write(tmp_path / "adapter", arrays)
+    (tmp_path / "adapter" / CONFIG).write_text(json.dumps(settings()))
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("stabilised", [False, True])
+def test_its_factors_are_what_merging_the_tensors_adds(folder, tmp_path, weights, stored, stabilised):
+    (folder / CONFIG).write_text(json.dumps(settings(use_rslora=stabilised)))
+    merged = dict(weights)
+    for name, a, b in factors(weights):
+        rank = a.shape[0]
+        alpha = 7 if "down_proj" in name else 6
+        merged[f"{name}.weight"] = weights[f"{name}.weight"] + alpha / (rank**0.5 if stabilised else rank) * (b @ a)
+    shutil.copytree(FIXTURES / "llama", tmp_path / "merged")
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    write_file(
+        tmp_path / "merged" / "model.safetensors",
+        {n: (names[a.dtype], a.shape) for n, a in merged.items()},
+        merged.__getitem__,
+    )
+    expected = HuggingFaceStore().load(tmp_path / "merged").params
+    adapter = PeftStore().load(folder, stored.config)
+    assert PeftStore().holds(folder)
+    assert adapter.rank == 5
+    assert len(adapter.factors) == len(CHANGED)
+    actual = dict(stored.params)
+    for path, (a, b) in adapter.factors.items():
+        # Layers first, then what each contracts over: all of a but the last axis, all of b but its second.
+        change = jax.vmap(lambda a, b: jnp.tensordot(a, b, 1))(a, b)
+        actual[f"{path}.weight"] = stored.params[f"{path}.weight"] + change
+    for path, array in expected.items():
+        np.testing.assert_allclose(actual[path], array, atol=1e-5, err_msg=path)
+    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+    model = stored.config.build()
+    before, after, wanted = (
+        kn.functional(model, "predict")(unflatten_paths(dict(p)), {}, tokens)[0]
+        for p in (stored.params, actual, expected)
+    )
+    np.testing.assert_allclose(after, wanted, atol=1e-4)
+    assert float(jnp.abs(after - before).max()) > 0.01
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def renamed(old, new):
+    return lambda arrays: arrays.__setitem__(new, arrays.pop(old))
+
+
+WRONG_TENSORS = [
+    (renamed(Q, Q.replace("q_proj", "query")), "is there without"),
+    (renamed(Q, Q.replace("lora_A", "lora_C")), "is no lora_A or lora_B|is there without"),
+    (lambda arrays: arrays.update({"lm_head.weight": arrays[Q]}), "'lm_head.weight' .* is no lora_A or lora_B"),
+    (lambda arrays: arrays.update({Q: arrays[Q][:, :3].copy()}), r"has shape \[2, 3\], expected"),
+    (lambda arrays: arrays.update({Q: arrays[Q][:1].copy()}), "have ranks"),
+    (lambda arrays: arrays.update({Q: arrays[Q].astype(np.int8)}), "has dtype I8, expected F32"),
+    (lambda arrays: arrays.update({Q: arrays[Q] * np.float32("nan")}), "NaN or infinite"),
+    (lambda arrays: arrays.clear(), "holds no tensors"),
+    (
+        lambda arrays: arrays.update({n.replace("layers.0", "layers.9"): a for n, a in arrays.items()}),
+        "this model has no such projections:(.|\n)*layers.9.self_attn.q_proj",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG_TENSORS)
+def test_tensors_that_are_no_adapter_of_the_model(folder, stored, change, said):
+    arrays = {n: np.array(e.read()) for n, e in read_header(folder / TENSORS).items()}
+    change(arrays)
+    write(folder, arrays)
+    with pytest.raises(KanawaError, match=said):
+        PeftStore().load(folder, stored.config)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"peft_type": "IA3"}, "its peft_type is 'IA3', and only LORA"),
+        ({"use_dora": True}, "its use_dora is True, which no sum of two factors does"),
+        ({"bias": "all"}, "its bias is all"),
+        ({"modules_to_save": ["lm_head"]}, r"its modules_to_save is \['lm_head'\]"),
+        ({"alpha_pattern": [1]}, "its alpha_pattern is a list, expected an object"),
+        ({"lora_alpha": "many"}, "the alpha of .* is 'many', expected a number"),
+        ({"lora_alpha": float("inf"), "alpha_pattern": {}}, "is 'inf', expected a number"),
+    ],
+)
+def test_settings_that_mean_something_else(folder, stored, values, said):
+    (folder / CONFIG).write_text(json.dumps(settings(**values)))
+    with pytest.raises(KanawaError, match=said):
+        PeftStore().load(folder, stored.config)
+
+
+@pytest.mark.parametrize("file", [CONFIG, TENSORS])
+def test_links_out_of_the_folder_and_pickles_are_refused(folder, tmp_path, stored, file):
+    (folder / file).rename(tmp_path / "elsewhere")
+    (folder / file).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(KanawaError, match="is a link out of its folder"):
+        PeftStore().load(folder, stored.config)
+    (folder / file).unlink()
+    (tmp_path / "elsewhere").rename(folder / file)
+    (folder / TENSORS).unlink()
+    (folder / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(KanawaError, match="is a pickle, which may run code when read"):
+        PeftStore().load(folder, stored.config)
