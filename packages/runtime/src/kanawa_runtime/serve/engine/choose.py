@@ -12,6 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES, Rows
 
+#: Tokens in a block of `_draw`.
+_BLOCK = 128
+
 
 class Tables(NamedTuple):
     """What penalties and biases need to know of each slot, [slots, vocab]."""
@@ -32,34 +35,31 @@ def choose(
     logits: Float[Array, "B V"],
     rows: Rows,
     tables: Tables,
-    positions: Int[Array, " B"],
-    generated: Int[Array, " B"],
     flags: Int[Array, ""],
     mask: Int[Array, "B words"],
     *,
     num_logprobs: int,
 ) -> Chosen:
-    """Returns each row's token, drawn by a key of its own seed and the token's position alone."""
+    """Returns each row's token, drawn by the row's own random number alone; `tables` are read at the rows' slots."""
 
     def asked(flag: int) -> Bool[Array, ""]:
         return flags & flag != 0
 
-    adjusted = jax.lax.cond(asked(TABLES), _adjusted, lambda x, *_: x, logits, rows, tables, generated)
+    adjusted = jax.lax.cond(asked(TABLES), _adjusted, lambda x, *_: x, logits, rows, tables)
     adjusted = jax.lax.cond(asked(MASK), _masked, lambda x, _: x, adjusted, mask)
     likeliest = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
 
     def drawn(x: Float[Array, "B V"]) -> Int[Array, " B"]:
         scaled = x / jnp.maximum(rows.temperature, 1e-6)[:, None]
         scaled = jax.lax.cond(asked(CUT), _cut, lambda y, _: y, scaled, rows)
-        return jnp.where(rows.temperature > 0, _draw(scaled, rows.seed, positions), likeliest)
+        return jnp.where(rows.temperature > 0, _draw(scaled, rows.uniform), likeliest)
 
     ids = jax.lax.cond(asked(RANDOM), drawn, lambda _: likeliest, adjusted)
-    return Chosen(ids, jax.lax.cond(asked(LOGPROBS), _told, _untold, logits, ids, jnp.zeros(num_logprobs)))
+    told = jax.lax.cond(asked(LOGPROBS), _told, _untold, logits, ids, jnp.zeros(num_logprobs))
+    return Chosen(ids, told)
 
 
-def _adjusted(
-    logits: Float[Array, "B V"], rows: Rows, tables: Tables, generated: Int[Array, " B"]
-) -> Float[Array, "B V"]:
+def _adjusted(logits: Float[Array, "B V"], rows: Rows, tables: Tables) -> Float[Array, "B V"]:
     """Returns logits with penalties and biases, and without stop tokens where there are too few tokens yet."""
     counts, in_prompt, bias = (table[rows.slot] for table in tables)
     has = rows.has_tables[:, None] != 0
@@ -69,7 +69,7 @@ def _adjusted(
     x = jnp.where(has & repeated, jnp.where(logits > 0, logits / by, logits * by), logits)
     x = x - jnp.where(has, rows.frequency[:, None] * counts + rows.presence[:, None] * (counts > 0), 0.0)
     x = x + jnp.where(has, bias, 0.0)
-    early = generated < rows.min_tokens
+    early = rows.generated < rows.min_tokens
     stops = jnp.where(early[:, None], rows.stops, -1)
     # -1 wraps to the last id, so what isn't a stop token is sent past the end, where the write is dropped.
     stops = jnp.where(stops < 0, logits.shape[1], stops)
@@ -120,21 +120,30 @@ def _largest_threshold(keys: UInt[Array, "B V"], holds: object) -> UInt[Array, "
     return jax.lax.fori_loop(0, 32, with_bit, jnp.zeros(keys.shape[0], jnp.uint32))
 
 
-def _draw(logits: Float[Array, "B V"], seeds: Int[Array, "B 2"], positions: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Returns one draw a row by inverting the distribution: one random number a row, where Gumbel takes one a token."""
-    words = jax.lax.bitcast_convert_type(seeds, jnp.uint32)
+def _draw(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+    """Returns one draw a row by inverting the distribution: one random number a row, where Gumbel takes one a token.
 
-    def uniform(seed: Array, position: Array) -> Array:
-        # Named: another jax_default_prng_impl must not change what a seed gives.
-        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-        return jax.random.uniform(key, (), jnp.float32)
+    Sums of blocks say in which block the draw falls, and sums within it where: a running sum over a whole vocabulary
+    costs many times as much.
+    """
+    weights = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
+    count = -(-weights.shape[1] // _BLOCK)
+    weights = jnp.pad(weights, ((0, 0), (0, count * _BLOCK - weights.shape[1]))).reshape(-1, count, _BLOCK)
+    blocks = jnp.cumsum(jnp.sum(weights, axis=2), axis=1)
+    at = uniform * blocks[:, -1]
+    block = _first_above(blocks, at)
+    before = jnp.where(block > 0, jnp.take_along_axis(blocks, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0.0)
+    within = jnp.take_along_axis(weights, block[:, None, None], axis=1)[:, 0]
+    return (block * _BLOCK + _first_above(jnp.cumsum(within, axis=1), at - before)).astype(jnp.int32)
 
-    at = jax.vmap(uniform)(words, positions)
-    mass = jnp.cumsum(jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)), axis=1)
-    whole = mass[:, -1]
-    # Rounding can lift at * whole to the whole itself: the token before whose sum is less is the last one possible.
-    drawn = jnp.sum(mass <= (at * whole)[:, None], axis=1)
-    return jnp.minimum(drawn, jnp.sum(mass < whole[:, None], axis=1)).astype(jnp.int32)
+
+def _first_above(sums: Float[Array, "B N"], at: Float[Array, " B"]) -> Int[Array, " B"]:
+    """Returns the first index whose running sum is above `at`; the last one that adds anything where rounding has none.
+
+    What adds nothing is never returned: its sum is that of the one before it.
+    """
+    above = jnp.sum(sums <= at[:, None], axis=1)
+    return jnp.minimum(above, jnp.sum(sums < sums[:, -1:], axis=1))
 
 
 def tell(logits: Float[Array, "B V"], ids: Int[Array, " B"], num_logprobs: int) -> Int[Array, "B details"]:

@@ -10,9 +10,10 @@ class EngineConfig(Config):
     `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes` hold, else enough for all sequences at
     full length. `cache_dtype` None is the computing one; `int8_cache` keeps codes and scales in its place.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
-    `prefill_tokens`. While nobody waits, `fused_steps` tokens are decoded in one call. `batch_sizes` and `page_widths`
-    are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's chunk (None: see `buckets`).
-    `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need.
+    `prefill_tokens`. While nobody waits and all are greedy, `fused_steps` tokens are decoded in one call. `batch_sizes`
+    and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's chunk (None: see
+    `programs.Shapes`). `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles
+    what they need.
     """
 
     max_sequences: Size = 32

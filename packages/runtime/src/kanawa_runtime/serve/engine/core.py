@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine import prefix
 from kanawa_runtime.serve.engine.buckets import smallest_holding
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, Request, TokenLogprobs
-from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, TABLES
+from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, RANDOM, TABLES, UNIFORM
 from kanawa_runtime.serve.engine.scheduler import Chunk, Plan, Scheduler
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, needs, tables
 
@@ -154,12 +155,22 @@ class Core:
         width = smallest_holding(shapes.page_widths, longest)
         packed = table[at, : PAGES + width]
         packed[:, LENGTH], packed[:, COUNT], packed[:, GENERATED] = facts.T
-        mask = self._mask([sequence for sequence, _ in rows], count) if flags & MASK else None
-        ids, details = self.programs.decode(packed, width, plan.steps, flags, mask)
+        ids, logits = self.programs.decode(packed, plan.steps)
+        details = None
+        if flags:
+            ids, details = self._sample([sequence for sequence, _ in rows], packed, logits, flags)
         for sequence, steps in rows:
             sequence.computed += steps
             sequence.pending += steps
-        return _sent(rows, ids, details if flags & LOGPROBS else None)
+        return _sent(rows, ids, details)
+
+    def _sample(self, sequences: list[Sequence], packed: np.ndarray, logits: Any, flags: int) -> tuple[Any, Any]:
+        """Has tokens drawn in place of the likeliest ones; what there is to tell of them is None if nobody asks."""
+        for row, sequence in zip(packed, sequences, strict=False):
+            row[UNIFORM] = sequence.uniform(sequence.generated) if sequence.flags & RANDOM else 0
+        mask = self._mask(sequences, packed.shape[0]) if flags & MASK else None
+        ids, details = self.programs.sample(packed, logits, flags, mask)
+        return ids, details if flags & LOGPROBS else None
 
     def _send_chunk(self, chunk: Chunk) -> _Sent:
         sequence, scheduler = chunk.sequence, self.scheduler
@@ -170,38 +181,40 @@ class Core:
         packed = scheduler.table[sequence.slot : sequence.slot + 1, : PAGES + width].copy()
         packed[0, LENGTH], packed[0, COUNT], packed[0, GENERATED] = chunk.start, chunk.count, sequence.generated
         end = chunk.start + chunk.count
-        flags = sequence.flags if chunk.is_last else 0
-        mask = self._mask([sequence], 1) if flags & MASK else None
+        told = None
+        if sequence.request.sampling.prompt_logprobs is not None and chunk.start < sequence.prompt_length - 1:
+            chosen, logits, told = self._score(chunk, packed)
+        else:
+            ids = np.zeros((1, chunk.padded), np.int32)
+            ids[0, : chunk.count] = sequence.tokens[chunk.start : end]
+            chosen, logits = self.programs.prefill(packed, ids)
+        details = None
+        if chunk.is_last and sequence.flags:
+            chosen, details = self._sample([sequence], packed, logits, sequence.flags)
         sequence.computed = end
         sequence.pending += chunk.is_last
-        rows = [(sequence, int(chunk.is_last))]
-        if sequence.request.sampling.prompt_logprobs is not None and chunk.start < sequence.prompt_length - 1:
-            return self._send_score(chunk, packed, flags, mask, rows)
-        ids = np.zeros((1, chunk.padded), np.int32)
-        ids[0, : chunk.count] = sequence.tokens[chunk.start : end]
-        chosen, details = self.programs.prefill(packed, ids, flags, mask)
         scheduler.describe_pages(sequence)
-        return _sent(rows, chosen, details if flags & LOGPROBS else None)
+        return _sent([(sequence, int(chunk.is_last))], chosen, details, told, chunk)
 
-    def _send_score(
-        self, chunk: Chunk, packed: np.ndarray, flags: int, mask: Any, rows: list[tuple[Sequence, int]]
-    ) -> _Sent:
+    def _score(self, chunk: Chunk, packed: np.ndarray) -> tuple[Any, Any, Any]:
         sequence, shapes = chunk.sequence, self.programs.shapes
         widest = np.zeros((1, PAGES + shapes.page_widths[-1]), np.int32)
         widest[:, : packed.shape[1]] = packed
         ids = np.zeros((1, shapes.prefill_sizes[-1] + 1), np.int32)
         given = sequence.tokens[chunk.start : chunk.start + chunk.count + 1]
         ids[0, : len(given)] = given
-        chosen, details, told = self.programs.score(widest, ids, flags, mask)
-        self.scheduler.describe_pages(sequence)
-        return _sent(rows, chosen, details if flags & LOGPROBS else None, told, chunk)
+        return self.programs.score(widest, ids)
 
     def _mask(self, sequences: list[Sequence], count: int) -> np.ndarray:
         words = -(-self.programs.vocab // 32)
         bits = np.full((count, words), -1, np.int32)
         for row, sequence in zip(bits, sequences, strict=False):
             if sequence.flags & MASK:
-                row[:] = allowed_bits(sequence, words)
+                try:
+                    row[:] = allowed_bits(sequence, words)
+                except UsageError as error:
+                    # Its row is computed all the same, and thrown away.
+                    self._finish(sequence, "error", error=str(error))
         return bits
 
     def _collect(self) -> None:
@@ -217,7 +230,7 @@ class Core:
                 sequence.pending -= count
                 own = None
                 if details is not None and sequence.request.sampling.logprobs is not None:
-                    own = details[:, row]
+                    own = details[row : row + 1]
                 self._gain(sequence, ids[row][:count], own)
 
     def _gain(self, sequence: Sequence, ids: list[int], details: np.ndarray | None) -> None:
@@ -226,16 +239,20 @@ class Core:
         most = min(sequence.prompt_length + sampling.max_tokens, self._max_length)
         gained: list[int] = []
         reason: FinishReason | None = None
-        stop = None
+        stop = error = None
         for token in ids:
             if token in sequence.stops and len(tokens) - sequence.prompt_length >= sampling.min_tokens:
                 reason, stop = "stop", token
                 break
             tokens.append(token)
             gained.append(token)
-            ended = sampling.grammar is not None and sampling.grammar.accept(token) and not sequence.stops
-            if ended or len(tokens) >= most:
-                reason = "stop" if ended else "length"
+            try:
+                complete = sampling.grammar is not None and sampling.grammar.accept(token)
+            except UsageError as refusal:
+                reason, error = "error", str(refusal)
+                break
+            if complete or len(tokens) >= most:
+                reason = "stop" if complete else "length"
                 break
         self.generation_tokens += len(gained)
         self.scheduler.describe_pages(sequence)
@@ -247,7 +264,7 @@ class Core:
         if reason is None:
             self._tell(sequence, Output(request_id=sequence.request.id, token_ids=tuple(gained), logprobs=logprobs))
         else:
-            self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, stop_token_id=stop)
+            self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, stop_token_id=stop, error=error)
 
     def _keep_prompt_logprobs(self, chunk: Chunk, told: np.ndarray) -> None:
         sequence, most = chunk.sequence, self.programs.config.max_logprobs

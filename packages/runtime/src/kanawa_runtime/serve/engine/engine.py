@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from kanawa.contracts import CausalLM, Environment
+from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -20,6 +21,7 @@ from kanawa_runtime.serve.engine.programs import Programs, Shapes
 from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Request
 from kanawa_runtime.serve.engine.scheduler import Scheduler
 from kanawa_runtime.serve.engine.validate import check_request
+from kanawa_runtime.serve.open_run import OpenedRun, tokenizer_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,17 @@ class LLMEngine:
         self._is_draining = self._is_stopping = False
         self._compilations = 0
         self._error: str | None = None
+
+    @classmethod
+    def of_run(cls, run: OpenedRun, config: EngineConfig | None = None) -> "LLMEngine":
+        """Returns the engine of an opened run or folder; raises UsageError for a model that doesn't generate."""
+        model = run.trainer.model
+        if not isinstance(model, CausalLM):
+            message = f"{run.directory} holds a {type(model).__name__}, which generates no text: only causal models do"
+            raise UsageError(message)
+        tokenizer = tokenizer_of(run)
+        known = None if tokenizer is None else tokenizer.known
+        return cls(model, run.params, run.state, run.environment, config, known)
 
     @property
     def limits(self) -> EngineLimits:

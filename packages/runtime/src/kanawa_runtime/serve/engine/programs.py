@@ -18,7 +18,7 @@ from kanawa_runtime.serve.engine.choose import Tables
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.paged_model import PagedModel, cache_shardings, empty_caches
 from kanawa_runtime.serve.engine.rows import PAGES
-from kanawa_runtime.serve.engine.steps import DeviceState, Steps, seat
+from kanawa_runtime.serve.engine.steps import Caches, Steps, seat
 
 #: XLA compiles a program on one core for the most part; more threads than these hold more graphs than they save time.
 _THREADS = 4
@@ -52,10 +52,10 @@ class Programs:
     ) -> None:  # fmt: skip
         self.shapes, self.paged, self.config, self.environment = shapes, paged, config, environment
         self.vocab = trained.config.vocab_size
-        self.details = 2 + 2 * config.max_logprobs
         self._mesh = environment.mesh if isinstance(environment.mesh, Mesh) else None
         self._whole = None if self._mesh is None else replicated(self._mesh)
-        self._shardings = self._state_shardings()
+        self._cache_shardings = cache_shardings(paged.cache_spec, environment)
+        self._shardings = Caches(self._cache_shardings, self._whole)
         allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
         self._steps = Steps(
             paged.model,
@@ -68,9 +68,10 @@ class Programs:
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.params: Any = None
         self.model_state: Any = {}
-        self.state: DeviceState | None = None
+        self.kept: Any = None
+        self.tables: Any = None
         #: A mask that allows everything, [batch, words], for each batch: most steps need none.
-        self.no_masks: dict[int, jax.Array] = {}
+        self._no_masks: dict[int, jax.Array] = {}
 
     @property
     def count(self) -> int:
@@ -93,106 +94,97 @@ class Programs:
     def compile(self) -> None:
         """Compiles everything and makes the empty state; `load` comes first."""
         with self.environment.active():
-            self.state = self._empty_state()
+            self.kept, self.tables = self._empty()
             words = -(-self.vocab // 32)
             for rows in {1, *self.shapes.batch_sizes}:
                 everything = np.full((rows, words), -1, np.int32)
-                self.no_masks[rows] = jax.device_put(everything, self._whole)
+                self._no_masks[rows] = jax.device_put(everything, self._whole)
         wanted = self._wanted()
         with ThreadPoolExecutor(_THREADS) as pool:
             compiled = pool.map(lambda program: program.lower().compile(), wanted.values())
             self._compiled.update(zip(wanted, compiled, strict=True))
 
-    def decode(self, packed: np.ndarray, width: int, steps: int, flags: int, mask: Any = None) -> tuple[Any, Any]:
-        """Runs decoding on packed rows; returns ids [K, B] and their details, still being computed."""
-        rows = packed.shape[0]
-        program = self._compiled["decode", rows, width]
-        masks = self.no_masks[rows] if mask is None else mask
-        arguments = (packed, np.int32(steps), np.int32(flags), masks)
-        self.state, ids, details = program(self.params, self.model_state, self.state, *arguments)
-        return ids, details
+    def decode(self, packed: np.ndarray, steps: int) -> tuple[Any, Any]:
+        """Runs decoding on packed rows; returns the likeliest ids [K, B] and the last logits, still being computed."""
+        program = self._compiled["decode", packed.shape[0], packed.shape[1] - PAGES]
+        self.kept, ids, logits = program(self.params, self.model_state, self.kept, packed, np.int32(steps))
+        return ids, logits
 
-    def prefill(self, packed: np.ndarray, ids: np.ndarray, flags: int, mask: Any = None) -> tuple[Any, Any]:
+    def prefill(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any]:
         """Runs a chunk of one row's prompt; returns as `decode` does."""
         program = self._compiled["prefill", ids.shape[1], packed.shape[1] - PAGES]
-        masks = self.no_masks[packed.shape[0]] if mask is None else mask
-        self.state, chosen, details = program(
-            self.params, self.model_state, self.state, packed, ids, np.int32(flags), masks
-        )
-        return chosen, details
+        self.kept, chosen, logits = program(self.params, self.model_state, self.kept, packed, ids)
+        return chosen, logits
 
-    def score(self, packed: np.ndarray, ids: np.ndarray, flags: int, mask: Any = None) -> tuple[Any, Any, Any]:
+    def score(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any, Any]:
         """Runs a chunk of one row's prompt and tells of each of its tokens."""
         program = self._compiled["score", ids.shape[1] - 1, packed.shape[1] - PAGES]
-        masks = self.no_masks[packed.shape[0]] if mask is None else mask
-        self.state, chosen, details, told = program(
-            self.params, self.model_state, self.state, packed, ids, np.int32(flags), masks
+        self.kept, chosen, logits, told = program(self.params, self.model_state, self.kept, packed, ids)
+        return chosen, logits, told
+
+    def sample(self, packed: np.ndarray, logits: Any, flags: int, mask: np.ndarray | None) -> tuple[Any, Any]:
+        """Draws from the logits of the step before; returns ids [1, B] and what there is to tell of them."""
+        rows = packed.shape[0]
+        masks = self._no_masks[rows] if mask is None else mask
+        last, self.tables, ids, details = self._compiled["sample", rows](
+            self.kept.last, self.tables, packed[:, :PAGES], logits, np.int32(flags), masks
         )
-        return chosen, details, told
+        self.kept = self.kept._replace(last=last)
+        return ids, details
 
     def seat(self, slot: int, counts: np.ndarray, in_prompt: np.ndarray, bias: np.ndarray) -> None:
         """Sets the tables of a slot."""
-        self.state = self._compiled["seat",](self.state, np.int32(slot), counts, in_prompt, bias)
+        self.tables = self._compiled["seat",](self.tables, np.int32(slot), counts, in_prompt, bias)
 
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
         shapes, steps = self.shapes, self._steps
         wanted: dict[tuple[Any, ...], Program] = {}
         for rows, width in itertools.product(shapes.batch_sizes, shapes.page_widths):
-            rest = (self._abstract((rows, PAGES + width)), self._abstract(()), self._abstract(()), self._mask(rows))
+            rest = (self._abstract((rows, PAGES + width)), self._abstract(()))
             wanted["decode", rows, width] = self._program(f"decode {rows}x{width}", steps.decode, rest, 2)
         widest = shapes.page_widths[-1]
         for tokens, width in itertools.product(shapes.prefill_sizes, shapes.page_widths):
             # A chunk fills so many pages itself.
             if width < widest and width * self.config.page_size < tokens:
                 continue
-            rest = self._chunk(width, tokens)
+            rest = (self._abstract((1, PAGES + width)), self._abstract((1, tokens)))
             wanted["prefill", tokens, width] = self._program(f"prefill {tokens}x{width}", steps.prefill, rest, 2)
         if self.config.prompt_logprobs:
             # One shape for all: these are rare, and whoever asks for them doesn't wait for a first token.
             tokens = shapes.prefill_sizes[-1]
-            wanted["score", tokens, widest] = self._program("score", steps.score, self._chunk(widest, tokens + 1), 3)
+            rest = (self._abstract((1, PAGES + widest)), self._abstract((1, tokens + 1)))
+            wanted["score", tokens, widest] = self._program("score", steps.score, rest, 3)
+        return wanted | self._wanted_samplers()
+
+    def _wanted_samplers(self) -> dict[tuple[Any, ...], Program]:
+        whole, tables = self._whole, _abstract_of(self.tables)
+        several = None if whole is None else Tables(whole, whole, whole)
+        wanted: dict[tuple[Any, ...], Program] = {}
+        for rows, mask in self._no_masks.items():
+            logits = self._abstract((rows, self.vocab), jnp.float32)
+            arguments = (_abstract_of(self.kept.last), tables, self._abstract((rows, PAGES)), logits)
+            arguments += (self._abstract(()), self._abstract(mask.shape))
+            out = None if whole is None else (whole, several, whole, whole)
+            sample = Program(f"sample {rows}", self._steps.sample, arguments, (0, 1), out, self.environment)
+            wanted["sample", rows] = sample
         row = tuple(self._abstract((self.vocab,), dtype) for dtype in (jnp.int32, jnp.bool, jnp.float32))
-        arguments = (_abstract_of(self.state), self._abstract(()), *row)
-        wanted["seat",] = self._made("seat", seat, arguments, (0,), self._shardings)
+        wanted["seat",] = Program("seat", seat, (tables, self._abstract(()), *row), (0,), several, self.environment)
         return wanted
 
-    def _chunk(self, width: int, tokens: int) -> tuple[Any, ...]:
-        return (self._abstract((1, PAGES + width)), self._abstract((1, tokens)), self._abstract(()), self._mask(1))
-
     def _program(self, name: str, function: Callable[..., Any], rest: tuple[Any, ...], results: int) -> Program:
-        arguments = tuple(_abstract_of(tree) for tree in (self.params, self.model_state, self.state))
+        arguments = tuple(_abstract_of(tree) for tree in (self.params, self.model_state, self.kept))
         out = None if self._whole is None else (self._shardings, *(self._whole,) * results)
-        return self._made(name, function, (*arguments, *rest), (2,), out)
-
-    def _made(
-        self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], donate: tuple[int, ...], out: Any
-    ) -> Program:
-        out = None if self._whole is None else out
-        # Bound methods of one object are one function to jit's cache, as they should be; names are for people.
-        return Program(name, function, arguments, donate, out, self.environment)
+        return Program(name, function, (*arguments, *rest), (2,), out, self.environment)
 
     def _abstract(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
 
-    def _mask(self, rows: int) -> jax.ShapeDtypeStruct:
-        return self._abstract((rows, -(-self.vocab // 32)))
-
-    def _state_shardings(self) -> Any:
-        if self._whole is None:
-            return None
-        caches = cache_shardings(self.paged.cache_spec, self.environment)
-        return DeviceState(caches, self._whole, Tables(self._whole, self._whole, self._whole))
-
-    def _empty_state(self) -> DeviceState:
-        slots = self.config.max_sequences + 1
-        zeros = lambda dtype, *shape: jnp.zeros(shape, dtype, device=self._whole)  # noqa: E731
-        tables = Tables(
-            zeros(jnp.int32, slots, self.vocab),
-            zeros(jnp.bool, slots, self.vocab),
-            zeros(jnp.float32, slots, self.vocab),
-        )
-        caches = empty_caches(self.paged.cache_spec, cache_shardings(self.paged.cache_spec, self.environment))
-        return DeviceState(caches, zeros(jnp.int32, slots), tables)
+    def _empty(self) -> tuple[Caches, Tables]:
+        slots, vocab = self.config.max_sequences + 1, self.vocab
+        kinds = (jnp.int32, jnp.bool, jnp.float32)
+        tables = Tables(*(jnp.zeros((slots, vocab), dtype, device=self._whole) for dtype in kinds))
+        caches = empty_caches(self.paged.cache_spec, self._cache_shardings)
+        return Caches(caches, jnp.zeros(slots, jnp.int32, device=self._whole)), tables
 
 
 def _abstract_of(tree: Any) -> Any:

@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Int
 #: Stop tokens that the device knows; what is beyond is looked for on the host, which sees them a step later.
 MOST_STOPS = 8
 
-SLOT, LENGTH, COUNT, GENERATED, SEED_HIGH, SEED_LOW, TOP_K, MIN_TOKENS, HAS_TABLES = range(9)
-TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(9, 15)
-STOPS = slice(15, 15 + MOST_STOPS)
-PAGES = 15 + MOST_STOPS
+SLOT, LENGTH, COUNT, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES = range(7)
+TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, UNIFORM = range(7, 14)
+STOPS = slice(14, 14 + MOST_STOPS)
+PAGES = 14 + MOST_STOPS
 
-#: What a batch needs besides the likeliest token, as bits of one number; each costs nothing where no row asks for it.
+#: What a batch needs besides the likeliest tokens, as bits of one number; each costs nothing where no row asks for it.
 TABLES, RANDOM, CUT, LOGPROBS, MASK = (1 << bit for bit in range(5))
 
 
@@ -26,14 +26,14 @@ class Rows(NamedTuple):
     """The columns of a batch of rows.
 
     `count` is how many tokens a row is given (prefill) or may gain at most (decode); 0 for no sequence. `generated`
-    counts its new tokens so far. `has_tables` says that its slot's penalties and biases are set.
+    counts its new tokens so far. `has_tables` says that its slot's penalties and biases are set. `uniform` is the
+    random number that its next token is drawn by.
     """
 
     slot: Int[Array, " B"]
     length: Int[Array, " B"]
     count: Int[Array, " B"]
     generated: Int[Array, " B"]
-    seed: Int[Array, "B 2"]
     top_k: Int[Array, " B"]
     min_tokens: Int[Array, " B"]
     has_tables: Int[Array, " B"]
@@ -43,18 +43,18 @@ class Rows(NamedTuple):
     presence: Float[Array, " B"]
     frequency: Float[Array, " B"]
     repetition: Float[Array, " B"]
+    uniform: Float[Array, " B"]
     stops: Int[Array, "B stops"]
     pages: Int[Array, "B W"]
 
 
 def unpacked(packed: Int[Array, "B columns"]) -> Rows:
     """Returns the columns of packed rows."""
-    floats = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE : REPETITION + 1], jnp.float32)
+    floats = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE : UNIFORM + 1], jnp.float32)
     return Rows(
         *(packed[:, column] for column in (SLOT, LENGTH, COUNT, GENERATED)),
-        packed[:, SEED_HIGH : SEED_LOW + 1],
         *(packed[:, column] for column in (TOP_K, MIN_TOKENS, HAS_TABLES)),
-        *(floats[:, column] for column in range(REPETITION - TEMPERATURE + 1)),
+        *(floats[:, column] for column in range(UNIFORM - TEMPERATURE + 1)),
         packed[:, STOPS],
         packed[:, PAGES:],
     )

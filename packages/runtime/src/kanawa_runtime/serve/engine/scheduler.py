@@ -91,7 +91,7 @@ class Scheduler:
     def plan(self, *, settled: bool) -> Plan:
         """Returns the next step; `settled` says that nothing is being computed, so that sequences may be preempted."""
         plan = Plan()
-        alone = not self._waiting and all(s.is_prefilled and not s.waits_for_itself for s in self.running)
+        alone = not self._waiting and all(s.is_prefilled and not s.flags for s in self.running)
         plan.steps = self._fused_steps if alone else 1
         for sequence in list(self.running):
             if sequence.slot < 0 or not sequence.is_prefilled or (sequence.waits_for_itself and sequence.pending):

@@ -1,10 +1,13 @@
 """One request on its way through the engine, as the host sees it."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from kanawa.errors import UsageError
 
+from kanawa_runtime.serve.engine import random_numbers
 from kanawa_runtime.serve.engine.request import OnOutput, Request, TokenLogprobs
 from kanawa_runtime.serve.engine.rows import (
     CUT,
@@ -15,8 +18,6 @@ from kanawa_runtime.serve.engine.rows import (
     MOST_STOPS,
     RANDOM,
     REPETITION,
-    SEED_HIGH,
-    SEED_LOW,
     STOPS,
     TABLES,
     TEMPERATURE,
@@ -57,6 +58,9 @@ class Sequence:
     told_cached: bool = False
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    #: The block of its random numbers that it is in, as the bits of floats.
+    _uniforms: np.ndarray | None = None
+    _block: int = -1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -83,12 +87,19 @@ class Sequence:
         """Whether its next token's mask depends on the last one, which the host has to see first."""
         return bool(self.flags & MASK)
 
+    def uniform(self, index: int) -> int:
+        """Returns the random number of new token `index`, as the bits of a float in [0, 1)."""
+        block, at = divmod(index, random_numbers.BLOCK)
+        if block != self._block or self._uniforms is None:
+            self._uniforms, self._block = random_numbers.block(self.seed, block).view(np.int32), block
+        return int(self._uniforms[at])
+
     def write_row(self, row: np.ndarray) -> None:
         """Writes what never changes about it into a row of columns."""
         sampling = self.request.sampling
-        words = np.asarray([self.seed >> 32 & 0xFFFFFFFF, self.seed & 0xFFFFFFFF], np.uint32)
-        row[SEED_HIGH : SEED_LOW + 1] = words.view(np.int32)
-        row[TOP_K], row[MIN_TOKENS] = sampling.top_k, sampling.min_tokens
+        # A grammar may leave nothing but stop tokens, whatever the least number is: `allowed_bits` sees to both.
+        row[MIN_TOKENS] = 0 if sampling.grammar is not None else sampling.min_tokens
+        row[TOP_K] = sampling.top_k
         row[HAS_TABLES] = self.flags & TABLES != 0
         row[TEMPERATURE : REPETITION + 1] = float_bits(
             (
@@ -141,21 +152,32 @@ def tables(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def allowed_bits(sequence: Sequence, words: int) -> np.ndarray:
-    """Returns the packed mask of what may follow its last token; all of its tokens have to be known."""
-    sampling, tokens = sequence.request.sampling, sequence.tokens
+    """Returns the packed mask of what may follow its last token; all of its tokens have to be known.
+
+    Raises UsageError where a grammar ran out of its bounds, or nothing may follow.
+    """
+    sampling = sequence.request.sampling
     bits = np.full(words, -1, np.int32)
     if sampling.grammar is not None:
         given = sampling.grammar.allowed()
         bits[: given.shape[0]] = given
         bits[given.shape[0] :] = 0
-    unsigned = bits.view(np.uint32)
-    new = tokens[sequence.prompt_length :]
-    banned = [word[-1] for word in sequence.bad_words if tuple(new[len(new) - len(word) + 1 :]) == word[:-1]]
+    new = sequence.tokens[sequence.prompt_length :]
+    _ban(bits, [word[-1] for word in sequence.bad_words if tuple(new[len(new) - len(word) + 1 :]) == word[:-1]])
     if len(new) < sampling.min_tokens:
-        banned += sequence.stops
-    for token in banned:
-        unsigned[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+        without = bits.copy()
+        _ban(without, sequence.stops)
+        bits = without if without.any() else bits
+    if not bits.any():
+        message = "no token may follow: the grammar, the bad words and the allowed tokens exclude each other"
+        raise UsageError(message)
     return bits
+
+
+def _ban(bits: np.ndarray, tokens: Iterable[int]) -> None:
+    unsigned = bits.view(np.uint32)
+    for token in tokens:
+        unsigned[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
 
 
 def logprobs_of(details: Any, count: int, num_logprobs: int) -> TokenLogprobs:
