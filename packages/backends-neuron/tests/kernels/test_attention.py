@@ -2,8 +2,9 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
-from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.examples import BASE, EXAMPLES, example_operands
 from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.testing.kernel import KernelConformance
@@ -78,6 +79,17 @@ def test_long_rows_are_cut_and_put_together(change, monkeypatch):
         parts_of.cache_clear()
     assert agreement.ok, agreement.describe()
     assert not agreement.refused
+
+
+def test_ids_that_fp32_would_take_for_one_another_are_told_apart():
+    """Engines compare in fp32, which has 24 bits: 2**24 and 2**24 + 1 are one number there."""
+    problem = dataclasses.replace(SMALL, q_length=128, kv_length=128, mask=MaskSpec(causal=True, segments=True))
+    operands = example_operands(problem, np.random.default_rng(0))
+    ids = np.repeat(np.int32([2**24, 2**24 + 1, -(2**31), 2**31 - 1]), 32)[None]
+    operands |= {"q_segment_ids": ids, "kv_segment_ids": ids}
+    out, _ = NkiAttention().forward(problem, operands)
+    right, _ = EXAMPLES.reference.forward(problem, operands)
+    np.testing.assert_allclose(out, right, atol=1e-5)
 
 
 def test_what_a_long_row_takes():

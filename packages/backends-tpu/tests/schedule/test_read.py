@@ -85,8 +85,10 @@ def test_what_the_grid_decides_is_counted_and_what_tables_decide_is_weighed():
     assert not counts.cut
 
 
-def test_tables_that_the_program_holds_are_followed():
-    copied = "  ;;  %s90_s9 = smov.u32 [#allocation3]  ;;  %91 = dma.vmem_to_smem /*vmem=*/%s89_s8, " + (
+@pytest.mark.parametrize("memory", ["vmem", "hbm"])
+def test_tables_that_the_program_holds_are_followed(memory):
+    """From on-chip memory as part of a program, from the device's where the call is compiled alone."""
+    copied = f"  ;;  %s90_s9 = smov.u32 [#allocation3]  ;;  %91 = dma.{memory}_to_smem /*{memory}=*/%s89_s8, " + (
         "/*size_in_granules=*/16, /*smem=*/%s90_s9, /*dst_syncflagno=*/[#allocation1] }"
     )
     lines = [BUNDLES[0], BUNDLES[1].replace(" }", copied), *BUNDLES[2:]]
@@ -138,6 +140,36 @@ def test_a_long_grid_is_walked_in_part(monkeypatch):
     part = read(text(), table(), call(), V5P, "libtpu 1")
     assert part.cycles == whole.cycles
     assert part.notes[-1] == "a long grid was walked in part, and the rest taken to be alike"
+
+
+#: In the tile of each step, a loop of three rounds.
+WITH_LOOP = [
+    *BUNDLES[:21],
+    "{ %s20_s6 = smov.u32 0 }",
+    "{ %s21_s6 = sphi %s20_s6, %s22_s6 } /* Start region 8 */",
+    "{ %s22_s6 = sadd.s32 1, %s21_s6 }",
+    "{ %p9_p4 = scmp.ge.s32.totalorder %s22_s6, 3 }",
+    "{ %40 = sbr.rel (!%p9_p4) target = $region8 }",
+    *SLOTS,
+    *BUNDLES[21:],
+]
+
+
+def test_a_loop_within_the_grids_is_never_cut_and_the_grid_is_scaled_by_its_own_rounds(monkeypatch):
+    """A tile's parts: cut after so many in all, they were missing from every later tile, and the scale was theirs."""
+    program = bundles.parse(text(WITH_LOOP))
+    loops = {branch.at: program.is_inner(branch) for branch in program.branches.values() if branch.to < branch.at}
+    assert loops == {25: True, 27 + 9: False}
+    whole = walk(program, share=1.0)
+    assert (whole.runs[22], whole.runs[2], whole.cut) == (24, 8, False)
+    monkeypatch.setattr("kanawa_backends_tpu.schedule.walk.MOST_ROUNDS", 4)
+    part = walk(program, share=1.0)
+    assert (part.runs[22], part.runs[2], part.cut) == (12, 4, True)
+    rows = table().splitlines()
+    first = rows.index("== UTILIZATION:") + 1 + 21
+    wider = "\n".join([*rows[:first], *["0 0 0 0"] * 9, *rows[first:]])
+    made = read(text(WITH_LOOP), wider, call(share=1.0), V5P, "libtpu 1")
+    assert {region.name: region.runs for region in made.regions if "loop" in region.name} == {"loop 1": 8, "loop 2": 24}
 
 
 def test_units_of_another_form_are_refused():

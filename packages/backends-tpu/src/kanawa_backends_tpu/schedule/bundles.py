@@ -51,6 +51,11 @@ class Program:
     grid: tuple[int, ...] = ()
     megacore: bool = False
 
+    def is_inner(self, loop: Branch) -> bool:
+        """Returns whether a loop, known by its jump back, lies within another."""
+        loops = (branch for branch in self.branches.values() if branch.to < branch.at)
+        return any(other.to <= loop.to and loop.at < other.at for other in loops)
+
 
 def parse(text: str) -> Program:
     """Returns the program of one `final_bundles.txt`; raises ValueError where it holds no bundle."""

@@ -132,9 +132,9 @@ def _steps(call: Call, cores: int) -> tuple[float, bool]:
 
 
 def _rounds(program: Program, counts: Walk) -> float:
-    """Returns how often the walk went through the loop that runs most."""
-    backward = [branch for branch in program.branches.values() if branch.to < branch.at]
-    return max((counts.runs[branch.at] for branch in backward), default=1.0)
+    """Returns how often the walk went through the loop over the grid: the outer one that runs most."""
+    outer = (branch for branch in program.branches.values() if branch.to < branch.at and not program.is_inner(branch))
+    return max((counts.runs[branch.at] for branch in outer), default=1.0)
 
 
 def _flops_per_cycle(device: DeviceSpec) -> float:

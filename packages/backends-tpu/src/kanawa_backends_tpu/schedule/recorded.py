@@ -15,15 +15,17 @@ from kanawa.plugins import KernelSchedule, RecordedCycles
 
 TABLE = Path(__file__).with_name("recorded.json")
 _DEVICES = ("v5e", "v5p", "v6e", "v7x")
+_NARROW: dict[str, Any] = {"head_dim": 64, "v_head_dim": 64, "scale": 0.125}
+_WIDE: dict[str, Any] = {"head_dim": 256, "v_head_dim": 256, "num_heads": 16, "scale": 0.0625}
 #: Kernels in the order in which they are compiled, and what differs from each one's typical problem.
 _PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention.tpu.flash", {}),
     ("attention.tpu.splash", {}),
     ("grouped_matmul.tpu.megablox", {}),
-    ("attention.tpu.flash", {"head_dim": 64, "v_head_dim": 64}),
-    ("attention.tpu.splash", {"head_dim": 64, "v_head_dim": 64}),
-    ("attention.tpu.flash", {"head_dim": 256, "v_head_dim": 256, "num_heads": 16}),
-    ("attention.tpu.splash", {"head_dim": 256, "v_head_dim": 256, "num_heads": 16}),
+    ("attention.tpu.flash", _NARROW),
+    ("attention.tpu.splash", _NARROW),
+    ("attention.tpu.flash", _WIDE),
+    ("attention.tpu.splash", _WIDE),
 )
 
 

@@ -16,7 +16,8 @@ _ASSIGNED = re.compile(r"%(\w+) = ([\w.]+) ?(.*)", re.DOTALL)
 _NAME = re.compile(r"%([sp]\d\w*)")
 _MEMORY = re.compile(r"\[smem:\[(#allocation\d+(?:_spill)?)(?: \+ (\$0x[0-9a-f]+))?\]\]")
 _TABLE = re.compile(r"\[smem:\[(#allocation\d+) \+ %(\w+)\]\]")
-_COPIED = re.compile(r"dma\.vmem_to_smem .*?%(\w+), \[#allocation\d+\]")
+#: From on-chip memory where the program around the kernel made them, from HBM where they are operands of the program.
+_COPIED = re.compile(r"dma\.(?:vmem|hbm)_to_smem .*?%(\w+), \[#allocation\d+\]")
 _PLACE = re.compile(r"%(\w+) = smov\.u32 \[?(#allocation\d+)\]?")
 _PREDICATE = re.compile(r"^\((!?)%(\w+)(?:, %?(\w+))?\),? ?")
 

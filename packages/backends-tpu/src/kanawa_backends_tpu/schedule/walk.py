@@ -67,7 +67,9 @@ class _Walker:
         if taken is None:
             self.cut |= self.rounds[branch.at] >= MOST_ROUNDS
             return self.rounds[branch.at] < min(self.steps, MOST_ROUNDS)
-        if taken and self.rounds[branch.at] >= MOST_ROUNDS:
+        # A loop inside another is gone through to its end each time: were it cut, later rounds of the outer one would
+        # be shorter than the first, and the whole, scaled by the outer one's rounds, too short.
+        if taken and self.rounds[branch.at] >= MOST_ROUNDS and not self.program.is_inner(branch):
             self.cut = True
             return False
         return taken

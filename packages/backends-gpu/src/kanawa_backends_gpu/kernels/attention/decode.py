@@ -1,7 +1,7 @@
 """attention.gpu.decode: attention over a dense cache for NVIDIA GPUs, in Pallas on Triton.
 
 One query or a few against a long row of keys: reading the keys is all the work, so they are read once for all heads
-that share them, and a row is split over as many programs as fill the GPU (see `streaming.py`). Compiled for A100, H100
+that share them, and a row is split over as many programs as fill the GPU (see `streaming.py`). Compiled for H100
 and B200, run in Pallas's interpreter, never on a GPU.
 """
 

@@ -2,7 +2,7 @@
 
 Rows of queries, or one row with the queries of many sequences (decoding, prefill and both at once). Keys are gathered
 through the page table inside the kernel: no copy of a sequence is made, and no page past its length is read (see
-`streaming.py`). Compiled for A100, H100 and B200, run in Pallas's interpreter, never on a GPU.
+`streaming.py`). Compiled for H100 and B200, run in Pallas's interpreter, never on a GPU.
 """
 
 from typing import TYPE_CHECKING, ClassVar

@@ -36,8 +36,9 @@ def attention_forward(
 ) -> tuple[Any, Any]:
     """Returns out [R, G, T, Dv] in q's dtype and the log-sum-exp, fp32 [R, G, T, 1].
 
-    q [R, G, T, D]; k [R, S, D]; v [R, S, Dv]; ids fp32 [R, T, 1] and [R, S]; bounds fp32 [R, T, 2], the first and last
-    key of each query where the span doesn't say. cap: 0 for none. span: see `ranges.Span`.
+    q [R, G, T, D]; k [R, S, D]; v [R, S, Dv]; ids fp32 [R, T, 2] and [R, 2 * S], in planes (`scores.KeyMask`); bounds
+    fp32 [R, T, 2], the first and last key of each query where the span doesn't say. cap: 0 for none. span: see
+    `ranges.Span`.
     """
     rows, heads, length, width = q.shape
     keys, value_width = v.shape[1], v.shape[2]

@@ -15,25 +15,28 @@ UNSEEN = -5e29
 
 
 class KeyMask(NamedTuple):
-    """What a row's keys are compared with, in SBUF: their segments on every partition, and 0, 1, 2, … in a block."""
+    """What a row's keys are compared with, in SBUF: segments [128, 2 * keys], and 0, 1, 2, … in a block.
+
+    Ids are two planes, of their upper and lower 16 bits: the engines compare in fp32, which holds no more than 24.
+    """
 
     segments: Any
     places: Any
 
 
 class QueryMask(NamedTuple):
-    """A tile's segments [count, 1], and the first and last key that each query may see [count, 2]; maybe None."""
+    """A tile's segments [count, 2], and the first and last key that each query may see [count, 2]; maybe None."""
 
     segments: Any
     bounds: Any
 
 
 def key_mask(kv_ids: Any, bounds: Any, row: Any, keys: int) -> KeyMask:
-    """Returns what a row's blocks have in common; ids [rows, keys] in HBM are read onto all partitions."""
+    """Returns what a row's blocks have in common; ids [rows, 2 * keys] in HBM are read onto all partitions."""
     segments = places = None
     if kv_ids is not None:
-        segments = nl.ndarray((PARTITIONS, keys), dtype=nl.float32, buffer=nl.sbuf)
-        everywhere = kv_ids.ap(pattern=[[0, PARTITIONS], [1, keys]], scalar_offset=row, indirect_dim=0)
+        segments = nl.ndarray((PARTITIONS, 2 * keys), dtype=nl.float32, buffer=nl.sbuf)
+        everywhere = kv_ids.ap(pattern=[[0, PARTITIONS], [1, 2 * keys]], scalar_offset=row, indirect_dim=0)
         nisa.dma_copy(dst=segments, src=everywhere)
     if bounds is not None:
         places = block_places(PARTITIONS)
@@ -49,7 +52,7 @@ def block_places(count: int) -> Any:
 
 def query_mask(q_ids: Any, bounds: Any, row: Any, first: int, count: int) -> QueryMask:
     """Returns what a tile of queries is compared with."""
-    segments = None if q_ids is None else load(q_ids, row, first, count, 1)
+    segments = None if q_ids is None else load(q_ids, row, first, count, 2)
     return QueryMask(segments, None if bounds is None else load(bounds, row, first, count, 2))
 
 
@@ -91,7 +94,9 @@ def _select(scores: Any, offset: int, query: int) -> None:
 def hide_other_segments(scores: Any, queries: Any, keys: Any, first: int) -> None:
     """Hides keys `first` and following whose segment isn't the query's, in place."""
     count, size = scores.shape
-    _hide_where(scores, keys[0:count, first : first + size], nl.not_equal, queries)
+    for plane in range(2):
+        start = plane * (keys.shape[1] // 2) + first
+        _hide_where(scores, keys[0:count, start : start + size], nl.not_equal, queries[:, plane : plane + 1])
 
 
 def hide_out_of_bounds(scores: Any, places: Any, bounds: Any, first: Any) -> None:

@@ -170,7 +170,7 @@ def row_bytes(problem: AttentionProblem, keys: int) -> int:
     size, tiles = jnp.dtype(problem.dtype).itemsize, math.ceil(keys / TILE)
     widths = (problem.head_dim, problem.v_head_dim)
     turned = [math.ceil(width / TILE) * keys * size for width in widths]
-    shared = 4 * keys if problem.has_segments else 0
+    shared = 2 * 4 * keys if problem.has_segments else 0
     if problem.mode != "train":
         return turned[0] + tiles * problem.v_head_dim * size + shared
     return sum(turned) + tiles * problem.head_dim * size + tiles * sum(widths) * 4 + shared
@@ -194,7 +194,7 @@ class _Arrays(NamedTuple):
             self.k[:, k],
             self.v[:, k],
             None if self.q_ids is None else self.q_ids[:, q],
-            None if self.kv_ids is None else self.kv_ids[:, k],
+            None if self.kv_ids is None else self.kv_ids[:, :, k].reshape(self.kv_ids.shape[0], -1),
             None if self.bounds is None else self.bounds[:, q] - float(part.k_first),
         )
 
@@ -202,12 +202,18 @@ class _Arrays(NamedTuple):
 def _arrays(problem: AttentionProblem, operands: Operands) -> _Arrays:
     q_ids = kv_ids = bounds = None
     if problem.has_segments:
-        q_ids = _every_row(problem, operands["q_segment_ids"].astype(jnp.float32)[..., None])
-        kv_ids = _every_row(problem, operands["kv_segment_ids"].astype(jnp.float32))
+        q_ids = _every_row(problem, _planes(operands["q_segment_ids"], axis=-1))
+        kv_ids = _every_row(problem, _planes(operands["kv_segment_ids"], axis=-2))
     if needs_bounds(problem):
         bounds = _every_row(problem, bounds_of(problem, operands))
     k, v = (_key_major(operands[name]) for name in ("k", "v"))
     return _Arrays(_folded(problem, operands["q"]), k, v, q_ids, kv_ids, bounds)
+
+
+def _planes(ids: jax.Array, axis: int) -> jax.Array:
+    """Returns the upper and the lower 16 bits of int32 ids as fp32, which holds each exactly."""
+    ids = ids.astype(jnp.int32)
+    return jnp.stack([ids >> 16, ids & 0xFFFF], axis=axis).astype(jnp.float32)
 
 
 def _part_forward(problem: AttentionProblem, arrays: _Arrays, part: Part) -> tuple[jax.Array, jax.Array]:

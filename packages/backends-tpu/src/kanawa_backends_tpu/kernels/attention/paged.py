@@ -137,7 +137,10 @@ def _lies_badly(problem: AttentionProblem, plan: PagedPlan | None) -> tuple[tupl
     size, heads = plan.page_size, plan.kept.heads
     pages = f"pages of {size} tokens"
     widths = f"{problem.head_dim} and {problem.v_head_dim}"
-    lanes = f"{pages} with heads {widths} wide, no multiples of 128: XLA lays pages side by side; take pages of 128"
+    lanes = (
+        f"{pages} with heads {widths} wide, no multiples of 128: XLA keeps a page's tokens last and fills up to 128 of "
+        f"them, {-(-128 // max(1, size))} times the memory; take pages of 128 (page_size=128)"
+    )
     tiles = f"{pages} of {heads} key heads aren't whole tiles; take a multiple of {_TILE}"
     return (
         (plan.kept.order == "lanes" and size % 128 != 0, lanes),

@@ -114,9 +114,6 @@ def _step(
 
     @pl.when(step == 0)
     def _() -> None:
-        # What was never fetched is weighed with zero, and zero times a NaN that happens to lie there is NaN.
-        pages.k_buffer[...] = jnp.zeros_like(pages.k_buffer)
-        pages.v_buffer[...] = jnp.zeros_like(pages.v_buffer)
         slot_ref[0] = 0
         _start_next(work, pages, core, jnp.int32(-1), jnp.int32(0))
 
@@ -138,6 +135,7 @@ def _step(
             _start_next(work, pages, core, step, 1 - slot)
 
         pages.wait(piece, block, slot)
+        pages.blank(piece, block, slot)
         _attend(problem, plan, pages, piece, block, slot, q_ref, sums)
         slot_ref[0] = 1 - slot
 

@@ -53,6 +53,11 @@ class Kept:
         block = {"tokens": (self.keys, self.heads, width), "heads": (self.heads, self.keys, width)}
         return 2, *block.get(self.order, (self.heads, width, self.keys))
 
+    @property
+    def token_axis(self) -> int:
+        """Which axis of a block, or of a part of one, counts tokens."""
+        return {"tokens": 0, "heads": 1, "lanes": 2}[self.order]
+
     def part(self, ref: Any, index: Any, start: Any, size: int) -> Any:
         """Returns the reference to some tokens of one page, or of one block of a buffer."""
         tokens = pl.ds(start, size)

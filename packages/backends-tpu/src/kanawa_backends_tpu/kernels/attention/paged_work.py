@@ -150,6 +150,27 @@ class Pages:
 
         jax.lax.fori_loop(0, self._live(piece, block), one, None)
 
+    def blank(self, piece: Piece, block: Scalar, slot: Scalar) -> None:
+        """Clears values of the block that no query of the piece needs; those of their last page included.
+
+        They are weighed with zero, and zero times a NaN is NaN: what another sequence left behind, in a page's rest
+        or in a buffer, must not reach this one.
+        """
+        plan = self.work.plan
+        first = jnp.clip(piece.last - block * plan.keys, 0, plan.keys)
+
+        def one(index: Scalar, carry: None) -> None:
+            page = plan.kept.part(
+                self.v_buffer, slot, pl.multiple_of(index * plan.page_size, plan.page_size), plan.page_size
+            )
+            values = page[...]
+            axis = plan.kept.token_axis
+            token = index * plan.page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, axis)
+            # In fp32: the vector units of v5e and older select no 16-bit numbers.
+            page[...] = jnp.where(token < first, values.astype(jnp.float32), 0.0).astype(values.dtype)
+
+        jax.lax.fori_loop(first // plan.page_size, plan.pages, one, None)
+
     def _live(self, piece: Piece, block: Scalar) -> Scalar:
         """Returns how many pages of the block hold keys that are needed."""
         plan = self.work.plan
