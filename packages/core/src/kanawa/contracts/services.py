@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kanawa.config import Config, Configurable, NonNegative
 
@@ -34,10 +34,15 @@ class Service(Configurable):
     """One entry of the trainer's `services` slot; a component of kind "services".
 
     The trainer builds it in every process, before anything expensive, so `__init__` is the place to raise a UsageError
-    for what is missing (a library, an account). The rest runs in the primary process only, on a thread of the service's
-    own: `start`, then `event` for each event in order, then `stop`. What these raise is logged, never fatal, and after
-    three failures the service is left out. A slow service loses events (counted in a warning) rather than stall a step.
+    for what is missing (a library, an account). The rest runs in the primary process only, unless the service is
+    `everywhere`, on a thread of the service's own: `start`, then `event` for each event in order, then `stop`. What
+    these raise is logged, never fatal, and after three failures the service is left out. A slow service loses events
+    (counted in a warning) rather than stall a step.
     """
+
+    #: Whether it runs in every process of a gang, as what watches over a process does; events of others than the first
+    #: are in no file.
+    everywhere: ClassVar[bool] = False
 
     class Config(Configurable.Config):
         """`stop_seconds`: how long the end of a run waits for the service's last events and its `stop`."""
@@ -54,6 +59,13 @@ class Service(Configurable):
         Non-finite numbers are the strings "nan", "inf" and "-inf".
         """
         del run, event
+
+    def section(self, run: Run, name: str, step: int) -> None:
+        """Called whenever the training enters a section of its life, such as "compile", "save", and at every "step".
+
+        On the thread that trains, which waits for it: take a note and return. The first call comes before `start`.
+        """
+        del run, name, step
 
     @abc.abstractmethod
     def stop(self, run: Run) -> None:

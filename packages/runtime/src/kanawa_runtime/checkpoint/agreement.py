@@ -36,6 +36,17 @@ def all_agree(ok: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
 
 
+def shared_number(key: str, value: int, timeout_seconds: float = 300.0) -> int:
+    """Returns the primary process's number on every process; each key serves once. Raises RuntimeError on timeout."""
+    client = _client()
+    if client is None:
+        return value
+    if is_primary():
+        client.key_value_set(key, str(value))
+        return value
+    return int(client.blocking_key_value_get(key, int(timeout_seconds * 1000)))
+
+
 def publish(key: str, outcome: str) -> None:
     """Lets the other processes' `await_outcome(key)` return; safe from any thread."""
     client = _client()

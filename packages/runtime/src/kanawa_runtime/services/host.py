@@ -34,6 +34,11 @@ class ServiceHost:
         for lane in self._lanes:
             lane.start(run)
 
+    def section(self, run: Run, name: str, step: int) -> None:
+        """Tells every service what the training thread, which calls, does next."""
+        for lane in self._lanes:
+            lane.section(run, name, step)
+
     def feed(self, event: Mapping[str, Any]) -> None:
         """Queues an event for every service; safe from any thread."""
         for lane in self._lanes:
@@ -66,6 +71,10 @@ class _Lane:
         # A daemon: a service that hangs must not keep the process, and with it the accelerators, from ending.
         self._thread = threading.Thread(target=self._live, args=(run,), name=f"service-{self._name}", daemon=True)
         self._thread.start()
+
+    def section(self, run: Run, name: str, step: int) -> None:
+        if self._failures < MOST_FAILURES and not self._ending:
+            self._tried("section", functools.partial(self._service.section, run, name, step))
 
     def feed(self, event: Mapping[str, Any]) -> None:
         with self._changed:

@@ -1,6 +1,7 @@
 """The training loop: start, step, evaluate, save, stop; every fact goes to the journal as it happens."""
 
 import contextlib
+import functools
 import logging
 import os
 import shlex
@@ -16,6 +17,7 @@ from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
+from kanawa_runtime.goodput.ledger import Ledger
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.ahead import ReadAhead
 from kanawa_runtime.train.announce import already_there, ending, shown
@@ -71,7 +73,7 @@ class Loop:
         self.prepared = prepare(composition)
         # Last, since it takes the run's lock: an error above must not leave the run taken.
         self.run = RunDirectory.open(directory, composition.config)
-        self.services = ServiceHost(services if self.run.is_primary else ())
+        self.services = ServiceHost([one for one in services if self.run.is_primary or one.everywhere])
 
     def execute(self) -> Outcome:
         """Runs to `total` steps or until a signal, and returns how it ended; an error is on record before it leaves."""
@@ -80,7 +82,7 @@ class Loop:
         with stop, self.run, self.prepared.environment.active():
             ledger, policy = self.run.ledger(), self.prepared.composition.config.checkpoints
             journal = Journal(self.run, self.services, ledger)
-            sections = Sections() if ledger is None else Sections(ledger.enter, relabel=ledger.relabel)
+            sections = _sections(self.run, self.services, ledger)
             checkpoints = self.prepared.composition.config.checkpointer.build(
                 directory=self.run.checkpoints,
                 keep_last_n=policy.keep_last,
@@ -102,6 +104,12 @@ class Loop:
             running = _Running(attempt, self.command)
             stop.on_first, stop.on_second = running.stopping, running.stopped_at_once
             return running.outcome()
+
+
+def _sections(run: RunDirectory, services: ServiceHost, ledger: Ledger | None) -> Sections:
+    """Returns what the training thread is in, told to the ledger first: what a service takes counts to what follows."""
+    tell = functools.partial(services.section, run)
+    return Sections(tell) if ledger is None else Sections(ledger.enter, tell, relabel=ledger.relabel)
 
 
 class _Running:

@@ -17,6 +17,7 @@ from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.local_path import local_path
 
+from kanawa_runtime.checkpoint.agreement import shared_number
 from kanawa_runtime.checkpoint.array_store import read_text
 from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.layout import committed_steps
@@ -40,6 +41,8 @@ CONFIG, PLUGINS, EVENTS, CHECKPOINTS, REPORT = (
     "checkpoints",
     "report.html",
 )
+#: Of all processes, where one of them made no progress.
+STACKS = "stacks"
 _PROBE_BYTES = 1 << 16
 #: With the origin of every value, the largest experiments take a megabyte.
 MOST_CONFIG_BYTES = 64 * 2**20
@@ -64,6 +67,7 @@ class RunDirectory:
         self.start_step = 0
         self._lock = RunLock(path / ".lock")
         self._events: EventLog | None = None
+        self._attempt: int | None = None
 
     @classmethod
     def open(cls, path: Path | str, config: Config) -> "RunDirectory":
@@ -134,8 +138,11 @@ class RunDirectory:
 
     @property
     def attempt(self) -> int:
-        """The number of this opening, from 1."""
-        return self.events().attempt
+        """The number of this opening, from 1; the same in every process of a gang."""
+        if self._attempt is None:
+            own = self.events().attempt if self.is_primary else 0
+            self._attempt = shared_number("kanawa/attempt", own)
+        return self._attempt
 
     def ledger(self) -> Ledger | None:
         """Returns the ledger of this attempt's seconds, begun; None in other processes than 0."""
@@ -259,7 +266,7 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", PLUGINS))
     if any(name in (EVENTS, CHECKPOINTS) for name in names) and committed_steps(path / CHECKPOINTS):
         raise _damaged(path, f"{CONFIG} is missing")
-    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE)
+    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS)
     foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (

@@ -32,6 +32,7 @@ from kanawa.module import Last, next_state, param_specs, state_specs
 from kanawa_runtime.checkpoint import OrbaxCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.train.gradients import WholeBatch
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
 from kanawa_runtime.train.soundness import Soundness
@@ -63,7 +64,7 @@ class Trainer(Workload):
         checkpoints: CheckpointPolicy = CheckpointPolicy()
         checkpointer: Checkpointer.Config = OrbaxCheckpointer.Config()
         loader: Loader.Config = GrainLoader.Config()
-        services: tuple[Service.Config, ...] = ()
+        services: tuple[Service.Config, ...] = (Watchdog.Config(),)
         sample_prompt: str = ""
 
         def batch_shape(self) -> BatchShape:
