@@ -7,16 +7,19 @@ from kanawa.plugins import Command, Kind, PublishedStep, hookimpl
 
 @hookimpl
 def kanawa_kinds() -> list[Kind]:
-    """Returns the kind under which text data finds its documents."""
-    return [Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus")]
+    """Returns the kinds under which text data finds its documents, and `launch` its engines."""
+    return [
+        Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus"),
+        Kind("launchers", "engines that run jobs", subclass_of="kanawa_runtime.launch.launcher:Launcher"),
+    ]
 
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns the verbs that train, evaluate, generate and report."""
-    from kanawa_runtime.commands import evaluate, generate, report, train
+    """Returns the verbs that train, evaluate, generate, report and launch."""
+    from kanawa_runtime.commands import evaluate, generate, launch, report, train
 
-    return [train.command(), evaluate.command(), generate.command(), report.command()]
+    return [train.command(), evaluate.command(), generate.command(), report.command(), launch.command()]
 
 
 @hookimpl

@@ -1,0 +1,5 @@
+"""One job, rendered for, submitted to and stopped on engines that exist; never a scheduler of ours."""
+
+from kanawa_runtime.launch.job import Job as Job
+from kanawa_runtime.launch.launcher import Launcher as Launcher
+from kanawa_runtime.launch.launcher import Status as Status

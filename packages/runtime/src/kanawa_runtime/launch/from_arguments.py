@@ -1,0 +1,74 @@
+"""From the command line to a job: what `kanawa launch` was asked for, as the record that engines render."""
+
+import argparse
+import re
+from pathlib import Path
+
+from kanawa.composition.target import parse_target
+from kanawa.errors import UsageError
+
+from kanawa_runtime.launch.grace import measured_grace
+from kanawa_runtime.launch.job import NAME, Job
+
+
+def job_from(args: argparse.Namespace) -> Job:
+    """Returns the job; raises UsageError for what no engine could run."""
+    run = args.directory or f"runs/{Path(args.experiment.rstrip('/')).name}"
+    target = parse_target(args.on or "cpu")
+    processes = args.processes or 1
+    many = target.device.platform == "cpu" and (args.hosts or 1) * processes
+    if args.hosts is not None and target.device.platform != "cpu":
+        message = f"--hosts {args.hosts}: target {args.on} has {target.hosts} hosts; leave --hosts out"
+        raise UsageError(message)
+    return Job(
+        name=args.name or _name(run),
+        command=_command(args, run),
+        # A CPU target is one machine of several devices; a gang of CPU hosts shares them out.
+        target=args.on or f"cpu-{max(1, int(many))}",
+        slices=target.slices,
+        hosts_per_slice=args.hosts or target.hosts // target.slices,
+        processes_per_host=processes,
+        image=args.image or "",
+        environment=_pairs(args.env, "--env"),
+        resources=_pairs(args.resource, "--resource"),
+        spot=args.spot,
+        queue=args.queue or "",
+        priority=args.priority or "",
+        grace_seconds=args.grace or measured_grace(run).seconds,
+        retries=args.retries,
+        run=run,
+        spares=args.spares,
+    )
+
+
+def _command(args: argparse.Namespace, run: str) -> list[str]:
+    """Returns the command of each process, without what its engine adds."""
+    words = ["kanawa", "train", args.experiment, "--run", run]
+    for option in ("on", "data", "steps", "init_from"):
+        value = getattr(args, option)
+        if value is not None:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    words += [word for text in args.modify for word in ("--modify", text)]
+    words += [word for text in args.set for word in ("--set", text)]
+    return [*words, "--require-fused"] if args.require_fused else words
+
+
+def _name(run: str) -> str:
+    """Returns a DNS label from the run's folder: submitting a run again names the same job again."""
+    slug = re.sub(r"[^a-z0-9]+", "-", run.rstrip("/").rpartition("/")[2].lower()).strip("-")[:40].strip("-")
+    return slug if NAME.fullmatch(slug) else f"run-{slug}".rstrip("-")
+
+
+def _pairs(texts: list[str], option: str) -> dict[str, str]:
+    """Returns NAME=VALUE arguments by name; raises UsageError for one without '=', or given twice."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            message = f"{option} {text!r}: expected NAME=VALUE"
+            raise UsageError(message)
+        if name in pairs:
+            message = f"{option} {name} is given twice, as {pairs[name]!r} and {value!r}; give it once"
+            raise UsageError(message)
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,72 @@
+"""How long a run needs between a request to stop and being saved, measured from its own events."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+#: Where nothing was measured yet. Engines give 30 s, which a large model's save doesn't fit in.
+UNMEASURED_SECONDS = 120
+#: On top of what was measured: signals travel, disks have bad moments, processes say goodbye to each other.
+MARGIN_SECONDS = 15.0
+#: Never less: an interpreter under load takes seconds to leave.
+LEAST_SECONDS = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Grace:
+    """`seconds` to give, and `why` in a few words."""
+
+    seconds: int
+    why: str
+
+
+def measured_grace(run: str) -> Grace:
+    """Returns the grace that a run's events ask for; the default, and why, where there are none."""
+    events = Path(run) / "events.jsonl" if run and "://" not in run else None
+    if events is None or not events.is_file():
+        return Grace(UNMEASURED_SECONDS, "no save was measured yet")
+    with events.open("rb") as lines:
+        return grace_of(_records(lines))
+
+
+def grace_of(events: Iterable[dict[str, Any]]) -> Grace:
+    """Returns the grace of a run with these events.
+
+    A request to stop waits for the step that is under way and for one more that proves the state sound, then for the
+    whole save: an asynchronous one blocks for a moment only, but the process must stay until it is committed.
+    """
+    saves, steps = [], []
+    for event in events:
+        seconds = event.get("seconds")
+        if isinstance(seconds, int | float) and math.isfinite(seconds):
+            if event.get("event") == "checkpoint_committed":
+                saves.append(max(float(seconds), float(event.get("blocking_seconds") or 0)))
+            elif event.get("event") == "step":
+                steps.append(float(seconds))
+    if not saves:
+        return Grace(UNMEASURED_SECONDS, "no save was measured yet")
+    save, step = _late(saves), _late(steps) if steps else 0.0
+    needed = max(LEAST_SECONDS, math.ceil(save + 2 * step + MARGIN_SECONDS))
+    return Grace(needed, f"99 of 100 saves take at most {save:.1f} s, steps {step:.1f} s ({len(saves)} saves measured)")
+
+
+def _late(values: list[float]) -> float:
+    """Returns the 99th percentile, the greatest of fewer than a hundred."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
+
+
+def _records(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    """Yields the step and save events; anything else, a torn line too, is left out without parsing where possible."""
+    for line in lines:
+        if b'"checkpoint_committed"' not in line and b'"step"' not in line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record

@@ -1,0 +1,118 @@
+"""What an engine's adapter must do; catalogued as `kanawa.launchers`."""
+
+import abc
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from kanawa.config import Configurable, Positive
+
+from kanawa_runtime.launch.errors import EngineError, JobError
+from kanawa_runtime.launch.exit_codes import DONE, STOPPED
+from kanawa_runtime.launch.job import Job, problems_of_any
+
+State = Literal["queued", "running", "restarting", "done", "failed", "cancelled", "unknown"]
+ENDED: frozenset[State] = frozenset({"done", "failed", "cancelled"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """Where a job stands; `restarts` so far, `exit_code` of one that ended, `detail` in the engine's words."""
+
+    state: State
+    restarts: int = 0
+    exit_code: int | None = None
+    detail: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to the job."""
+        return self.state in ENDED
+
+    def code(self) -> int:
+        """Returns what `--watch` returns to the shell: the job's own code, else one that fits its state."""
+        if self.exit_code is not None:
+            return self.exit_code
+        return {"done": DONE, "cancelled": STOPPED}.get(self.state, 1)
+
+    def line(self) -> str:
+        """Returns it as a person reads it."""
+        told = [str(self.state)]
+        if self.restarts:
+            told.append(f"restarts {self.restarts}")
+        if self.exit_code is not None:
+            told.append(f"exit code {self.exit_code}")
+        return ", ".join([*told, *filter(None, [self.detail])])
+
+
+class Launcher(Configurable):
+    """Runs jobs on one engine, with the engine's own client tools.
+
+    `render` is pure: the same job gives the same files, without asking the engine. The other methods name a job by what
+    `submit` returned. `watched` says whether `kanawa launch` stays until the end unless told otherwise.
+    """
+
+    watched = False
+
+    class Config(Configurable.Config):
+        #: Between two looks at a job that is watched.
+        poll_seconds: Positive = 10.0
+
+    @abc.abstractmethod
+    def render(self, job: Job) -> dict[str, str]:
+        """Returns the files that describe the job to the engine, by name."""
+
+    @abc.abstractmethod
+    def submit(self, job: Job, folder: Path) -> str:
+        """Hands the files in `folder` over and returns what the engine calls the job; raises EngineError."""
+
+    @abc.abstractmethod
+    def status(self, name: str) -> Status:
+        """Returns where a job stands; raises EngineError where there is none of that name."""
+
+    @abc.abstractmethod
+    def logs(self, name: str) -> str:
+        """Returns the newest of what the job wrote."""
+
+    @abc.abstractmethod
+    def cancel(self, name: str) -> None:
+        """Stops a job for good, with its grace; nothing of it runs when this or the engine is through."""
+
+    def problems(self, job: Job) -> Iterator[str]:
+        """Yields what of the job this engine can't give, one sentence each with what to do."""
+        del job
+        yield from ()
+
+    def check(self, job: Job) -> None:
+        """Raises JobError with all that is wrong with the job."""
+        wrong = [*problems_of_any(job), *self.problems(job)]
+        if wrong:
+            raise JobError(self.engine, wrong)
+
+    @property
+    def engine(self) -> str:
+        """What to call the engine in messages."""
+        return type(self).__name__
+
+    def watch(self, name: str, tell: Callable[[str], None]) -> int:
+        """Tells each change of a job until it ends; returns its exit code."""
+        before = None
+        while True:
+            status = self.status(name)
+            if status != before:
+                tell(f"{name}: {status.line()}")
+                before = status
+            if status.ended:
+                return status.code()
+            time.sleep(self.config.poll_seconds)
+
+    def run(self, job: Job, folder: Path, tell: Callable[[str], None]) -> int:
+        """Submits a job and stays until it ends; returns its exit code."""
+        return self.watch(self.submit(job, folder), tell)
+
+
+def no_such_job(engine: str, name: str, where: str) -> EngineError:
+    """Returns the error for a name that the engine doesn't know."""
+    return EngineError(f"{engine} has no job {name!r}; {where}")

@@ -1,0 +1,17 @@
+"""`python -m kanawa_runtime.launch.local FOLDER OPTIONS`: the supervisor in the background."""
+
+import json
+import sys
+from pathlib import Path
+
+from kanawa.cli.output import write_message
+from kanawa.config import from_json
+
+
+def main(folder: str, options: str) -> int:
+    """Runs the job in `folder` with the launcher's options as JSON; returns the gang's exit code."""
+    return int(from_json(json.loads(options)).build().supervise(Path(folder), write_message))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""What a local job keeps in RUN/launch: the job, its state, its lock, and a folder of logs for each attempt."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kanawa.config import from_json, to_json
+
+from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.job import Job
+from kanawa_runtime.launch.launcher import Status, no_such_job
+
+JOB, STATE, LOCK = "job.json", "state.json", "lock"
+
+
+def folder_of(run: str | Path) -> Path:
+    """Returns where a run's local job keeps its files."""
+    return Path(run) / "launch"
+
+
+def attempt_folder(folder: Path, attempt: int) -> Path:
+    """Returns where an attempt's logs lie."""
+    return folder / f"attempt-{attempt}"
+
+
+def last_attempt(folder: Path) -> int:
+    """Returns the highest attempt that has logs, 0 where there is none."""
+    numbers = (path.name.removeprefix("attempt-") for path in folder.glob("attempt-*"))
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def write_job(folder: Path, job: Job) -> None:
+    """Keeps the job beside its logs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / JOB).write_text(json.dumps(to_json(job), indent=1))
+
+
+def read_job(folder: Path) -> Job:
+    """Returns the job that `write_job` kept."""
+    job = from_json(json.loads((folder / JOB).read_text()))
+    if not isinstance(job, Job):
+        message = f"{folder / JOB} holds a {type(job).__name__}, expected a Job; start it with `kanawa launch local`"
+        raise EngineError(message)
+    return job
+
+
+def write_state(folder: Path, **facts: Any) -> None:
+    """Replaces the state in one step, so that a reader never sees half of it."""
+    part = folder / f"{STATE}.part"
+    part.write_text(json.dumps(facts, indent=1))
+    part.replace(folder / STATE)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Returns the state; raises EngineError where no job was started."""
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    except FileNotFoundError:
+        where = "give the run directory of a job that `kanawa launch local` started"
+        raise no_such_job("this machine", str(folder.parent), where) from None
+    return state
+
+
+def status(folder: Path) -> Status:
+    """Returns where the job stands; one whose supervisor is gone without a word was killed."""
+    state = read_state(folder)
+    told = Status(state["state"], state["restarts"], state.get("exit_code"), state.get("detail", ""))
+    if not told.ended and not is_supervised(folder):
+        return Status("failed", told.restarts, None, "its supervisor was killed; start it again with the same command")
+    return told
+
+
+def is_supervised(folder: Path) -> bool:
+    """Returns whether a supervisor holds the job."""
+    try:
+        with held(folder):
+            return False
+    except EngineError:
+        return True
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds the job while inside; raises EngineError where another supervisor does. The system lets go of the dead's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = (
+                f"{folder.parent} is being run by another `kanawa launch local`; watch it with `kanawa launch local "
+                f"--status {folder.parent}`, or stop it with --cancel"
+            )
+            raise EngineError(message) from None
+        yield
+    finally:
+        os.close(descriptor)
