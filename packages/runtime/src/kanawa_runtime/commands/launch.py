@@ -25,8 +25,8 @@ def command() -> Command:
         run=run,
         example=(
             "kanawa launch local quickstart --processes 2 --steps 20 --run runs/gang\n"
-            "kanawa launch slurm llama2-7b --on h100-64 --run /shared/runs/7b --option time=1-00:00:00 --dry-run\n"
-            "kanawa launch jobset llama2-7b --on v5p-512 --image my/image:1 --run gs://bucket/7b --queue team --dry-run\n"
+            "kanawa launch slurm llama2-7b --on h100-64 --run /shared/7b --option time=1-00:00:00 --dry-run\n"
+            "kanawa launch jobset llama2-7b --on v5p-512 --image my/image:1 --run gs://b/7b --queue team --dry-run\n"
             "kanawa launch local --status runs/gang\n"
             "kanawa launch local --cancel runs/gang\n"
             "engines: `kanawa list launchers`; with --watch the exit code is the job's (0 done; 42, or 127 and above, "
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     _job_arguments(parser.add_argument_group("the job"))
     doing = parser.add_argument_group("what to do")
-    doing.add_argument("--dry-run", action="store_true", help="write the engine's files (to --out, else to stdout) only")
+    doing.add_argument("--dry-run", action="store_true", help="only write the engine's files, to --out or stdout")
     doing.add_argument("--out", metavar="DIR", help="folder for the engine's files (default: launch/NAME)")
     stay = "stay until the job ends, and return its exit code (default for local)"
     doing.add_argument("--watch", action=argparse.BooleanOptionalAction, default=None, help=stay)
@@ -91,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     asked = [verb for verb in ("status", "logs", "cancel", "follow") if getattr(args, verb) is not None]
     if len(asked) + (args.experiment is not None) != 1:
-        message = (
-            "give one EXPERIMENT to run, or one of --status, --logs, --cancel and --follow with a job that was submitted"
-        )
+        message = "give one EXPERIMENT to run, or one of --status, --logs, --cancel and --follow with a submitted job"
         raise UsageError(message)
     if asked:
         return _about(launcher, asked[0], getattr(args, asked[0]), args.json)

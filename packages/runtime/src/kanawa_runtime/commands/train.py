@@ -102,14 +102,17 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
 
 
 def _leave_if_peer_lost(args: argparse.Namespace, screen: Screen, error: Exception) -> None:
-    """Ends the process where the error comes from the loss of another one of its gang; else returns."""
-    from kanawa_runtime.commands.gang import leave_gang
+    """Ends the process of a gang where another one was lost; after another error it ends without waiting for them."""
+    if args.coordinator is None:
+        return
+    from kanawa_runtime.commands.gang import leave_after_error, leave_gang
     from kanawa_runtime.train.peers import lost_peer
 
-    reason = None if args.coordinator is None else lost_peer(error)
+    reason = lost_peer(error)
     if reason is not None:
         screen.close()
         leave_gang(reason)
+    leave_after_error(error)
 
 
 def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -> Loop:

@@ -59,6 +59,15 @@ def chips_per_host(job: Job) -> int:
     return max(1, target(job).chips // hosts(job))
 
 
+def device_environment(job: Job) -> dict[str, str]:
+    """Returns what makes JAX see the devices of a CPU target, shared out among the processes; nothing for others."""
+    wanted = target(job)
+    if wanted.device.platform != "cpu":
+        return {}
+    share = max(1, wanted.jax_devices // processes(job))
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={share}"}
+
+
 def joining(job: Job, coordinator: str, index: str) -> list[str]:
     """Returns the arguments by which a process joins the others; none where it is alone.
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kanawa.config import Configurable, Positive
 
-from kanawa_runtime.launch.errors import EngineError, JobError
+from kanawa_runtime.launch.errors import JobError
 from kanawa_runtime.launch.exit_codes import DONE, STOPPED
 from kanawa_runtime.launch.job import Job, problems_of_any
 
@@ -111,8 +111,3 @@ class Launcher(Configurable):
     def run(self, job: Job, folder: Path, tell: Callable[[str], None]) -> int:
         """Submits a job and stays until it ends; returns its exit code."""
         return self.watch(self.submit(job, folder), tell)
-
-
-def no_such_job(engine: str, name: str, where: str) -> EngineError:
-    """Returns the error for a name that the engine doesn't know."""
-    return EngineError(f"{engine} has no job {name!r}; {where}")

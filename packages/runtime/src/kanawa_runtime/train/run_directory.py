@@ -43,6 +43,8 @@ CONFIG, PLUGINS, EVENTS, CHECKPOINTS, REPORT = (
 )
 #: Of all processes, where one of them made no progress.
 STACKS = "stacks"
+#: Where `kanawa launch` keeps logs; it is there before the run is.
+LAUNCH = "launch"
 _PROBE_BYTES = 1 << 16
 #: With the origin of every value, the largest experiments take a megabyte.
 MOST_CONFIG_BYTES = 64 * 2**20
@@ -266,7 +268,7 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", PLUGINS))
     if any(name in (EVENTS, CHECKPOINTS) for name in names) and committed_steps(path / CHECKPOINTS):
         raise _damaged(path, f"{CONFIG} is missing")
-    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS)
+    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS, LAUNCH)
     foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (

@@ -1,6 +1,7 @@
 """`python -m kanawa_runtime.launch.local FOLDER OPTIONS`: the supervisor in the background."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,8 +10,14 @@ from kanawa.config import from_json
 
 
 def main(folder: str, options: str) -> int:
-    """Runs the job in `folder` with the launcher's options as JSON; returns the gang's exit code."""
-    return int(from_json(json.loads(options)).build().supervise(Path(folder), write_message))
+    """Runs the job in `folder` with the launcher's options as JSON; returns the gang's exit code.
+
+    In a child that this process leaves behind, so that nobody has to wait for it: whoever submits a job may end.
+    """
+    launcher = from_json(json.loads(options)).build()
+    if os.fork():
+        return 0
+    return int(launcher.supervise(Path(folder), write_message))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class LocalLauncher(Launcher):
         if not job.run:
             yield "run is empty: logs and state lie in the run's directory; give one with --run"
         if target(job).hosts > 1 or hosts(job) > 1:
-            yield f"target {job.target} has {max(target(job).hosts, hosts(job))} hosts; use slurm, jobset, ray or skypilot"
+            yield f"target {job.target} has {max(target(job).hosts, hosts(job))} hosts; use another engine"
         for name, given in (("image", job.image), ("queue", job.queue), ("priority", job.priority)):
             if given:
                 yield f"{name} {given!r} means nothing to processes; leave --{name} out"
@@ -77,16 +77,17 @@ class LocalLauncher(Launcher):
             (home / state.STATE).unlink(missing_ok=True)
         options = json.dumps(to_json(self.config))
         with (home / "supervisor.log").open("ab") as log:
-            started = subprocess.Popen(
+            subprocess.run(
                 [sys.executable, "-m", "kanawa_runtime.launch.local", str(home), options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                check=True,
             )
         deadline = time.monotonic() + _START_SECONDS
         while not (home / state.STATE).exists():
-            if started.poll() is not None or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 message = f"the supervisor of {job.run} didn't start; see {home / 'supervisor.log'}"
                 raise EngineError(message)
             time.sleep(self.config.poll_seconds)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kanawa_runtime.launch.job import Job, chips_per_host, joining, processes, target
+from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, joining, processes, target
 
 _PR_SET_PDEATHSIG = 1
 
@@ -36,13 +36,11 @@ def environment(job: Job, index: int, attempt: int) -> dict[str, str]:
     """Returns the variables of a process: ours, the job's, and its share of this machine's devices."""
     wanted, count = target(job), processes(job)
     variables = {**os.environ, "KANAWA_JOB": job.name, "KANAWA_ATTEMPT": str(attempt)}
-    if wanted.device.platform == "cpu":
-        variables["JAX_PLATFORMS"] = "cpu"
-        if count > 1:
-            flags = variables.get("XLA_FLAGS", "")
-            share = max(1, wanted.jax_devices // count)
-            variables["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={share}".strip()
-    elif wanted.device.platform == "gpu" and job.processes_per_host > 1:
+    # Later flags win: what this shell has set for one process doesn't hold for a share of it.
+    ours = device_environment(job) if count > 1 else {}
+    flags = f"{variables.get('XLA_FLAGS', '')} {ours.get('XLA_FLAGS', '')}".strip()
+    variables |= ours | ({"XLA_FLAGS": flags} if flags else {})
+    if wanted.device.platform == "gpu" and job.processes_per_host > 1:
         share = chips_per_host(job) // job.processes_per_host
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(index * share + chip) for chip in range(share))
     return variables | dict(job.environment)

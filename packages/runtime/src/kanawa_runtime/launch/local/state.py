@@ -12,7 +12,7 @@ from kanawa.config import from_json, to_json
 
 from kanawa_runtime.launch.errors import EngineError
 from kanawa_runtime.launch.job import Job
-from kanawa_runtime.launch.launcher import Status, no_such_job
+from kanawa_runtime.launch.launcher import Status
 
 JOB, STATE, LOCK = "job.json", "state.json", "lock"
 
@@ -60,8 +60,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text())
     except FileNotFoundError:
-        where = "give the run directory of a job that `kanawa launch local` started"
-        raise no_such_job("this machine", str(folder.parent), where) from None
+        message = (
+            f"there is no job in {folder.parent}; give the run directory of one that `kanawa launch local` started"
+        )
+        raise EngineError(message) from None
     return state
 
 
@@ -85,7 +87,7 @@ def is_supervised(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds the job while inside; raises EngineError where another supervisor does. The system lets go of the dead's."""
+    """Holds the job while inside; raises EngineError where another supervisor does."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -1,0 +1,182 @@
+"""`jobset` and `pathways`: jobs on Kubernetes by kubectl."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from kanawa.config import Count
+
+from kanawa_runtime.launch.client import call
+from kanawa_runtime.launch.errors import EngineError, JobError
+from kanawa_runtime.launch.job import Job, target
+from kanawa_runtime.launch.kubernetes.accelerators import cloud_of
+from kanawa_runtime.launch.kubernetes.check import problems_of
+from kanawa_runtime.launch.kubernetes.jobset import job_set
+from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, pathways_set
+from kanawa_runtime.launch.kubernetes.policy import MAIN
+from kanawa_runtime.launch.launcher import Launcher, State, Status
+from kanawa_runtime.launch.yaml_text import to_yaml
+
+_KUBECTL = "install kubectl and log in to the cluster"
+_FILE = "jobset.yaml"
+_STATES: dict[str, State] = {"Completed": "done", "Failed": "failed", "Suspended": "queued"}
+
+
+class KubernetesLauncher(Launcher, abstract=True):
+    """Renders a JobSet and checks it offline, then leaves all else to the cluster's controllers."""
+
+    class Config(Launcher.Config):
+        namespace: str = ""
+        #: Whose node labels to use; TPUs are GKE's and Trainium EKS's unless told otherwise.
+        cloud: Literal["", "gke", "eks"] = ""
+        #: Mount path to the name of a PersistentVolumeClaim, for runs that aren't in a bucket.
+        claims: dict[str, str] = {}
+        node_selector: dict[str, str] = {}
+        tolerations: list[str] = []
+        service_account: str = ""
+        #: Node label within one value of which Kueue must place a slice.
+        topology: str = ""
+        #: How long the cluster remembers a job that ended.
+        keep_seconds: Count = 604_800
+
+    @abstractmethod
+    def manifest(self, job: Job) -> dict[str, Any]:
+        """Returns the JobSet."""
+
+    def render(self, job: Job) -> dict[str, str]:
+        """Returns the manifest, which was checked against schema and rules; raises JobError where it breaks one."""
+        manifest = self.manifest(job)
+        wrong = problems_of(manifest)
+        if wrong:
+            raise JobError(self.engine, wrong)
+        return {_FILE: to_yaml(manifest)}
+
+    def problems(self, job: Job) -> Iterator[str]:
+        """Yields what a pod can't do."""
+        if not job.image:
+            yield "image is empty: a pod runs a container image that has kanawa installed; give one with --image"
+        if job.processes_per_host > 1:
+            yield f"{job.processes_per_host} processes a host: a pod is one process here; leave --processes out"
+        if "://" not in job.run and not any(_inside(job.run, path) for path in self.config.claims):
+            yield (
+                f"run {job.run!r} would lie in the pod and be lost with it; give a bucket (gs://, s3://), or mount a "
+                'volume that several pods may write: --option \'claims={"/runs": "CLAIM"}\' --run /runs/NAME'
+            )
+        cloud = cloud_of(target(job), self.config.cloud)
+        if job.spot and not cloud:
+            yield "spot: which nodes are reclaimable depends on the cloud; give --option cloud=gke or cloud=eks"
+        if target(job).device.platform == "cpu" and not job.resources:
+            yield "resources are empty: a CPU pod gets next to nothing; give --resource cpu=8 --resource memory=32Gi"
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """Applies the manifest: the same job again changes nothing."""
+        call([*self._kubectl(), "apply", "-f", str(folder / _FILE)], _KUBECTL)
+        return job.name
+
+    def status(self, name: str) -> Status:
+        """Returns what the JobSet's conditions say."""
+        try:
+            text = call([*self._kubectl(), "get", "jobset", name, "-o", "json"], _KUBECTL)
+        except EngineError as error:
+            if "NotFound" in str(error):
+                message = f"the cluster has no JobSet {name!r}; `kubectl get jobsets` lists them"
+                raise EngineError(message) from error
+            raise
+        return status_of(json.loads(text))
+
+    def logs(self, name: str) -> str:
+        """Returns the last lines of each pod, with its name."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={name}"
+        return call([*self._kubectl(), "logs", "-l", selector, "-c", MAIN, "--prefix", "--tail=100"], _KUBECTL)
+
+    def cancel(self, name: str) -> None:
+        """Suspends the JobSet, which ends its pods with their grace; it stays to be looked at, and can be resumed."""
+        patch = '{"spec": {"suspend": true}}'
+        call([*self._kubectl(), "patch", "jobset", name, "--type=merge", "-p", patch], _KUBECTL)
+
+    def _kubectl(self) -> list[str]:
+        return ["kubectl", *(["-n", self.config.namespace] if self.config.namespace else [])]
+
+
+class JobSetLauncher(KubernetesLauncher):
+    """A JobSet on Kubernetes: CPUs, TPUs, GPUs and Trainium, with or without Kueue."""
+
+    class Config(KubernetesLauncher.Config):
+        #: Priority class of spares, below the workers': who is placed first when hosts are short.
+        spare_priority: str = ""
+
+    @property
+    def engine(self) -> str:
+        """Returns what to call it."""
+        return "jobset"
+
+    def manifest(self, job: Job) -> dict[str, Any]:
+        """Returns the JobSet."""
+        return job_set(job, self.config, cloud_of(target(job), self.config.cloud))
+
+    def problems(self, job: Job) -> Iterator[str]:
+        """Yields what the JobSet can't do."""
+        yield from super().problems(job)
+        if job.spares and not (self.config.spare_priority and job.priority):
+            yield (
+                f"{job.spares} spares: workers take their hosts by priority; give --priority HIGH and "
+                "--option spare_priority=LOW, two priority classes of the cluster"
+            )
+        if job.spares and job.queue:
+            yield "spares with a queue: Kueue admits a JobSet as a whole, spares too, and would evict it as a whole"
+
+
+class PathwaysLauncher(KubernetesLauncher):
+    """A JobSet with Pathways on GKE: one program for all TPUs, whose workers restart alone."""
+
+    class Config(KubernetesLauncher.Config):
+        #: A gs:// folder that the servers may write to.
+        scratch: str = ""
+        server_image: str = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server:latest"
+        proxy_image: str = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/proxy_server:latest"
+
+    @property
+    def engine(self) -> str:
+        """Returns what to call it."""
+        return "pathways"
+
+    def manifest(self, job: Job) -> dict[str, Any]:
+        """Returns the JobSet."""
+        return pathways_set(job, self.config, "gke")
+
+    def problems(self, job: Job) -> Iterator[str]:
+        """Yields what Pathways can't do."""
+        yield from super().problems(job)
+        device = target(job).device
+        if device.name not in INSTANCES:
+            yield f"target {job.target}: Pathways runs on {', '.join(INSTANCES)}; use jobset for {device.name}"
+        if not self.config.scratch.startswith("gs://"):
+            yield f"scratch is {self.config.scratch!r}: the servers need a bucket; give --option scratch=gs://BUCKET/FOLDER"
+        if job.spares:
+            yield f"{job.spares} spares: the controller waits for a lost worker to come back; leave --spares out"
+
+
+def status_of(job_set: dict[str, Any]) -> Status:
+    """Returns what a JobSet's status means; `permanent` failures and used-up restarts are both "failed"."""
+    status = job_set.get("status", {})
+    restarts = int(status.get("restarts", 0))
+    for condition in status.get("conditions", ()):
+        if condition.get("status") == "True" and condition.get("type") in _STATES:
+            state = _STATES[condition["type"]]
+            if (
+                state == "queued"
+                and job_set["spec"].get("suspend")
+                and not job_set["metadata"]["labels"].get("kueue.x-k8s.io/queue-name")
+            ):
+                state = "cancelled"
+            return Status(state, restarts, None, condition.get("message", ""))
+    jobs = status.get("replicatedJobsStatus", ())
+    told = ", ".join(f"{each['name']}: {each.get('ready', 0)} ready, {each.get('failed', 0)} failed" for each in jobs)
+    running = any(each.get("ready") or each.get("active") for each in jobs)
+    return Status("running" if running else "queued", restarts, None, told)
+
+
+def _inside(run: str, path: str) -> bool:
+    return run.rstrip("/").startswith(path.rstrip("/") + "/")

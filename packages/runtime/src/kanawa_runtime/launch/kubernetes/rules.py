@@ -1,0 +1,173 @@
+"""What must hold between the fields of a JobSet: the rules of its webhook and of Kubernetes, and those of a gang."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from kanawa_runtime.launch.exit_codes import permanent_codes
+from kanawa_runtime.launch.kubernetes.policy import GAVE_UP
+
+_MOST_NAME = 63
+#: What Kubernetes appends to the name of a pod.
+_RANDOM = "-abcde"
+Tree = dict[str, Any]
+
+
+def broken_rules(manifest: Tree) -> Iterator[str]:
+    """Yields each rule that a manifest of the right schema breaks: where, what is there, what would do."""
+    spec = manifest["spec"]
+    jobs = {job["name"]: job for job in spec["replicatedJobs"]}
+    yield from _twice((job["name"] for job in spec["replicatedJobs"]), "spec.replicatedJobs: name")
+    for job in spec["replicatedJobs"]:
+        where = f"spec.replicatedJobs[{job['name']}]"
+        yield from _names(manifest["metadata"]["name"], job, where)
+        yield from _counts(job["template"]["spec"], where)
+        yield from _pod_failure(job["template"]["spec"], where)
+        yield from _pod(job["template"]["spec"]["template"]["spec"], where)
+    yield from _policies(spec, jobs)
+    yield from _coordinator(spec, jobs)
+    yield from _order(spec, list(jobs))
+    yield from _gang(manifest, jobs)
+    yield from _queue(manifest, jobs)
+
+
+def _names(name: str, job: Tree, where: str) -> Iterator[str]:
+    most = job["template"]["spec"]["completions"] - 1
+    longest = f"{name}-{job['name']}-{job['replicas'] - 1}-{most}{_RANDOM}"
+    if len(longest) > _MOST_NAME:
+        yield (
+            f"{where}: its pods' names, such as {longest}, have {len(longest)} characters, at most {_MOST_NAME}; "
+            f"shorten metadata.name by {len(longest) - _MOST_NAME}"
+        )
+
+
+def _counts(spec: Tree, where: str) -> Iterator[str]:
+    if spec["parallelism"] != spec["completions"]:
+        yield (
+            f"{where}: parallelism {spec['parallelism']} and completions {spec['completions']} differ; a gang runs all "
+            "its pods at once, and each is done once"
+        )
+
+
+def _pod_failure(spec: Tree, where: str) -> Iterator[str]:
+    containers = {each["name"] for each in spec["template"]["spec"]["containers"]}
+    rules = spec.get("podFailurePolicy", {"rules": []})["rules"]
+    for rule in rules:
+        codes = rule.get("onExitCodes")
+        if codes is None:
+            continue
+        if codes["containerName"] not in containers:
+            yield f"{where}.podFailurePolicy: no container {codes['containerName']!r}; there are {sorted(containers)}"
+        if codes["values"] != list(permanent_codes()):
+            yield f"{where}.podFailurePolicy: the codes aren't 1 to 126 without 42, those that no restart would mend"
+    if not spec["backoffLimit"] and not any("onExitCodes" in rule for rule in rules):
+        yield f"{where}: backoffLimit 0 without a podFailurePolicy on exit codes restarts what can't be mended"
+
+
+def _pod(pod: Tree, where: str) -> Iterator[str]:
+    everyone = [*pod.get("initContainers", ()), *pod["containers"]]
+    yield from _twice((each["name"] for each in everyone), f"{where}: container")
+    volumes = [volume["name"] for volume in pod.get("volumes", ())]
+    yield from _twice(volumes, f"{where}: volume")
+    mounted = set()
+    for container in everyone:
+        own = f"{where}.{container['name']}"
+        yield from _twice((each["name"] for each in container["env"]), f"{own}: variable")
+        mounts = container.get("volumeMounts", ())
+        yield from _twice((mount["mountPath"] for mount in mounts), f"{own}: mountPath")
+        yield from (f"{own}: no volume {m['name']!r}; there are {volumes}" for m in mounts if m["name"] not in volumes)
+        mounted |= {mount["name"] for mount in mounts}
+        yield from _resources(container["resources"], pod, own)
+    yield from (f"{where}: volume {name!r} is mounted nowhere" for name in volumes if name not in mounted)
+
+
+def _resources(resources: Tree, pod: Tree, where: str) -> Iterator[str]:
+    limits = resources.get("limits", {})
+    if resources.get("requests", {}) != limits:
+        yield f"{where}: requests and limits differ; devices can't be overcommitted, and a gang must not be throttled"
+    for name, amount in limits.items():
+        if "/" in name and not (amount.isdigit() and int(amount) > 0):
+            yield f"{where}: {name} is {amount!r}; devices are counted, from 1"
+    selected = "cloud.google.com/gke-tpu-topology" in pod.get("nodeSelector", {})
+    labelled = "cloud.google.com/gke-tpu-accelerator" in pod.get("nodeSelector", {})
+    if len({selected, labelled, "google.com/tpu" in limits}) > 1:
+        yield f"{where}: a TPU host needs the limit google.com/tpu and both node labels, its accelerator and topology"
+    tainted = {each["key"] for each in pod.get("tolerations", ())}
+    for name in ("google.com/tpu", "nvidia.com/gpu", "aws.amazon.com/neuron"):
+        if name in limits and name not in tainted:
+            yield f"{where}: nothing tolerates the taint {name} of the nodes that have it"
+
+
+def _policies(spec: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
+    rules = spec["failurePolicy"]["rules"]
+    yield from _twice((rule["name"] for rule in rules), "spec.failurePolicy: rule")
+    named = [("failurePolicy", name) for rule in rules for name in rule["targetReplicatedJobs"]]
+    named += [("successPolicy", name) for name in spec["successPolicy"]["targetReplicatedJobs"]]
+    yield from (
+        f"spec.{where}: no replicated job {n!r}; there are {sorted(jobs)}" for where, n in named if n not in jobs
+    )
+    if not any(rule["action"] == "FailJobSet" and rule["onJobFailureReasons"] == [GAVE_UP] for rule in rules):
+        yield f"spec.failurePolicy: no rule FailJobSet on {GAVE_UP} alone: what is permanent would be started again"
+
+
+def _coordinator(spec: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
+    told = spec["coordinator"]
+    job = jobs.get(told["replicatedJob"])
+    if job is None:
+        yield f"spec.coordinator: no replicated job {told['replicatedJob']!r}; there are {sorted(jobs)}"
+    elif told["jobIndex"] or told["podIndex"]:
+        yield "spec.coordinator: process 0, which serves the others, is pod 0 of job 0"
+
+
+def _order(spec: Tree, names: list[str]) -> Iterator[str]:
+    depending = [job for job in spec["replicatedJobs"] if "dependsOn" in job]
+    if depending and spec.get("startupPolicy", {}).get("startupPolicyOrder") == "InOrder":
+        yield "spec: startupPolicy InOrder and dependsOn exclude each other"
+    for job in depending:
+        before = names[: names.index(job["name"])]
+        wrong = [each["name"] for each in job["dependsOn"] if each["name"] not in before]
+        yield from (f"spec.replicatedJobs[{job['name']}]: dependsOn {w!r}, which doesn't come before it" for w in wrong)
+
+
+def _gang(manifest: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
+    """Yields where the arguments by which processes join don't fit the pods there are."""
+    name, network = manifest["metadata"]["name"], manifest["spec"]["network"]["subdomain"]
+    for job in jobs.values():
+        pods = job["template"]["spec"]
+        for container in pods["template"]["spec"]["containers"]:
+            line = " ".join(container.get("command", ()))
+            count = re.search(r"--processes (\d+)", line)
+            expected = job["replicas"] * pods["completions"]
+            if count and int(count[1]) != expected:
+                yield f"{job['name']}: --processes {count[1]}, but there are {expected} pods"
+            address = re.search(r"--coordinator ([^\s:]+):(\d+)", line)
+            served = f"{name}-{job['name']}-0-0.{network}"
+            if address and address[1] != served:
+                yield f"{job['name']}: --coordinator {address[1]}, but the first pod is {served}"
+            if address and int(address[2]) not in [port["containerPort"] for port in container.get("ports", ())]:
+                yield f"{job['name']}: --coordinator's port {address[2]} isn't among the container's ports"
+            known = {each["name"] for each in container["env"]} | {"JOB_COMPLETION_INDEX"}
+            index = re.search(r"--process-id \$\(\((.*?)\)\)", line)
+            unknown = set(re.findall(r"[A-Z_]{2,}", index[1] if index else "")) - known
+            yield from (
+                f"{job['name']}: --process-id reads {variable}, which isn't set" for variable in sorted(unknown)
+            )
+            factor = re.search(r"\* (\d+) \+", index[1]) if index else None
+            if factor and int(factor[1]) != pods["completions"]:
+                yield f"{job['name']}: --process-id counts {factor[1]} pods a job, there are {pods['completions']}"
+            if bool(count) != (expected > 1 and bool(index)):
+                yield f"{job['name']}: {expected} pods, but its command joins {count[1] if count else 'no'} processes"
+
+
+def _queue(manifest: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
+    if "kueue.x-k8s.io/queue-name" not in manifest["metadata"]["labels"]:
+        return
+    for job in jobs.values():
+        containers = job["template"]["spec"]["template"]["spec"]["containers"]
+        if not any(container["resources"] for container in containers):
+            yield f"{job['name']}: a queue counts requests, and its pods have none; give --resource cpu=… memory=…"
+
+
+def _twice(names: Any, what: str) -> Iterator[str]:
+    yield from (f"{what} {name!r} is there {count} times" for name, count in Counter(names).items() if count > 1)

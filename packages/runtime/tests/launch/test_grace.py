@@ -1,0 +1,41 @@
+"""The time a job gets to end is measured from the saves of its own run."""
+
+import json
+
+from kanawa_runtime.launch.grace import LEAST_SECONDS, UNMEASURED_SECONDS, grace_of, measured_grace
+
+
+def saves(*seconds):
+    return [{"event": "checkpoint_committed", "seconds": s, "blocking_seconds": 0.1} for s in seconds]
+
+
+def test_a_slow_save_in_a_hundred_decides():
+    quick, slow = saves(*[20.0] * 199), saves(200.0)
+    assert grace_of(quick).seconds == 35
+    # One of 200 is beyond the 99th percentile, three aren't.
+    assert grace_of(quick + slow).seconds == 35
+    assert grace_of(quick + slow * 3).seconds == 215
+
+
+def test_steps_that_must_end_first_count():
+    steps = [{"event": "step", "seconds": 40.0}] * 5
+    assert grace_of(steps + saves(30.0)).seconds == 30 + 2 * 40 + 15
+    assert "30.0 s" in grace_of(steps + saves(30.0)).why
+
+
+def test_never_less_than_an_interpreter_needs_to_leave():
+    assert grace_of(saves(0.01)).seconds == LEAST_SECONDS
+
+
+def test_without_a_save_it_is_said(tmp_path):
+    for run in ("", str(tmp_path / "none"), "s3://bucket/run"):
+        assert measured_grace(run).seconds == UNMEASURED_SECONDS
+        assert measured_grace(run).why == "no save was measured yet"
+
+
+def test_a_torn_or_strange_log_is_read_as_far_as_it_goes(tmp_path):
+    lines = [json.dumps(save) for save in saves(60.0)]
+    lines += ['{"event": "checkpoint_committed", "seconds": "nan"}', '["checkpoint_committed"]']
+    lines += ['{"event": "step", "sec']
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    assert measured_grace(str(tmp_path)).seconds == 75

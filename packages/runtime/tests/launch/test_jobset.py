@@ -1,0 +1,258 @@
+"""One job on every kind of node, as JobSets: golden manifests, the schema and rules, and what is refused."""
+
+import copy
+import os
+import pathlib
+import random
+import re
+
+import pytest
+import yaml
+from kanawa.errors import KanawaError
+from kanawa.plugins import DeviceSpec
+from kanawa_runtime.launch import Job
+from kanawa_runtime.launch.kubernetes import check
+from kanawa_runtime.launch.kubernetes.launcher import JobSetLauncher, PathwaysLauncher, status_of
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+COMMAND = ["kanawa", "train", "llama2-7b", "--run", "gs://bucket/seven", "--set", "model.name=a b"]
+FIGURES = {
+    "memory_bytes": 1,
+    "memory_bandwidth": 1.0,
+    "link_bandwidth": 1.0,
+    "network_bandwidth": 1.0,
+    "source": "made up",
+}
+#: Chips of the shapes that clouds sell; the real ones come from the backends, which aren't installed here.
+DEVICES = {
+    "v5p": DeviceSpec(name="v5p", platform="tpu", chips_per_host=4, topologies={16: "2x2x4"}, **FIGURES),
+    "h100": DeviceSpec(name="h100", platform="gpu", chips_per_host=8, **FIGURES),
+    "trn2": DeviceSpec(name="trn2", platform="neuron", chips_per_host=16, **FIGURES),
+}
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch):
+    from kanawa.composition import target
+    from kanawa.plugins.devices import cpu_spec
+
+    monkeypatch.setattr(target, "device_specs", lambda: {"cpu": cpu_spec(), **DEVICES})
+
+
+def job(target, **fields):
+    given = {"name": "seven", "command": COMMAND, "image": "registry/image:1", "run": "gs://bucket/seven"}
+    return Job(**{**given, "target": target, **fields})
+
+
+VARIANTS = {
+    "cpu": (
+        JobSetLauncher.Config(claims={"/runs": "shared"}, service_account="trainer"),
+        job("cpu-4", slices=2, hosts_per_slice=2, resources={"cpu": "8", "memory": "32Gi"}, run="/runs/seven"),
+    ),
+    "kueue": (
+        JobSetLauncher.Config(namespace="ml", topology="cloud.provider.com/rack"),
+        job("h100-16", hosts_per_slice=2, queue="team", priority="high", environment={"NCCL_DEBUG": "WARN"}),
+    ),
+    "gke-tpu": (JobSetLauncher.Config(), job("v5p-16x2", slices=2, hosts_per_slice=4, spot=True, grace_seconds=300)),
+    "gpu-spares": (
+        JobSetLauncher.Config(spare_priority="low", node_selector={"pool": "h100"}),
+        job("h100-16", hosts_per_slice=2, priority="high", spares=1),
+    ),
+    "eks-trainium": (JobSetLauncher.Config(), job("trn2-64", hosts_per_slice=4, retries=3)),
+    "pathways": (
+        PathwaysLauncher.Config(scratch="gs://bucket/scratch"),
+        job("v5p-16x2", slices=2, hosts_per_slice=4),
+    ),
+}
+
+
+def manifest(variant):
+    config, wanted = VARIANTS[variant]
+    return config.build().manifest(wanted)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_manifests_are_golden_and_pass_the_checks(variant):
+    config, wanted = VARIANTS[variant]
+    adapter = config.build()
+    adapter.check(wanted)
+    text = adapter.render(wanted)["jobset.yaml"]
+    golden = GOLDEN / f"jobset-{variant}.yaml"
+    if os.environ.get("KANAWA_UPDATE_GOLDENS"):
+        golden.write_text(text)
+    assert text == golden.read_text(), "KANAWA_UPDATE_GOLDENS=1 writes it anew"
+    assert yaml.safe_load(text) == manifest(variant)
+    assert adapter.render(wanted) == {"jobset.yaml": text}, "the same job gives the same files"
+
+
+# --- what a typing error or a careless edit makes of a manifest ------------------------------------------------------
+
+
+def places(tree, path=()):
+    """Yields the path of every node below a tree."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def mutated(original, rng):
+    """Returns a manifest with one mistake, and what it is."""
+    tree = copy.deepcopy(original)
+    path = rng.choice([p for p in places(tree) if not set(p) & {"labels", "annotations"}])
+    holder = tree
+    for key in path[:-1]:
+        holder = holder[key]
+    key, value = path[-1], holder[path[-1]]
+    mistakes = ["remove", "type", "none"]
+    if isinstance(key, str):
+        mistakes += ["misspell", "add"]
+    if isinstance(value, int) and not isinstance(value, bool):
+        mistakes += ["negative", "off by one"]
+    if isinstance(value, str):
+        mistakes += ["empty", "blank"]
+    if isinstance(value, list) and value:
+        mistakes += ["double", "empty list"]
+    mistake = rng.choice(mistakes)
+    if mistake == "remove":
+        del holder[key]
+    elif mistake == "misspell":
+        holder[key[:-1] + "x" if len(key) > 1 else key + "x"] = holder.pop(key)
+    elif mistake == "add":
+        holder[key + "Extra"] = value
+    else:
+        holder[key] = {
+            "type": {"a": 1} if not isinstance(value, dict) else "text",
+            "none": None,
+            "negative": -1,
+            "off by one": value + 1 if isinstance(value, int) else None,
+            "empty": "",
+            "blank": f"{value} {value}",
+            "double": [*value, value[0]] if isinstance(value, list) and value else None,
+            "empty list": [],
+        }[mistake]
+    return tree, f"{mistake} at {'.'.join(map(str, path))}"
+
+
+def test_mutated_manifests_are_refused():
+    rng = random.Random(7)
+    taken = []
+    for index in range(200):
+        wrong, mistake = mutated(manifest(list(VARIANTS)[index % len(VARIANTS)]), rng)
+        if not check.problems_of(wrong):
+            taken.append(f"{list(VARIANTS)[index % len(VARIANTS)]}: {mistake}")
+    # What is left are numbers and words that only their author can know: a time, a variable's value.
+    assert len(taken) <= 10, taken
+
+
+def edit(variant, **changes):
+    """Returns a variant's manifest with values at dotted paths replaced."""
+    tree = manifest(variant)
+    for path, value in changes.items():
+        *holders, last = path.split("__")
+        node = tree
+        for key in holders:
+            node = node[int(key) if key.isdigit() else key]
+        node[int(last) if last.isdigit() else last] = value
+    return tree
+
+
+WORKERS = "spec__replicatedJobs__0__"
+POD = WORKERS + "template__spec__template__spec__"
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "said"),
+    [
+        ("cpu", {"metadata__name": "a" * 55}, "names, such as a{55}-workers-1-1-abcde, have 73 characters"),
+        ("cpu", {WORKERS + "template__spec__completions": 3}, "parallelism 2 and completions 3 differ"),
+        ("cpu", {WORKERS + "replicas": 3}, "--processes 4, but there are 6 pods"),
+        ("cpu", {WORKERS + "template__spec__completionMode": "NonIndexed"}, "'NonIndexed' is not one of"),
+        ("cpu", {"spec__coordinator__replicatedJob": "worker"}, "no replicated job 'worker'; there are"),
+        ("cpu", {"spec__network__subdomain": "other"}, "the first pod is seven-workers-0-0.other"),
+        ("cpu", {"spec__failurePolicy__rules__0__action": "RestartJobSet"}, "what is permanent would be started again"),
+        ("cpu", {POD + "containers__0__env__1__name": "SLICE"}, "--process-id reads KANAWA_SLICE, which isn't set"),
+        ("cpu", {POD + "containers__0__volumeMounts__0__name": "none"}, "no volume 'none'; there are"),
+        ("kueue", {POD + "containers__0__resources": {}}, "a queue counts requests, and its pods have none"),
+        ("gke-tpu", {POD + "tolerations": []}, r"tolerations: \[\] "),
+        ("gke-tpu", {POD + "nodeSelector": {"a": "b"}}, "needs the limit google.com/tpu and both node labels"),
+        (
+            "pathways",
+            {WORKERS + "template__spec__podFailurePolicy__rules__0__onExitCodes__values": [1, 2]},
+            "without 42",
+        ),
+    ],
+)
+def test_rules_between_fields(variant, changes, said):
+    wrong = check.problems_of(edit(variant, **changes))
+    assert any(re.search(said, each) for each in wrong), wrong
+
+
+def test_order_is_told_one_way():
+    tree = manifest("pathways")
+    tree["spec"]["replicatedJobs"][1]["dependsOn"] = [{"name": "head", "status": "Ready"}]
+    assert check.problems_of(tree) == []
+    tree["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
+    assert check.problems_of(tree) == ["spec: startupPolicy InOrder and dependsOn exclude each other"]
+    del tree["spec"]["startupPolicy"]
+    tree["spec"]["replicatedJobs"].reverse()
+    assert "dependsOn 'head', which doesn't come before it" in check.problems_of(tree)[0]
+
+
+# --- what Kubernetes can't give ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "said"),
+    [
+        (JobSetLauncher.Config(), {"image": ""}, "image is empty: a pod runs a container image"),
+        (
+            JobSetLauncher.Config(),
+            {"run": "runs/a"},
+            "run 'runs/a' would lie in the pod and be lost with it; give a bucket",
+        ),
+        (
+            JobSetLauncher.Config(),
+            {"spares": 1},
+            "1 spares: workers take their hosts by priority; give --priority HIGH",
+        ),
+        (
+            JobSetLauncher.Config(),
+            {"target": "h100-16", "slices": 1, "hosts_per_slice": 3},
+            "leave --hosts out, or name",
+        ),
+        (JobSetLauncher.Config(), {"target": "h100-16", "hosts_per_slice": 2, "spot": True}, "give --option cloud=gke"),
+        (JobSetLauncher.Config(), {"name": "Seven_B"}, "name 'Seven_B' is no DNS label"),
+        (PathwaysLauncher.Config(), {}, "give --option scratch=gs://BUCKET/FOLDER"),
+        (PathwaysLauncher.Config(), {"target": "trn2-64", "hosts_per_slice": 4}, "Pathways runs on v5e, v5p, v6e"),
+    ],
+)
+def test_what_a_cluster_can_t_give_is_told_before_anything_is_submitted(config, fields, said):
+    wanted = job(**{"target": "v5p-16", "slices": 1, "hosts_per_slice": 4, **fields})
+    with pytest.raises(KanawaError) as error:
+        config.build().check(wanted)
+    assert said in str(error.value)
+
+
+def test_a_missing_client_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        KanawaError, match=r"kubectl isn't on PATH: install kubectl and log in to the cluster; --dry-run"
+    ):
+        JobSetLauncher.Config().build().submit(job("h100-8"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "labels", "state"),
+    [
+        ({}, {}, "queued"),
+        ({"replicatedJobsStatus": [{"name": "workers", "ready": 1}]}, {}, "running"),
+        ({"restarts": 2, "conditions": [{"type": "Completed", "status": "True"}]}, {}, "done"),
+        ({"conditions": [{"type": "Failed", "status": "True", "message": "m"}]}, {}, "failed"),
+        ({"conditions": [{"type": "Suspended", "status": "True"}]}, {"kueue.x-k8s.io/queue-name": "q"}, "queued"),
+        ({"conditions": [{"type": "Suspended", "status": "True"}]}, {}, "cancelled"),
+    ],
+)
+def test_what_a_status_means(status, labels, state):
+    told = status_of({"metadata": {"labels": labels}, "spec": {"suspend": True}, "status": status})
+    assert (told.state, told.restarts) == (state, status.get("restarts", 0))

@@ -1,0 +1,51 @@
+"""`kanawa launch local` with real processes: one is killed, all start again, and nothing shows in the losses."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import tiny_lm
+from kanawa_runtime.launch.local.state import folder_of, read_state
+from kanawa_runtime.train.events import read_events, step_records
+
+STEPS = "40"
+SECONDS = 300
+
+
+def launch(run, *options):
+    environment = {**os.environ, "PYTHONPATH": tiny_lm.FOLDER}
+    environment.pop("XLA_FLAGS", None)
+    command = [sys.executable, "-m", "kanawa.cli", "launch", "local", "tiny-lm", "--processes", "2", "--run", str(run)]
+    command += ["--steps", STEPS, "--set", "checkpoints.every_steps=4", "--option", "backoff_seconds=0.1", *options]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def losses(run):
+    return {step: record["loss"] for step, record in step_records(read_events(run / "events.jsonl")).items()}
+
+
+def test_a_killed_process_restarts_the_gang_and_the_losses_stay(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed = launch(whole)
+    disturbed = launch(killed)
+    deadline = time.monotonic() + SECONDS
+    while not any(event["event"] == "checkpoint_committed" for event in read_events(killed / "events.jsonl")):
+        assert disturbed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(read_state(folder_of(killed))["pids"][1], signal.SIGKILL)
+    said = disturbed.communicate(timeout=SECONDS)[1]
+    assert disturbed.returncode == 0, said
+    assert "starting all of them again in 0 s, restart 1 of 10" in said
+    # What the first process says is shown, across attempts.
+    assert said.count("importing JAX") == 2 and "done: 40 steps" in said
+    assert undisturbed.communicate(timeout=SECONDS) is not None and undisturbed.returncode == 0
+    assert losses(killed) == losses(whole) and len(losses(whole)) == int(STEPS)
+
+
+def test_what_no_other_start_would_mend_ends_the_gang_at_once(tmp_path):
+    refused = launch(tmp_path / "run", "--set", "no.such=1")
+    said = refused.communicate(timeout=SECONDS)[1]
+    assert (refused.returncode, said.count("importing JAX")) == (2, 1)
+    assert "has no field 'no'" in said and "starting all of them again" not in said

@@ -1,0 +1,150 @@
+"""The supervisor with processes of a few lines: restarts, signals, and that nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kanawa.errors import KanawaError
+from kanawa_runtime.launch import Job
+from kanawa_runtime.launch.local.launcher import LocalLauncher
+from kanawa_runtime.launch.local.state import folder_of, held, read_state
+from kanawa_runtime.launch.local.supervisor import Supervisor
+
+#: Each attempt of a process takes its next code; "hang" never ends by itself.
+RANK = """
+import os, pathlib, subprocess, sys, time
+plan, index = sys.argv[1].split(";"), int((sys.argv + ["--process-id", "0"])[sys.argv.index("--process-id") + 1]) \
+    if "--process-id" in sys.argv else 0
+codes = plan[index].split(",")
+code = codes[min(int(os.environ["KANAWA_ATTEMPT"]), len(codes)) - 1]
+print("process", index, "says", code, flush=True)
+if code == "hang":
+    child = subprocess.Popen(["sleep", "1000"])
+    pathlib.Path(sys.argv[2], f"child-{index}").write_text(str(child.pid))
+    time.sleep(1000)
+if code == "kill":
+    os.kill(os.getpid(), 9)
+sys.exit(int(code))
+"""
+
+
+def job(tmp_path, plan, **fields):
+    command = [sys.executable, "-c", RANK, plan, str(tmp_path)]
+    count = plan.count(";") + 1
+    return Job(name="gang", command=command, run=str(tmp_path), processes_per_host=count, **{"retries": 5, **fields})
+
+
+def supervise(tmp_path, plan, **fields):
+    told = []
+    folder = folder_of(tmp_path)
+    folder.mkdir(exist_ok=True)
+    wanted = job(tmp_path, plan, **fields)
+    code = Supervisor(wanted, folder, told.append, settle_seconds=0.5, backoff_seconds=0.01).run()
+    return code, told, read_state(folder)
+
+
+def alive(pid):
+    """Returns whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_all_done(tmp_path):
+    code, told, state = supervise(tmp_path, "0;0")
+    assert (code, told, state["state"], state["restarts"]) == (0, [], "done", 0)
+    assert (tmp_path / "launch/attempt-1/rank-1.log").read_text() == "process 1 says 0\n"
+
+
+def test_all_start_again_when_one_is_killed(tmp_path):
+    code, told, state = supervise(tmp_path, "42,0;kill,0")
+    assert (code, state["state"], state["restarts"]) == (0, "done", 1)
+    assert told == ["exit codes 42, 137: starting all of them again in 0 s, restart 1 of 5"]
+    assert [attempt["exit_codes"] for attempt in state["attempts"]] == [[42, 137], [0, 0]]
+
+
+def test_one_that_hangs_when_another_is_lost_is_killed_with_its_children(tmp_path):
+    code, told, _ = supervise(tmp_path, "hang,0;kill,0")
+    assert code == 0
+    assert told[0] == "processes 0 haven't ended in time: they are killed"
+    assert not alive(int((tmp_path / "child-0").read_text()))
+
+
+def test_what_is_permanent_is_not_tried_again(tmp_path):
+    code, told, state = supervise(tmp_path, "42;2")
+    assert (code, told, state["state"]) == (2, [], "failed")
+
+
+def test_restarts_are_bounded(tmp_path):
+    code, told, state = supervise(tmp_path, "kill", retries=2)
+    assert (code, state["restarts"], len(state["attempts"])) == (137, 2, 3)
+    assert told[-1] == "exit codes 137: no restarts are left of 2"
+
+
+def launch(tmp_path, plan, **fields):
+    """Submits a job in the background once it writes."""
+    launcher = LocalLauncher.Config(poll_seconds=0.02, settle_seconds=0.5, backoff_seconds=0.01).build()
+    name = launcher.submit(job(tmp_path, plan, **fields), tmp_path)
+    while not list(tmp_path.glob("child-*")):
+        time.sleep(0.02)
+    return launcher, name
+
+
+def pids(tmp_path):
+    return [*read_state(folder_of(tmp_path))["pids"], *(int(path.read_text()) for path in tmp_path.glob("child-*"))]
+
+
+def test_in_the_background_and_cancelled(tmp_path):
+    launcher, name = launch(tmp_path, "hang", grace_seconds=1)
+    assert launcher.status(name).state == "running"
+    assert "process 0 says hang" in launcher.logs(name)
+    with pytest.raises(KanawaError, match=r"is being run by another `kanawa launch local`; watch it with"):
+        launcher.submit(job(tmp_path, "0"), tmp_path)
+    running = pids(tmp_path)
+    assert all(map(alive, running))
+    launcher.cancel(name)
+    assert not any(map(alive, running))
+    status = launcher.status(name)
+    assert (status.state, status.exit_code) == ("cancelled", 143)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a killed process")
+def test_a_killed_supervisor_leaves_no_process_behind(tmp_path):
+    launcher, name = launch(tmp_path, "hang;hang")
+    facts = read_state(folder_of(tmp_path))
+    os.kill(facts["supervisor"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(map(alive, facts["pids"])) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, facts["pids"]))
+    assert launcher.status(name).line().startswith("failed, its supervisor was killed; start it again")
+
+
+def test_a_job_that_isn_t_there(tmp_path):
+    with pytest.raises(KanawaError, match=r"there is no job in .*; give the run directory"):
+        LocalLauncher.Config().build().status(str(tmp_path))
+
+
+def test_it_never_imports_jax(tmp_path):
+    check = (
+        "import sys, kanawa_runtime.launch.local.__main__, kanawa_runtime.launch.local.launcher\n"
+        "from kanawa_runtime.launch.from_arguments import job_from\n"
+        "from kanawa_runtime.launch.job import Job, problems_of_any\n"
+        "assert not [*problems_of_any(Job(name='a', command=['b'], target='cpu-2'))]\n"
+        "sys.exit('jax' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_a_lock_is_let_go(tmp_path):
+    with held(tmp_path), pytest.raises(KanawaError, match="is being run by another"), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass
+    assert json.loads(LocalLauncher.Config().build().render(job(tmp_path, "0"))["job.json"])["name"] == "gang"
