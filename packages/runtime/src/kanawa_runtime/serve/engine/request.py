@@ -96,6 +96,8 @@ class Output:
     stop_token_id: int | None = None
     #: Of the prompt's tokens, how many were found in the prefix cache.
     cached_tokens: int = 0
+    #: When it left the queue, of time.monotonic; on the first output at the latest, for metrics.
+    scheduled_at: float | None = None
     error: str | None = None
 
 

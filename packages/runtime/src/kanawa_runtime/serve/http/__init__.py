@@ -1,0 +1,1 @@
+"""The server: OpenAI's and vLLM's HTTP interface to an engine."""

@@ -1,0 +1,87 @@
+"""The routes as an ASGI application: keys first, errors in OpenAI's shape, and every response counted."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from kanawa_runtime.serve.http.errors import ApiError
+from kanawa_runtime.serve.http.exchange import ClientGoneError, Exchange
+from kanawa_runtime.serve.http.routes import Operation, operations
+from kanawa_runtime.serve.http.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+def application(service: Service) -> Starlette:
+    """Returns the application that serves every route of a service."""
+    listed = operations(service)
+    routes = [Route(o.path, Endpoint(service, o), methods=[o.method]) for o in listed]
+    paths: dict[str, list[str]] = {}
+    for operation in listed:
+        paths.setdefault(operation.path, []).append(operation.method)
+
+    async def refused(scope_request: Any, error: Exception) -> Any:
+        return _Refusal(service, _told(error, scope_request.scope, paths))
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: refused})
+
+
+class Endpoint:
+    """One operation as an ASGI application."""
+
+    def __init__(self, service: Service, operation: Operation) -> None:
+        self._service = service
+        self._operation = operation
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request; what goes wrong becomes an error's response."""
+        service, operation = self._service, self._operation
+        exchange = Exchange(scope, receive, send, service.config)
+        try:
+            try:
+                if operation.needs != "nobody":
+                    service.keys.check(exchange.headers, admin=operation.needs == "admin")
+                await operation.handler(exchange)
+            except ApiError as error:
+                await exchange.refuse(error)
+            except Exception as error:
+                if isinstance(error, ClientGoneError) or exchange.status is not None:
+                    raise
+                logger.exception("%s failed", operation.path)
+                await exchange.refuse(ApiError(500, f"{type(error).__name__} at the server; its log says more"))
+        except ClientGoneError:
+            # Nobody is left to answer; it is a status for the log and the metrics.
+            exchange.status = 499
+            logger.info("%s: the client closed the connection (499)", operation.path)
+        service.metrics.responded(operation.path, exchange.status or 500)
+
+
+class _Refusal:
+    """An error as a response that Starlette can send."""
+
+    def __init__(self, service: Service, error: ApiError) -> None:
+        self._service = service
+        self._error = error
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send, self._service.config)
+        self._service.metrics.responded("other", self._error.status)
+        try:
+            await exchange.refuse(self._error)
+        except ClientGoneError:
+            logger.debug("nobody waited for an error")
+
+
+def _told(error: Exception, scope: Any, paths: dict[str, list[str]]) -> ApiError:
+    """Returns what to say of a path or a method that isn't there."""
+    status, path = getattr(error, "status_code", 404), ascii(scope["path"][:80])
+    if status == 405:
+        allowed: Sequence[str] = paths.get(scope["path"], ["GET"])
+        message = f"{scope['method']} {path} isn't offered, expected {' or '.join(allowed)}"
+        return ApiError(405, message, headers={"Allow": ", ".join(allowed)})
+    message = f"there is no {path} here; /openapi.json lists what there is"
+    return ApiError(404, message, code="unknown_path")

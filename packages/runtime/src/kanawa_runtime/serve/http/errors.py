@@ -1,0 +1,73 @@
+"""Refusals as OpenAI's clients understand them: a status, and an object that names field and limit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kanawa.errors import UsageError
+
+#: What each status is called in an error's `type`.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed_error",
+    408: "timeout_error",
+    413: "request_too_large_error",
+    415: "unsupported_media_type_error",
+    422: "unprocessable_request_error",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    503: "service_unavailable_error",
+}
+STATUSES = tuple(_TYPES)
+
+
+class ApiError(UsageError):
+    """A request that is answered with an error; `param` names its field, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Returns the error as JSON."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def invalid(at: str, why: str, code: str | None = None) -> ApiError:
+    """Returns the 400 of a field with a value that can't be."""
+    return ApiError(400, f"{at}: {why}" if at else why, param=at or None, code=code)
+
+
+def unprocessable(at: str, why: str) -> ApiError:
+    """Returns the 422 of a request that is well formed, and that this model can't do."""
+    return ApiError(422, f"{at}: {why}" if at else why, param=at or None)
+
+
+def unavailable(message: str, retry_after_seconds: float, code: str | None = None) -> ApiError:
+    """Returns the 503 of a server that will be back."""
+    return ApiError(503, message, code=code, headers={"Retry-After": whole_seconds(retry_after_seconds)})
+
+
+def whole_seconds(seconds: float) -> str:
+    """Returns seconds as Retry-After takes them: whole, and at least one."""
+    return str(max(1, round(seconds)))
+
+
+def shown(value: object, longest: int = 60) -> str:
+    """Returns a value for a message, cut: what a client sent may be a megabyte long."""
+    text = ascii(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"

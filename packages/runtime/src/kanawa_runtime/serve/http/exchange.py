@@ -1,0 +1,169 @@
+"""One HTTP request and its answer: a body within limits, a client that may leave, pieces it has to take in time."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from kanawa.guarded_read import parsed_json
+
+from kanawa_runtime.serve.http.errors import ApiError, invalid
+from kanawa_runtime.serve.http.limits import ServerConfig
+
+Result = TypeVar("Result")
+#: The name under which a connection of ours puts what cuts it off into an ASGI scope.
+CUT_OFF = "kanawa.cut_off"
+_EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_SAFE = {"X-Content-Type-Options": "nosniff"}
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection, or took no data for too long."""
+
+
+class Exchange:
+    """An ASGI request with what the handlers need of it."""
+
+    def __init__(self, scope: Mapping[str, Any], receive: Any, send: Any, config: ServerConfig) -> None:
+        self.scope = scope
+        self.config = config
+        self.status: int | None = None
+        self._receive, self._send = receive, send
+        self._headers: dict[str, str] | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers by lower-case name."""
+        if self._headers is None:
+            self._headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in self.scope["headers"]}
+        return self._headers
+
+    @property
+    def path_name(self) -> str:
+        """The value of the path's parameter `name`."""
+        return str(self.scope["path_params"]["name"])
+
+    async def json(self) -> Any:
+        """Returns the body's JSON; raises ApiError 400, 408, 413 or 415."""
+        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            # A page of another site can make a browser send any of the other kinds here, unasked.
+            message = f"Content-Type is {kind[:60] or 'missing'}, expected application/json"
+            raise ApiError(415, message, param="Content-Type")
+        content = await self._body()
+        try:
+            return parsed_json(content, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            text = f"the body isn't JSON: {str(error)[:200]}"
+            raise invalid(at="", why=text, code="invalid_json") from error
+
+    async def _body(self) -> bytes:
+        most = self.config.max_body_bytes
+        length = self.headers.get("content-length", "0")
+        if length.isdigit() and int(length[:18]) > most:
+            raise self._too_long()
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(self.config.read_seconds):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > most:
+                        raise self._too_long()
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError as error:
+            text = f"the body didn't come within {self.config.read_seconds:g} s (read_seconds)"
+            raise ApiError(408, text, headers={"Connection": "close"}) from error
+
+    def _too_long(self) -> ApiError:
+        most = self.config.max_body_bytes
+        text = f"the body has more than {most:,} bytes (max_body_bytes); send less at once"
+        # What is still to come of it is never read.
+        return ApiError(413, text, code="body_too_large", headers={"Connection": "close"})
+
+    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Returns what `work` does; cancels it and raises ClientGoneError once the client is gone."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._until_gone())
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ClientGoneError
+        finally:
+            watch.cancel()
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(
+        self,
+        content: Any,
+        *,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> None:
+        """Sends a whole answer: bytes as they are, anything else as JSON."""
+        # In ASCII: half a surrogate pair, which JSON may hold, has no UTF-8.
+        body = content if isinstance(content, bytes) else json.dumps(content, separators=(",", ":")).encode()
+        lengths = {"Content-Type": kind, "Content-Length": str(len(body))}
+        await self._start(status, lengths | dict(headers or {}))
+        await self._put({"type": "http.response.body", "body": body})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Sends an error."""
+        await self.answer(error.body(), status=error.status, headers=error.headers)
+
+    async def events(self, data: AsyncIterator[Any]) -> None:
+        """Sends server-sent events, the end mark last; an error that comes after the first one is an event too.
+
+        Nothing is sent before the first event is there, so that an error up to then has its own status.
+        """
+        event = await anext(data, None)
+        await self._start(200, _EVENTS)
+        try:
+            while event is not None:
+                await self._put({"type": "http.response.body", "body": _event(event), "more_body": True})
+                event = await anext(data, None)
+        except ApiError as error:
+            await self._put({"type": "http.response.body", "body": _event(error.body()), "more_body": True})
+        await self._put({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        made = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (_SAFE | headers).items()]
+        await self._put({"type": "http.response.start", "status": status, "headers": made})
+
+    async def _put(self, message: dict[str, Any]) -> None:
+        """Sends to the connection, which waits while the client has not taken what it was sent before."""
+        try:
+            async with asyncio.timeout(self.config.write_seconds):
+                await self._send(message)
+        except TimeoutError as error:
+            # Closing would wait for the client to take the rest.
+            cut_off: Callable[[], None] | None = self.scope.get("extensions", {}).get(CUT_OFF)
+            if cut_off is not None:
+                cut_off()
+            raise ClientGoneError from error
+        except OSError as error:
+            raise ClientGoneError from error
+
+
+def _event(data: Any) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _refuse_constant(name: str) -> None:
+    message = f"{name} is no JSON number"
+    raise ValueError(message)

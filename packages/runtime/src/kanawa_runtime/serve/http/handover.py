@@ -1,0 +1,41 @@
+"""From the engine's thread to the server's loop: one wake-up for all that a step gave, however many it gave to."""
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import Callable
+
+from kanawa_runtime.serve.engine.request import OnOutput, Output
+
+#: Takes an output and the time.monotonic at which the engine gave it; runs in the loop.
+Receiver = Callable[[Output, float], None]
+
+
+class Handover:
+    """Carries outputs to receivers in the loop, in order. `to` makes what an engine calls."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: collections.deque[tuple[Receiver, Output, float]] = collections.deque()
+        self._woken = False
+
+    def to(self, receiver: Receiver) -> OnOutput:
+        """Returns an OnOutput that hands over to `receiver`."""
+
+        def hand_over(output: Output) -> None:
+            self._waiting.append((receiver, output, time.monotonic()))
+            # Waking a loop costs a system call, on the engine's thread: one serves all outputs of a step.
+            if not self._woken:
+                self._woken = True
+                with contextlib.suppress(RuntimeError):  # the loop has ended; nobody is left to tell
+                    self._loop.call_soon_threadsafe(self._deliver)
+
+        return hand_over
+
+    def _deliver(self) -> None:
+        # Before taking: what comes from here on either is taken below or wakes the loop again.
+        self._woken = False
+        for _ in range(len(self._waiting)):
+            receiver, output, at = self._waiting.popleft()
+            receiver(output, at)

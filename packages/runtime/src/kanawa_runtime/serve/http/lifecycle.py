@@ -1,0 +1,160 @@
+"""A server from its first socket to its last answer: ready once the engine is, drained when it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from kanawa.errors import UsageError
+
+from kanawa_runtime.serve.http.app import application
+from kanawa_runtime.serve.http.connections import uvicorn_options
+from kanawa_runtime.serve.http.keys import Keys
+from kanawa_runtime.serve.http.limits import ServerConfig
+from kanawa_runtime.serve.http.served_model import ServedModel
+from kanawa_runtime.serve.http.service import Service
+
+logger = logging.getLogger(__name__)
+
+#: After an engine has been stopped, for handlers to send what there is.
+_LAST_WORDS_SECONDS = 3.0
+_BACKLOG = 2048
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens; raises UsageError where the address isn't this machine's, or in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        message = f"can't listen at {host}:{port}: {reason}; choose another with --port (0 takes any that is free)"
+        raise UsageError(message) from error
+
+
+class HttpServer:
+    """Serves a model on a socket. `run` returns the exit code; `stop`, from any thread, is what SIGTERM does."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        config: ServerConfig,
+        keys: Keys,
+        listening: socket.socket,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model = model
+        self._config = config.clone().freeze()
+        self._keys = keys
+        self._socket = listening
+        self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        #: In the loop's thread, once it runs; for tests, and nobody else.
+        self.service: Service | None = None
+
+    def run(self) -> int:
+        """Serves until it is told to stop; returns 0, and raises what kept the engine from starting."""
+        return asyncio.run(self._run())
+
+    def stop(self) -> None:
+        """Begins to drain."""
+        if self._loop is not None and self._stopping is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _run(self) -> int:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        service = self.service = Service(self._model, self._config, self._keys)
+        server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config)))
+        with self._signals():
+            serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+            stopping = asyncio.create_task(self._stopping.wait())
+            starting = self._start_engine()
+            try:
+                await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                    if not stopping.done():
+                        service.phase = "ready"
+                        self._on_ready()
+                    await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+                    await self._drain(service)
+            finally:
+                server.should_exit = True
+                await serving
+                service.close()
+        return 0
+
+    def _start_engine(self) -> "asyncio.Future[None]":
+        """Starts the engine in a thread that nobody waits for: a compiler can't be interrupted."""
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[None] = loop.create_future()
+
+        def told(error: BaseException | None) -> None:
+            if not started.done():
+                started.set_result(None) if error is None else started.set_exception(error)
+
+        def start() -> None:
+            failure: BaseException | None = None
+            try:
+                self._model.engine.start()
+            except Exception as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(told, failure)
+
+        threading.Thread(target=start, name="kanawa-engine-start", daemon=True).start()
+        return started
+
+    async def _drain(self, service: Service) -> None:
+        """Refuses new requests, lets the others finish, and ends those that take longer than the grace."""
+        service.phase = "draining"
+        engine, seconds = self._model.engine, self._config.drain_seconds
+        logger.info("draining: %d requests run", service.running)
+        drained = await asyncio.to_thread(engine.drain, seconds)
+        if not drained:
+            logger.warning("ended %d requests that took longer than drain_seconds=%g", service.running, seconds)
+        await asyncio.to_thread(engine.stop)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                while service.running:
+                    await asyncio.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Drains at the first SIGTERM or Ctrl-C while the block lasts, and ends the process at the second."""
+        if threading.current_thread() is not threading.main_thread() or self._loop is None:
+            yield
+            return
+
+        def answer(number: int) -> None:
+            if self._stopping is None or self._stopping.is_set():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                # Threads of the engine and of a compiler would keep Python from ending.
+                os._exit(128 + number)
+            self._stopping.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, answer, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.remove_signal_handler(number)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its own idea of signals, which is to close the socket first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures nothing."""
+        yield

@@ -1,0 +1,30 @@
+"""What a server takes from its clients before it says no."""
+
+from kanawa.config import Config, NonNegative, Positive, Size
+
+
+class ServerConfig(Config):
+    """Limits and times of the server; each error that one of them causes names it."""
+
+    #: A request's body, compressed or not: it is read whole before anything else is done with it.
+    max_body_bytes: Size = 8 * 2**20
+    #: Choices a prompt, and prompts a request; together they take as many places in the engine.
+    max_n: Size = 16
+    max_prompts: Size = 64
+    max_stop_strings: Size = 16
+    max_messages: Size = 1024
+    max_tools: Size = 128
+    #: From the request to its last token; what has been written by then is the answer.
+    max_seconds: Positive = 600.0
+    #: For a client to send its request, headers or body, once it has begun; and to take a piece of the answer.
+    read_seconds: Positive = 20.0
+    write_seconds: Positive = 20.0
+    keep_alive_seconds: Positive = 15.0
+    #: Connections at once; further ones are answered 503 and closed.
+    max_connections: Size = 2048
+    #: After SIGTERM, until what still runs is ended.
+    drain_seconds: NonNegative = 30.0
+    #: Threads that tokenize prompts, render chats and compile grammars.
+    worker_threads: Size = 2
+    #: For a grammar to be compiled.
+    grammar_seconds: Positive = 10.0

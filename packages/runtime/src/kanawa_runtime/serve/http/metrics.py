@@ -1,0 +1,128 @@
+"""Prometheus metrics under vLLM's names, so that its dashboards and autoscalers read them unchanged."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kanawa_runtime.serve.engine.request import Engine
+    from kanawa_runtime.serve.http.answers import Answer
+
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_BETWEEN = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_FEW = (1, 2, 5, 10, 20)
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From a request to its first token", _FIRST),
+    "inter_token_latency_seconds": ("From a token to the next", _BETWEEN),
+    "request_time_per_output_token_seconds": ("Mean time a token after the first", _BETWEEN),
+    "e2e_request_latency_seconds": ("From a request to its last token", _WHOLE),
+    "request_queue_time_seconds": ("In the queue", _WHOLE),
+    "request_inference_time_seconds": ("From leaving the queue to the last token", _WHOLE),
+    "request_prefill_time_seconds": ("From leaving the queue to the first token", _WHOLE),
+    "request_decode_time_seconds": ("From the first to the last token", _WHOLE),
+    "request_prompt_tokens": ("Tokens of a prompt", _COUNTS),
+    "request_generation_tokens": ("Tokens of an answer", _COUNTS),
+    "request_params_max_tokens": ("Tokens that a request asks for at most", _COUNTS),
+    "request_params_n": ("Choices that a request asks for", _FEW),
+}
+
+
+class Metrics:
+    """Counts what a server does for one model; everything is called in the loop, `text` too."""
+
+    def __init__(self, model_name: str, engine: "Engine") -> None:
+        from prometheus_client import CollectorRegistry, Counter, Histogram
+
+        self._registry = CollectorRegistry()
+        labels, values = ["model_name"], {"model_name": model_name}
+        made = {
+            name: Histogram(f"vllm:{name}", about, labels, buckets=buckets, registry=self._registry)
+            for name, (about, buckets) in _HISTOGRAMS.items()
+        }
+        self._histograms = {name: histogram.labels(**values) for name, histogram in made.items()}
+        count = {
+            name: Counter(f"vllm:{name}", about, labels, registry=self._registry).labels(**values)
+            for name, about in (("prompt_tokens", "Tokens of prompts"), ("generation_tokens", "Tokens of answers"))
+        }
+        self._prompt_tokens, self._generation_tokens = count["prompt_tokens"], count["generation_tokens"]
+        reasons = ["model_name", "finished_reason"]
+        finished = Counter("vllm:request_success", "Answers that ended", reasons, registry=self._registry)
+        self._finished = {r: finished.labels(model_name, r) for r in ("stop", "length", "abort", "error")}
+        self._responses = Counter(
+            "kanawa:http_responses", "HTTP responses", ["path", "status"], registry=self._registry
+        )
+        self._registry.register(_EngineStats(engine, model_name))  # type: ignore[arg-type]
+
+    def asked(self, prompt_tokens: int, n: int, max_tokens: int) -> None:
+        """Counts a prompt with its choices."""
+        self._prompt_tokens.inc(prompt_tokens)
+        observe = self._histograms
+        observe["request_prompt_tokens"].observe(prompt_tokens)
+        observe["request_params_n"].observe(n)
+        observe["request_params_max_tokens"].observe(max_tokens)
+
+    def took(self, answer: "Answer", tokens: int, at: float) -> None:
+        """Counts tokens that the engine gave at a time; the first of a step waited for all of them."""
+        if not tokens:
+            return
+        self._generation_tokens.inc(tokens)
+        if not answer.first:
+            answer.first = at
+            self._histograms["time_to_first_token_seconds"].observe(at - answer.submitted)
+        else:
+            self._histograms["inter_token_latency_seconds"].observe(at - answer.last)
+        answer.last = at
+
+    def ended(self, answer: "Answer") -> None:
+        """Counts an answer that has ended."""
+        self._finished[answer.finish_reason or "error"].inc()
+        if not answer.first:
+            return
+        observe = self._histograms
+        scheduled = min(max(answer.scheduled or answer.submitted, answer.submitted), answer.first)
+        observe["request_generation_tokens"].observe(answer.num_tokens)
+        observe["e2e_request_latency_seconds"].observe(answer.last - answer.submitted)
+        observe["request_queue_time_seconds"].observe(scheduled - answer.submitted)
+        observe["request_prefill_time_seconds"].observe(answer.first - scheduled)
+        observe["request_inference_time_seconds"].observe(answer.last - scheduled)
+        observe["request_decode_time_seconds"].observe(answer.last - answer.first)
+        if answer.num_tokens > 1:
+            each = (answer.last - answer.first) / (answer.num_tokens - 1)
+            observe["request_time_per_output_token_seconds"].observe(each)
+
+    def responded(self, path: str, status: int) -> None:
+        """Counts a response; `path` is a route's, so that what clients make up adds no series."""
+        self._responses.labels(path, str(status)).inc()
+
+    def text(self) -> bytes:
+        """Returns everything in Prometheus' text format."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+
+class _EngineStats:
+    """What the engine counts itself, asked for when somebody scrapes."""
+
+    def __init__(self, engine: "Engine", model_name: str) -> None:
+        self._engine = engine
+        self._model_name = model_name
+
+    def describe(self) -> list[Any]:
+        """Returns nothing: names are the engine's, and known once it is asked."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yields a family a number: counters by their ending, all others gauges."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stats: Mapping[str, float] = self._engine.stats()
+        for name, number in sorted(stats.items()):
+            # Those of its own that the server counts too would be there twice, which Prometheus refuses.
+            if name.removesuffix("_total") in ("prompt_tokens", "generation_tokens", "request_success"):
+                continue
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"vllm:{name}", "Of the engine", labels=["model_name"])
+            family.add_metric([self._model_name], number)
+            yield family

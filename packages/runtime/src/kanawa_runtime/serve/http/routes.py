@@ -1,0 +1,104 @@
+"""All routes in one table: what each answers, what it takes, and whose key it needs; the document is made of it too."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from kanawa_runtime._version import __version__
+from kanawa_runtime.serve.http import page
+from kanawa_runtime.serve.http.chat import Chat
+from kanawa_runtime.serve.http.completions import Completions
+from kanawa_runtime.serve.http.errors import STATUSES
+from kanawa_runtime.serve.http.exchange import Exchange
+from kanawa_runtime.serve.http.fields import Shaped
+from kanawa_runtime.serve.http.operation import Health, Load, MetricsPage, Models, Version
+from kanawa_runtime.serve.http.service import Service
+from kanawa_runtime.serve.http.tokens import Detokenize, Tokenize
+
+Handler = Callable[[Exchange], Awaitable[None]]
+_JSON, _TEXT, _HTML, _EVENTS = "application/json", "text/plain", "text/html", "text/event-stream"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """A method of a path; `needs` names whose key, `kinds` are the types of its answers, `refuses` its statuses."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    about: str
+    handler: Handler
+    needs: Literal["nobody", "api", "admin"] = "nobody"
+    kinds: tuple[str, ...] = (_JSON,)
+    refuses: tuple[int, ...] = ()
+
+    @property
+    def body(self) -> Shaped | None:
+        """What it takes."""
+        return getattr(self.handler, "body", None)
+
+
+def operations(service: Service) -> list[Operation]:
+    """Returns every route of a server."""
+    takes = (400, 408, 413, 415)
+    generates = (*takes, 404, 422, 429, 503)
+    both = (_JSON, _EVENTS)
+    listed = [
+        Operation("POST", "/v1/completions", "Continue texts", Completions(service), "api", both, generates),
+        Operation("POST", "/v1/chat/completions", "Answer a conversation", Chat(service), "api", both, generates),
+        Operation("GET", "/v1/models", "List models", Models(service), "api"),
+        Operation("GET", "/v1/models/{name}", "Show a model", Models(service), "api", refuses=(404,)),
+        Operation("POST", "/tokenize", "Tokenize", Tokenize(service), "api", refuses=(*takes, 404, 422)),
+        Operation("POST", "/detokenize", "Detokenize", Detokenize(service), "api", refuses=(*takes, 404)),
+        Operation("POST", "/load", "Load other weights", Load(service), "admin", refuses=(*takes, 403, 422, 429, 503)),
+        Operation("GET", "/health", "Alive?", Health(service), refuses=(503,)),
+        Operation("GET", "/ready", "Does it take requests?", Health(service, ready=True), refuses=(503,)),
+        Operation("GET", "/metrics", "Prometheus metrics", MetricsPage(service), kinds=(_TEXT,)),
+        Operation("GET", "/version", "Version", Version()),
+        Operation("GET", "/", "A page to chat on", page.Page(), kinds=(_HTML,)),
+    ]
+    document = Document()
+    listed.append(Operation("GET", "/openapi.json", "This document", document))
+    document.operations = listed
+    return listed
+
+
+class Document:
+    """The OpenAPI document of a table of routes."""
+
+    operations: list[Operation]
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers with it."""
+        await exchange.answer(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """Returns the document."""
+        paths: dict[str, dict[str, Any]] = {}
+        for operation in self.operations:
+            paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+        error = {"type": "object", "properties": {"error": {"type": "object"}}, "required": ["error"]}
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": "Kanawa", "version": __version__},
+            "paths": paths,
+            "components": {
+                "schemas": {"Error": error},
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    answer = {"schema": {"type": "object"}}
+    content = {kind: answer if kind == _JSON else {"schema": {"type": "string"}} for kind in operation.kinds}
+    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
+    made: dict[str, Any] = {"summary": operation.about, "responses": responses}
+    if operation.body is not None:
+        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": operation.body.schema()}}}
+    if "{name}" in operation.path:
+        made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    refused = operation.refuses if operation.needs == "nobody" else (*operation.refuses, 401)
+    error = {"schema": {"$ref": "#/components/schemas/Error"}}
+    for status in sorted(set(refused) & set(STATUSES)):
+        responses[str(status)] = {"description": "an error", "content": {_JSON: error}}
+    return made | ({"security": [{"key": []}]} if operation.needs != "nobody" else {})

@@ -1,0 +1,78 @@
+"""What a server serves: an engine, the tokenizer of its model, and what its folder says about both."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.engine.request import Engine, Grammar
+from kanawa_runtime.serve.http.chat_template import ChatTemplate
+from kanawa_runtime.serve.http.sampling import DEFAULTED
+
+
+class GrammarMaker(Protocol):
+    """Compiles what a structured output must look like; from any thread."""
+
+    def compile(self, kind: str, spec: Any, *, field: str) -> Grammar:
+        """Returns a fresh grammar; raises RequestError naming `field` where `spec` can't be one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Parameters as the engine loads them, and the step of the run they are of."""
+
+    params: Any
+    step: int
+
+
+@dataclasses.dataclass
+class ServedModel:
+    """A model by the name that clients ask for; `reload` reads other weights of it, None where it can't."""
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    grammars: GrammarMaker | None = None
+    adapters: tuple[str, ...] = ()
+    step: int = 0
+    reload: Callable[[int | None], Weights] | None = None
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    special: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        files = self.tokenizer.folder_files()
+        if not self.defaults:
+            self.defaults = generation_defaults(files)
+        if not self.special:
+            self.special = special_texts(files)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model and of its adapters."""
+        return (self.name, *self.adapters)
+
+
+def generation_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Returns the sampling that a model's generation_config.json asks for unless a request says otherwise."""
+    content = json.loads(files.get("generation_config.json", b"{}"))
+    numbers = {name: content[name] for name in DEFAULTED if isinstance(content.get(name), int | float)}
+    if content.get("do_sample") is False:
+        numbers["temperature"] = 0.0
+    sensible = {
+        "temperature": lambda x: 0 <= x <= 100,
+        "top_p": lambda x: 0 < x <= 1,
+        "top_k": lambda x: isinstance(x, int) and x >= -1,
+        "min_p": lambda x: 0 <= x <= 1,
+        "repetition_penalty": lambda x: 0 < x <= 100,
+    }
+    return {name: number for name, number in numbers.items() if sensible[name](number)}
+
+
+def special_texts(files: Mapping[str, bytes]) -> dict[int, str]:
+    """Returns the names of special ids, as a tokenizer.json lists them."""
+    added = json.loads(files.get("tokenizer.json", b"{}")).get("added_tokens") or []
+    return {int(token["id"]): str(token["content"]) for token in added if token.get("special")}

@@ -1,0 +1,86 @@
+"""What every handler of a server shares: its model, limits and counters, and whether it takes requests."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar
+
+from kanawa.errors import did_you_mean
+
+from kanawa_runtime.serve.http.errors import ApiError, shown, unavailable
+from kanawa_runtime.serve.http.handover import Handover
+from kanawa_runtime.serve.http.keys import Keys
+from kanawa_runtime.serve.http.limits import ServerConfig
+from kanawa_runtime.serve.http.metrics import Metrics
+from kanawa_runtime.serve.http.prompts import PromptReader
+from kanawa_runtime.serve.http.sampling import SamplingReader
+from kanawa_runtime.serve.http.served_model import ServedModel
+
+Result = TypeVar("Result")
+Phase = Literal["starting", "ready", "draining", "failed"]
+_RETRY_SECONDS = {"starting": 5.0, "draining": 30.0, "failed": 60.0}
+
+
+class Service:
+    """The state of a server; made in its loop. `phase` is the only thing that changes, and `running` what it does."""
+
+    def __init__(self, model: ServedModel, config: ServerConfig, keys: Keys) -> None:
+        self.model = model
+        self.config = config
+        self.keys = keys
+        self.phase: Phase = "starting"
+        self.running = 0
+        self.metrics = Metrics(model.name, model.engine)
+        self.handover = Handover(asyncio.get_running_loop())
+        limits = model.engine.limits
+        self.prompts = PromptReader(model.tokenizer, limits)
+        self.sampling = SamplingReader(model.tokenizer, limits, model.defaults)
+        make = concurrent.futures.ThreadPoolExecutor
+        self._workers = make(config.worker_threads, thread_name_prefix="kanawa-http")
+        # Apart: a grammar that takes its whole time must not keep prompts waiting.
+        self._compilers = make(1, thread_name_prefix="kanawa-grammar")
+        self.loading = asyncio.Lock()
+
+    def check_ready(self) -> None:
+        """Raises the 503 of a server that takes no requests now."""
+        if self.phase == "ready":
+            return
+        messages = {
+            "starting": "the server is starting: it compiles its programs",
+            "draining": "the server is stopping: it finishes what it has begun and takes nothing new",
+            "failed": "the engine has failed; the server has to be started again",
+        }
+        raise unavailable(messages[self.phase], _RETRY_SECONDS[self.phase], self.phase)
+
+    def adapter(self, name: str | None) -> str | None:
+        """Returns the adapter of a model's name, None for the model itself; raises the 404 of any other."""
+        if name is None or name == self.model.name:
+            return None
+        if name in self.model.adapters:
+            return name
+        message = f"model: there is no {shown(name)} here{did_you_mean(name, self.model.names)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def in_worker(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Returns what `work` does in a thread: prompts are long, and the loop serves everybody."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+
+    async def in_compiler(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Returns what `work` does in the thread for grammars; raises TimeoutError after `grammar_seconds`."""
+        task = asyncio.get_running_loop().run_in_executor(self._compilers, work, *arguments)
+        return await asyncio.wait_for(task, self.config.grammar_seconds)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts a request as running while the block lasts: a server that stops waits for those."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def close(self) -> None:
+        """Lets go of the threads."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._compilers.shutdown(wait=False, cancel_futures=True)

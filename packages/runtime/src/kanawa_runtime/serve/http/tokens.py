@@ -1,0 +1,75 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kanawa_runtime.serve.http.errors import invalid
+from kanawa_runtime.serve.http.exchange import Exchange
+from kanawa_runtime.serve.http.fields import AnyObject, Field, Flag, Listed, Shaped, Text, Whole
+from kanawa_runtime.serve.http.messages import for_template, message_fields
+from kanawa_runtime.serve.http.service import Service
+
+
+class Tokenize:
+    """The ids of a text or of a conversation."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        chat = message_fields(service.config)
+        self.body = Shaped(
+            {
+                "model": Field(Text(256)),
+                "prompt": Field(Text(service.config.max_body_bytes), help="a text; or messages"),
+                "messages": Field(chat["messages"].kind),
+                "tools": chat["tools"],
+                "add_special_tokens": Field(Flag(), help="for a prompt true, for messages false, unless given"),
+                "add_generation_prompt": Field(Flag(), True),
+                "chat_template_kwargs": Field(AnyObject()),
+                "return_token_strs": Field(Flag(), False),
+            }
+        )
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers a request."""
+        body = self.body.read(await exchange.json(), "")
+        if (body["prompt"] is None) == (body["messages"] is None):
+            raise invalid(at="prompt", why="give a prompt or messages, one of them")
+        self._service.adapter(body["model"])
+        await exchange.answer(await self._service.in_worker(self._tokenize, body))
+
+    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        model = self._service.model
+        prefix, text = body["add_special_tokens"], body["prompt"]
+        if text is None:
+            text = model.template.render(
+                for_template(body["messages"]),
+                body["tools"],
+                add_generation_prompt=body["add_generation_prompt"],
+                extra=body["chat_template_kwargs"],
+            )
+            prefix = not model.template.own if prefix is None else prefix
+        encoded = model.tokenizer.encode(text).tolist()
+        ids = (list(model.tokenizer.prefix_ids) if prefix or prefix is None else []) + encoded
+        made = {"count": len(ids), "max_model_len": model.engine.limits.max_length, "tokens": ids}
+        if body["return_token_strs"]:
+            tokens, special = model.tokenizer.tokens, model.special
+            made["token_strs"] = [special.get(i) or tokens[i].decode("utf-8", "replace") for i in ids]
+        return made
+
+
+class Detokenize:
+    """The text of ids."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        ids = Whole(0, service.model.engine.limits.vocab_size - 1)
+        most = service.config.max_body_bytes
+        self.body = Shaped({"model": Field(Text(256)), "tokens": Field(Listed(ids, most), required=True)})
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers a request."""
+        body = self.body.read(await exchange.json(), "")
+        self._service.adapter(body["model"])
+        tokenizer = self._service.model.tokenizer
+        known = [i for i in body["tokens"] if i < tokenizer.vocab_size]
+        await exchange.answer({"prompt": await self._service.in_worker(tokenizer.decode, known)})

@@ -1,0 +1,189 @@
+"""Calls of tools: what a request allows, the grammar that holds a model to it, and calls found in what it writes.
+
+Models trained on calls write each between <tool_call> and </tool_call>; their template says so, and they are left their
+habit. Others write bare JSON, which a schema holds in shape where a call is required.
+"""
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kanawa.errors import did_you_mean
+
+from kanawa_runtime.serve.http.errors import invalid, shown
+from kanawa_runtime.serve.http.stop_strings import StopStrings
+from kanawa_runtime.serve.http.structure import Structure
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """The functions that an answer may call: it must with `required`, only `name` where one is named."""
+
+    functions: Sequence[Mapping[str, Any]]
+    required: bool = False
+    name: str | None = None
+    marked: bool = False
+    parallel: bool = True
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], template: str) -> "Tools | None":
+        """Returns what a request allows, None where nothing may be called; raises the 400 of a choice that can't be."""
+        choice = body["tool_choice"]
+        if not body["tools"]:
+            if choice not in (None, "none", "auto"):
+                raise invalid(at="tool_choice", why=f"{shown(choice)} needs tools, and the request has none")
+            return None
+        functions = [tool["function"] for tool in body["tools"]]
+        names = [function["name"] for function in functions]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise invalid(at="tools", why=f"two functions are called {twice!r}; names tell them apart")
+        if choice == "none":
+            return None
+        name = choice["function"]["name"] if isinstance(choice, dict) else None
+        if name is not None and name not in names:
+            why = f"there is no tool {shown(name)}{did_you_mean(name, names)}"
+            raise invalid(at="tool_choice.function.name", why=why)
+        allowed = [function for function in functions if name in (None, function["name"])]
+        required = choice == "required" or name is not None
+        return cls(allowed, required, name, BEGIN in template, body["parallel_tool_calls"])
+
+    def structure(self, special: Sequence[str]) -> Structure | None:
+        """Returns what holds the model to well-formed calls; None where it may write anything."""
+        from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
+
+        if self.marked:
+            parallel = self.parallel and self.name is None
+            options = {"required": self.required, "parallel": parallel, "special": special}
+            return "grammar", tagged_grammar(self.functions, BEGIN, END, **options), "tools"
+        if not self.required:
+            return None
+        if self.name is not None:
+            schema = self.functions[0]["parameters"] or {"type": "object", "properties": {}}
+            return "json_schema", schema, "tools"
+        several = {"maxItems": 1} if not self.parallel else {}
+        return "json_schema", {"type": "array", "items": call_schema(self.functions), "minItems": 1} | several, "tools"
+
+    def reader(self) -> "CallReader":
+        """Returns what finds the calls in an answer."""
+        return CallReader(self)
+
+
+class CallReader:
+    """Tells calls from text in an answer as it grows; gives out deltas of a message."""
+
+    def __init__(self, tools: Tools | None) -> None:
+        """Reads text alone without tools."""
+        self._tools = tools
+        self.num_calls = 0
+        #: What may yet turn out to be a call: all of it for bare JSON, what stands after the mark otherwise.
+        self._held = ""
+        self._inside = False
+        self._whole = tools is not None and tools.required and not tools.marked
+        self._begun = False
+        self._marks = StopStrings((BEGIN,))
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """Returns the deltas that became certain."""
+        if self._tools is None:
+            return [{"content": text}] if text else []
+        if self._whole and self._tools.name is not None:
+            return self._arguments(self._tools.name, text)
+        if not self._begun and not self._whole:
+            # Bare JSON is a call only where all of the answer is: its first character decides.
+            self._held += text
+            start = self._held.lstrip()
+            if not start:
+                return []
+            self._begun, text, self._held = True, self._held, ""
+            self._whole = start[0] in "{["
+        if self._whole:
+            self._held += text
+            return []
+        return self._marked(text)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Returns what is left."""
+        held, self._held = self._held, ""
+        if self._inside:
+            return [{"content": BEGIN + held}]
+        if self._whole and held:
+            calls = self._calls_in(held)
+            return calls or [{"content": held}]
+        rest = held + self._marks.finish()
+        return [{"content": rest}] if rest else []
+
+    def _arguments(self, name: str, text: str) -> list[dict[str, Any]]:
+        if self.num_calls == 0:
+            self.num_calls = 1
+            return [_delta(0, name, text)]
+        return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
+
+    def _marked(self, text: str) -> list[dict[str, Any]]:
+        """Returns the deltas of text in which calls stand between marks."""
+        deltas: list[dict[str, Any]] = []
+        while True:
+            if self._inside:
+                self._held += text
+                inner, mark, after = self._held.partition(END)
+                if not mark:
+                    return deltas
+                calls = self._calls_in(inner)
+                deltas += calls or [{"content": BEGIN + inner + END}]
+                self._inside, self._held, text = False, "", after
+                # Between calls, and before the first of several, stands nothing but a line end.
+                text = text.lstrip("\n") if calls else text
+                self._marks = StopStrings((BEGIN,))
+            plain = self._marks.push(text)
+            if plain.strip() or (plain and not self.num_calls and self._marks.hit is None):
+                deltas.append({"content": plain})
+            if self._marks.hit is None:
+                return deltas
+            self._inside, text = True, self._marks.rest
+
+    def _calls_in(self, text: str) -> list[dict[str, Any]]:
+        """Returns the deltas of calls that a JSON text holds; none where it is no call of a known function."""
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            return []
+        listed = content if isinstance(content, list) else [content]
+        tools = self._tools
+        names = {function["name"] for function in tools.functions} if tools else set()
+        made = []
+        for call in listed:
+            name = call.get("name") if isinstance(call, dict) else None
+            arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
+            if name not in names or not isinstance(arguments, dict | str):
+                return []
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            made.append(_delta(self.num_calls + len(made), str(name), text))
+        self.num_calls += len(made)
+        return made
+
+
+def message_of(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the whole message that deltas add up to."""
+    content = "".join(delta.get("content", "") for delta in deltas)
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                calls.append({name: value for name, value in call.items() if name != "index"})
+            else:
+                function = calls[call["index"]]["function"]
+                function["arguments"] += call["function"]["arguments"]
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    return message
+
+
+def _delta(index: int, name: str, arguments: str) -> dict[str, Any]:
+    call_id = f"call_{uuid.uuid4().hex[:24]}"
+    function = {"name": name, "arguments": arguments}
+    return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
