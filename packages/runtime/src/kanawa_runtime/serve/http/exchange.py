@@ -15,6 +15,9 @@ Result = TypeVar("Result")
 #: The name under which a connection of ours puts what cuts it off into an ASGI scope.
 CUT_OFF = "kanawa.cut_off"
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+#: How much of a body that is too long is read all the same, in body limits and in time.
+_DISCARD_FACTOR = 4
+_DISCARD_SECONDS = 3.0
 _SAFE = {"X-Content-Type-Options": "nosniff"}
 
 
@@ -62,6 +65,7 @@ class Exchange:
         most = self.config.max_body_bytes
         length = self.headers.get("content-length", "0")
         if length.isdigit() and int(length[:18]) > most:
+            await self._discard(0)
             raise self._too_long()
         chunks, size = [], 0
         try:
@@ -73,12 +77,24 @@ class Exchange:
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     if size > most:
+                        chunks.clear()
+                        await self._discard(size)
                         raise self._too_long()
                     if not message.get("more_body", False):
                         return b"".join(chunks)
         except TimeoutError as error:
             text = f"the body didn't come within {self.config.read_seconds:g} s (read_seconds)"
             raise ApiError(408, text, headers={"Connection": "close"}) from error
+
+    async def _discard(self, size: int) -> None:
+        """Reads on for a while and keeps nothing: a client that still sends when it is cut off never sees the answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while size < _DISCARD_FACTOR * self.config.max_body_bytes:
+                    message = await self._receive()
+                    size += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
 
     def _too_long(self) -> ApiError:
         most = self.config.max_body_bytes
