@@ -16,10 +16,11 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns the verbs that train, evaluate, generate, report and launch."""
-    from kanawa_runtime.commands import evaluate, generate, launch, report, train
+    """Returns the verbs that train, evaluate, generate, serve, chat, report and launch."""
+    from kanawa_runtime.commands import chat, evaluate, generate, launch, report, serve, train
 
-    return [train.command(), evaluate.command(), generate.command(), report.command(), launch.command()]
+    verbs = (train, evaluate, generate, serve, chat, report, launch)
+    return [verb.command() for verb in verbs]
 
 
 @hookimpl

@@ -71,7 +71,7 @@ def running_server(engine=None, *, keys=None, model=None, ready=True, **limits):
     try:
         if ready:
             assert is_ready.wait(60)
-        shown = Server(engine, "http://127.0.0.1:%d" % listening.getsockname()[1], server)
+        shown = Server(engine, f"http://127.0.0.1:{listening.getsockname()[1]}", server)
         shown.thread = thread
         with shown.http:
             yield shown

@@ -147,9 +147,13 @@ def test_long_prompts_are_cut_where_asked(server):
 
 
 def test_sampling_reaches_the_engine(server):
-    seen = {}
-    submit = server.engine.submit
-    server.engine.submit = lambda request, on_output: (seen.update({request.id[-1]: request}), submit(request, on_output))
+    seen, submit = {}, server.engine.submit
+
+    def spy(request, on_output):
+        seen[request.id[-1]] = request
+        submit(request, on_output)
+
+    server.engine.submit = spy
     try:
         server.complete(
             prompt="ab", max_tokens=1, n=2, temperature=0.3, top_k=-1, top_p=0.5, min_p=0.1, seed=2**40 + 7,
@@ -173,7 +177,8 @@ def test_structured_outputs(server):
     assert server.complete(**body, structured_outputs={"choice": ["}}"]})["choices"][0]["text"] == "}}"
     text = server.complete(**body, response_format={"type": "json_object"})["choices"][0]["text"]
     assert isinstance(json.loads(text), dict)
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+    fields = {"properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+    schema = {"type": "object", **fields}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for asked in ({"response_format": form}, {"structured_outputs": {"json": schema}}):
         assert set(json.loads(server.complete(**body, **asked)["choices"][0]["text"])) == {"a"}

@@ -22,7 +22,7 @@ LONG = "a" * 600
         ({"prompt": LONG}, "prompt", "it has 601 tokens, and prompt and answer together may have 512 tokens"),
         ({"prompt": "a", "max_tokens": 511}, "max_tokens", "ask for at most 510"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens", "-1 is out of range"),
-        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "expected a whole number from 0 to 2147483647, got a number"),
+        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a whole number from 0 to 2147483647, got a number"),
         ({"prompt": "a", "temperature": -0.1}, "temperature", "expected a number from 0 to 100"),
         ({"prompt": "a", "temperature": "hot"}, "temperature", "got a string: 'hot'"),
         ({"prompt": "a", "top_p": 0}, "top_p", "expected a number above 0 to 1"),

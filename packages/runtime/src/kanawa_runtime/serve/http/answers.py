@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
+from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import Engine, Output, Request, TokenLogprobs
 from kanawa_runtime.serve.http.errors import ApiError, invalid, unavailable, whole_seconds
 from kanawa_runtime.serve.http.growing_text import GrowingText
@@ -16,6 +16,8 @@ from kanawa_runtime.serve.http.metrics import Metrics
 
 #: How long after its deadline an engine may leave a request unanswered before the server answers in its place.
 _PATIENCE_SECONDS = 5.0
+#: What a request calls a field that the engine names otherwise.
+_FIELDS = {"prompt_ids": "prompt", "adapter": "model"}
 
 
 @dataclasses.dataclass
@@ -112,13 +114,16 @@ class Answers:
                 answer.submitted = time.monotonic()
                 receiver = functools.partial(self._take, answer)
                 self._engine.submit(answer.request, self._handover.to(receiver))
+        except EngineStoppedError as error:
+            self._end("abort")
+            raise unavailable(str(error), error.retry_after, "engine_stopped") from error
         except QueueFullError as error:
             self._end("abort")
             after = {"Retry-After": whole_seconds(error.retry_after)}
             raise ApiError(429, str(error), code="queue_full", headers=after) from error
         except RequestError as error:
             self._end("abort")
-            raise invalid(error.field, str(error)) from error
+            raise invalid(_FIELDS.get(error.field, error.field), str(error)) from error
         return self
 
     def __exit__(self, *_: object) -> None:

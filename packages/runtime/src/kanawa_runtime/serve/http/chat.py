@@ -128,7 +128,7 @@ class Chat:
         if reason == "stop" and reader.num_calls:
             reason = "tool_calls"
         logprobs = job.writer.chat(piece, body["top_logprobs"] or 0) if body["logprobs"] and piece.token_ids else None
-        rest = {"logprobs": logprobs, "finish_reason": reason}
+        rest: dict[str, Any] = {"logprobs": logprobs, "finish_reason": reason}
         if reason:
             rest["stop_reason"] = answer.stop_reason
         return rest | ({"token_ids": piece.token_ids} if body["return_token_ids"] else {})

@@ -87,7 +87,7 @@ class Exchange:
             raise ApiError(408, text, headers={"Connection": "close"}) from error
 
     async def _discard(self, size: int) -> None:
-        """Reads on for a while and keeps nothing: a client that still sends when it is cut off never sees the answer."""
+        """Reads on for a while and keeps nothing: a client that is cut off while it sends never sees the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 while size < _DISCARD_FACTOR * self.config.max_body_bytes:
@@ -158,7 +158,8 @@ class Exchange:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        made = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (_SAFE | headers).items()]
+        named = {**_SAFE, **headers}.items()
+        made = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named]
         await self._put({"type": "http.response.start", "status": status, "headers": made})
 
     async def _put(self, message: dict[str, Any]) -> None:

@@ -26,6 +26,9 @@ _HISTOGRAMS = {
     "request_params_max_tokens": ("Tokens that a request asks for at most", _COUNTS),
     "request_params_n": ("Choices that a request asks for", _FEW),
 }
+#: Of the engine's numbers, those that may fall again.
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_programs")
+_COUNTED_HERE = ("prompt_tokens", "generation_tokens", "request_success")
 
 
 class Metrics:
@@ -52,7 +55,7 @@ class Metrics:
         self._responses = Counter(
             "kanawa:http_responses", "HTTP responses", ["path", "status"], registry=self._registry
         )
-        self._registry.register(_EngineStats(engine, model_name))  # type: ignore[arg-type]
+        self._registry.register(_EngineStats(engine, model_name))
 
     def asked(self, prompt_tokens: int, n: int, max_tokens: int) -> None:
         """Counts a prompt with its choices."""
@@ -114,15 +117,15 @@ class _EngineStats:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yields a family a number: counters by their ending, all others gauges."""
+        """Yields a family a number; all but the gauges only ever grow."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         stats: Mapping[str, float] = self._engine.stats()
         for name, number in sorted(stats.items()):
-            # Those of its own that the server counts too would be there twice, which Prometheus refuses.
-            if name.removesuffix("_total") in ("prompt_tokens", "generation_tokens", "request_success"):
+            # What the server counts too would be there twice, which Prometheus refuses.
+            if name.startswith(_COUNTED_HERE):
                 continue
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            kind = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
             family = kind(f"vllm:{name}", "Of the engine", labels=["model_name"])
             family.add_metric([self._model_name], number)
             yield family

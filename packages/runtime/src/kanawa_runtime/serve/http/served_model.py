@@ -15,7 +15,7 @@ from kanawa_runtime.serve.http.sampling import DEFAULTED
 class GrammarMaker(Protocol):
     """Compiles what a structured output must look like; from any thread."""
 
-    def compile(self, kind: str, spec: Any, *, field: str) -> Grammar:
+    def compile(self, kind: Any, spec: Any = None, *, field: str | None = None) -> Grammar:
         """Returns a fresh grammar; raises RequestError naming `field` where `spec` can't be one."""
 
 

@@ -57,16 +57,18 @@ class Tools:
         from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
 
         if self.marked:
-            parallel = self.parallel and self.name is None
-            options = {"required": self.required, "parallel": parallel, "special": special}
-            return "grammar", tagged_grammar(self.functions, BEGIN, END, **options), "tools"
+            several = self.parallel and self.name is None
+            text = tagged_grammar(
+                self.functions, BEGIN, END, required=self.required, parallel=several, special=special
+            )
+            return "grammar", text, "tools"
         if not self.required:
             return None
         if self.name is not None:
             schema = self.functions[0]["parameters"] or {"type": "object", "properties": {}}
             return "json_schema", schema, "tools"
-        several = {"maxItems": 1} if not self.parallel else {}
-        return "json_schema", {"type": "array", "items": call_schema(self.functions), "minItems": 1} | several, "tools"
+        calls = {"type": "array", "items": call_schema(self.functions), "minItems": 1}
+        return "json_schema", calls | ({} if self.parallel else {"maxItems": 1}), "tools"
 
     def reader(self) -> "CallReader":
         """Returns what finds the calls in an answer."""
@@ -154,7 +156,7 @@ class CallReader:
         listed = content if isinstance(content, list) else [content]
         tools = self._tools
         names = {function["name"] for function in tools.functions} if tools else set()
-        made = []
+        made: list[dict[str, Any]] = []
         for call in listed:
             name = call.get("name") if isinstance(call, dict) else None
             arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None

@@ -1,0 +1,135 @@
+"""`kanawa serve`: a run's model behind OpenAI's HTTP interface."""
+
+import argparse
+import contextlib
+import ipaddress
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kanawa.cli.output import flush, write, write_message
+from kanawa.errors import UsageError
+from kanawa.local_path import local_path
+from kanawa.plugins import Command
+from kanawa.status import stage
+
+if TYPE_CHECKING:
+    from kanawa_runtime.serve.http.config import ServeConfig
+
+DEFAULT_PORT = 8000
+
+
+def command() -> Command:
+    """Returns the verb."""
+    return Command(
+        name="serve",
+        help="serve a run's model over HTTP, as OpenAI's API and with a page to chat on",
+        configure=configure,
+        run=run,
+        example=(
+            "kanawa serve runs/quickstart\n"
+            "kanawa serve downloads/my-model --port 9000 --name mine --set engine.max_sequences=8\n"
+            "kanawa serve runs/quickstart --host 0.0.0.0 --api-key-file keys.txt --set server.max_n=4"
+        ),
+    )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
+    parser.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address (default: for this machine alone)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="port (default 8000; 0: any free)")
+    parser.add_argument("--name", metavar="NAME", help="what clients call the model (default: the folder's name)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="clients' keys, one a line; or KANAWA_API_KEYS=a,b")
+    parser.add_argument("--admin-key-file", metavar="FILE", help="keys for /load; or KANAWA_ADMIN_KEY")
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's own")
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="path=value",
+        help="engine.… or server.…: sizes and limits, see docs/serving.md; repeat for several",
+    )
+    parser.add_argument("--json", action="store_true", help="write one JSON object once it is ready")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C; returns 0 once what ran has been answered."""
+    from kanawa_runtime.commands.process import leave_readers_behind, prepare_process
+    from kanawa_runtime.commands.serve_extra import require_serving
+
+    require_serving("serve")
+    began = time.monotonic()
+    config = serve_config(args.set)
+    directory = local_path(args.run_directory)
+    from kanawa_runtime.serve.http.keys import keys_from
+    from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
+    from kanawa_runtime.serve.run_path import check_is_directory
+
+    check_is_directory(directory)
+    keys = keys_from(_path(args.api_key_file), _path(args.admin_key_file))
+    _check_port(args.port)
+    prepare_process()
+    from kanawa_runtime.serve.http.from_run import served_model
+
+    with contextlib.ExitStack() as waiting, listening_socket(args.host, args.port) as listening:
+        if not keys.are_asked_for and not is_loopback(args.host):
+            write_message(
+                f"kanawa: warning: {args.host} can be reached from other machines, and no key is asked for; "
+                "give --api-key-file FILE"
+            )
+        with stage(f"reading {directory}"):
+            template = _path(args.chat_template)
+            model = served_model(
+                directory, config.engine, name=args.name, step=args.step, target=args.on, template=template
+            )
+        url = "http://{}:{}".format(f"[{args.host}]" if ":" in args.host else args.host, listening.getsockname()[1])
+
+        def tell() -> None:
+            waiting.close()
+            seconds, limits = time.monotonic() - began, model.engine.limits
+            if args.json:
+                record = {"url": url, "model": model.name, "step": model.step, "max_length": limits.max_length}
+                write(json.dumps(record | {"seconds": round(seconds, 3)}))
+            else:
+                where = f"{model.name} is served at {url} ({url}/v1 for clients)"
+                write(f"{where}, ready after {seconds:.1f} s; Ctrl-C ends it")
+            flush()
+
+        waiting.enter_context(stage("compiling the engine's programs"))
+        code = HttpServer(model, config.server, keys, listening, tell).run()
+    leave_readers_behind(code)
+    return code
+
+
+def serve_config(overrides: list[str]) -> "ServeConfig":
+    """Returns the config with what `--set` says; raises UsageError for what can't be."""
+    from kanawa.config.override import apply_override
+
+    from kanawa_runtime.serve.http.config import ServeConfig
+
+    config = ServeConfig()
+    for text in overrides:
+        apply_override(config, text)
+    return config.freeze()
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else local_path(text)
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        message = f"--port {port}: expected 0 to 65535"
+        raise UsageError(message)

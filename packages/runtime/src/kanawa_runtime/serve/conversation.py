@@ -1,0 +1,72 @@
+"""A conversation with a model in this process, turn by turn; earlier turns are in the engine's prefix cache."""
+
+import dataclasses
+import itertools
+import queue
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from kanawa.errors import UsageError
+
+from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
+from kanawa_runtime.serve.http.growing_text import GrowingText
+from kanawa_runtime.serve.http.prompts import PromptReader
+
+if TYPE_CHECKING:
+    from kanawa_runtime.serve.http.served_model import ServedModel
+
+
+class Conversation:
+    """Messages so far. The model's engine has to be running."""
+
+    def __init__(self, model: "ServedModel", system: str | None, sampling: SamplingParams) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._numbers = itertools.count()
+        self._reader = PromptReader(model.tokenizer, model.engine.limits)
+        self.messages: list[dict[str, str]] = []
+        self.num_tokens = 0
+
+    def reset(self) -> None:
+        """Forgets all turns."""
+        self.messages = []
+
+    def answer(self, text: str) -> Generator[str, None, None]:
+        """Yields the answer to a message as it grows; closing the iterator ends it, and keeps what was written.
+
+        Raises UsageError where the conversation has become too long; the message is then no part of it.
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        template = self._model.template
+        prompt = template.render([*self._system, *asked])
+        ids = self._reader.ids(prompt, {}, prefix=not template.own, field="the conversation")
+        name = f"turn-{next(self._numbers)}"
+        request = Request(id=name, prompt_ids=tuple(ids), sampling=self._fitting(len(ids)))
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        growing, pieces = GrowingText(self._model.tokenizer, ids), []
+        self.num_tokens = 0
+        self._model.engine.submit(request, outputs.put)
+        try:
+            for piece in self._pieces(outputs, growing):
+                pieces.append(piece)
+                yield piece
+        finally:
+            self._model.engine.cancel(request.id)
+            self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _pieces(self, outputs: Any, growing: GrowingText) -> Generator[str, None, None]:
+        while True:
+            output: Output = outputs.get()
+            self.num_tokens += len(output.token_ids)
+            yield "".join(growing.push(token) for token in output.token_ids)
+            if output.finish_reason == "error":
+                message = f"the engine failed: {output.error}"
+                raise UsageError(message)
+            if output.finish_reason is not None:
+                yield growing.finish()
+                return
+
+    def _fitting(self, used: int) -> SamplingParams:
+        room = self._model.engine.limits.max_length - used
+        return dataclasses.replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))

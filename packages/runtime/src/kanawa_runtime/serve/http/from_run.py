@@ -1,0 +1,73 @@
+"""A run, or a folder of another library, as a model to serve: engine, tokenizer, template, and other weights later."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kanawa.config import to_json
+from kanawa.contracts import CausalLM
+from kanawa.errors import UsageError
+
+from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
+from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.http.chat_template import template_of
+from kanawa_runtime.serve.http.served_model import ServedModel, Weights
+from kanawa_runtime.serve.imported import outline_of
+from kanawa_runtime.serve.open_run import OpenedRun, open_run, tokenizer_of
+from kanawa_runtime.serve.structured.grammars import Grammars
+from kanawa_runtime.train.run_directory import ORIGIN
+
+
+def served_model(
+    directory: Path,
+    config: EngineConfig,
+    *,
+    name: str | None = None,
+    step: int | None = None,
+    target: str | None = None,
+    template: Path | None = None,
+) -> ServedModel:
+    """Returns the model of a folder behind an engine that has not started yet.
+
+    Raises UsageError for what continues no text, or has no tokenizer.
+    """
+    _check_continues(directory)
+    opened = open_run(directory, target=target, step=step)
+    tokenizer = tokenizer_of(opened)
+    if tokenizer is None:
+        places = [folder for folder in (directory / ORIGIN, directory) if other_tokenizers(folder)]
+        message = f"{unreadable(places[0] if places else directory)}; a server can't take texts without one"
+        raise UsageError(message)
+    chosen = template_of(tokenizer.folder_files(), template)
+    model = opened.trainer.model
+    assert isinstance(model, CausalLM)
+    engine = LLMEngine(model, opened.params, opened.state, opened.environment, config, known=tokenizer.known)
+    served = ServedModel(
+        name=name or directory.resolve().name,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=chosen,
+        step=opened.step,
+        grammars=Grammars(tokenizer, engine.limits.vocab_size),
+    )
+    architecture = to_json(opened.composition.config.model)
+    served.reload = lambda wanted: _weights(directory, target, wanted, architecture)
+    return served
+
+
+def _weights(directory: Path, target: str | None, step: int | None, architecture: Mapping[str, object]) -> Weights:
+    """Returns the weights of a step; raises UsageError where the folder holds another model by now."""
+    opened: OpenedRun = open_run(directory, target=target, step=step)
+    if to_json(opened.composition.config.model) != architecture:
+        message = f"{directory} holds another model than the one that is served; start a server for it"
+        raise UsageError(message)
+    return Weights(opened.params, opened.step)
+
+
+def _check_continues(directory: Path) -> None:
+    """Raises UsageError for a model of another kind, before opening it would speak of data to train it on."""
+    stored = outline_of(directory) if directory.is_dir() else None
+    kind = None if stored is None else stored.config._target
+    if kind is not None and not issubclass(kind, CausalLM):
+        message = f"{directory}: {kind.__qualname__} continues no text; models that do are CausalLMs"
+        raise UsageError(message)
