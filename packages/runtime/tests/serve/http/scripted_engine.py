@@ -152,8 +152,8 @@ class ScriptedEngine:
         stop = [int(i) for i in allowed if i in sampling.stop_token_ids]
         if stop:
             return stop[0], False
-        # Quotes and brackets end things; letters go on for ever.
-        likely = [i for i in b'"}]{[:' if i in allowed] or [int(allowed[0])]
+        # Quotes and brackets end things; letters and blanks go on for ever.
+        likely = [i for i in b'"}]{[:,' if i in allowed] or [int(i) for i in allowed if i > 32] or [int(allowed[0])]
         return likely[0], sampling.grammar.accept(likely[0])
 
     def _logprobs(self, token, number):

@@ -33,7 +33,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # Python's own text says twice where it tried to listen.
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
         message = f"can't listen at {host}:{port}: {reason}; choose another with --port (0 takes any that is free)"
         raise UsageError(message) from error
 
