@@ -9,8 +9,14 @@ from .running_server import model_of, running_server
 from .scripted_engine import ScriptedEngine
 
 #: As Qwen and Hermes write conversations, in short.
-CHATML = r"""{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ "\n" }}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}{{ "\n" }}
-{%- endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+CHATML = r"""
+{%- for m in messages %}
+{{- "<|" ~ m.role ~ "|>" ~ m.content }}
+{%- for c in m.tool_calls or [] %}{{ "\n<tool_call>" ~ c.function.arguments.city ~ "</tool_call>" }}{% endfor %}
+{{- "\n" }}
+{%- endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif %}"""
 USER = {"role": "user", "content": "hi "}
 CITY = {
     "type": "object",

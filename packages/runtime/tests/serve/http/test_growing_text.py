@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
-from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
 from kanawa_runtime.data.tokenizers.folder import files_state
+from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
 from kanawa_runtime.serve.http.growing_text import GrowingText
 from kanawa_runtime.serve.http.stop_strings import StopStrings
 

@@ -122,15 +122,17 @@ def test_weights_are_loaded_while_requests_run():
     engine = ScriptedEngine(step_seconds=0.001)
     with running_server(keys=Keys(admin=["root"]), model=model_of(engine, reload=reload)) as running:
         load = lambda body: running.post("/load", body, headers=bearer("root"))  # noqa: E731
-        with running.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 300, "stream": True}) as s:
-            lines = s.iter_lines()
+        body = {"prompt": "a", "max_tokens": 300, "stream": True}
+        with running.http.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
             next(lines)
             assert load({}).json() == {"status": "loaded", "step": 2}
             assert sum(line != "" for line in lines) > 1
         assert load({"step": 1}).json()["step"] == 1
         assert engine.loaded == [{"w": None}, {"w": 1}]
         answer = load({"step": 9})
-        assert (answer.status_code, answer.json()["error"]["message"]) == (422, "step: there is no step 9; there are 1, 2")
+        assert answer.status_code == 422
+        assert answer.json()["error"]["message"] == "step: there is no step 9; there are 1, 2"
         assert running.http.get("/v1/models").json()["data"][0]["step"] == 1
 
 

@@ -23,8 +23,8 @@ def sent(server, body, *, path="/v1/completions"):
     """Returns a socket on which a request has been sent."""
     content = json.dumps(body).encode()
     made = connected(server)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    made.sendall(head.encode() + content)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    made.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return made
 
 

@@ -39,9 +39,7 @@ def served_model(
         message = f"{unreadable(places[0] if places else directory)}; a server can't take texts without one"
         raise UsageError(message)
     chosen = template_of(tokenizer.folder_files(), template)
-    model = opened.trainer.model
-    assert isinstance(model, CausalLM)
-    engine = LLMEngine(model, opened.params, opened.state, opened.environment, config, known=tokenizer.known)
+    engine = LLMEngine.of_run(opened, config)
     served = ServedModel(
         name=name or directory.resolve().name,
         engine=engine,
