@@ -1,11 +1,13 @@
 """Products by oneDNN: equal to JAX's in value and all derivatives, used where a plan says, refused by shape."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.arrays import onednn
-from kanawa.arrays.contract import contract
+from kanawa.arrays.contract import contract, logits_of
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 
 HERE = pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
@@ -118,3 +120,25 @@ def test_where_there_is_none_products_stay_xlas(monkeypatch):
     monkeypatch.setattr(onednn, "_TARGET", "__no_such_call")
     assert not onednn.available()
     onednn.available.cache_clear()
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
+def test_serving_has_few_rows_of_bfloat16_by_onednn_and_logits_in_float32():
+    def calls(function, *shapes, few_rows, dtype="bfloat16"):
+        with use_plan(ExecutionPlan(onednn=True, few_rows=few_rows)):
+            args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+            return jax.jit(function).lower(*args).as_text().count("__onednn$matmul")
+
+    project = functools.partial(contract, num_contracted=1)
+    logits = functools.partial(logits_of, tied=True)
+    for function, shapes in ((project, ((4, 1, 64), (64, 512))), (logits, ((4, 1, 64), (512, 64)))):
+        by_bf16 = int(onednn._has_bf16_units())
+        assert calls(function, *shapes, few_rows=True) == by_bf16
+        assert calls(function, *shapes, few_rows=False) == 0
+        assert calls(function, *shapes, few_rows=True, dtype="float32") == 0
+    x, table = jnp.ones((2, 1, 64), jnp.bfloat16), jnp.ones((1024, 64), jnp.bfloat16)
+    with use_plan(ExecutionPlan(onednn=True, few_rows=True)):
+        given = logits_of(x, table, tied=True)
+        other = logits_of(x, table.T, tied=False)
+    assert given.dtype == jnp.float32 and np.array_equal(given, np.full((2, 1, 1024), 64.0))
+    assert np.array_equal(given, other)

@@ -1,11 +1,15 @@
 """Attention over pages on a CPU against the reference: rows of all lengths, windows, and pools that aren't copied."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from kanawa.errors import KernelError
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.examples import BASE
@@ -65,3 +69,21 @@ def test_a_pool_is_read_page_by_page(dtype):
 
     compiled = jax.jit(decode).lower(q, pool, pool, table, jax.ShapeDtypeStruct((4,), "int32")).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < pool.size * jnp.dtype(dtype).itemsize
+
+
+def test_pages_of_bits_hold_the_same_numbers():
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 3)
+    q, k, v = (
+        jax.random.normal(key, shape, jnp.bfloat16)
+        for key, shape in zip(keys, ((3, 1, 4, 8), (12, 4, 2, 8), (12, 4, 2, 8)), strict=True)
+    )
+    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v)]
+    table, lengths = jnp.arange(12, dtype=jnp.int32).reshape(3, 4), jnp.array([1, 7, 16], jnp.int32)
+    serve = functools.partial(attention, page_table=table, kv_lengths=lengths, mode="decode")
+    expected = serve(q, k, v)
+    np.testing.assert_array_equal(serve(q, *bits).astype(jnp.float32), expected.astype(jnp.float32))
+    with use_plan(ExecutionPlan(kernels=KernelPolicy(pins=(("attention", "attention.any.reference"),)))):
+        plain = serve(q, *bits)
+    np.testing.assert_allclose(plain.astype(jnp.float32), expected.astype(jnp.float32), atol=0.03)
+    with pytest.raises(KernelError, match="k is uint16, bits of a float of 16, and q is float32"):
+        serve(q.astype(jnp.float32), *bits)

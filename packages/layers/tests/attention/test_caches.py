@@ -151,3 +151,16 @@ def test_inner_caches_of_one_kind():
     cfg = QuantisedCache.Config(codes=PagedCache.Config())
     with pytest.raises(ConfigError, match="codes and scales are caches of different kinds"):
         cfg.freeze()
+
+
+def test_pages_of_bits_take_floats_of_16_bits_only():
+    sizes = {"num_kv_heads": 2, "key_dim": 4, "value_dim": 4}
+    cache = PagedCache.Config(page_size=4, bits=True, **sizes).build()
+    assert {spec.dtype for spec in cache.spec(2, 8, "bfloat16").values()} == {"uint16"}
+    assert {spec.dtype for spec in cache.spec(2, 8, "int8").values()} == {"int8"}
+    state = {name: jnp.zeros((4, 4, 2, 4), jnp.uint16) for name in ("keys", "values")}
+    token, lengths = jnp.ones((2, 1, 2, 4)), jnp.zeros(2, jnp.int32)
+    view = cache.extend(state, token.astype(jnp.bfloat16), token.astype(jnp.bfloat16), Sequences(lengths=lengths))
+    assert np.array_equal(jax.lax.bitcast_convert_type(view.k[0, 0], jnp.bfloat16), token[0, 0].astype(jnp.bfloat16))
+    with pytest.raises(ModuleError, match="keeps floats of 16 bits, and is given float32; leave its `bits` unset"):
+        cache.extend(state, token, token, Sequences(lengths=lengths))

@@ -45,6 +45,7 @@ class ExecutionPlan:
     (kanawa.arrays.materialize).
     `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU; None leaves it to kernels
     whose operands are one device's.
+    `few_rows` has it compute products of a few rows with a weight as well, as serving asks for at every step.
     `unroll_layers` is how many layers a loop over layers may have to be written out instead.
     `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
 
@@ -61,6 +62,7 @@ class ExecutionPlan:
     optimizer_memory: str = "device"
     materialize: bool = False
     onednn: bool | None = None
+    few_rows: bool = False
     unroll_layers: int = 0
 
     def way(self, operation: str) -> Any:

@@ -15,11 +15,14 @@ class PagedCache(Cache):
 
     Without `Sequences.page_table`, row b owns the b-th run of pages, which is what `num_pages` None makes room for.
     With `query_starts`, the one row given is a flat batch of many sequences. Padding (segment id 0) isn't written.
+    `bits` keeps floats of 16 bits as integers of the same bits, which is what a CPU needs: there XLA widens a whole
+    pool of bfloat16 to write one token into it, and to read one page.
     """
 
     class Config(Cache.Config):
         page_size: kn.Size = 16
         num_pages: kn.Size | None = None
+        bits: bool = False
 
         def check(self) -> list[str]:
             """Returns what is wrong with the sizes."""
@@ -30,7 +33,8 @@ class PagedCache(Cache):
         """Returns the layout of both pools; `num_pages`, or enough for all rows at full length."""
         cfg = self.config
         pages = cfg.num_pages or rows * -(-length // cfg.page_size)
-        return layout(cfg, (pages, cfg.page_size), ("pages", None), dtype)
+        kept = "uint16" if cfg.bits and dtype in ("bfloat16", "float16") else dtype
+        return layout(cfg, (pages, cfg.page_size), ("pages", None), kept)
 
     @kn.nowrap
     def _pages_a_row(self, pages: int, rows: int, length: int) -> int:
@@ -68,12 +72,22 @@ class PagedCache(Cache):
             page = jnp.where(sequences.segment_ids == 0, pages, page)
         at = positions % self.config.page_size
         pools = {
-            name: state[name].at[page, at].set(new.astype(state[name].dtype), mode="drop")
+            name: state[name].at[page, at].set(_as_kept(new, state[name].dtype), mode="drop")
             for name, new in kept_arrays(k, v).items()
         }
         starts = sequences.query_starts
         ends = lengths + (length if starts is None else starts[1:] - starts[:-1])
         return CacheView(pools, pools["keys"], pools.get("values"), kv_lengths=ends, page_table=table)
+
+
+def _as_kept(new: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns new keys or values as the pool keeps them."""
+    if dtype != jnp.uint16:
+        return new.astype(dtype)
+    if new.dtype.itemsize != 2:
+        message = f"a paged cache of bits keeps floats of 16 bits, and is given {new.dtype}; leave its `bits` unset"
+        raise ModuleError(message)
+    return jax.lax.bitcast_convert_type(new, dtype)
 
 
 def _places(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tuple[jax.Array, jax.Array]:

@@ -38,7 +38,7 @@ class SigmoidDotProduct(DotProduct):
             unknown = "sinks, which belong to a softmax" if sinks is not None else "query_starts (a ragged row)"
             message = f"{self.path}: sigmoid attention was given {unknown}"
             raise ModuleError(message)
-        cfg, k, v = self.config, *_dense(keys)
+        cfg, k, v = self.config, *_dense(keys, q.dtype)
         group = q.shape[2] // k.shape[2]
         # [B, S, K, D] -> [B, S, H, D]: query head h reads key head h // group, the order every kernel uses.
         k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
@@ -54,12 +54,14 @@ class SigmoidDotProduct(DotProduct):
         return jnp.einsum("bhts,bshd->bthd", weights.astype(v.dtype), v)
 
 
-def _dense(keys: CacheView) -> tuple[jax.Array, jax.Array]:
-    """Returns keys and values [B, S, K, D], gathered from pages where they lie in some."""
+def _dense(keys: CacheView, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns keys and values [B, S, K, D], gathered from pages where they lie in some; bits are of `dtype`."""
     v = keys.k if keys.v is None else keys.v
     if keys.page_table is None:
         return keys.k, v
     k, v = (pool[keys.page_table] for pool in (keys.k, v))
+    if k.dtype == jnp.uint16:
+        k, v = (jax.lax.bitcast_convert_type(x, dtype) for x in (k, v))
     return k.reshape(k.shape[0], -1, *k.shape[3:]), v.reshape(v.shape[0], -1, *v.shape[3:])
 
 

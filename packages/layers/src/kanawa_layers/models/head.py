@@ -5,6 +5,7 @@ import abc
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
+from kanawa.arrays.contract import logits_of
 
 
 class Head(kn.Module):
@@ -75,7 +76,5 @@ class TiedHead(Head):
 def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
     """Returns fp32 logits of hidden states, scaled and capped."""
     weight, cap = head.weight(), head.config.logit_cap
-    spec = "bte,ve->btv" if head.tied else "bte,ev->btv"
-    # Accumulated in fp32 whatever the weights are: a cap or a softmax over 100,000 logits shows bfloat16 steps.
-    logits = jnp.einsum(spec, head.scaled(x), weight, preferred_element_type=jnp.float32)
+    logits = logits_of(head.scaled(x), weight, tied=head.tied)
     return logits if cap is None else cap * jnp.tanh(logits / cap)

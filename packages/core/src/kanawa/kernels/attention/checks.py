@@ -24,7 +24,7 @@ _COUNTS = ("prefix_lengths", "kv_lengths", "page_table", "query_starts")
 def check(problem: AttentionProblem, operands: dict[str, Any], *, has_dropout_key: bool = False) -> None:
     """Raises KernelError naming every way in which operands don't fit the problem or each other."""
     p = problem
-    broken = [*_shapes(p, operands), *_heads(p, operands), *_needs(p, operands), *_dtypes(operands)]
+    broken = [*_shapes(p, operands), *_heads(p, operands), *_needs(p, operands), *_dtypes(p, operands)]
     broken += not_positive(scale=p.scale, logit_cap=p.logit_cap)
     broken += outside(0.0, 1.0, dropout_rate=p.dropout_rate)
     if p.dropout_rate and not has_dropout_key:
@@ -35,10 +35,14 @@ def check(problem: AttentionProblem, operands: dict[str, Any], *, has_dropout_ke
     refuse_bad_input(f"attention {problem.describe()}", broken or _values(problem, operands))
 
 
-def _dtypes(operands: dict[str, Any]) -> list[str]:
+def _dtypes(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
+    of_bits = ("k", "v") if p.kv_bits else ()
+    wide = p.kv_bits and operands["q"].dtype.itemsize != 2
+    floats = [name for name in ("q", "k", "v", "bias", "sinks", "alibi_slopes") if name not in of_bits]
     return [
-        *not_floats(operands, ("q", "k", "v", "bias", "sinks", "alibi_slopes")),
-        *mixed_dtypes(operands, ("q", "k", "v")),
+        *([f"k is uint16, bits of a float of 16, and q is {operands['q'].dtype}"] if wide else []),
+        *not_floats(operands, tuple(floats)),
+        *mixed_dtypes(operands, ("k", "v") if p.kv_bits else ("q", "k", "v")),
         *not_integers(operands, _POSITIONS, "positions"),
         *not_integers(operands, _IDS, "ids"),
         *not_integers(operands, _COUNTS, "they"),

@@ -62,7 +62,8 @@ def attention(
     Args:
         q: [B, T, H, D].
         k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and
-            [P, N, K, Dv].
+            [P, N, K, Dv]. Pools of uint16 hold the bits of q's dtype: XLA's CPU compiler widens all
+            of a bfloat16 array that something is written into or read from in places.
         mask: who may attend to whom. Segment ids, where given, are added to it.
         q_positions: int [B, T] or [T]. Default: with kv_lengths, each row's last positions; else 0,
             1, 2, …
@@ -150,6 +151,7 @@ def _problem(
         has_kv_lengths="kv_lengths" in operands,
         mode=mode,
         page_size=None if table is None else k.shape[1],
+        kv_bits=table is not None and k.dtype == jnp.uint16,
         ragged_sequences=None if starts is None else starts.shape[0] - 1,
     )
 

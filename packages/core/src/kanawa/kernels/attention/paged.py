@@ -26,11 +26,16 @@ def gather_pages(problem: AttentionProblem, operands: Operands) -> tuple[Attenti
         # An entry that no key needs may be anything; clamped, it reads some page, whose keys don't exist.
         pages = operands[name][jnp.clip(table, 0, operands[name].shape[0] - 1)]
         rows, entries, size, heads, width = pages.shape
-        dense[name] = pages.reshape(rows, entries * size, heads, width)
-    problem = dataclasses.replace(problem, page_size=None)
+        dense[name] = as_floats(problem, pages.reshape(rows, entries * size, heads, width))
+    problem = dataclasses.replace(problem, page_size=None, kv_bits=False)
     if problem.ragged_sequences is None:
         return problem, dense
     return _one_row(problem, dense)
+
+
+def as_floats(problem: AttentionProblem, x: jax.Array) -> jax.Array:
+    """Returns what was read of pages in the problem's dtype."""
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(problem.dtype)) if problem.kv_bits else x
 
 
 def _one_row(problem: AttentionProblem, operands: Operands) -> tuple[AttentionProblem, Operands]:

@@ -17,6 +17,7 @@ from kanawa.arrays import onednn
 from kanawa.arrays.plan import current_plan
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention.operands import q_positions
+from kanawa.kernels.attention.paged import as_floats
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
@@ -34,7 +35,7 @@ class PagedAttention(Kernel):
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"alibi"})
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "pages of bits"})
 
     #: Keys of a chunk: few enough that a short row wastes little, enough for a product.
     decode_keys: ClassVar[int] = 64
@@ -137,7 +138,7 @@ class _Items(NamedTuple):
         place = jnp.where(real, place, 0)
         entries = place[:, None] * self.pages + jnp.arange(self.pages, dtype=jnp.int32)[None]
         pages = jnp.clip(self.table[row[:, None], entries], 0, self.operands["k"].shape[0] - 1)
-        k, v = (_read(self.operands[name], pages) for name in ("k", "v"))
+        k, v = (as_floats(problem, _read(self.operands[name], pages)) for name in ("k", "v"))
         mask = self._mask(row, real, place * k.shape[1], k.shape[1])
         scores = self._scores(row, k, place * k.shape[1], mask)
         top = jnp.max(scores, axis=-1)
@@ -237,4 +238,4 @@ def _finish(problem: AttentionProblem, operands: Operands, sums: _Sums) -> tuple
     out = values.reshape(*shape, problem.v_head_dim).transpose(0, 2, 1, 3, 4)
     out = out.reshape(problem.batch, problem.q_length, problem.num_heads, problem.v_head_dim)
     heads = lse.reshape(shape).transpose(0, 1, 3, 2).reshape(problem.batch, problem.num_heads, problem.q_length)
-    return out.astype(operands["v"].dtype), heads
+    return out.astype(problem.dtype), heads

@@ -71,6 +71,7 @@ class AttentionProblem:
             positions are the row's last ones: query t sits at kv_lengths[b] - q_length + t.
         mode: "prefill" and "decode" are never differentiated.
         page_size: tokens in a page; None for dense keys and values.
+        kv_bits: pages hold 16-bit floats as integers of the same bits, uint16 (`attention` says why).
         ragged_sequences: q is one row holding this many sequences' queries, cut at query_starts;
             else None.
     """
@@ -95,6 +96,7 @@ class AttentionProblem:
     has_kv_lengths: bool = False
     mode: Mode = "train"
     page_size: int | None = None
+    kv_bits: bool = False
     ragged_sequences: int | None = None
 
     @property
@@ -104,8 +106,9 @@ class AttentionProblem:
 
     @property
     def extras(self) -> frozenset[str]:
-        """What a kernel has to say that it takes (`Kernel.takes`): "alibi", "dropout"."""
-        return frozenset(["alibi"] * self.has_alibi + ["dropout"] * (self.dropout_rate > 0))
+        """What a kernel has to say that it takes (`Kernel.takes`): "alibi", "dropout", "pages of bits"."""
+        named = (("alibi", self.has_alibi), ("dropout", self.dropout_rate > 0), ("pages of bits", self.kv_bits))
+        return frozenset(name for name, here in named if here)
 
     @property
     def has_segments(self) -> bool:
@@ -203,7 +206,7 @@ class AttentionProblem:
         if self.dropout_rate:
             parts.append(f"dropout={self.dropout_rate:g}")
         if self.page_size is not None:
-            parts.append(f"pages({self.page_size})")
+            parts.append(f"pages({self.page_size}{' bits' * self.kv_bits})")
         if self.ragged_sequences is not None:
             parts.append(f"ragged({self.ragged_sequences})")
         flags = ("sinks", "alibi", "q_positions", "kv_positions", "kv_lengths")

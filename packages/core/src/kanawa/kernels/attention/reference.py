@@ -25,7 +25,7 @@ class ReferenceAttention(Kernel):
     name: ClassVar[str] = "attention.any.reference"
     operation: ClassVar[str] = "attention"
     autodiff: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout"})
+    takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout", "pages of bits"})
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
         """Returns support, always."""

@@ -1,12 +1,14 @@
 """LLMEngine: continuous batching of one model on a thread of its own; the implementation of `request.Engine`."""
 
 import collections
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from kanawa.contracts import CausalLM, Environment
 from kanawa.errors import UsageError
@@ -48,15 +50,17 @@ class LLMEngine:
         known: np.ndarray | None = None,
     ) -> None:
         self.config = cfg = (config or EngineConfig()).clone().freeze()
-        self.environment = environment or Environment()
+        self.environment = env = _for_few_rows(environment or Environment())
         longest = model.longest_sequence()
         self.max_length = cfg.max_length or min(longest or _LENGTH, _LENGTH)
         if longest is not None and self.max_length > longest:
             message = f"max_length is {self.max_length}, but the model has positions for {longest} tokens"
             raise RequestError(message, "max_length")
-        dtype = cfg.cache_dtype or self.environment.plan.precision.compute
-        self._paged = paged = paged_model(model, cfg, self.max_length, dtype)
-        shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages)
+        compute = env.plan.precision.compute
+        dtype, on_cpu = cfg.cache_dtype or compute, (env.plan.platform or jax.default_backend()) == "cpu"
+        bits = on_cpu and dtype == compute
+        self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits)
+        shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages, any_width=on_cpu)
         self._programs = Programs(model, paged, cfg, shapes, self.environment, known)
         self.reuses_prefixes = cfg.prefix_cache and paged.has_pages and not paged.has_slots
         if cfg.prefix_cache and paged.has_slots:
@@ -273,3 +277,8 @@ class LLMEngine:
         for request, on_output in submitted:
             core.add(request, self._until_finished(on_output))
         core.end(reason, self._error)
+
+
+def _for_few_rows(environment: Environment) -> Environment:
+    """Returns the environment for programs that multiply a few rows with each weight."""
+    return dataclasses.replace(environment, plan=dataclasses.replace(environment.plan, few_rows=True))

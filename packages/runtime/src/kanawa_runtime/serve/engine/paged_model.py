@@ -29,28 +29,30 @@ class PagedModel:
     page_bytes: int
 
 
-def paged_model(model: CausalLM, config: EngineConfig, max_length: int, dtype: str) -> PagedModel:
-    """Returns the same model over pages; the parameters are the same too.
+def paged_model(
+    model: CausalLM, config: EngineConfig, max_length: int, dtype: str, *, bits: bool = False
+) -> PagedModel:
+    """Returns the same model over pages; the parameters are the same too. `bits`: see the paged cache.
 
     One slot more than `max_sequences` takes what rows without a sequence write.
     """
     rows = config.max_sequences + 1
-    one = _with_caches(model, config, 1)
+    one = _with_caches(model, config, 1, bits)
     page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if _is_paged(spec))
     num_pages = _num_pages(config, max_length, page_bytes)
-    paged = _with_caches(model, config, num_pages)
+    paged = _with_caches(model, config, num_pages, bits)
     spec = paged.cache_spec(rows, max_length, dtype)
     leaves = _leaves(spec)
     has_slots = any(not _is_paged(leaf) for leaf in leaves)
     return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes)
 
 
-def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int) -> CausalLM:
+def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int, bits: bool) -> CausalLM:
     cfg = model.config.clone()
     if not any(isinstance(node, Cache.Config) for _, node in cfg.walk()):
         return cfg.build()
     # By their names in the catalog: this package never imports the one that brings layers.
-    pages = kn.component("caches", "paged").Config(page_size=config.page_size, num_pages=num_pages)
+    pages = kn.component("caches", "paged").Config(page_size=config.page_size, num_pages=num_pages, bits=bits)
     if config.int8_cache:
         pages = kn.component("caches", "quantised").Config(codes=pages, scales=pages)
     kn.replace(cfg, target=Cache, new=pages)

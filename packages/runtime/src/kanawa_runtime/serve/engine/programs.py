@@ -14,6 +14,7 @@ from kanawa.arrays.shardings import replicated
 from kanawa.contracts import CausalLM, Environment, Program
 
 from kanawa_runtime.serve.engine.buckets import at_most, ladder
+from kanawa_runtime.serve.engine.cast_once import cast, read_as
 from kanawa_runtime.serve.engine.choose import Tables
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.paged_model import PagedModel, cache_shardings, empty_caches
@@ -33,12 +34,15 @@ class Shapes:
     prefill_sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, config: EngineConfig, max_length: int, *, has_pages: bool) -> "Shapes":
-        """Returns the config's shapes, or those that waste at most half of the rows and three quarters of the pages."""
+    def of(cls, config: EngineConfig, max_length: int, *, has_pages: bool, any_width: bool = False) -> "Shapes":
+        """Returns the config's shapes, or those that waste at most half of the rows and three quarters of the pages.
+
+        `any_width` says that attention reads only pages in use, so that one width, the widest, is as quick as several.
+        """
         pages = -(-max_length // config.page_size) if has_pages else 1
         chunk = min(config.prefill_tokens, -(-max_length // config.page_size) * config.page_size)
         batches = config.batch_sizes or ladder(config.max_sequences, 1, 2)
-        widths = config.page_widths or ladder(pages, min(8, pages), 4)
+        widths = config.page_widths or ((pages,) if any_width else ladder(pages, min(8, pages), 4))
         sizes = config.prefill_sizes or ladder(chunk, config.page_size, 2)
         return cls(at_most(batches, config.max_sequences), at_most(widths, pages), at_most(sizes, chunk))
 
@@ -80,16 +84,29 @@ class Programs:
 
     def load(self, params: Any, model_state: Any = None) -> None:
         """Takes parameters as they are trained, of the same shapes and places as any before."""
-        with self.environment.active():
-            self.params = self._unstack(params)
         if model_state is not None:
             self.model_state = model_state
+        with self.environment.active():
+            self.params = self._unstack(params)
 
     def _unstack(self, params: Any) -> Any:
         key = ("unstack",)
         if key not in self._compiled:
-            self._compiled[key] = jax.jit(self._unstacked).lower(params).compile()
+            dtype = self.environment.plan.precision.compute
+            which = self._read_in(dtype, params)
+            ready = lambda given: cast(self._unstacked(given), which, dtype)  # noqa: E731
+            self._compiled[key] = jax.jit(ready).lower(params).compile()
         return self._compiled[key](params)
+
+    def _read_in(self, dtype: str, params: Any) -> Any:
+        """Returns which parameters of a layer each are read in the computing dtype only."""
+        unstacked = jax.eval_shape(self._unstacked, params)
+        if dtype == "float32":
+            return jax.tree.map(lambda _: False, unstacked)
+        kept, tokens = jax.eval_shape(lambda: self._empty()[0]), self.shapes.prefill_sizes[0]
+        packed = self._abstract((1, PAGES + self.shapes.page_widths[-1]))
+        rest = (self.model_state, kept, packed, self._abstract((1, tokens)))
+        return read_as(self._steps.prefill, unstacked, rest, dtype)
 
     def compile(self) -> None:
         """Compiles everything and makes the empty state; `load` comes first."""

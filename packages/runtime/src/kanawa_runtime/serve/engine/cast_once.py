@@ -1,0 +1,43 @@
+"""Parameters that a program reads in the computing dtype alone, to be cast when they are loaded.
+
+Parameters are kept in fp32, and layers cast what they read: training needs that. An engine's copy is only read; cast
+in each step it would cost more than multiplying with it. Norms and routers read theirs in fp32, which only the traced
+program tells.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def read_as(function: Callable[..., Any], params: Any, rest: tuple[Any, ...], dtype: Any) -> Any:
+    """Returns a tree like `params` of booleans: which of them function(params, *rest) only ever casts to `dtype`.
+
+    Arguments may be abstract. What is handed to a loop or another program that can't be looked into counts as read.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    traced = jax.make_jaxpr(function)(params, *rest).jaxpr
+    wanted = jnp.dtype(dtype)
+    return structure.unflatten([_is_only_cast(traced, traced.invars[i], wanted) for i in range(len(leaves))])
+
+
+def cast(params: Any, which: Any, dtype: Any) -> Any:
+    """Returns the parameters, those cast that `which` says."""
+    return jax.tree.map(lambda x, here: x.astype(dtype) if here else x, params, which)
+
+
+def _is_only_cast(jaxpr: Any, variable: Any, dtype: jnp.dtype) -> bool:
+    uses = [(eqn, i) for eqn in jaxpr.eqns for i, operand in enumerate(eqn.invars) if operand is variable]
+    returned = any(out is variable for out in jaxpr.outvars)
+    return bool(uses) and not returned and all(_casts(eqn, i, dtype) for eqn, i in uses)
+
+
+def _casts(eqn: Any, index: int, dtype: jnp.dtype) -> bool:
+    if eqn.primitive.name == "convert_element_type":
+        return eqn.params["new_dtype"] == dtype
+    inner = getattr(eqn.params.get("jaxpr"), "jaxpr", None)
+    if inner is None or len(inner.invars) != len(eqn.invars):
+        return False
+    return eqn.primitive.name in ("jit", "pjit", "closed_call") and _is_only_cast(inner, inner.invars[index], dtype)
