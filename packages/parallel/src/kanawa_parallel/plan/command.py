@@ -18,6 +18,7 @@ kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
 kanawa plan llama2-7b --on v5p-512,h100-256 --quick
 kanawa plan llama2-7b --on v5p-512 --search --fix tensor=1 --verify 1
 kanawa plan llama2-7b --on v5p-512,h100-256 --compare --prices prices.toml
+kanawa plan llama2-70b --on h100-10240 --quick --goodput --assume spares=4
 kanawa plan quickstart --on cpu-8 --picture mesh.svg --json"""
 
 
@@ -52,6 +53,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep the compiled program, for a warm start of train")
     parser.add_argument("--dump", type=Path, metavar="DIR", help="keep the compiler's texts")
     parser.add_argument("--probe", action="store_true", help="measure this processor first, for a cpu target")
+    parser.add_argument(
+        "--goodput", action="store_true", help="simulate a month in which hosts fail; suggest intervals"
+    )
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of that month: mtbf_hours=5000, spares=4, tier=disk:every=50,blocking=1,write=9,restore=9",
+    )
+    parser.add_argument(
+        "--measured", type=Path, metavar="FILE", help="times of a run for that month, from `kanawa report RUN --json`"
+    )
     parser.add_argument("--no-suggestions", action="store_true", help="don't look for changes that would make it fit")
     json_argument(parser)
 
@@ -72,6 +86,9 @@ def _run(args: argparse.Namespace) -> int:
         message = "plan needs a target: --on v5p-512, h100-256, trn2-1024 or cpu-8; several are separated by commas"
         raise UsageError(message)
     _refuse_early(args)
+    from kanawa_parallel.plan.goodput.command import needs_plan, refuse_without_goodput
+
+    refuse_without_goodput(args)
     # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
     _stay_on_the_processor()
     from kanawa_parallel.plan.problems import compositions, missing_compilers
@@ -81,6 +98,8 @@ def _run(args: argparse.Namespace) -> int:
 
         return run_search(args, targets)
     planned = compositions(args.experiment, targets, args.modify, args.set, args.data)
+    if args.goodput and not needs_plan(args):
+        return _goodput(args, [(composition, None) for composition in planned])
     missing = [] if args.quick else missing_compilers(planned)
     if missing:
         raise CompositionError(missing)
@@ -92,6 +111,9 @@ def _run(args: argparse.Namespace) -> int:
     else:
         plans = [in_own_process(args, composition.target.selector) for composition in planned]
     failed = [plan for plan in plans if "error" in plan]
+    if args.goodput and not failed:
+        steps = [plan["step_seconds"] for plan in plans]
+        return _goodput(args, list(zip(planned, steps, strict=True)))
     if args.json:
         write_json(plans if len(plans) > 1 else plans[0])
         return 1 if failed else 0
@@ -103,6 +125,20 @@ def _run(args: argparse.Namespace) -> int:
     if reports and (args.compare or len(reports) > 1):
         write(comparison(reports))
     return 1 if failed else 0
+
+
+def _goodput(args: argparse.Namespace, planned: list[tuple[Any, float | None]]) -> int:
+    """Simulates a month for each target and tells it; returns 0."""
+    from kanawa.cli.output import write, write_json
+
+    from kanawa_parallel.plan.goodput.command import text, told
+
+    if args.json:
+        months = [told(args, composition, seconds) for composition, seconds in planned]
+        write_json(months if len(months) > 1 else months[0])
+    else:
+        write("\n\n".join(text(args, composition, seconds) for composition, seconds in planned))
+    return 0
 
 
 def _stay_on_the_processor() -> None:

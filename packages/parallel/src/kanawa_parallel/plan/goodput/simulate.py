@@ -1,0 +1,162 @@
+"""A month, attempt by attempt: hosts fail at random or at given times, and every second goes into one category.
+
+Failures of hosts are independent and memoryless, so that the next one is exponential in their number. Categories are
+those of a run's own ledger (`productive`, `wasted`, `checkpoint_save`, …).
+"""
+
+import dataclasses
+import heapq
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+from kanawa_parallel.plan.goodput.progress import Pace
+from kanawa_parallel.plan.goodput.scenario import Kind, Scenario, Tier
+
+CATEGORIES = (
+    "productive",
+    "wasted",
+    "checkpoint_save",
+    "checkpoint_restore",
+    "compile",
+    "startup",
+    "detection",
+    "down",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Seconds by category, which add up to the time simulated; how many failures, and how many steps were kept."""
+
+    seconds: dict[str, float]
+    failures: int
+    steps: int
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time in which steps were taken that count."""
+        return self.seconds["productive"] / sum(self.seconds.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One end, at so many seconds from the beginning."""
+
+    seconds: float
+    kind: Kind = "crash"
+
+
+def simulate(scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None) -> Outcome:
+    """Returns what became of the time. `failures`, where given, happen at those times and no others do."""
+    return _Month(scenario, seed, failures).run()
+
+
+def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
+    """Returns the mean of several months, each with chances of its own, the same for every scenario of a seed."""
+    outcomes = [simulate(scenario, seed * 1000 + month) for month in range(months)]
+    mean = {name: sum(each.seconds[name] for each in outcomes) / months for name in CATEGORIES}
+    failures = round(sum(each.failures for each in outcomes) / months)
+    return Outcome(mean, failures, round(sum(each.steps for each in outcomes) / months))
+
+
+class _Month:
+    def __init__(self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None) -> None:
+        self.scenario = scenario
+        self.pace = Pace(scenario.step_seconds, scenario.tiers)
+        self.chance = random.Random(seed)
+        self.given: Iterator[Failure] | None = (
+            None if failures is None else iter(sorted(failures, key=lambda f: f.seconds))
+        )
+        self.seconds = dict.fromkeys(CATEGORIES, 0.0)
+        self.now, self.step, self.failures = 0.0, 0, 0
+        self.kept: dict[str, int] = {}
+        self.standing_by = scenario.spares
+        self.in_repair: list[float] = []
+
+    def run(self) -> Outcome:
+        is_first, origin = True, None
+        while self.now < self.scenario.horizon_seconds:
+            failure = self._next_failure()
+            until = min(failure.seconds, self.scenario.horizon_seconds)
+            self._attempt(until, is_first, origin)
+            if failure.seconds >= self.scenario.horizon_seconds:
+                break
+            self.failures += 1
+            is_first = False
+            origin = self._recover(failure.kind)
+        return Outcome(self.seconds, self.failures, self.step)
+
+    def _next_failure(self) -> Failure:
+        if self.given is not None:
+            # One that struck while nothing ran struck nobody.
+            return next((each for each in self.given if each.seconds >= self.now), Failure(float("inf")))
+        wait = self.chance.expovariate(1.0 / self.scenario.system_mtbf_seconds)
+        draw, kind = self.chance.random(), "crash"
+        if draw < self.scenario.host_share:
+            kind = "host"
+        elif draw < self.scenario.host_share + self.scenario.hang_share:
+            kind = "hang"
+        return Failure(self.now + wait, kind)  # type: ignore[arg-type]
+
+    def _attempt(self, until: float, is_first: bool, origin: Tier | None) -> None:
+        """Starts, restores and trains up to a moment."""
+        s = self.scenario
+        self._spend("startup", s.start_seconds, until)
+        self._spend("compile", s.cold_compile_seconds if is_first else s.compile_seconds, until)
+        if origin is not None:
+            self._spend("checkpoint_restore", origin.restore_seconds, until)
+        left = until - self.now
+        if left <= 0:
+            return
+        start = self.step
+        reached = self.pace.reached(start, left)
+        for tier in s.tiers:
+            newest = self.pace.committed(tier, start, left, reached.step)
+            if newest is not None:
+                self.kept[tier.name] = newest
+        self.seconds["productive"] += reached.stepping_seconds
+        self.seconds["checkpoint_save"] += reached.saving_seconds
+        self.seconds["wasted"] += reached.partial_seconds
+        self.step, self.now = reached.step, until
+
+    def _recover(self, kind: Kind) -> Tier | None:
+        """Loses what the end took, waits until there are hosts to go on, and returns where to restore from."""
+        s = self.scenario
+        for tier in s.tiers:
+            if not tier.outlives(kind):
+                self.kept.pop(tier.name, None)
+        there = [tier for tier in s.tiers if tier.name in self.kept]
+        # Of two as new, the one that is read sooner.
+        origin = min(there, key=lambda tier: (-self.kept[tier.name], tier.restore_seconds), default=None)
+        back = 0 if origin is None else self.kept[origin.name]
+        lost = (self.step - back) * s.step_seconds
+        # Steps of earlier attempts too, where this one began from a place that is gone now.
+        self.seconds["productive"] -= lost
+        self.seconds["wasted"] += lost
+        self.step = back
+        horizon = s.horizon_seconds
+        self._spend("detection", s.hang_seconds if kind == "hang" else s.detect_seconds, horizon)
+        if kind == "host":
+            self._replace_host()
+        self._spend("down", s.restart_seconds, horizon)
+        return origin
+
+    def _replace_host(self) -> None:
+        s, horizon = self.scenario, self.scenario.horizon_seconds
+        heapq.heappush(self.in_repair, self.now + s.repair_hours * 3600.0)
+        self._take_back()
+        if not self.standing_by:
+            self._spend("down", self.in_repair[0] - self.now, horizon)
+            self._take_back()
+        self.standing_by -= 1 if self.standing_by else 0
+        self._spend("down", s.swap_seconds, horizon)
+
+    def _take_back(self) -> None:
+        while self.in_repair and self.in_repair[0] <= self.now:
+            heapq.heappop(self.in_repair)
+            self.standing_by += 1
+
+    def _spend(self, category: str, seconds: float, until: float) -> None:
+        spent = max(0.0, min(seconds, until - self.now))
+        self.seconds[category] += spent
+        self.now += spent
