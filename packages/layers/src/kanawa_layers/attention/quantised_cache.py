@@ -56,9 +56,28 @@ class QuantisedCache(Cache):
         v_codes, v_scales = (None, None) if v is None else _quantised(v)
         codes = self.codes.extend(_part(state, "codes_"), k_codes, v_codes, sequences)
         scales = self.scales.extend(_part(state, "scales_"), k_scales, v_scales, sequences)
+        codes, scales = _of_the_rows(codes, sequences), _of_the_rows(scales, sequences)
         kept = {f"codes_{n}": x for n, x in codes.state.items()} | {f"scales_{n}": x for n, x in scales.state.items()}
         values = None if v is None else _restored(codes.v, scales.v, v.dtype)
         return codes._replace(state=kept, k=_restored(codes.k, scales.k, k.dtype), v=values)
+
+
+def _of_the_rows(view: CacheView, sequences: Sequences) -> CacheView:
+    """Returns a view of pages as one of the rows' own keys [B, S, K, D]; any other view as it is.
+
+    Restored before they are gathered, the numbers of a whole pool would be computed for the few pages that are read.
+    """
+    # A ragged row's sequences have no rows to gather into: there the kernel reads the pool.
+    if view.page_table is None or sequences.query_starts is not None:
+        return view
+    table = jnp.clip(view.page_table, 0, view.k.shape[0] - 1)
+
+    def gathered(pool: jax.Array) -> jax.Array:
+        pages = pool[table]
+        return pages.reshape(pages.shape[0], -1, *pages.shape[3:])
+
+    v = None if view.v is None else gathered(view.v)
+    return view._replace(k=gathered(view.k), v=v, page_table=None)
 
 
 def _part(state: CacheState, prefix: str) -> CacheState:

@@ -58,9 +58,10 @@ class LLMEngine:
             raise RequestError(message, "max_length")
         compute = env.plan.precision.compute
         dtype, on_cpu = cfg.cache_dtype or compute, (env.plan.platform or jax.default_backend()) == "cpu"
-        bits = on_cpu and dtype == compute
+        bits = on_cpu and dtype == compute and not cfg.int8_cache
         self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits)
-        shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages, any_width=on_cpu)
+        # An int8 cache is restored before it is read, as wide as the table.
+        shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages, any_width=on_cpu and not cfg.int8_cache)
         self._programs = Programs(model, paged, cfg, shapes, self.environment, known)
         self.reuses_prefixes = cfg.prefix_cache and paged.has_pages and not paged.has_slots
         if cfg.prefix_cache and paged.has_slots:
