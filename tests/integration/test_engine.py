@@ -1,33 +1,69 @@
 """The serving engine against one-at-a-time decoding, token by token."""
 
+import dataclasses
+import itertools
 import queue
+import random
+import threading
 
 import jax
+import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
+import optax
 import pytest
+from kanawa.contracts import Batch
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.sampling import SamplingConfig
 
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+VOCAB, LENGTH = 64, 96
+
+
+def language(rng, length):
+    """Returns tokens of a language that a small model learns within seconds: each follows from the one before it."""
+    tokens = rng.integers(0, VOCAB, 1).tolist()
+    while len(tokens) < length:
+        likely = (3 * tokens[-1] + 7) % VOCAB
+        tokens.append(int(rng.choice([likely, (likely + 1) % VOCAB, rng.integers(0, VOCAB)], p=[0.7, 0.2, 0.1])))
+    return tokens[:length]
 
 
 @pytest.fixture(scope="module")
 def model():
-    cfg = llama(num_layers=2, input_dim=32, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=50, tied=True)
+    """A small Llama, trained for a moment: its logits have a shape, and its best ones are rarely close."""
+    cfg = llama(num_layers=2, input_dim=32, num_heads=4, num_kv_heads=2, hidden_dim=64, vocab_size=VOCAB, tied=True)
     built = cfg.build()
-    return built, jax.jit(lambda key: kn.initialize(built, key))(jax.random.key(0))
+    params = jax.jit(lambda key: kn.initialize(built, key))(jax.random.key(0))
+    rng, learner = np.random.default_rng(0), optax.adam(1e-2)
+    rows = np.asarray([language(rng, 33) for _ in range(240)], np.int32)
+    state = learner.init(params)
+    ones = jnp.ones((16, 32))
+
+    def loss(params, ids):
+        positions = jnp.broadcast_to(jnp.arange(32, dtype=jnp.int32), (16, 32))
+        batch = Batch(ids[:, :-1], ids[:, 1:], positions, positions * 0 + 1, ones)
+        return kn.functional(built)(params, {}, batch)[1].total_loss()
+
+    @jax.jit
+    def update(params, state, ids):
+        updates, state = learner.update(jax.grad(loss)(params, ids), state, params)
+        return optax.apply_updates(params, updates), state
+
+    for step in range(60):
+        params, state = update(params, state, rows[16 * (step % 15) : 16 * (step % 15) + 16])
+    return built, params
 
 
 @pytest.fixture(scope="module")
 def engine(model):
     config = EngineConfig(
-        max_sequences=4, max_length=64, page_size=4, prefill_tokens=16, num_pages=26, max_batched_tokens=32,
-        batch_sizes=(4,), page_widths=(16,), prefill_sizes=(16,), max_logprobs=3,
+        max_sequences=8, max_length=LENGTH, page_size=4, prefill_tokens=16, num_pages=36, max_batched_tokens=40,
+        batch_sizes=(8,), page_widths=(24,), prefill_sizes=(16,), max_logprobs=3, max_queued=2000,
     )  # fmt: skip
     built = LLMEngine(*model, config=config)
     built.start()
@@ -43,29 +79,125 @@ def answers(engine, requests):
         engine.submit(request, outputs.put)
     ids, last = {request.id: [] for request in requests}, {}
     while len(last) < len(requests):
-        output = outputs.get(timeout=60)
+        output = outputs.get(timeout=120)
         ids[output.request_id] += output.token_ids
         if output.finish_reason is not None:
             last[output.request_id] = output
     return ids, last
 
 
-def test_greedy_tokens_are_those_of_one_at_a_time(engine, model):
-    rng = np.random.default_rng(0)
-    shared = rng.integers(0, 50, 20).tolist()
-    prompts = [tuple(shared[: 4 * (i % 6)] + rng.integers(0, 50, 1 + i).tolist()) for i in range(24)]
-    requests = [Request(id=str(i), prompt_ids=prompt, sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    ids, last = answers(engine, requests)
+def mixed_requests(count):
+    """Requests of all lengths, half of them greedy, that share beginnings; {id: after how many tokens to cancel}."""
+    rng = np.random.default_rng(7)
+    shared = [language(rng, 40) for _ in range(4)]
+    requests, cancelled = [], {}
+    for i in range(count):
+        begins = shared[i % 4][: 4 * int(rng.integers(0, 10))] if i % 3 else []
+        prompt = tuple(begins + language(rng, int(rng.integers(1, 30))))
+        new = int(rng.integers(1, 25))
+        warm = {"temperature": 0.8, "top_p": 0.9, "seed": i, "repetition_penalty": 1.0 + 0.2 * (i % 4 == 1)}
+        sampling = SamplingParams(max_tokens=new, **({"temperature": 0.0} if i % 2 else warm))
+        requests.append(Request(id=str(i), prompt_ids=prompt, sampling=sampling, priority=int(rng.integers(0, 3))))
+        if i % 9 == 0:
+            cancelled[str(i)] = int(rng.integers(0, new))
+    return requests, cancelled
+
+
+class Crowd:
+    """Submits all at once and cancels those that are to be, from the engine's own callback."""
+
+    def __init__(self, engine, requests, cancelled):
+        self.ids = {request.id: [] for request in requests}
+        self.reasons = {}
+        self._engine, self._cancelled, self._done = engine, cancelled, threading.Event()
+        for request in requests:
+            engine.submit(request, self)
+            if cancelled.get(request.id) == 0:
+                engine.cancel(request.id)
+        assert self._done.wait(1200)
+
+    def __call__(self, output):
+        ids = self.ids[output.request_id]
+        ids += output.token_ids
+        if output.finish_reason is not None:
+            self.reasons[output.request_id] = output.finish_reason
+            if len(self.reasons) == len(self.ids):
+                self._done.set()
+        elif len(ids) >= self._cancelled.get(output.request_id, 1000):
+            self._engine.cancel(output.request_id)
+
+
+def check_against_one_at_a_time(engine, model, count):
+    """Returns how many positions were compared, and how many of them differ where the two best are close."""
+    built, params = model
+    requests, cancelled = mixed_requests(count)
+    before = engine.stats()
+    crowd = Crowd(engine, requests, cancelled)
     alone = Generator(*model)
+    logits_of = jax.jit(kn.functional(built, "predict"))
+    positions = close = 0
     for request in requests:
-        (wanted,) = alone.generate([request.prompt_ids], 12, SamplingConfig(temperature=0.0))
-        assert ids[request.id] == wanted.token_ids
-    assert {output.finish_reason for output in last.values()} == {"length"}
+        ids = crowd.ids[request.id]
+        ended = "abort" if request.id in cancelled else "length"
+        assert crowd.reasons[request.id] in {ended, "length"}
+        if ended == "length":
+            assert len(ids) == request.sampling.max_tokens
+        if request.sampling.temperature:
+            continue
+        (whole,) = alone.generate([request.prompt_ids], 24, SamplingConfig(temperature=0.0))
+        wanted = whole.token_ids[: len(ids)]
+        positions += len(ids)
+        if ids != wanted:
+            at = next(i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b)
+            row = np.zeros((1, LENGTH), np.int32)
+            row[0, : len(request.prompt_ids) + at] = [*request.prompt_ids, *wanted[:at]]
+            best = np.sort(logits_of(params, {}, row)[0][0, len(request.prompt_ids) + at - 1])[-2:]
+            assert best[1] - best[0] < 1e-4, (request, ids, wanted)
+            close += 1
+    sampled = [r for r in requests if r.sampling.temperature and r.id not in cancelled][: max(10, count // 20)]
+    for request in sampled:
+        assert answers(engine, [request])[0][request.id] == crowd.ids[request.id]
+    after = engine.stats()
+    assert after["compilations"] == 0
+    assert after["kv_cache_usage_perc"] == 0.0
+    for counter in ("prefix_cache_hits", "num_preemptions"):
+        assert after[counter] > before[counter]
+    assert close <= 0.001 * positions
+    return positions, close, after
+
+
+def test_mixed_requests_give_what_each_gives_alone(engine, model):
+    positions, _, _ = check_against_one_at_a_time(engine, model, 80)
+    assert positions > 300
+
+
+@pytest.mark.nightly
+def test_a_thousand_mixed_requests_give_what_each_gives_alone(engine, model, record_drill):
+    positions, close, stats = check_against_one_at_a_time(engine, model, 1000)
+    line = f"drill: 1,000 requests, {positions} greedy positions as one at a time, {close} of them close calls"
+    record_drill(f"{line}; {stats['num_preemptions']:.0f} preemptions, {stats['prefix_cache_hits']:.0f} tokens reused")
+
+
+def test_the_model_has_learned_something(model):
+    built, params = model
+    rows = np.asarray([language(np.random.default_rng(i), 33) for i in range(8)])
+    logits = np.asarray(kn.functional(built, "predict")(params, {}, rows[:, :-1])[0])
+    best = np.sort(logits[:, 4:], axis=-1)
+    assert np.median(best[..., -1] - best[..., -2]) > 0.3
+
+
+def test_cancelled_requests_leak_no_pages(engine):
+    chance, rng = random.Random(3), np.random.default_rng(3)
+    prompts = [tuple(rng.integers(0, VOCAB, chance.randrange(1, 40)).tolist()) for _ in range(500)]
+    requests = [
+        Request(id=str(i), prompt_ids=prompt, sampling=SamplingParams(max_tokens=40, temperature=0.0))
+        for i, prompt in enumerate(prompts)
+    ]
+    crowd = Crowd(engine, requests, {request.id: chance.choice((0, 0, 1, 2, 5)) for request in requests})
+    assert set(crowd.reasons.values()) == {"abort"}
     stats = engine.stats()
-    assert stats["compilations"] == 0
-    assert stats["prefix_cache_hits"] > 0
-    assert stats["num_preemptions"] > 0
-    assert stats["kv_cache_usage_perc"] == 0.0
+    assert (stats["kv_cache_usage_perc"], stats["num_requests_running"], stats["num_requests_waiting"]) == (0, 0, 0)
+    engine.check_pages()
 
 
 def one(engine, **sampling):
@@ -82,7 +214,7 @@ def test_sampling_does_not_depend_on_the_batch(engine):
     requests = [
         Request(
             id=str(i),
-            prompt_ids=tuple(rng.integers(0, 50, 1 + i % 9).tolist()),
+            prompt_ids=tuple(rng.integers(0, VOCAB, 1 + i % 9).tolist()),
             sampling=SamplingParams(max_tokens=12, seed=i, **kinds[i % len(kinds)]),
         )
         for i in range(16)
@@ -91,8 +223,10 @@ def test_sampling_does_not_depend_on_the_batch(engine):
     for request in requests:
         alone, _ = answers(engine, [request])
         assert alone[request.id] == together[request.id]
-    assert len({tuple(ids) for ids in together.values()}) == 16
-    assert engine.stats()["compilations"] == 0
+    other = [
+        dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, seed=100 + i)) for i, r in enumerate(requests)
+    ]
+    assert answers(engine, other)[0] != together
 
 
 def test_stop_tokens_and_the_least_number_of_tokens(engine):
@@ -114,7 +248,7 @@ def test_what_may_be_drawn(engine):
     pair = tuple(free[1:3])
     ids, _ = one(engine, temperature=0.0, bad_words=(pair,))
     assert ids[:2] == free[:2]
-    assert pair not in zip(ids, ids[1:], strict=False)
+    assert pair not in itertools.pairwise(ids)
 
 
 def test_log_probabilities_are_those_of_whole_rows(engine, model):
@@ -133,3 +267,88 @@ def test_log_probabilities_are_those_of_whole_rows(engine, model):
     np.testing.assert_allclose([each.logprob for each in told], wanted[np.arange(7), row[1:]], atol=1e-5)
     assert [each.top[0][0] for each in told] == best[:7, 0].tolist()
     assert [each.rank for each in told] == [int(np.flatnonzero(best[i] == row[i + 1])[0]) + 1 for i in range(7)]
+
+
+def test_other_weights_are_taken_between_two_steps(engine, model):
+    built, params = model
+    before, _ = one(engine, temperature=0.0)
+    other = jax.tree.map(lambda x: x * 1.1 + 0.01, params)
+    engine.load(other)
+    (wanted,) = Generator(built, other).generate([(3, 1, 4, 1, 5, 9, 2, 6)], 8, SamplingConfig(temperature=0.0))
+    changed, last = one(engine, temperature=0.0)
+    assert changed == wanted.token_ids != before
+    assert last.cached_tokens == 0
+    engine.load(params)
+    assert one(engine, temperature=0.0)[0] == before
+    assert engine.stats()["compilations"] == 0
+
+
+def test_what_it_refuses_and_how_it_ends(model):
+    config = EngineConfig(
+        max_sequences=1, max_length=32, page_size=8, prefill_tokens=8, max_queued=2, batch_sizes=(1,),
+        prefill_sizes=(8,), prompt_logprobs=False, max_logprobs=0,
+    )  # fmt: skip
+    small = LLMEngine(*model, config=config)
+    with pytest.raises(EngineStoppedError, match="the engine isn't running"):
+        small.submit(Request(id="a", prompt_ids=(1,)), lambda _: None)
+    small.start()
+    blocked, outputs = threading.Event(), queue.SimpleQueue()
+
+    def slow(output):
+        blocked.wait()
+        outputs.put(output)
+
+    long = SamplingParams(max_tokens=20, temperature=0.0)
+    for i in range(3):
+        small.submit(Request(id=str(i), prompt_ids=(1, 2), sampling=long), slow)
+    with pytest.raises(QueueFullError, match="the queue is full: [23] requests wait, and it holds 2") as full:
+        for i in range(3, 9):
+            small.submit(Request(id=str(i), prompt_ids=(1, 2), sampling=long), slow)
+    assert full.value.retry_after > 0
+    with pytest.raises(RequestError, match="a request with the id '0' is running already"):
+        small.submit(Request(id="0", prompt_ids=(1, 2), sampling=long), slow)
+    blocked.set()
+    assert small.drain(60)
+    with pytest.raises(QueueFullError, match="takes no new requests"):
+        small.submit(Request(id="x", prompt_ids=(1, 2)), slow)
+    small.stop()
+    with pytest.raises(EngineStoppedError, match="the engine isn't running"):
+        small.submit(Request(id="x", prompt_ids=(1, 2)), slow)
+
+
+def test_a_callback_that_raises_ends_its_own_request_alone(engine, caplog):
+    def broken(output):
+        message = "what may not happen"
+        raise RuntimeError(message)
+
+    engine.submit(Request(id="broken", prompt_ids=(1, 2)), broken)
+    assert len(one(engine, temperature=0.0)[0]) == 8
+    assert "the callback of request broken raised" in caplog.text
+    assert engine.stats()["kv_cache_usage_perc"] == 0
+
+
+class Broken:
+    """A grammar with a defect."""
+
+    def allowed(self):
+        message = "a defect"
+        raise RuntimeError(message)
+
+
+def test_an_error_of_a_step_ends_every_request_and_says_so(engine, caplog):
+    # The last test of this engine: it is dead after it.
+    outputs = queue.SimpleQueue()
+    long = SamplingParams(max_tokens=60, temperature=0.0)
+    engine.submit(Request(id="0", prompt_ids=(1, 2), sampling=long), outputs.put)
+    broken = SamplingParams(temperature=0.0, grammar=Broken())
+    engine.submit(Request(id="1", prompt_ids=(1, 2), sampling=broken), outputs.put)
+    ended = {}
+    while len(ended) < 2:
+        output = outputs.get(timeout=60)
+        if output.finish_reason is not None:
+            ended[output.request_id] = (output.finish_reason, output.error)
+    assert set(ended.values()) == {("error", "RuntimeError: a defect")}
+    with pytest.raises(EngineStoppedError, match="ended with an error: RuntimeError: a defect"):
+        engine.submit(Request(id="2", prompt_ids=(1, 2)), outputs.put)
+    assert "the engine ended with an error" in caplog.text
+    assert not engine.is_alive

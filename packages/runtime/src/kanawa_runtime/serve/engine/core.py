@@ -8,6 +8,7 @@ written by a later program before that.
 import collections
 import dataclasses
 import heapq
+import logging
 import secrets
 import time
 from typing import Any
@@ -23,6 +24,8 @@ from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, 
 from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, RANDOM, TABLES, UNIFORM
 from kanawa_runtime.serve.engine.scheduler import Chunk, Plan, Scheduler
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, needs, tables
+
+logger = logging.getLogger(__name__)
 
 #: Steps whose results are still to be looked at while the next one is sent.
 _DEPTH = 1
@@ -279,11 +282,17 @@ class Core:
         sequence.prompt_logprobs += kept
 
     def _finish(self, sequence: Sequence, reason: FinishReason, **gained: Any) -> None:
-        if not sequence.finished:
-            self.scheduler.remove(sequence)
-            del self.sequences[sequence.request.id]
-            self.finished[reason] += 1
+        if self._drop(sequence, reason):
             self._tell(sequence, Output(request_id=sequence.request.id, finish_reason=reason, **gained))
+
+    def _drop(self, sequence: Sequence, reason: FinishReason) -> bool:
+        """Lets a sequence go; returns False where it had gone before."""
+        if sequence.finished:
+            return False
+        self.scheduler.remove(sequence)
+        del self.sequences[sequence.request.id]
+        self.finished[reason] += 1
+        return True
 
     def _tell(self, sequence: Sequence, output: Output) -> None:
         if not sequence.told_cached:
@@ -292,7 +301,12 @@ class Core:
             if sequence.request.sampling.prompt_logprobs is not None:
                 told = tuple(sequence.prompt_logprobs or [None])
             output = dataclasses.replace(output, cached_tokens=sequence.cached_tokens, prompt_logprobs=told)
-        sequence.on_output(output)
+        try:
+            sequence.on_output(output)
+        except Exception:
+            # It may not raise; if it does all the same, nobody else's request shall pay for it.
+            logger.exception("the callback of request %s raised; the request is dropped", sequence.request.id)
+            self._drop(sequence, "error")
 
 
 def _sent(

@@ -20,7 +20,7 @@ from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullErro
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.paged_model import paged_model
 from kanawa_runtime.serve.engine.programs import Programs, Shapes
-from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Request
+from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, Request
 from kanawa_runtime.serve.engine.scheduler import Scheduler
 from kanawa_runtime.serve.engine.validate import check_request
 from kanawa_runtime.serve.open_run import OpenedRun, tokenizer_of
@@ -115,6 +115,11 @@ class LLMEngine:
         )
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it serves: it was started, and neither stopped nor ended by an error."""
+        return self._thread is not None and self._thread.is_alive() and self._error is None
+
+    @property
     def num_programs(self) -> int:
         """How many programs were compiled at the start."""
         return self._programs.count
@@ -137,10 +142,10 @@ class LLMEngine:
             message = f"this engine has no adapters, and the request asks for {request.adapter!r}"
             raise RequestError(message, "adapter")
         with self._wake:
-            self._check_takes_more()
             if request.id in self._ids:
                 message = f"a request with the id {request.id!r} is running already; give each its own"
                 raise RequestError(message, "id")
+            self._check_takes_more()
             self._ids.add(request.id)
             self._submitted.append((request, on_output))
             self._wake.notify()
@@ -259,12 +264,17 @@ class LLMEngine:
         return True
 
     def _until_finished(self, on_output: OnOutput) -> OnOutput:
-        def tell(output: Any) -> None:
-            if output.finish_reason is not None:
-                with self._wake:
-                    self._ids.discard(output.request_id)
-                    self._wake.notify_all()
-            on_output(output)
+        def tell(output: Output) -> None:
+            raised = True
+            try:
+                on_output(output)
+                raised = False
+            finally:
+                # After the caller knows: who waits for the last request's end may look at its answer then.
+                if raised or output.finish_reason is not None:
+                    with self._wake:
+                        self._ids.discard(output.request_id)
+                        self._wake.notify_all()
 
         return tell
 
