@@ -30,7 +30,7 @@ def local_path(text: str | Path, what: str = "") -> Path:
         message = f"{asked} is an address; give the path itself: /{rest}"
         raise UsageError(message)
     message = (
-        f"{asked} is an address, and no installed package speaks {scheme}://; expected a local folder. "
+        f"{asked} is an address; expected a local file or folder. "
         "Mount the storage and give the folder that it appears as, or copy the files"
     )
     raise UsageError(message)

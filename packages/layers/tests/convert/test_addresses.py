@@ -9,5 +9,5 @@ from kanawa.cli.main import main
 def test_an_address_is_no_folder(direction, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["convert", direction, *words]) == 2
-    assert "s3://bucket/x is an address, and no installed package speaks s3://" in capsys.readouterr().err
+    assert "s3://bucket/x is an address; expected a local file or folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
 
+from pathlib import Path
 from typing import Any
 
 from kanawa.plugins import Command, Kind, PublishedStep, hookimpl
@@ -21,6 +22,16 @@ def kanawa_commands() -> list[Command]:
 
     verbs = (train, evaluate, generate, serve, chat, report, launch)
     return [verb.command() for verb in verbs]
+
+
+@hookimpl
+def kanawa_local_folder(address: str) -> Path | None:
+    """Returns the folder with the small files of a run at an address that an installed storage speaks."""
+    from kanawa.contracts import knows_address
+
+    from kanawa_runtime.storage.mirror import readable_folder
+
+    return readable_folder(address) if knows_address(address) else None
 
 
 @hookimpl

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kanawa.composition.experiment import Composition, compose
 from kanawa.config import Config
 from kanawa.errors import UsageError
-from kanawa.local_path import local_path
 
+from kanawa_runtime.storage.mirror import readable_folder
+from kanawa_runtime.storage.place import run_place, stands_for
 from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.outcome import Outcome
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 class TrainedRun:
     """A run after `train`, and what can be asked of it. Its directory is all it is: every command takes it too."""
 
-    directory: Path
+    directory: Path | str
     outcome: Outcome
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """Every fact on record, in order, of all attempts."""
-        return read_events(self.directory / EVENTS)
+        return read_events(readable_folder(self.directory) / EVENTS)
 
     @property
     def losses(self) -> list[float]:
@@ -111,10 +112,12 @@ def train(
         composition = experiment
     else:
         composition = compose(experiment, target or local_target(), modifiers, overrides, data)
-    place = local_path(directory, "the run's directory")
+    place = run_place(directory, "the run's directory")
     source = composition.source
-    start = local_path(initial, "--init-from") if initial is not None else source
-    if start is not None and start.resolve() == place.resolve():
+    start = readable_folder(initial) if initial is not None else source
+    if start is not None and (stands_for(start) or start.resolve()) == (
+        place if isinstance(place, str) else place.resolve()
+    ):
         start = None  # the run itself goes on
     outcome = Loop(composition, place, steps=steps, initial=start, from_step=from_step, screen=screen).execute()
     return TrainedRun(place, outcome)

@@ -70,7 +70,7 @@ def test_a_report_needs_a_place(folder: Path, capsys: pytest.CaptureFixture[str]
     assert not (folder / "runs" / "mine" / "report.html").exists()
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/x", "gs://bucket/x", "hf://me/model", "S3:/bucket/x", "az+http://a"])
+@pytest.mark.parametrize("address", ["hf://me/model", "HF:/me/model", "az+http://a"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -80,20 +80,34 @@ def test_a_report_needs_a_place(folder: Path, capsys: pytest.CaptureFixture[str]
         ["eval", "HERE"],
         ["generate", "HERE", "--prompt", "a"],
         ["report", "HERE"],
-        ["report", "runs/mine", "--out", "HERE"],
         ["report", "runs/mine", "HERE"],
-        ["train", "tiny-lm", "--data", "HERE"],
     ],
 )
-def test_an_address_is_no_path(
+def test_an_address_that_nobody_speaks_is_no_path(
     words: list[str], address: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(folder.rglob("*"))
     assert main([address if word == "HERE" else word for word in words]) == 2
     err = capsys.readouterr().err
-    scheme = address.partition(":")[0]
-    assert f"is an address, and no installed package speaks {scheme}://; expected a local folder" in err
+    scheme = address.partition(":")[0].lower()
+    assert f"no installed package speaks {scheme}://" in err or "is an address; expected a local file or folder" in err
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [["report", "runs/mine", "--out", "HERE"], ["train", "tiny-lm", "--data", "HERE"]])
+def test_an_address_where_a_file_is_asked_for(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert main(["s3://bucket/x" if word == "HERE" else word for word in words]) == 2
+    assert "s3://bucket/x is an address; expected a local file or folder" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_an_address_without_a_bucket(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["train", "tiny-lm", "--run", "s3:///"], ["eval", "s3://"]):
+        assert main(words) == 2
+        assert "names no bucket; expected s3://BUCKET/FOLDER" in capsys.readouterr().err
 
 
 def test_an_address_of_a_file_is_told_its_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kanawa.config import REQUIRED, Config, Configurable, digest, to_json
+from kanawa_runtime.checkpoint import ShardedCheckpointer
 from kanawa_runtime.train.run_directory import RunDirectory, RunDirectoryError, read_config
 from kanawa_runtime.train.run_lock import RunLockedError
 
@@ -95,10 +96,9 @@ def test_a_missing_plugin_is_named_from_what_the_run_recorded(tmp_path: Path, ke
     (tmp_path / "config.json").write_text('{"$type": "fake_spice.layer:Chili.Config"}')
     record = {"plugins": {"fake-spice": "1.2", "kanawa": "0.1.0"}}
     if kept == "checkpoint":
-        meta = tmp_path / "checkpoints" / "7" / "meta"
-        meta.mkdir(parents=True)
-        (meta / "metadata").write_text(json.dumps(record))
-        (meta.parent / "COMMIT.json").write_text("{}")
+        checkpointer = ShardedCheckpointer.Config().build(directory=tmp_path / "checkpoints")
+        checkpointer.save(7, params={}, opt={}, meta=record)
+        checkpointer.close()
         (tmp_path / "plugins.json").unlink()
     else:
         (tmp_path / "plugins.json").write_text(json.dumps(record))

@@ -2,7 +2,7 @@
 
 from kanawa.testing.checkpointer import CheckpointerConformance
 from kanawa.testing.loader import LoaderConformance
-from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 
 
@@ -14,3 +14,8 @@ class TestOrbaxCheckpointer(CheckpointerConformance):
 class TestGrainLoader(LoaderConformance):
     def config(self):
         return GrainLoader.Config()
+
+
+class TestShardedCheckpointer(CheckpointerConformance):
+    def config(self):
+        return ShardedCheckpointer.Config(volume_bytes=64)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from kanawa.composition.target import Target, parse_target
 from kanawa.config import Config, origin
+from kanawa.contracts import is_address
 from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
 from kanawa.local_path import local_path
 from kanawa.plugins import component, host
@@ -65,7 +66,7 @@ def _given(config: Config) -> Base:
 
 
 def _named(text: str, target: Target | None) -> Base:
-    folder = local_path(text)
+    folder = _folder(text)
     kind = None if is_folder(text) else catalogued_kind(text)
     if kind == "experiments":
         return Base(text, _made("experiments", text))
@@ -74,6 +75,14 @@ def _named(text: str, target: Target | None) -> Base:
     if folder.is_dir():
         return _from_folder(text, folder, target)
     raise UnknownNameError(_unknown(text))
+
+
+def _folder(text: str) -> Path:
+    """Returns a text as a path; of a run at an address, the local folder that stands for it."""
+    if is_address(text):
+        for _, folder in host().collect("kanawa_local_folder", address=text):
+            return Path(folder)
+    return local_path(text)
 
 
 def _made(kind: str, name: str) -> Config:

@@ -43,6 +43,17 @@ from kanawa.contracts.sequences import Sequences as Sequences
 from kanawa.contracts.sequences import token_of_each_row as token_of_each_row
 from kanawa.contracts.services import Run as Run
 from kanawa.contracts.services import Service as Service
+from kanawa.contracts.storage import Lease as Lease
+from kanawa.contracts.storage import LeaseHeldError as LeaseHeldError
+from kanawa.contracts.storage import LeaseLostError as LeaseLostError
+from kanawa.contracts.storage import ObjectMissingError as ObjectMissingError
+from kanawa.contracts.storage import Storage as Storage
+from kanawa.contracts.storage import StorageConflictError as StorageConflictError
+from kanawa.contracts.storage import StorageError as StorageError
+from kanawa.contracts.storage import StorageRefusedError as StorageRefusedError
+from kanawa.contracts.storage import is_address as is_address
+from kanawa.contracts.storage import knows_address as knows_address
+from kanawa.contracts.storage import open_storage as open_storage
 from kanawa.contracts.stored_adapter import AdapterStore as AdapterStore
 from kanawa.contracts.stored_adapter import StoredAdapter as StoredAdapter
 from kanawa.contracts.stored_model import ForeignConfigError as ForeignConfigError

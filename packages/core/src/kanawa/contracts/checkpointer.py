@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kanawa.config import Configurable
+from kanawa.contracts.storage import Lease, is_address
 from kanawa.errors import KanawaError
 
 #: Receives ("checkpoint_committed" | "checkpoint_dropped" | "checkpoint_failed" | "checkpoint_damaged", fields) on any
@@ -53,13 +54,17 @@ class Checkpointer(Configurable):
         keep_every_n_steps: int | None = None,
         on_event: CheckpointCallback | None = None,
         read_only: bool = False,
+        lease: Lease | None = None,
     ) -> None:
-        """Takes where the steps lie; `read_only` promises that nothing there changes, locks and clean-up included.
+        """Takes where the steps lie: a folder, or an address such as `s3://bucket/run/checkpoints`.
 
-        The newest `keep_last_n` steps are kept, and every `keep_every_n_steps` for good.
+        `read_only` promises that nothing there changes, locks and clean-up included. The newest `keep_last_n` steps are
+        kept, and every `keep_every_n_steps` for good. Nothing is committed or removed unless `lease` proves at that
+        moment that it is held; the primary process alone has it, and None where nobody else can write.
         """
         super().__init__(cfg)
-        self.directory = Path(directory).resolve()
+        self.directory: Path | str = str(directory) if is_address(directory) else Path(directory).resolve()
+        self.lease = lease
         self.keep_last_n = keep_last_n
         self.keep_every_n_steps = keep_every_n_steps
         self.on_event: CheckpointCallback = on_event or (lambda kind, fields: None)
@@ -75,7 +80,7 @@ class Checkpointer(Configurable):
 
     def location(self, step: int) -> str:
         """Returns where a step lies, as a person would look for it."""
-        return str(self.directory / str(step))
+        return f"{self.directory}/{step}"
 
     @abc.abstractmethod
     def save(
@@ -88,13 +93,25 @@ class Checkpointer(Configurable):
         data: Any = None,
         meta: Mapping[str, Any] | None = None,
         provisional: bool = False,
+        quick: bool = False,
     ) -> bool:
         """Starts saving; once it returns, the arrays may be donated. False if this step is saved already.
+
+        A `quick` save, asked for where `due` says so, goes to the places of the checkpointer's own alone.
 
         A `provisional` step doesn't count before `commit`; the next `save`, `wait` or `close` drops one that is not
         committed by then, and so does the end of the process. Raises CheckpointSaveError for an earlier save that
         failed; called again, it saves this one.
         """
+
+    def is_writing(self) -> bool:
+        """Whether a save is still under way, so that another would have to wait long for it. All processes call."""
+        return False
+
+    def due(self, step: int) -> bool:
+        """Whether the checkpointer wants a `quick` save of a step that the run's policy has none for."""
+        del step
+        return False
 
     @abc.abstractmethod
     def commit(self, step: int) -> None:

@@ -35,6 +35,12 @@ CORE_KINDS = (
     Kind("tokenizers", "text to token ids and back", instance_of=_CALLABLE, home=_RUNTIME),
     Kind("services", "observers of a run", subclass_of="kanawa.contracts:Service", home=_RUNTIME),
     Kind("checkpointers", "ways to save and restore a run", subclass_of="kanawa.contracts:Checkpointer", home=_RUNTIME),
+    Kind(
+        "storages",
+        "where runs lie, by the scheme of the address",
+        subclass_of="kanawa.contracts:Storage",
+        home=_RUNTIME,
+    ),
     Kind("loaders", "rows to batches, read ahead", subclass_of="kanawa.contracts:Loader", home=_RUNTIME),
     Kind("experiments", "functions that return a workload's config", instance_of=_CALLABLE, home=_RUNTIME),
     Kind(

@@ -30,6 +30,7 @@ from kanawa.plugins.records import (
 from kanawa.plugins.schedules import KernelSchedule, RecordedCycles, ScheduleRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
 PROJECT = "kanawa"
@@ -138,6 +139,14 @@ def kanawa_kernel_schedules(request: ScheduleRequest) -> Sequence[KernelSchedule
 
 
 # --- composition ----------------------------------------------------------------------
+
+
+@hookspec
+def kanawa_local_folder(address: str) -> Path | None:
+    """Returns a local folder with the config of the run at an address, or None where this plugin keeps no runs there.
+
+    Raises UsageError or StorageError where the address is of a known kind and can't be read.
+    """
 
 
 @hookspec

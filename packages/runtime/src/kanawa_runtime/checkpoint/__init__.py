@@ -5,3 +5,4 @@ from kanawa_runtime.checkpoint.errors import CheckpointDamagedError as Checkpoin
 from kanawa_runtime.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from kanawa_runtime.checkpoint.errors import CheckpointStructureError as CheckpointStructureError
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError as CheckpointUnreadableError
+from kanawa_runtime.checkpoint.sharded import ShardedCheckpointer as ShardedCheckpointer

@@ -47,6 +47,58 @@ def shared_number(key: str, value: int, timeout_seconds: float = 300.0) -> int:
     return int(client.blocking_key_value_get(key, int(timeout_seconds * 1000)))
 
 
+def common_steps(steps: list[int], limit: int = 64) -> list[int]:
+    """Returns those of the last `limit` steps that every process has. All processes call."""
+    if jax.process_count() == 1:
+        return steps
+    from jax.experimental import multihost_utils
+
+    padded = np.full(limit, -1, np.int32)
+    recent = steps[-limit:]
+    padded[: len(recent)] = recent
+    gathered = multihost_utils.process_allgather(padded)
+    return sorted(set.intersection(*({int(s) for s in row if s >= 0} for row in gathered)))
+
+
+def same_everywhere(digest: bytes) -> bool:
+    """Whether every process passes the same eight bytes. All processes call."""
+    if jax.process_count() == 1:
+        return True
+    from jax.experimental import multihost_utils
+
+    gathered = multihost_utils.process_allgather(np.frombuffer(digest[:8], np.uint32))
+    return bool(np.all(gathered == gathered[0]))
+
+
+def of_primary(number: int) -> int:
+    """Returns the primary process's number on every process. All processes call."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
+def gathered(key: str, text: str, timeout_seconds: float) -> list[str]:
+    """Returns what every process passes under a key used once, by process; safe from any thread. All processes call.
+
+    Raises RuntimeError where one doesn't call in time. Collectives on devices would meet those of the training thread.
+    """
+    client = _client()
+    if client is None:
+        return [text]
+    limit = int(timeout_seconds * 1000)
+    client.key_value_set(f"{key}/{jax.process_index()}", text)
+    return [client.blocking_key_value_get(f"{key}/{index}", limit) for index in range(jax.process_count())]
+
+
+def forget(key: str) -> None:
+    """Removes what was exchanged under a key, which the service would keep for ever; the primary process calls."""
+    client = _client()
+    if client is not None:
+        client.key_value_delete(f"{key}/")
+
+
 def publish(key: str, outcome: str) -> None:
     """Lets the other processes' `await_outcome(key)` return; safe from any thread."""
     client = _client()

@@ -1,9 +1,7 @@
 """Asynchronous checkpoints that are restored bit for bit or reported as damaged, never silently wrong."""
 
 import contextlib
-import dataclasses
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -11,62 +9,42 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from kanawa.config import Size
-from kanawa.contracts import Checkpointer, CheckpointError, CheckpointSaveError, Restored
+from kanawa.config import NonNegative, Size
+from kanawa.contracts import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointSaveError,
+    Lease,
+    LeaseLostError,
+    Restored,
+    StorageError,
+)
 from kanawa.contracts.checkpointer import CheckpointCallback
+from kanawa.local_path import local_path
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.array_store import ArrayStore
-from kanawa_runtime.checkpoint.digest import digest_text, start_digest
-from kanawa_runtime.checkpoint.durable import sync_tree
+from kanawa_runtime.checkpoint.digest import start_digest
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.checkpoint.manifest import (
     COMMIT,
-    ArrayEntry,
     Manifest,
     brief,
-    is_committed,
     text_digest,
     write_commit,
 )
+from kanawa_runtime.checkpoint.pending import Pending
 from kanawa_runtime.checkpoint.restore import restore_newest, restore_step
+from kanawa_runtime.checkpoint.roots.directory import DirectoryRoot
 from kanawa_runtime.checkpoint.structure import check_savable, flatten
+from kanawa_runtime.storage.durable import sync_tree
+from kanawa_runtime.storage.local import open_folder
 
 logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "state", "opt")
 TEXTS = ("data", "meta")
-
-
-@dataclasses.dataclass
-class _Pending:
-    """A save on its way to disk."""
-
-    step: int
-    folder: Path
-    digests: dict[str, dict[str, jax.Array]]
-    arrays: dict[str, dict[str, jax.ShapeDtypeStruct]]
-    texts: dict[str, str]
-    started: float
-    blocking_seconds: float = 0.0
-    is_committed: bool = False
-    decided: threading.Event = dataclasses.field(default_factory=threading.Event)
-
-    def decide(self, *, commit: bool) -> None:
-        """Says once whether the step may count; the thread that saves waits for it."""
-        if not self.decided.is_set():
-            self.is_committed = commit
-            self.decided.set()
-
-    def may_count(self) -> bool:
-        """Waits for the word to commit, and returns it; no, where the program ends without one."""
-        while not self.decided.wait(1.0):
-            if not threading.main_thread().is_alive():
-                # The interpreter waits for this thread, which would wait for ever.
-                self.decide(commit=False)
-        return self.is_committed
 
 
 class OrbaxCheckpointer(Checkpointer):
@@ -77,9 +55,10 @@ class OrbaxCheckpointer(Checkpointer):
     """
 
     class Config(Checkpointer.Config):
-        PLACEMENT = ("timeout_seconds",)
+        PLACEMENT = ("timeout_seconds", "patience_seconds")
 
         timeout_seconds: Size = 600
+        patience_seconds: NonNegative = 10.0
 
     def __init__(
         self,
@@ -90,25 +69,30 @@ class OrbaxCheckpointer(Checkpointer):
         keep_every_n_steps: int | None = None,
         on_event: CheckpointCallback | None = None,
         read_only: bool = False,
+        lease: Lease | None = None,
     ) -> None:
         super().__init__(
             cfg,
-            directory=directory,
+            directory=local_path(directory, "the orbax checkpointer's directory"),
             keep_last_n=keep_last_n,
             keep_every_n_steps=keep_every_n_steps,
             on_event=on_event,
             read_only=read_only,
+            lease=lease,
         )
+        self.directory: Path = Path(self.directory)
+        self._root = DirectoryRoot(open_folder(self.directory), lease)
         self._store: ArrayStore | None = None
         self._thread: threading.Thread | None = None
-        self._pending: _Pending | None = None
-        self._failure: CheckpointSaveError | None = None
+        self._pending: Pending | None = None
+        self._failure: CheckpointSaveError | LeaseLostError | None = None
         self._current_step: int | None = None
         self._saves = 0
         if not read_only and agreement.is_primary():
             with self._storage():
                 self.directory.mkdir(parents=True, exist_ok=True)
-                self._tidy()
+                with self._root.guarded():
+                    self._tidy()
 
     def _tidy(self) -> None:
         """Sets aside what has lost its commit file, and removes what was never finished."""
@@ -138,9 +122,12 @@ class OrbaxCheckpointer(Checkpointer):
         data: Any = None,
         meta: Mapping[str, Any] | None = None,
         provisional: bool = False,
+        quick: bool = False,
     ) -> bool:
         """Starts saving `step`; see the contract. Raises CheckpointStructureError for leaves that can't be saved."""
         started = time.perf_counter()
+        if quick:
+            return False
         # One save at a time: a second one would hold another copy of the whole state in host memory.
         self.wait()
         if step == self._current_step:
@@ -154,11 +141,13 @@ class OrbaxCheckpointer(Checkpointer):
             if agreement.is_primary() and not self.read_only and not self.directory.is_dir():
                 self._make_again()
             # A run that fell back past a damaged step reaches that number again.
-            if agreement.is_primary() and (self.directory / str(step)).exists():
-                layout.set_aside_replaced(self.directory, step)
-            faults.reached("pre_mkdir", pending.folder)
-            self._writer().start(pending.folder, _stored(trees), texts)
-        except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+            if agreement.is_primary():
+                with self._root.guarded():
+                    if (self.directory / str(step)).exists():
+                        layout.set_aside_replaced(self.directory, step)
+            faults.reached("pre_mkdir", self._folder(step))
+            self._writer().start(self._folder(step), _stored(trees), texts)
+        except (OSError, ValueError, RuntimeError, TimeoutError, StorageError) as error:
             raise self._failed(pending, error) from error
         self._current_step = step
         pending.blocking_seconds = time.perf_counter() - started
@@ -169,6 +158,13 @@ class OrbaxCheckpointer(Checkpointer):
         self._thread = threading.Thread(target=self._finish, args=(pending,), name=f"checkpoint-{step}")
         self._thread.start()
         return True
+
+    def is_writing(self) -> bool:
+        """Whether the last save is still under way after some patience; the primary process's word for all."""
+        thread = self._thread
+        if thread is not None and agreement.is_primary():
+            thread.join(self.config.patience_seconds)
+        return bool(agreement.of_primary(int(thread is not None and thread.is_alive())))
 
     def commit(self, step: int) -> None:
         """Lets a provisional save count; see the contract."""
@@ -184,15 +180,15 @@ class OrbaxCheckpointer(Checkpointer):
         self.wait()
         restored: Restored | None
         if step is not None:
-            faults.reached("in_restore", self.directory)
-            restored = restore_step(self.directory, step, abstract)
+            faults.reached("in_restore", self._folder(step))
+            restored = restore_step(self._root, step, abstract)
         else:
-            faults.reached("in_restore", self.directory)
-            steps = agreement.agreed_steps(self.steps())
-            restored, damaged = restore_newest(self.directory, steps, abstract)
+            faults.reached("in_restore", Path(self.directory))
+            steps = [(self._root, number) for number in agreement.agreed_steps(self.steps())]
+            restored, passed = restore_newest(steps, abstract)
             with self._storage():
-                for newer, reasons in damaged.items():
-                    self._report_damaged(newer, reasons, restored.step if restored else None)
+                for newer in passed:
+                    self._report_damaged(newer.step, newer.reasons, restored.step if restored else None)
         if restored is not None:
             self._current_step = restored.step
         return restored
@@ -205,7 +201,7 @@ class OrbaxCheckpointer(Checkpointer):
         if self.read_only or not agreement.is_primary():
             return []
         with self._storage():
-            return [str(layout.set_aside(self.directory, other, "left")) for other in later]
+            return [self._root.set_aside(other, "left") for other in later]
 
     def wait(self) -> None:
         """Returns when no save is under way, a provisional one dropped; see the contract."""
@@ -218,7 +214,9 @@ class OrbaxCheckpointer(Checkpointer):
         if pending is not None and not pending.is_committed:
             # Not saved after all: asking for the same step again must not be taken for done.
             self._current_step = None
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        if not isinstance(failure, LeaseLostError):
+            self._failure = None
         if failure is not None:
             raise failure
 
@@ -236,7 +234,7 @@ class OrbaxCheckpointer(Checkpointer):
         """Has what the storage refuses be said as what it is: no damage, and no bug."""
         try:
             yield
-        except OSError as error:
+        except (OSError, StorageError) as error:
             message = (
                 f"the storage of the checkpoints in {self.directory} fails: {brief(error)}. Nothing was removed. Mend "
                 "it (permissions, open files, mounts), and run the same command again"
@@ -251,6 +249,9 @@ class OrbaxCheckpointer(Checkpointer):
             self._store = ArrayStore(ITEMS, TEXTS, self.config.timeout_seconds)
         return self._store
 
+    def _folder(self, step: int) -> Path:
+        return Path(self.directory, str(step))
+
     def _make_again(self) -> None:
         """Makes the folder of checkpoints, if only that vanished; raises OSError where the whole run did."""
         # No parents: where a mount was lost, what is written under its name is lost once it is back.
@@ -263,7 +264,7 @@ class OrbaxCheckpointer(Checkpointer):
         trees: Mapping[str, Mapping[str, jax.Array]],
         texts: Mapping[str, Any],
         started: float,
-    ) -> _Pending:
+    ) -> Pending:
         """Starts the digests on the devices, before the caller may donate the arrays."""
         try:
             text_digests = {name: text_digest(value) for name, value in texts.items()}
@@ -276,13 +277,13 @@ class OrbaxCheckpointer(Checkpointer):
             for item, leaves in trees.items()
         }
         self._saves += 1
-        return _Pending(step, self.directory / str(step), digests, arrays, text_digests, started)
+        return Pending(step, digests, arrays, text_digests, started)
 
-    def _finish(self, pending: _Pending) -> None:
+    def _finish(self, pending: Pending) -> None:
         """Runs in the background: waits for the arrays and the word to commit, commits, deletes old steps, reports."""
-        key = f"kanawa/checkpoint/{pending.folder}/{self._saves}"
+        key = f"kanawa/checkpoint/{self._folder(pending.step)}/{self._saves}"
         try:
-            faults.reached("mid_write", pending.folder)
+            faults.reached("mid_write", self._folder(pending.step))
             self._writer().wait()
             seconds = time.perf_counter() - pending.started
             if not pending.may_count():
@@ -303,44 +304,34 @@ class OrbaxCheckpointer(Checkpointer):
                 # The service that takes the word may be what failed.
                 with contextlib.suppress(RuntimeError):
                     agreement.publish(key, brief(error))
-            self._failure = self._failed(pending, error)
+            self._failure = error if isinstance(error, LeaseLostError) else self._failed(pending, error)
             return
         self.on_event(
             "checkpoint_committed",
             {
                 "step": pending.step,
-                "path": str(pending.folder),
+                "path": str(self._folder(pending.step)),
                 "blocking_seconds": pending.blocking_seconds,
                 "seconds": seconds,
                 "bytes": num_bytes,
             },
         )
 
-    def _drop(self, pending: _Pending, key: str) -> None:
+    def _drop(self, pending: Pending, key: str) -> None:
         """Removes a step that nobody vouched for; to the disk it looks like a save that was never finished."""
         if agreement.is_primary():
-            layout.remove_unfinished(self.directory)
+            self._root.discard(pending.step)
             agreement.publish(key, "dropped")
-        self.on_event("checkpoint_dropped", {"step": pending.step, "path": str(pending.folder)})
+        self.on_event("checkpoint_dropped", {"step": pending.step, "path": str(self._folder(pending.step))})
 
-    def _commit(self, pending: _Pending) -> int:
+    def _commit(self, pending: Pending) -> int:
         """Makes the step count; returns its bytes."""
-        entries = {
-            item: {
-                path: ArrayEntry(
-                    tuple(leaf.shape),
-                    jnp.dtype(leaf.dtype).name,
-                    digest_text(pending.digests[item][path]),
-                )
-                for path, leaf in leaves.items()
-            }
-            for item, leaves in pending.arrays.items()
-        }
         # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
-        faults.reached("pre_manifest", pending.folder)
-        num_bytes = sync_tree(pending.folder)
-        write_commit(pending.folder, Manifest(pending.step, entries, pending.texts))
-        faults.reached("post_commit", pending.folder)
+        faults.reached("pre_manifest", self._folder(pending.step))
+        num_bytes = sync_tree(self._folder(pending.step))
+        with self._root.guarded():
+            write_commit(self._folder(pending.step), Manifest(pending.step, pending.entries(), pending.texts))
+        faults.reached("post_commit", self._folder(pending.step))
         self._delete_old()
         return num_bytes
 
@@ -351,34 +342,33 @@ class OrbaxCheckpointer(Checkpointer):
             layout.remove_unfinished(self.directory)
             steps = layout.committed_steps(self.directory)
             for step in layout.steps_to_delete(steps, self.keep_last_n, self.keep_every_n_steps):
-                layout.delete_step(self.directory, step)
-        except OSError as error:
+                with self._root.guarded():
+                    layout.delete_step(self.directory, step)
+        except (OSError, StorageError) as error:
             logger.warning("old checkpoints in %s can't be deleted: %s", self.directory, brief(error))
 
-    def _failed(self, pending: _Pending, error: BaseException) -> CheckpointSaveError:
+    def _failed(self, pending: Pending, error: BaseException) -> CheckpointSaveError:
         """Reports a failed save, frees its space and returns the error to raise."""
         # Not saved after all: asking for the same step again must not be taken for done.
         self._current_step = None
         kept = []
         try:
-            if agreement.is_primary() and not is_committed(pending.folder):
-                # By name: a manifest may be there already, and what has one is never taken for unfinished.
-                shutil.rmtree(pending.folder, ignore_errors=True)
-                layout.remove_unfinished(self.directory)
+            if agreement.is_primary():
+                self._root.discard(pending.step)
             kept = layout.committed_steps(self.directory)
-        except OSError as also:
+        except (OSError, StorageError, LeaseLostError) as also:
             # On the thread that saves nobody would see this one; the first error says more.
             logger.warning("%s can't be tidied up: %s", self.directory, brief(also))
         intact = f"older checkpoints are intact: {kept}" if kept else "there is no older checkpoint"
         message = (
-            f"checkpoint {pending.step} could not be saved to {pending.folder}: {brief(error)}; "
+            f"checkpoint {pending.step} could not be saved to {self._folder(pending.step)}: {brief(error)}; "
             f"{intact}. "
             "Free space or fix permissions; the next save starts afresh"
         )
         logger.error("%s", message)
         self.on_event(
             "checkpoint_failed",
-            {"step": pending.step, "path": str(pending.folder), "error": brief(error)},
+            {"step": pending.step, "path": str(self._folder(pending.step)), "error": brief(error)},
         )
         failure = CheckpointSaveError(message)
         failure.__cause__ = error
@@ -389,7 +379,7 @@ class OrbaxCheckpointer(Checkpointer):
         logger.warning("checkpoint %d is damaged, using %s instead: %s", step, used, "; ".join(reasons))
         self.on_event("checkpoint_damaged", {"step": step, "reasons": list(reasons), "used": used})
         if used is not None and not self.read_only and agreement.is_primary():
-            layout.set_aside(self.directory, step, "damaged")
+            self._root.set_aside(step, "damaged")
 
 
 def _stored(trees: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, dict[str, jax.Array]]:

@@ -3,7 +3,7 @@
 import errno
 import re
 
-from kanawa.contracts import CheckpointError
+from kanawa.contracts import CheckpointError, ObjectMissingError, StorageError
 from kanawa.errors import UsageError
 
 
@@ -39,6 +39,8 @@ _QUOTED = re.compile(r"os_error_code='?(\d+)")
 
 def is_storage_failure(error: BaseException) -> bool:
     """Whether an error of reading comes from the storage (I/O, permissions, too many files), not from what is there."""
+    if isinstance(error, StorageError):
+        return not isinstance(error, ObjectMissingError)
     if isinstance(error, OSError):
         return error.errno is not None and error.errno not in _DAMAGE
     number = quoted_number(error)

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from kanawa_runtime.checkpoint.durable import sync_directory
 from kanawa_runtime.checkpoint.manifest import MANIFEST, is_committed
+from kanawa_runtime.storage.durable import sync_directory
 
 #: As `str` writes a number: `00060` and digits of other scripts are names that somebody else gave.
 _STEP = re.compile(r"0|[1-9][0-9]*")

@@ -15,7 +15,6 @@ from typing import Any
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.digest import ALGORITHM
-from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.checkpoint.errors import (
     CheckpointDamagedError,
     CheckpointStructureError,
@@ -23,8 +22,10 @@ from kanawa_runtime.checkpoint.errors import (
     is_storage_failure,
     quoted_number,
 )
+from kanawa_runtime.storage.durable import write_durable
 
-FORMAT = 1
+#: 1: arrays by orbax, JSON items in files of their own. 2: arrays in parts of ours, JSON items in the manifest.
+FORMAT = 2
 MANIFEST = "manifest.json"
 COMMIT = "COMMIT.json"
 
@@ -44,12 +45,38 @@ class ArrayEntry:
 
 
 @dataclasses.dataclass(frozen=True)
+class PartEntry:
+    """The file in which one process says where its pieces of arrays lie, and that file's SHA-256."""
+
+    name: str
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Array entries by item and path, and the SHA-256 of each JSON item's canonical text."""
+    """Array entries by item and path, and the SHA-256 of each JSON item's canonical text.
+
+    Of format 2 also the `parts` of the processes that wrote, and the JSON items themselves as `values`.
+    """
 
     step: int
     arrays: Mapping[str, Mapping[str, ArrayEntry]]
     texts: Mapping[str, str]
+    parts: tuple[PartEntry, ...] = ()
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    token: int = 0
+
+    @property
+    def identity(self) -> str:
+        """A SHA-256 over what was saved and by which parts: of two saves, even of one step, it differs."""
+        parts = [dataclasses.asdict(part) for part in self.parts]
+        digests = {item: {path: entry.digest for path, entry in leaves.items()} for item, leaves in self.arrays.items()}
+        return text_digest([self.step, self.token, parts, digests])
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether arrays lie in parts of ours, and not in folders of orbax."""
+        return bool(self.parts)
 
 
 def canonical_text(value: Any) -> str:
@@ -62,10 +89,10 @@ def text_digest(value: Any) -> str:
     return hashlib.sha256(canonical_text(value).encode()).hexdigest()
 
 
-def write_commit(directory: Path, manifest: Manifest) -> None:
-    """Writes the manifest, then the commit file, each durably. Raises OSError."""
+def encoded(manifest: Manifest) -> bytes:
+    """Returns a manifest as it is written."""
     body = {
-        "format": FORMAT,
+        "format": FORMAT if manifest.is_sharded else 1,
         "step": manifest.step,
         "digest": ALGORITHM,
         "arrays": {
@@ -74,12 +101,24 @@ def write_commit(directory: Path, manifest: Manifest) -> None:
         },
         "texts": dict(manifest.texts),
     }
-    data = json.dumps(body, indent=1).encode()
+    if manifest.is_sharded:
+        parts = [dataclasses.asdict(part) for part in manifest.parts]
+        body |= {"parts": parts, "values": dict(manifest.values), "token": manifest.token}
+    return json.dumps(body, indent=1).encode()
+
+
+def commit_text(step: int, data: bytes, name: str = MANIFEST) -> bytes:
+    """Returns the content of the commit file for a manifest as it was written, under a name."""
+    return json.dumps({"step": step, "manifest_sha256": hashlib.sha256(data).hexdigest(), "manifest": name}).encode()
+
+
+def write_commit(directory: Path, manifest: Manifest) -> None:
+    """Writes the manifest, then the commit file, each durably. Raises OSError."""
+    data = encoded(manifest)
     write_durable(directory / MANIFEST, data)
     faults.reached("pre_commit", directory / MANIFEST)
     # Last of all, so that its presence means that everything it covers is there.
-    commit = {"step": manifest.step, "manifest_sha256": hashlib.sha256(data).hexdigest()}
-    write_durable(directory / COMMIT, json.dumps(commit).encode())
+    write_durable(directory / COMMIT, commit_text(manifest.step, data))
 
 
 def is_committed(directory: Path) -> bool:
@@ -95,34 +134,43 @@ def read_manifest(directory: Path) -> Manifest:
     """
     try:
         commit = json.loads((directory / COMMIT).read_bytes())
-        expected, step = commit["manifest_sha256"], commit["step"]
+        expected, step, name = commit["manifest_sha256"], commit["step"], str(commit.get("manifest", MANIFEST))
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{directory / COMMIT} can't be read: {brief(error)}"
         raise _unread(error)(message) from error
     try:
-        data = (directory / MANIFEST).read_bytes()
+        data = (directory / name).read_bytes()
     except OSError as error:
-        message = f"{directory / MANIFEST} can't be read: {brief(error)}"
+        message = f"{directory / name} can't be read: {brief(error)}"
         raise _unread(error)(message) from error
-    actual = hashlib.sha256(data).hexdigest()
-    if actual != expected:
-        message = f"{directory / MANIFEST} has SHA-256 {actual}, but it was committed with {expected}"
-        raise CheckpointDamagedError(message)
     # A copied or renamed folder would resume at a step whose data and random keys are others.
     if str(step) != directory.name:
         message = f"{directory} holds step {step}: the directory was renamed"
         raise CheckpointDamagedError(message)
-    return _parse(directory, json.loads(data))
+    return parsed(data, expected, directory.name, f"{directory / name}")
+
+
+def parsed(data: bytes, sha256: str, step: str, where: str) -> Manifest:
+    """Returns the manifest of bytes that were read; raises CheckpointDamagedError for others than were committed."""
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != sha256:
+        message = f"{where} has SHA-256 {actual}, but it was committed with {sha256}"
+        raise CheckpointDamagedError(message)
+    manifest = _parse(where, json.loads(data))
+    if str(manifest.step) != step:
+        message = f"{where} holds step {manifest.step}, expected {step}"
+        raise CheckpointDamagedError(message)
+    return manifest
 
 
 def _unread(error: Exception) -> type[CheckpointDamagedError | CheckpointUnreadableError]:
     return CheckpointUnreadableError if is_storage_failure(error) else CheckpointDamagedError
 
 
-def _parse(directory: Path, body: Mapping[str, Any]) -> Manifest:
+def _parse(where: str, body: Mapping[str, Any]) -> Manifest:
     if body["format"] > FORMAT or body["digest"] != ALGORITHM:
         message = (
-            f"{directory} was written by a newer kanawa-runtime (format {body['format']}, "
+            f"{where} was written by a newer kanawa-runtime (format {body['format']}, "
             f"digest {body['digest']!r}); this one reads format {FORMAT}, digest {ALGORITHM!r}: "
             "upgrade it"
         )
@@ -133,7 +181,8 @@ def _parse(directory: Path, body: Mapping[str, Any]) -> Manifest:
         }
         for item, entries in body["arrays"].items()
     }
-    return Manifest(body["step"], arrays, body["texts"])
+    parts = tuple(PartEntry(part["name"], part["sha256"]) for part in body.get("parts", ()))
+    return Manifest(body["step"], arrays, body["texts"], parts, body.get("values", {}), body.get("token", 0))
 
 
 def brief(error: BaseException) -> str:

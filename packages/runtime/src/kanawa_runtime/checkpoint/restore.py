@@ -2,15 +2,13 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
 from kanawa.contracts import Restored
 
-from kanawa_runtime.checkpoint import agreement, layout
-from kanawa_runtime.checkpoint.array_store import read_arrays, read_text
+from kanawa_runtime.checkpoint import agreement
 from kanawa_runtime.checkpoint.digest import digest_text, start_digest
 from kanawa_runtime.checkpoint.errors import (
     CheckpointDamagedError,
@@ -19,80 +17,96 @@ from kanawa_runtime.checkpoint.errors import (
     CheckpointUnreadableError,
     is_storage_failure,
 )
-from kanawa_runtime.checkpoint.manifest import (
-    Manifest,
-    brief,
-    is_committed,
-    read_manifest,
-    text_digest,
-)
+from kanawa_runtime.checkpoint.manifest import Manifest, brief, text_digest
+from kanawa_runtime.checkpoint.roots.root import Root
 from kanawa_runtime.checkpoint.structure import check_structure, flatten, rebuild
 
 logger = logging.getLogger(__name__)
 
 
-def restore_step(directory: Path, step: int, asked: Mapping[str, Any]) -> Restored:
+@dataclasses.dataclass(frozen=True)
+class PassedOver:
+    """A step that could not be used, where it lies and why."""
+
+    root: Root
+    step: int
+    reasons: tuple[str, ...]
+
+
+def restore_step(root: Root, step: int, asked: Mapping[str, Any]) -> Restored:
     """Returns one step exactly.
 
     Raises CheckpointNotFoundError, CheckpointStructureError, CheckpointDamagedError, and CheckpointUnreadableError
     where the storage failed.
     """
-    folder = directory / str(step)
-    if not is_committed(folder):
-        steps = layout.committed_steps(directory)
-        message = f"{directory} has no committed checkpoint {step}; it has {steps or 'none'}"
+    steps = root.steps()
+    if step not in steps:
+        message = f"{root.where} has no committed checkpoint {step}; it has {steps or 'none'}"
         raise CheckpointNotFoundError(message)
     # Structure before bytes: a wrong config is the user's to mend, and must not look like damage.
-    manifest = _agreed_manifest(folder)
+    manifest = _agreed_manifest(root, step)
     leaves = {item: flatten(tree) for item, tree in asked.items()}
-    check_structure(f"checkpoint {folder}", leaves, manifest.arrays)
-    arrays, data, meta = _read(folder, manifest, leaves)
-    _verify(folder, manifest, arrays)
+    check_structure(f"checkpoint {root.location(step)}", leaves, manifest.arrays)
+    arrays, data, meta = _read(root, step, manifest, leaves)
+    _verify(root.location(step), manifest, arrays)
     items = {item: rebuild(tree, arrays[item]) for item, tree in asked.items()}
     return Restored(step, items, data, meta)
 
 
 def restore_newest(
-    directory: Path, steps: list[int], asked: Mapping[str, Any]
-) -> tuple[Restored | None, dict[int, tuple[str, ...]]]:
-    """Returns the newest sound step and the reasons against each newer one; (None, {}) where there are no steps."""
-    damaged: dict[int, tuple[str, ...]] = {}
-    for step in sorted(steps, reverse=True):
+    candidates: Sequence[tuple[Root, int]], asked: Mapping[str, Any]
+) -> tuple[Restored | None, list[PassedOver]]:
+    """Returns the newest sound step and what was passed over; (None, []) where there are no steps.
+
+    Of places that hold the same step, the one that comes first in `candidates` is asked first.
+    """
+    passed: list[PassedOver] = []
+    for root, step in sorted(candidates, key=lambda candidate: -candidate[1]):
         try:
-            restored = restore_step(directory, step, asked)
+            restored = restore_step(root, step, asked)
         except CheckpointDamagedError as error:
-            damaged[step] = error.reasons
+            passed.append(PassedOver(root, step, error.reasons))
             continue
-        return dataclasses.replace(restored, damaged=dict(damaged)), damaged
-    if damaged:
-        listed = "\n  ".join(f"{step}: {reason}" for step, reasons in damaged.items() for reason in reasons)
+        except (CheckpointNotFoundError, CheckpointUnreadableError) as error:
+            if not root.is_private:
+                raise
+            # A quick place beside the run's own: what it lacks, or can't give, the run's own has.
+            passed.append(PassedOver(root, step, (str(error),)))
+            continue
+        return dataclasses.replace(restored, damaged={p.step: p.reasons for p in passed}), passed
+    if passed:
+        listed = "\n  ".join(f"{p.root.location(p.step)}: {reason}" for p in passed for reason in p.reasons)
         message = (
-            f"none of the checkpoints in {directory} can be restored:\n  {listed}\n"
+            f"none of the checkpoints in {passed[-1].root.where} can be restored:\n  {listed}\n"
             "Copy the run from a backup, or start a new run directory"
         )
         raise CheckpointDamagedError(message, tuple(listed.splitlines()))
-    return None, {}
+    return None, []
 
 
-def _agreed_manifest(folder: Path) -> Manifest:
+def _agreed_manifest(root: Root, step: int) -> Manifest:
     """Returns the manifest, once every process could read it."""
     manifest: Manifest | None = None
     reasons: tuple[str, ...] = ()
     failures: list[str] = []
     try:
-        manifest = read_manifest(folder)
+        manifest = root.manifest(step)
     except CheckpointDamagedError as error:
         reasons = error.reasons
     except CheckpointUnreadableError as error:
         failures = [str(error)]
+    folder = root.location(step)
     if not agreement.all_agree(manifest is not None) or manifest is None:
         _raise_unreadable(folder, failures)
         _raise_damaged(folder, list(reasons) or ["another process could not read the manifest"])
+    # Each process of a gang may have its own from another attempt, and parts of two attempts are no step.
+    if root.is_private and not agreement.same_everywhere(bytes.fromhex(manifest.identity)):
+        _raise_damaged(folder, ["the processes hold this step of different attempts"])
     return manifest
 
 
 def _read(
-    folder: Path, manifest: Manifest, leaves: Mapping[str, Mapping[str, Any]]
+    root: Root, step: int, manifest: Manifest, leaves: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, jax.Array]], Any, Any]:
     """Reads all items; the processes agree on success before anything collective runs."""
     arrays: dict[str, dict[str, jax.Array]] = {}
@@ -101,7 +115,7 @@ def _read(
     failures: list[str] = []
     for item, wanted in leaves.items():
         try:
-            arrays[item] = read_arrays(folder, item, wanted)
+            arrays[item] = root.arrays(step, manifest, item, wanted)
             jax.block_until_ready(arrays[item])
         except CheckpointStructureError:
             raise
@@ -110,7 +124,7 @@ def _read(
             kind.append(f"{item} can't be read: {brief(error)}")
     for name, digest in manifest.texts.items():
         try:
-            texts[name] = read_text(folder, name)
+            texts[name] = root.text(step, manifest, name)
         except Exception as error:  # noqa: BLE001 - as above
             kind = failures if is_storage_failure(error) else reasons
             kind.append(f"{name} can't be read: {brief(error)}")
@@ -119,12 +133,12 @@ def _read(
             reasons.append(f"{name} is not what was saved: its SHA-256 differs")
     # Digests below are collective: a process that failed to read and left would make all others wait for ever.
     if not agreement.all_agree(not reasons and not failures):
-        _raise_unreadable(folder, failures)
-        _raise_damaged(folder, reasons or ["another process could not read its part"])
+        _raise_unreadable(root.location(step), failures)
+        _raise_damaged(root.location(step), reasons or ["another process could not read its part"])
     return arrays, texts.get("data"), texts.get("meta")
 
 
-def _verify(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, jax.Array]]) -> None:
+def _verify(folder: str, manifest: Manifest, arrays: Mapping[str, Mapping[str, jax.Array]]) -> None:
     """Raises CheckpointDamagedError naming every array whose bits are not the saved ones."""
     digests = {item: {path: start_digest(leaf) for path, leaf in leaves.items()} for item, leaves in arrays.items()}
     reasons = []
@@ -137,7 +151,7 @@ def _verify(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, 
         _raise_damaged(folder, reasons)
 
 
-def _raise_unreadable(folder: Path, failures: list[str]) -> None:
+def _raise_unreadable(folder: str, failures: list[str]) -> None:
     """Raises CheckpointUnreadableError if the storage failed in any process; all that got here must call."""
     if agreement.all_agree(not failures):
         return
@@ -148,6 +162,6 @@ def _raise_unreadable(folder: Path, failures: list[str]) -> None:
     raise CheckpointUnreadableError(message)
 
 
-def _raise_damaged(folder: Path, reasons: list[str]) -> NoReturn:
+def _raise_damaged(folder: str, reasons: list[str]) -> NoReturn:
     message = f"checkpoint {folder} is damaged:\n  " + "\n  ".join(reasons)
     raise CheckpointDamagedError(message, tuple(reasons))

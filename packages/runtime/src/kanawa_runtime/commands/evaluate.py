@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from kanawa.cli.arguments import DATA_HELP
 from kanawa.cli.output import write
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     prepare_process()
     overrides = tuple(args.set or ())
     with stage(f"reading {args.run_directory}"):
-        opened = open_run(Path(args.run_directory), target=args.on, overrides=overrides, step=args.step, data=args.data)
+        opened = open_run(args.run_directory, target=args.on, overrides=overrides, step=args.step, data=args.data)
     cfg = opened.composition.config
     problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if args.data else ""
     if problem:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kanawa.cli.output import write, write_piece
 from kanawa.errors import UsageError
-from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
 
@@ -65,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     sampling.clone().freeze()
     prepare_process()
     with stage(f"reading {args.run_directory}"):
-        _check_continues(local_path(args.run_directory))
-        opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
+        _check_continues(args.run_directory)
+        opened = open_run(args.run_directory, target=args.on, step=args.step)
     model = opened.trainer.model
     tokenizer = _tokenizer(opened, needed=bool(args.prompt))
     if args.prompt and tokenizer is None:
@@ -123,13 +122,13 @@ def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], 
         write(text + safe(continued(tokenizer, prompt, completion.token_ids)))
 
 
-def _check_continues(directory: Path) -> None:
+def _check_continues(directory: str) -> None:
     """Raises UsageError for a model of another kind, before opening it would speak of data to train it on."""
     from kanawa.contracts import CausalLM
 
     from kanawa_runtime.serve.imported import outline_of
 
-    stored = outline_of(directory)
+    stored = outline_of(Path(directory))
     kind = None if stored is None else stored.config._target
     if kind is not None and not issubclass(kind, CausalLM):
         message = f"{directory}: {kind.__qualname__} continues no prompt; models that do are CausalLMs"

@@ -1,6 +1,7 @@
 """`kanawa report`: one self-contained HTML page about runs."""
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from kanawa.cli.output import write, write_json
@@ -29,14 +30,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page; returns 0. Raises NoRunError, and writes nothing, where a run isn't there."""
+    from kanawa.contracts import open_storage
+
     from kanawa_runtime.report import run_figures, write_report
     from kanawa_runtime.serve.run_path import check_is_run
+    from kanawa_runtime.storage.mirror import readable_folder
+    from kanawa_runtime.storage.place import stands_for
 
-    runs = [Path(text) for text in args.run_directories]
+    page = _page(local_path(args.out, "--out")) if args.out else None
+    runs = [readable_folder(text) for text in args.run_directories]
     for path in runs:
         check_is_run(path)
-    out = _page(local_path(args.out, "--out")) if args.out else runs[0] / "report.html"
-    write_report(runs, out)
+    out: Path | str = page or runs[0] / "report.html"
+    write_report(runs, Path(out))
+    address = stands_for(runs[0])
+    if page is None and address is not None:
+        with contextlib.closing(open_storage(address)) as storage:
+            storage.write("report.html", Path(out).read_bytes())
+        out = f"{address}/report.html"
     if args.json:
         write_json({"report": str(out), "runs": run_figures(runs)})
     else:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from kanawa.cli.arguments import compose_from, experiment_arguments
 from kanawa.cli.early_signals import Terminated, early_signals
-from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
@@ -46,8 +45,10 @@ def command() -> Command:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     experiment_arguments(parser)
-    default = "run directory (default: runs/NAME, from a folder runs/NAME-tuned, for a run alone its own)"
-    parser.add_argument("--run", dest="directory", metavar="DIR", help=default)
+    default = "default: runs/NAME, from a folder runs/NAME-tuned, for a run alone its own"
+    parser.add_argument(
+        "--run", dest="directory", metavar="DIR", help=f"folder, or s3://bucket/run (default: {default})"
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="total number of updates of the run")
     parser.add_argument("--init-from", metavar="DIR", help="start from the model of a run or a Hugging Face folder")
     parser.add_argument(
@@ -123,6 +124,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
 
     from kanawa_runtime.commands.gang import join_gang
     from kanawa_runtime.commands.process import prepare_process
+    from kanawa_runtime.storage.place import check_place
 
     check()
     prepare_process()
@@ -131,7 +133,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
     if args.require_fused:
         args.set.append("execution.require_fused=true")
     for what, place in (("--run", args.directory), ("--init-from", args.init_from)):
-        local_path(place or "", what)
+        check_place(place or "", what)
     with screen.phase("composing"):
         composition = compose_from(args, on=args.on or local_target())
     check()

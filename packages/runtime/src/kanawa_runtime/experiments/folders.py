@@ -5,10 +5,11 @@ from pathlib import Path
 from kanawa.composition.experiment import Composition
 from kanawa.config import Config
 from kanawa.errors import UsageError
-from kanawa.local_path import local_path
 
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.serve.run_path import check_is_directory
+from kanawa_runtime.storage.mirror import readable_folder
+from kanawa_runtime.storage.place import run_place, shown_place, stands_for
 from kanawa_runtime.train.run_directory import CONFIG, EVENTS, ORIGIN, read_config
 
 
@@ -35,27 +36,37 @@ def tokenizer_file(directory: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def run_and_start(composition: Composition, run: str | None, initial: str | None) -> tuple[Path, Path | None]:
+def run_and_start(composition: Composition, run: str | None, initial: str | None) -> tuple[Path | str, Path | None]:
     """Returns the run directory of `kanawa train`, and the folder whose weights a new run starts from.
 
     A run that is named without other data goes on in its own directory; what is derived from a folder otherwise is a
     new run. Raises UsageError for a folder that says nothing of what to learn, where nobody else does.
     """
-    start = local_path(initial, "--init-from") if initial else None
-    run = str(local_path(run, "--run")) if run else run
+    start = _readable(initial) if initial else None
+    place = run_place(run, "--run") if run else None
     # Before a tokenizer is learned and parameters are made, which takes a minute. A run that goes on needs it no more.
-    if start is not None and not (run and Path(run, CONFIG).exists()):
+    if start is not None and not (isinstance(place, Path) and (place / CONFIG).exists()):
         check_is_directory(start)
     source = composition.source
     if source is None:
-        return Path(run or f"runs/{composition.name.replace(':', '-')}"), start
+        return place or Path(f"runs/{composition.name.replace(':', '-')}"), start
     trained = own_experiment(source) is not None
-    if trained and composition.data is None and (run is None or Path(run).resolve() == source.resolve()):
-        return source, start
+    if trained and composition.data is None and (place is None or _is_same(place, source)):
+        return stands_for(source) or source, start
     if not trained and composition.data is None:
         message = (
-            f"{source} holds a model and no data to train it on; say which: "
-            f"kanawa train {source} --data 'mytext/**/*.txt'"
+            f"{shown_place(source)} holds a model and no data to train it on; say which: "
+            f"kanawa train {shown_place(source)} --data 'mytext/**/*.txt'"
         )
         raise UsageError(message)
-    return Path(run or f"runs/{composition.name}-tuned"), start or source
+    return place or Path(f"runs/{composition.name}-tuned"), start or source
+
+
+def _readable(initial: str) -> Path:
+    """Returns the folder of weights to start from; raises UsageError for a text that is none."""
+    place = run_place(initial, "--init-from")
+    return readable_folder(place) if isinstance(place, str) else place
+
+
+def _is_same(place: Path | str, source: Path) -> bool:
+    return stands_for(source) == place if isinstance(place, str) else place.resolve() == source.resolve()

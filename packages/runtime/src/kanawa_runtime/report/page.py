@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.report import sections
 from kanawa_runtime.report.configs import assignments, configs, differences
 from kanawa_runtime.report.evaluations import evaluations
@@ -13,6 +12,7 @@ from kanawa_runtime.report.origins import environment, launches
 from kanawa_runtime.report.resources import memory, parameters, utilization
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
 from kanawa_runtime.report.style import page_style, pointer_script
+from kanawa_runtime.storage.durable import write_durable
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:

@@ -17,6 +17,7 @@ from kanawa.plugins import component, host
 
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.serve.run_path import check_is_directory
+from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.train.soundness import unsound_on_host
 from kanawa_runtime.train.trainer import Trainer
 
@@ -50,6 +51,7 @@ def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | 
 
 def outline_of(directory: Path) -> StoredModel | None:
     """Returns the model of a run or of any other known folder without its arrays; None where nobody knows it."""
+    directory = readable_folder(directory)
     for state in host().components("model_stores"):
         if state.state.usable:
             store = component("model_stores", state.name)()
@@ -60,6 +62,7 @@ def outline_of(directory: Path) -> StoredModel | None:
 
 def stored_model(directory: Path) -> StoredModel:
     """Returns the model of a run or of any other known folder; raises UsageError where nobody knows it."""
+    directory = readable_folder(directory)
     check_is_directory(directory)
     # A run that starts from this one has its own mesh in force, and JAX refuses arrays of one device under it.
     with jax.set_mesh(Mesh(np.array(jax.local_devices()[:1]), ("here",))):

@@ -19,10 +19,10 @@ from kanawa.contracts import ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, check_readable, guarded_json
 
-from kanawa_runtime.checkpoint.durable import write_durable
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
 from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
 from kanawa_runtime.serve.imported import check_sound, imported_experiment
+from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.run_directory import (
     CHECKPOINTS,

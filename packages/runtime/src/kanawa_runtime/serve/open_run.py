@@ -9,13 +9,16 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 
+from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from kanawa_runtime.experiments.folders import tokenizer_file
 from kanawa_runtime.experiments.other_data import check_read_by_its_own, on_other_data, read_by
 from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
 from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
-from kanawa_runtime.train.run_directory import CHECKPOINTS, ORIGIN, read_config
+from kanawa_runtime.storage.mirror import readable_folder
+from kanawa_runtime.storage.place import shown_place
+from kanawa_runtime.train.run_directory import ORIGIN, checkpoints_of, read_config
 from kanawa_runtime.train.trainer import Trainer
 
 
@@ -33,7 +36,7 @@ class OpenedRun:
 
 
 def open_run(
-    directory: Path,
+    directory: Path | str,
     *,
     target: str | None = None,
     modifiers: tuple[str, ...] = (),
@@ -47,6 +50,7 @@ def open_run(
     model store holds, such as Hugging Face's, opens like a run at step 0. `data` is what `--data` says: the
     name of an experiment or a source, or files. Text is read by the tokenizer that lies in the folder.
     """
+    directory = readable_folder(directory)
     check_is_directory(directory)
     stored = stored_elsewhere(directory, step)
     if stored is None and not looks_like_run(directory):
@@ -68,14 +72,18 @@ def open_run(
         params, state = place(fitted(stored, trainer.model), abstract.params), place(stored.state, abstract.state)
         return OpenedRun(directory, composition, trainer, where, params, state, 0)
     with where.active():
-        checkpoints = composition.config.checkpointer.build(directory=directory / CHECKPOINTS, read_only=True)
+        saved = checkpoints_of(directory)
+        checkpoints = checkpointer_for(composition.config.checkpointer, saved).build(directory=saved, read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
         # Such rules train one point and evaluate another, an average that only their own state gives.
         if trainer.rule.averages:
             wanted["opt"] = abstract.opt
         restored = checkpoints.restore(wanted, step=step)
     if restored is None:
-        message = f"{directory} holds no committed checkpoint yet; train it first: kanawa train … --run {directory}"
+        where_it_lies = shown_place(directory)
+        message = (
+            f"{where_it_lies} holds no committed checkpoint yet; train it first: kanawa train … --run {where_it_lies}"
+        )
         raise UsageError(message)
     params = trainer.evaluated(restored.items["params"], restored.items.get("opt", {}))
     state = restored.items["state"]

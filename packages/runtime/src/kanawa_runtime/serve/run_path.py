@@ -6,6 +6,7 @@ from kanawa.errors import UsageError, did_you_mean
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.local_path import local_path
 
+from kanawa_runtime.storage.place import stands_for
 from kanawa_runtime.train.run_directory import CONFIG, EVENTS, MOST_CONFIG_BYTES
 
 _MOST_NAMED = 8
@@ -17,7 +18,8 @@ class NoRunError(UsageError):
 
 def check_is_directory(path: Path) -> None:
     """Raises NoRunError, with near names, where there is no directory at the path; UsageError for an address."""
-    local_path(path)
+    if stands_for(path) is None:
+        local_path(path)
     if path.is_dir():
         return
     if path.exists():

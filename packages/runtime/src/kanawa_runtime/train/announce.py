@@ -7,12 +7,15 @@ from pathlib import Path
 
 from kanawa.contracts import DataSource
 
+from kanawa_runtime.storage.place import address_of
 from kanawa_runtime.train.outcome import Outcome
 
 
 def shown(path: Path | str) -> str:
     """Returns a path as a person would type it here: relative where it lies below the working directory."""
     text = str(path)
+    if address_of(text) is not None:
+        return text
     try:
         relative = os.path.relpath(text)
     except (OSError, ValueError):  # the working directory is gone, or on another drive

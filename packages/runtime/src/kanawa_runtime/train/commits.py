@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from kanawa_runtime.train.run_directory import CHECKPOINTS, EVENTS
+from kanawa_runtime.storage.place import shown_place
+from kanawa_runtime.train.run_directory import EVENTS, checkpoints_of
 
 
 def recorded_commits(run: Path) -> frozenset[int]:
@@ -22,13 +23,13 @@ def recorded_commits(run: Path) -> frozenset[int]:
 
 def all_gone(run: Path, recorded: frozenset[int]) -> str:
     """Returns what is said where events record checkpoints and none counts."""
-    folder = run / CHECKPOINTS
-    left = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    folder = checkpoints_of(run)
+    left = sorted(path.name for path in folder.iterdir()) if isinstance(folder, Path) and folder.is_dir() else []
     held = f"holds {', '.join(left[:8])}" if left else "is empty"
     return (
-        f"the events of {run} record checkpoints, the newest of step {max(recorded)}, and none of them can be used: "
-        f"{folder} {held}. Put them back from a backup, whole and named by their steps, or train in a new run "
-        f"directory; to begin this one anew, remove {run / EVENTS}"
+        f"the events of {shown_place(run)} record checkpoints, the newest of step {max(recorded)}, and none of them "
+        f"can be used: {folder} {held}. Put them back from a backup, whole and named by their steps, or train in a new "
+        f"run directory; to begin this one anew, remove {run / EVENTS}"
     )
 
 

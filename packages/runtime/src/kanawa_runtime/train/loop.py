@@ -17,6 +17,7 @@ from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
+from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.goodput.ledger import Ledger
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.ahead import ReadAhead
@@ -83,11 +84,13 @@ class Loop:
             ledger, policy = self.run.ledger(), self.prepared.composition.config.checkpoints
             journal = Journal(self.run, self.services, ledger)
             sections = _sections(self.run, self.services, ledger)
-            checkpoints = self.prepared.composition.config.checkpointer.build(
+            chosen = self.prepared.composition.config.checkpointer
+            checkpoints = checkpointer_for(chosen, self.run.checkpoints).build(
                 directory=self.run.checkpoints,
                 keep_last_n=policy.keep_last,
                 keep_every_n_steps=policy.keep_every_steps,
                 on_event=journal.checkpoint,
+                lease=self.run.lease,
             )
             attempt = Attempt(
                 self.prepared,
@@ -237,6 +240,9 @@ class _Running:
         if stepper.step % config.checkpoints.every_steps == 0:
             stepper.drain()
             self._save(started, stepper)
+        elif self.attempt.checkpoints.due(stepper.step):
+            stepper.drain()
+            self._save(started, stepper, quick=True)
         return True
 
     def _ended(self, kind: Literal["done", "stopped"], step: int, saved: int | None) -> Outcome:
@@ -244,7 +250,7 @@ class _Running:
         by_sigterm = kind == "stopped" and attempt.stop.signal is signal.SIGTERM
         return Outcome(
             kind="preempted" if by_sigterm else kind,
-            run=str(attempt.run.path),
+            run=attempt.run.place,
             step=step,
             total_steps=attempt.total,
             start_step=attempt.run.start_step,
@@ -287,12 +293,26 @@ class _Running:
         self.attempt.screen.say(f"a byte-trigram table scores {baseline:.4f} nats/byte on the same files")
         return {"trigram_nats_per_byte": baseline}
 
-    def _save(self, started: Started, stepper: Stepper, *, evaluation_due: bool = False, last: bool = False) -> None:
+    def _save(
+        self,
+        started: Started,
+        stepper: Stepper,
+        *,
+        evaluation_due: bool = False,
+        last: bool = False,
+        quick: bool = False,
+    ) -> None:
         """Starts a save, which counts after the next step. One that failed has its own event and line.
 
-        Raises CheckpointSaveError only for the `last` one: an end that can't be saved is no end.
+        One that would wait for a slow storage is left out: training goes on. Raises CheckpointSaveError only for the
+        `last` one: an end that can't be saved is no end.
         """
         attempt = self.attempt
+        if not last and attempt.checkpoints.is_writing():
+            if not quick:
+                attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
+                attempt.screen.say(f"training goes on without checkpoint {stepper.step}: the last is still written")
+            return
         data = {"row": stepper.step * attempt.config.batch_size, "digest": started.digest}
         for again in (True, False):
             try:
@@ -305,6 +325,7 @@ class _Running:
                         data=data | ({"evaluation_due": True} if evaluation_due else {}),
                         meta=attempt.run.meta() | {KERNELS: started.kernels.as_json()},
                         provisional=True,
+                        **({"quick": True} if quick else {}),
                     )
             except CheckpointSaveError:
                 if again:

@@ -6,6 +6,7 @@ config.json is written last and atomically: a directory without it is not a run 
 import json
 import logging
 import os
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,15 +14,19 @@ from typing import Any
 import jax
 from kanawa.composition.saved import MissingPluginError, read_saved, recorded_plugins
 from kanawa.config import Change, Config, diff, digest, parse_path, to_json
+from kanawa.contracts import CheckpointError, StorageError, open_storage
 from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
-from kanawa.local_path import local_path
 
 from kanawa_runtime.checkpoint.agreement import shared_number
-from kanawa_runtime.checkpoint.array_store import read_text
-from kanawa_runtime.checkpoint.durable import write_durable
-from kanawa_runtime.checkpoint.layout import committed_steps
+from kanawa_runtime.checkpoint.roots.objects import ledger_lease
+from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
 from kanawa_runtime.goodput.ledger import ALIVE, LEDGER, Ledger
+from kanawa_runtime.storage.durable import write_durable
+from kanawa_runtime.storage.lease import StorageLease
+from kanawa_runtime.storage.local import LOCK, open_folder
+from kanawa_runtime.storage.mirror import Mirror, mirror_folder
+from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_for
 from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.events import EventLog, EventLogError
 from kanawa_runtime.train.launch_record import launch_record
@@ -46,6 +51,8 @@ STACKS = "stacks"
 #: Where `kanawa launch` keeps logs; it is there before the run is.
 LAUNCH = "launch"
 _PROBE_BYTES = 1 << 16
+#: Of a run in a folder; at an address it is the ledger of its checkpoints.
+LEASE = ".lease.json"
 #: With the origin of every value, the largest experiments take a megabyte.
 MOST_CONFIG_BYTES = 64 * 2**20
 
@@ -57,17 +64,22 @@ class RunDirectoryError(UsageError):
 class RunDirectory:
     """An opened run: locked for writing by process 0, read by nobody else of its gang.
 
-    `config` is the one of this attempt; `changes` lists where its placement differs from the last one's; `start_step`
-    is known once the state is restored.
+    `path` is its folder; of a run at an address, the one here that its small files pass through, and `place` is the
+    address. `config` is the one of this attempt; `changes` lists where its placement differs from the last one's;
+    `start_step` is known once the state is restored.
     """
 
-    def __init__(self, path: Path, config: Config, *, is_primary: bool) -> None:
+    def __init__(self, path: Path, config: Config, *, is_primary: bool, address: str | None = None) -> None:
         self.path = path
+        self.address = address
+        self.place = address or str(path)
         self.config = config
         self.is_primary = is_primary
         self.changes: tuple[Change, ...] = ()
         self.start_step = 0
-        self._lock = RunLock(path / ".lock")
+        self._lock = RunLock(path / ".lock", self.place)
+        self.lease: StorageLease | None = None
+        self._mirror: Mirror | None = None
         self._events: EventLog | None = None
         self._attempt: int | None = None
 
@@ -79,7 +91,10 @@ class RunDirectory:
         written by a newer version, or can't be written; RunLockedError where another
         process writes to it.
         """
-        run = cls(local_path(path, "the run's directory").resolve(), config, is_primary=jax.process_index() == 0)
+        place = run_place(path, "the run's directory")
+        address = place if isinstance(place, str) else None
+        folder = mirror_folder(address, "runs") if address else Path(place)
+        run = cls(folder.resolve(), config, is_primary=jax.process_index() == 0, address=address)
         if run.is_primary:
             run._open_primary()
         return run
@@ -92,19 +107,51 @@ class RunDirectory:
             raise unwritable(self.path, error) from error
         try:
             self._probe()
+            self._take_lease()
             if (self.path / CONFIG).exists():
                 self.changes = compare(self.path, self.config)
             else:
                 _check_fresh(self.path)
             if self.changes or not (self.path / CONFIG).exists():
                 self._write_records()
-            self.checkpoints.mkdir(exist_ok=True)
+            if self._mirror is not None:
+                self._mirror.push()
+                self._mirror.start()
+            else:
+                (self.path / CHECKPOINTS).mkdir(exist_ok=True)
         except OSError as error:
-            self._lock.release()
-            raise unwritable(self.path, error) from error
+            self._give_back()
+            raise unwritable(self.place, error) from error
         except BaseException:
-            self._lock.release()
+            self._give_back()
             raise
+
+    def _take_lease(self) -> None:
+        """Becomes the only writer, wherever others may be, and brings the files of an address here.
+
+        Raises LeaseHeldError.
+        """
+        if self.address is None:
+            self.lease = StorageLease(open_folder(self.path), LEASE, where=self.place)
+        else:
+            self.lease = ledger_lease(open_storage(f"{self.address}/{CHECKPOINTS}"), self.place)
+        self.lease.acquire()
+        if RUN_ID not in self.lease.facts:
+            identity = uuid.uuid4().hex
+            self.lease.record(lambda facts: facts.update({RUN_ID: identity}))
+        if self.address is not None:
+            self._mirror = Mirror(self.address, self.path)
+            self._mirror.pull()
+
+    def _give_back(self) -> None:
+        """Ends what `_open_primary` began, in the other order."""
+        try:
+            if self._mirror is not None:
+                self._mirror.close()
+        finally:
+            if self.lease is not None:
+                self.lease.release()
+            self._lock.release()
 
     def _probe(self) -> None:
         """Writes and removes a small file, so that a full or read-only disk shows now."""
@@ -129,9 +176,9 @@ class RunDirectory:
         return str(self.path)
 
     @property
-    def checkpoints(self) -> Path:
-        """Where the step directories are."""
-        return self.path / CHECKPOINTS
+    def checkpoints(self) -> Path | str:
+        """Where the step directories are: a folder, or an address."""
+        return checkpoints_of(self.path)
 
     @property
     def report(self) -> Path:
@@ -165,7 +212,7 @@ class RunDirectory:
             environment_record()
             | launch_record()
             | {
-                "run": self.path.name,
+                "run": self.place.rpartition("/")[2],
                 "experiment_digest": digest(self.config, "experiment"),
                 "placement_digest": digest(self.config, "placement"),
                 "config_changes": [change.to_json() for change in self.changes],
@@ -186,7 +233,7 @@ class RunDirectory:
             if self._events is not None:
                 self._events.close()
         finally:
-            self._lock.release()
+            self._give_back()
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -206,6 +253,20 @@ class RunDirectory:
             logger.error("%s", lost)  # noqa: TRY400 - no traceback: the message is all
 
 
+def checkpoints_of(folder: Path) -> Path | str:
+    """Returns where the checkpoints of a run lie, by its folder: in it, or at the address that it stands for."""
+    address = stands_for(folder)
+    return folder / CHECKPOINTS if address is None else f"{address}/{CHECKPOINTS}"
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Returns the committed steps of a run, by its folder; none where the storage doesn't tell."""
+    try:
+        return open_root(checkpoints_of(folder), None).steps()
+    except (OSError, StorageError):
+        return []
+
+
 def read_config(path: Path | str) -> Config:
     """Returns a run's config; raises RunDirectoryError where there is none or it can't be read."""
     path = Path(path)
@@ -213,7 +274,7 @@ def read_config(path: Path | str) -> Config:
     try:
         data = guarded_json(file, path, most=MOST_CONFIG_BYTES)
     except FileNotFoundError as error:
-        message = f"{path} is not a run: it has no {CONFIG}"
+        message = f"{shown_place(path)} is not a run: it has no {CONFIG}"
         raise RunDirectoryError(message) from error
     except (OSError, UnreadableFileError) as error:
         raise _damaged(path, str(error)) from error
@@ -239,7 +300,7 @@ def compare(path: Path, config: Config) -> tuple[Change, ...]:
         return tuple(changes)
     listed = [str(change) for change in changes if not _is_placement(old, change.path)]
     message = (
-        f"{path} belongs to another experiment; its config differs (run -> asked):\n  "
+        f"{shown_place(path)} belongs to another experiment; its config differs (run -> asked):\n  "
         + "\n  ".join(listed)
         + "\nUse another --run directory, or ask for the values above on the left"
     )
@@ -265,17 +326,21 @@ def _is_placement(config: Config, path: str) -> bool:
 
 def _check_fresh(path: Path) -> None:
     """Refuses a directory that holds other files, or a run whose config.json is gone."""
-    names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", PLUGINS))
-    if any(name in (EVENTS, CHECKPOINTS) for name in names) and committed_steps(path / CHECKPOINTS):
+    names = sorted(p.name for p in path.iterdir() if not _is_bookkeeping(p.name))
+    if (any(name in (EVENTS, CHECKPOINTS) for name in names) or stands_for(path)) and steps_of(path):
         raise _damaged(path, f"{CONFIG} is missing")
     ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS, LAUNCH)
     foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (
-            f"{path} holds other files ({', '.join(foreign[:5])}) and no {CONFIG}: "
+            f"{shown_place(path)} holds other files ({', '.join(foreign[:5])}) and no {CONFIG}: "
             "it is not a run. Give an empty or new directory with --run"
         )
         raise RunDirectoryError(message)
+
+
+def _is_bookkeeping(name: str) -> bool:
+    return name in (".lock", LEASE, LOCK, MARK, PLUGINS)
 
 
 def _check_format(path: Path) -> None:
@@ -297,26 +362,27 @@ def _check_format(path: Path) -> None:
 def _recorded_plugins(path: Path) -> dict[str, str]:
     """Returns the plugin set that the run, or else its newest checkpoint, was written with; empty if neither says."""
     recorded = recorded_plugins(path)
-    for step in committed_steps(path / CHECKPOINTS)[-1:]:
+    for step in steps_of(path)[-1:]:
+        root = open_root(checkpoints_of(path), None)
         try:
-            recorded = recorded or dict(read_text(path / CHECKPOINTS / str(step), "meta")["plugins"])
-        except (OSError, ValueError, KeyError, TypeError):
+            recorded = recorded or dict(root.text(step, root.manifest(step), "meta")["plugins"])
+        except (OSError, ValueError, KeyError, TypeError, CheckpointError, StorageError):
             continue  # It only describes: the error tells less without it.
     return recorded
 
 
 def _damaged(path: Path, reason: str) -> RunDirectoryError:
-    steps = committed_steps(path / CHECKPOINTS)
+    steps = steps_of(path)
     kept = f"its checkpoints are intact (steps {steps})" if steps else "it has no checkpoint yet"
     message = (
-        f"{path / CONFIG} can't be read: {reason}\n{kept}. To recover, put back the run's {CONFIG} "
+        f"{shown_place(path)}/{CONFIG} can't be read: {reason}\n{kept}. To recover, put back the run's {CONFIG} "
         "from a backup, or delete it and write it anew: "
         f"kanawa show EXPERIMENT --json > {path / CONFIG}"
     )
     return RunDirectoryError(message)
 
 
-def unwritable(path: Path, error: OSError) -> RunDirectoryError:
+def unwritable(path: Path | str, error: OSError) -> RunDirectoryError:
     """Returns the error for what can't be written before the first step."""
     message = (
         f"{path} can't be written: {error.strerror or error}; nothing was started. "

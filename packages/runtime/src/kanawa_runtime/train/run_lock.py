@@ -17,8 +17,9 @@ class RunLockedError(UsageError):
 class RunLock:
     """An advisory lock on RUN/.lock. The system drops it when the process ends, however it ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: str = "") -> None:
         self.path = path
+        self._place = place or str(path.parent)
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -30,7 +31,7 @@ class RunLock:
             holder = os.pread(descriptor, 4096, 0)
             os.close(descriptor)
             message = (
-                f"{self.path.parent} is being written by {_describe(holder)}; two writers would "
+                f"{self._place} is being written by {_describe(holder)}; two writers would "
                 "destroy each other's checkpoints. Wait for it, stop it, or use another --run "
                 "directory"
             )

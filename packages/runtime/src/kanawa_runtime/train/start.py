@@ -120,7 +120,7 @@ def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored |
             raise CheckpointError(all_gone(attempt.run.path, recorded))
     if restored is not None and restored.data["digest"] != digest:
         message = (
-            f"{attempt.run.path}: the data has digest {digest[:12]}, but this run was trained on "
+            f"{attempt.run.place}: the data has digest {digest[:12]}, but this run was trained on "
             f"{restored.data['digest'][:12]}; the text, its tokenizer or the row order changed (the embedded corpus "
             f"differs between Python versions). Start a new run directory, or bring the old data back"
         )

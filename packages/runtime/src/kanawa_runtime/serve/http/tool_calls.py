@@ -58,9 +58,7 @@ class Tools:
 
         if self.marked:
             several = self.parallel and self.name is None
-            text = tagged_grammar(
-                self.functions, BEGIN, END, required=self.required, parallel=several, special=special
-            )
+            text = tagged_grammar(self.functions, BEGIN, END, required=self.required, parallel=several, special=special)
             return "grammar", text, "tools"
         if not self.required:
             return None

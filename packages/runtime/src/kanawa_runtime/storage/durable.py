@@ -4,20 +4,26 @@ import os
 from pathlib import Path
 
 
-def write_durable(path: Path, data: bytes) -> None:
-    """Replaces `path` atomically and durably: after a crash it holds the old bytes or the new. Raises OSError."""
+def write_durable(path: Path, data: bytes | bytearray | memoryview, *, synced: bool = True) -> None:
+    """Replaces `path` atomically: a killed process leaves the old bytes or the new. Raises OSError.
+
+    If `synced`, so does a loss of power.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with beside.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                # Before the rename: a file system may make a name durable before the bytes behind it.
+                os.fsync(file.fileno())
         # Atomic within a file system only, hence beside and not in the temporary folder.
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if synced:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,0 +1,1 @@
+"""Places where steps lie and count: folders, and prefixes of an object store."""

@@ -1,0 +1,128 @@
+"""Google Cloud Storage, by Google's client: `gs://bucket/prefix`; an extra.
+
+Credentials and project come from where every tool of Google takes them; `STORAGE_EMULATOR_HOST` names another server.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
+
+from kanawa_runtime.storage.bucket import bucket_and_prefix, missing_extra, written_by_us
+
+_NOT_FOUND, _CONFLICT, _REFUSED = 404, 412, {400, 401, 403}
+
+
+class GcsStorage(Storage):
+    """Objects of a bucket. A version is a generation, and `replace` a write with `ifGenerationMatch`."""
+
+    class Config(Storage.Config):
+        read_seconds: int = 30
+        retry_seconds: int = 60
+
+    def __init__(self, cfg: Any, *, address: str) -> None:
+        super().__init__(cfg, address=address)
+        self.bucket, self._prefix = bucket_and_prefix(address)
+        self._lock = threading.Lock()
+        self._opened: Any = None
+
+    def _blob(self, key: str) -> Any:
+        return self._handle().blob(self._prefix + key)
+
+    def _handle(self) -> Any:
+        with self._lock:
+            if self._opened is None:
+                from google.cloud import storage
+
+                self._opened = storage.Client()
+            return self._opened.bucket(self.bucket)
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        # Every write here is one that may be repeated: it puts a whole object, or is conditional.
+        return {"timeout": self.config.read_seconds, "retry": DEFAULT_RETRY.with_timeout(self.config.retry_seconds)}
+
+    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
+        """Returns a part of an object; see the contract."""
+        if size == 0:
+            return b""
+        last = None if size is None else start + size - 1
+        with self._said(key):
+            data: bytes = self._blob(key).download_as_bytes(start=start or None, end=last, **self._limits)
+            return data
+
+    def read_version(self, key: str) -> tuple[bytes, str]:
+        """Returns an object and its generation."""
+        with self._said(key):
+            blob = self._blob(key)
+            blob.reload(**self._limits)
+            generation = blob.generation
+            # Of that generation: between the two requests somebody may write another.
+            return blob.download_as_bytes(if_generation_match=generation, **self._limits), str(generation)
+
+    def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
+        """Writes an object; the service checks the CRC-32C that the client sends with it."""
+        return self._put(key, data)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """Writes under a condition that the service checks; see the contract."""
+        try:
+            return self._put(key, data, if_generation_match=int(version or 0))
+        except StorageConflictError:
+            return written_by_us(self, key, data)
+
+    def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: Any) -> str:
+        with self._said(key):
+            blob = self._blob(key)
+            blob.upload_from_string(bytes(data), checksum="crc32c", **condition, **self._limits)
+            return str(blob.generation)
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Lists; see the contract."""
+        with self._said(prefix):
+            blobs = self._handle().list_blobs(prefix=self._prefix + prefix, **self._limits)
+            return {blob.name.removeprefix(self._prefix): int(blob.size) for blob in blobs}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes objects one by one."""
+        for key in keys:
+            with contextlib.suppress(ObjectMissingError), self._said(key):
+                self._blob(key).delete(**self._limits)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    @contextlib.contextmanager
+    def _said(self, key: str) -> Iterator[None]:
+        """Has the client's errors be a storage's, by their HTTP status."""
+        try:
+            from google.api_core.exceptions import GoogleAPICallError
+            from google.auth.exceptions import GoogleAuthError
+        except ImportError as error:
+            raise missing_extra(self.address, "gcs") from error
+
+        place = f"{self.address}/{key}".rstrip("/")
+        try:
+            yield
+        except GoogleAPICallError as error:
+            message = f"{place}: {error.code}: {error.message}"
+            if error.code == _NOT_FOUND and "bucket does not exist" not in str(error):
+                raise ObjectMissingError(message) from error
+            if error.code == _CONFLICT:
+                raise StorageConflictError(message) from error
+            if error.code in _REFUSED or error.code == _NOT_FOUND:
+                advice = f"{message}. Check the bucket's name and your rights"
+                raise StorageRefusedError(advice) from error
+            raise StorageError(message) from error
+        except (GoogleAuthError, OSError) as error:
+            message = f"{place}: {type(error).__name__}: {error}"
+            kind = StorageRefusedError if isinstance(error, GoogleAuthError) else StorageError
+            raise kind(message) from error

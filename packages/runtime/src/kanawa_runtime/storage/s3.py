@@ -1,0 +1,171 @@
+"""S3 and what speaks its protocol, by the AWS SDK: `s3://bucket/prefix`; an extra.
+
+Credentials, region, endpoint (`AWS_ENDPOINT_URL`), retries and proxies come from where every tool of AWS takes them.
+"""
+
+import contextlib
+import http.client
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
+
+from kanawa_runtime.storage.bucket import bucket_and_prefix, missing_extra, written_by_us
+
+#: Of one `DeleteObjects`.
+_MOST_DELETED = 1000
+_ABSENT = {"NoSuchKey", "404", "NotFound"}
+_CONFLICT = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+_REFUSED = {
+    "AccessDenied",
+    "AllAccessDisabled",
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidBucketName",
+    "InvalidToken",
+    "NoSuchBucket",
+    "PermanentRedirect",
+    "SignatureDoesNotMatch",
+    "403",
+}
+
+
+class S3Storage(Storage):
+    """Objects of a bucket. A version is an ETag; `replace` is a PUT with If-Match or If-None-Match."""
+
+    class Config(Storage.Config):
+        connect_seconds: int = 5
+        read_seconds: int = 30
+
+    def __init__(self, cfg: Any, *, address: str) -> None:
+        super().__init__(cfg, address=address)
+        self.bucket, self._prefix = bucket_and_prefix(address)
+        self._lock = threading.Lock()
+        self._opened: Any = None
+
+    @property
+    def _client(self) -> Any:
+        with self._lock:
+            if self._opened is None:
+                import boto3
+                from botocore.config import Config
+
+                # More connections than the SDK's ten: a save writes, and a restore reads, many objects at once.
+                limits = Config(
+                    connect_timeout=self.config.connect_seconds,
+                    read_timeout=self.config.read_seconds,
+                    max_pool_connections=32,
+                )
+                self._opened = boto3.session.Session().client("s3", config=limits)
+            return self._opened
+
+    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
+        """Returns a part of an object; see the contract."""
+        if size == 0:
+            return b""
+        last = "" if size is None else start + size - 1
+        span = {} if start == 0 and size is None else {"Range": f"bytes={start}-{last}"}
+        return self._get(key, **span)[0]
+
+    def read_version(self, key: str) -> tuple[bytes, str]:
+        """Returns an object and its ETag."""
+        return self._get(key)
+
+    def _get(self, key: str, **span: str) -> tuple[bytes, str]:
+        tries = 3
+        for attempt in range(tries):
+            try:
+                with self._said(key):
+                    answer = self._client.get_object(Bucket=self.bucket, Key=self._prefix + key, **span)
+                    # The SDK retries a request, but not a body that ends before its time.
+                    return answer["Body"].read(), answer["ETag"]
+            except (ObjectMissingError, StorageRefusedError):
+                raise
+            except StorageError:
+                if attempt == tries - 1:
+                    raise
+        raise AssertionError
+
+    def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
+        """Writes an object; S3 answers once it is durable, and refuses a body that is cut or changed on its way."""
+        return self._put(key, data)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """Writes under a condition that S3 checks; see the contract."""
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        try:
+            return self._put(key, data, **condition)
+        except StorageConflictError:
+            return written_by_us(self, key, data)
+
+    def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: str) -> str:
+        body = data if isinstance(data, bytes) else bytes(data)
+        with self._said(key):
+            answer = self._client.put_object(Bucket=self.bucket, Key=self._prefix + key, Body=body, **condition)
+            return str(answer["ETag"])
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Lists; see the contract."""
+        sizes = {}
+        with self._said(prefix):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self.bucket, Prefix=self._prefix + prefix):
+                for entry in page.get("Contents", ()):
+                    sizes[entry["Key"].removeprefix(self._prefix)] = int(entry["Size"])
+        return sizes
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes objects, a thousand a request."""
+        names = [self._prefix + key for key in keys]
+        for first in range(0, len(names), _MOST_DELETED):
+            objects = [{"Key": name} for name in names[first : first + _MOST_DELETED]]
+            with self._said(""):
+                answer = self._client.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
+            for failed in answer.get("Errors", ()):
+                message = f"s3://{self.bucket}/{failed['Key']} can't be deleted: {failed.get('Message')}"
+                raise StorageError(message)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies without bringing the bytes here."""
+        place = {"Bucket": self.bucket, "Key": self._prefix + source}
+        with self._said(source):
+            self._client.copy_object(Bucket=self.bucket, Key=self._prefix + target, CopySource=place)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    @contextlib.contextmanager
+    def _said(self, key: str) -> Iterator[None]:
+        """Has the SDK's errors be a storage's, by what S3 called them."""
+        try:
+            from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+            from botocore.exceptions import ConnectionError as NoConnectionError
+        except ImportError as error:
+            raise missing_extra(self.address, "s3") from error
+
+        place = f"{self.address}/{key}".rstrip("/")
+        try:
+            yield
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            message = f"{place}: {code}: {error.response.get('Error', {}).get('Message', error)}"
+            if code in _ABSENT:
+                raise ObjectMissingError(message) from error
+            if code in _CONFLICT:
+                raise StorageConflictError(message) from error
+            if code in _REFUSED:
+                advice = f"{message}. Check the bucket's name, its region and your rights"
+                raise StorageRefusedError(advice) from error
+            raise StorageError(message) from error
+        except (HTTPClientError, NoConnectionError, http.client.HTTPException, OSError) as error:
+            message = f"{place}: {type(error).__name__}: {error}"
+            raise StorageError(message) from error
+        except BotoCoreError as error:  # no credentials, no region, a profile that isn't there
+            message = f"{place}: {type(error).__name__}: {error}. Set AWS credentials and AWS_DEFAULT_REGION"
+            raise StorageRefusedError(message) from error

@@ -1,0 +1,197 @@
+"""Runs in a bucket: trained, resumed on another machine, read by every verb, and none the worse for what S3 does."""
+
+import json
+import random
+import shutil
+
+import pytest
+from kanawa.cli.main import main
+from kanawa.composition.experiment import compose
+from kanawa.contracts import CheckpointError, LeaseHeldError, StorageRefusedError, open_storage
+from kanawa_runtime.checkpoint import ShardedCheckpointer
+from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.storage import mirror
+from kanawa_runtime.storage.mirror import readable_folder
+from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.run_directory import RunDirectory
+from kanawa_runtime.train.screen import Screen
+from tiny_lm import tiny
+
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """Returns a function that makes this another machine: nothing of a run is here any more."""
+
+    def another():
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+    monkeypatch.setenv("KANAWA_CACHE", str(tmp_path / "cache"))
+    return another
+
+
+def go_on(place, steps=STEPS, **checkpointer):
+    cfg = tiny()
+    cfg.checkpoints.set(every_steps=2, keep_last=9)
+    # An orbax run's config: an address has the other checkpointer take its place.
+    cfg.checkpointer.set(**checkpointer)
+    return Loop(compose(cfg), place, steps=steps, screen=Screen()).execute()
+
+
+def events(place):
+    return read_events(readable_folder(place) / "events.jsonl")
+
+
+def losses(place):
+    return {step: record["loss"] for step, record in step_records(events(place)).items()}
+
+
+def told(place, kind):
+    return [event["step"] for event in events(place) if event["event"] == kind]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    run = tmp_path_factory.mktemp("local") / "run"
+    go_on(run)
+    return losses(run)
+
+
+def test_a_run_goes_on_elsewhere_and_every_verb_reads_it(address, machine, uninterrupted, capsys):
+    assert go_on(address, 5).saved == f"{address}/checkpoints/5"
+    machine()
+    outcome = go_on(address)
+    assert (outcome.start_step, outcome.step) == (5, STEPS)
+    assert losses(address) == uninterrupted
+    names = set(open_storage(address).sizes())
+    assert {"config.json", "plugins.json", "events.jsonl", "checkpoints/ledger.json"} <= names
+    machine()
+    assert open_run(address, step=4).step == 4
+    assert main(["generate", address, "--prompt-ids", "1,2,3", "--max-tokens", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 2
+    assert main(["report", address]) == 0
+    assert f"wrote {address}/report.html" in capsys.readouterr().out
+    assert "report.html" in open_storage(address).sizes()
+    assert main(["train", address, "--steps", "9"]) == 0
+    assert f"resuming at step 8 from {address}/checkpoints/8" in capsys.readouterr().err
+    assert main(["train", "tiny-lm", "--set", "seed=5", "--run", address]) == 2
+    assert f"{address} belongs to another experiment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spoil", ["fail", "vanish", "deny", "cut_uploads"])
+def test_training_goes_on_while_the_bucket_does_not_and_saves_again(spoil, address, server, uninterrupted, machine):
+    go_on(address, 3)
+    if spoil == "fail":
+        server.fail(key="checkpoints/4/")
+    else:
+        answers = {"vanish": ("404 Gone", "NoSuchBucket"), "deny": ("403 No", "AccessDenied"), "cut_uploads": None}
+        if answers[spoil] is None:
+            server.cut_uploads(times=3, key="checkpoints/4/")
+        else:
+            server.fail(*answers[spoil], key="checkpoints/4/")
+    go_on(address)
+    server.mend()
+    assert losses(address) == uninterrupted
+    saved = ShardedCheckpointer.Config().build(directory=f"{address}/checkpoints", read_only=True).steps()
+    assert (told(address, "checkpoint_failed"), saved) == ([4], [2, 3, 6, 8])
+    assert not [key for key in open_storage(f"{address}/checkpoints").sizes() if key.startswith("4/")]
+    machine()
+    assert open_run(address).step == STEPS
+
+
+def test_a_slow_bucket_costs_checkpoints_and_no_step(address, server, uninterrupted):
+    server.delay(1.5, key="checkpoints/2/")
+    go_on(address, patience_seconds=0.0)
+    assert losses(address) == uninterrupted
+    assert 4 in told(address, "checkpoint_skipped")
+    assert told(address, "checkpoint_committed")[0] == 2
+    assert told(address, "checkpoint_committed")[-1] == STEPS
+
+
+def damage(address, rng, step, count):
+    """Flips bits of a step's objects one by one; returns how many resumed past it or bit for bit."""
+    storage, outcomes = open_storage(f"{address}/checkpoints"), []
+    keys = sorted(storage.sizes(f"{step}/"))
+    opened = open_run(address, step=step)
+    state = opened.trainer.abstract_state(opened.environment)
+    asked = {"params": state.params, "state": state.state, "opt": state.opt}
+    for index in range(count):
+        key = keys[index % len(keys)]
+        data = storage.read(key)
+        place = rng.randrange(len(data) * 8)
+        spoilt = bytearray(data)
+        spoilt[place // 8] ^= 1 << place % 8
+        storage.write(key, rng.choice([bytes(spoilt), bytes(data[: place // 8])]))
+        reader = ShardedCheckpointer.Config().build(directory=f"{address}/checkpoints", read_only=True)
+        restored = reader.restore(asked)
+        if restored.step == step:
+            assert key.endswith("COMMIT.json"), f"{place} of {key} went unseen"
+        else:
+            assert restored.damaged[step], key
+        outcomes.append(restored.step)
+        storage.write(key, data)
+    return outcomes
+
+
+def test_damage_in_a_bucket_is_found_and_passed_over(address, record_drill):
+    go_on(address, 4)
+    rng = random.Random(7)
+    outcomes = damage(address, rng, 4, 8)
+    assert 2 in outcomes
+    record_drill(f"drill: {len(outcomes)} of {len(outcomes)} damaged objects of a bucket found or of no account")
+    storage = open_storage(f"{address}/checkpoints")
+    storage.delete([key for key in storage.sizes("4/") if key.endswith(".00000")])
+    outcome = go_on(address, 5)
+    assert outcome.start_step == 2
+    (event,) = [event for event in events(address) if event["event"] == "checkpoint_damaged"]
+    assert (event["step"], event["used"]) == (4, 2)
+    assert any(key.startswith("4.damaged/") for key in storage.sizes())
+
+
+@pytest.mark.nightly
+def test_much_damage_in_a_bucket(address, record_drill):
+    go_on(address, 4)
+    outcomes = damage(address, random.Random(), 4, 500)
+    record_drill(f"drill: {len(outcomes)} of 500 damaged objects of a bucket found or of no account")
+
+
+def test_a_second_writer_is_refused(address, machine):
+    with RunDirectory.open(address, tiny()):
+        machine()  # its lock would tell: the lease has to
+        with pytest.raises(LeaseHeldError, match=rf"{address} is being written by process \d+ on"):
+            RunDirectory.open(address, tiny())
+
+
+@pytest.mark.parametrize(("spoil", "said"), [("deny", "AccessDenied"), ("vanish", "NoSuchBucket")])
+def test_a_bucket_that_refuses_at_the_start_is_told(spoil, said, address, server, capsys):
+    getattr(server, spoil)()
+    with pytest.raises(StorageRefusedError, match=rf"{address}.*{said}.*Check the bucket"):
+        go_on(address)
+    assert main(["eval", address]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_ledger_without_objects_does_not_begin_the_run_anew(address):
+    go_on(address, 4)
+    storage = open_storage(f"{address}/checkpoints")
+    storage.delete(list(storage.sizes()))
+    with pytest.raises(CheckpointError, match=rf"the events of {address} record checkpoints, the newest of step 4"):
+        go_on(address)
+
+
+def test_long_logs_go_in_parts_and_come_back_whole(address, tmp_path):
+    writer = mirror.Mirror(address, tmp_path / "one", part_bytes=100)
+    writer.pull()
+    log = tmp_path / "one" / "events.jsonl"
+    for size in (50, 250, 420):
+        log.write_bytes(bytes(range(256)) * 2)
+        with log.open("r+b") as file:
+            file.truncate(size)
+        writer.push()
+        reader = mirror.Mirror(address, tmp_path / f"read-{size}")
+        reader.pull()
+        assert (tmp_path / f"read-{size}" / "events.jsonl").read_bytes() == log.read_bytes()
+    assert len([key for key in writer.storage.sizes() if key.startswith("events")]) == 5
+    writer.close()
