@@ -16,13 +16,13 @@ def test_only_what_is_always_cast_is_cast_at_load():
         x = inner(params["weight"], x)
         x = _norm(x, params["norm"]).astype(jnp.bfloat16)
         router = x.astype(jnp.float32) @ params["router"]
-        both = x @ params["both"].astype(jnp.bfloat16) + params["both"][0].astype(jnp.bfloat16)
+        both = x @ params["both"].astype(jnp.bfloat16) + params["both"][:1].astype(jnp.bfloat16)
         looped = jax.lax.fori_loop(0, 2, lambda _, x: x @ params["looped"].astype(jnp.bfloat16), x)
         return router, both, looped
 
     weights = np.random.default_rng(0).normal(size=(6, 4, 4)).astype(np.float32)
     names = ("weight", "router", "both", "looped", "unused")
-    params = {**dict(zip(names, weights, strict=False)), "norm": weights[5, 0]}
+    params = {**dict(zip(names, weights, strict=False)), "norm": weights[5, :1]}
     x = jnp.ones((2, 4), jnp.bfloat16)
     which = read_as(program, params, (x,), "bfloat16")
     # A loop's body isn't looked into, and what is also read in fp32 keeps its digits.
