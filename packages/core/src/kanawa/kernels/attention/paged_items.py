@@ -8,6 +8,7 @@ Legend: B rows, T queries a row, P pages of N tokens, R table entries a row, S k
 heads, G query heads a key head, M = T * G, D head width, Dv value width.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -63,23 +64,24 @@ class PagedAttention(Kernel):
         size = problem.page_size or 1
         items = _Items.of(problem, operands, max(1, self._keys(problem) // size))
         widest = problem.batch * -(-problem.kv_length // (items.pages * size))
-        # A row has two chunks or so; more of them at once than there are would be computed in vain.
-        at_once = min(widest, max(self.fewest_items, 2 * problem.batch), max(1, self.most_rows // problem.q_length))
+        # A row has a few chunks; more of them at once than there are would be computed in vain.
+        many = min(widest, max(self.fewest_items, 4 * problem.batch), max(1, self.most_rows // problem.q_length))
+        few = -(-many // 2)
         rows = (problem.batch, problem.num_kv_heads, problem.q_length * problem.group_size)
         start = _Sums(jnp.full(rows, sc.MASKED), jnp.zeros(rows), jnp.zeros((*rows, problem.v_head_dim)))
-        if widest <= at_once:
-            return _finish(problem, operands, items.add(start, jnp.int32(0), at_once))
+        if widest <= 2:
+            return _finish(problem, operands, items.add(start, jnp.int32(0), widest))
 
         def going(carry: tuple[jax.Array, _Sums]) -> jax.Array:
             return carry[0] < items.ends[-1]
 
-        def step(carry: tuple[jax.Array, _Sums]) -> tuple[jax.Array, _Sums]:
-            return carry[0] + at_once, items.add(carry[1], carry[0], at_once)
+        def add(count: int) -> Callable[[tuple[jax.Array, _Sums]], tuple[jax.Array, _Sums]]:
+            return lambda carry: (carry[0] + count, items.add(carry[1], carry[0], count))
 
         def body(carry: tuple[jax.Array, _Sums]) -> tuple[jax.Array, _Sums]:
-            # Always true, which XLA doesn't see: straight in the loop, what reads a bfloat16 pool is widened first, and
-            # the whole pool with it, before the loop and for every layer.
-            return jax.lax.cond(going(carry), step, lambda kept: kept, carry)
+            # The branch keeps XLA from more than waste: straight in the loop, what reads a bfloat16 pool is widened
+            # before the loop, and the whole pool with it.
+            return jax.lax.cond(items.ends[-1] - carry[0] > few, add(many), add(few), carry)
 
         return _finish(problem, operands, jax.lax.while_loop(going, body, (jnp.int32(0), start))[1])
 

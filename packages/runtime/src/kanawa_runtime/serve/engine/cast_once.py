@@ -29,15 +29,33 @@ def cast(params: Any, which: Any, dtype: Any) -> Any:
 
 
 def _is_only_cast(jaxpr: Any, variable: Any, dtype: jnp.dtype) -> bool:
-    uses = [(eqn, i) for eqn in jaxpr.eqns for i, operand in enumerate(eqn.invars) if operand is variable]
+    uses = _uses(jaxpr, variable)
     returned = any(out is variable for out in jaxpr.outvars)
-    return bool(uses) and not returned and all(_casts(eqn, i, dtype) for eqn, i in uses)
+    return bool(uses) and not returned and all(_casts(jaxpr, eqn, i, dtype) for eqn, i in uses)
 
 
-def _casts(eqn: Any, index: int, dtype: jnp.dtype) -> bool:
+def _casts(jaxpr: Any, eqn: Any, index: int, dtype: jnp.dtype) -> bool:
     if eqn.primitive.name == "convert_element_type":
-        return eqn.params["new_dtype"] == dtype
+        # A table that rows are looked up in: XLA's CPU compiler widens all of a bfloat16 one to read a few of its rows.
+        return eqn.params["new_dtype"] == dtype and not _is_looked_up(jaxpr, eqn.outvars[0])
+    inner = _program_of(eqn)
+    return inner is not None and _is_only_cast(inner, inner.invars[index], dtype)
+
+
+def _is_looked_up(jaxpr: Any, variable: Any) -> bool:
+    for eqn, index in _uses(jaxpr, variable):
+        inner = _program_of(eqn)
+        if eqn.primitive.name == "gather" or (inner is not None and _is_looked_up(inner, inner.invars[index])):
+            return True
+    return False
+
+
+def _program_of(eqn: Any) -> Any:
+    """Returns the program that an equation calls with its own operands; None where it is no plain call."""
     inner = getattr(eqn.params.get("jaxpr"), "jaxpr", None)
-    if inner is None or len(inner.invars) != len(eqn.invars):
-        return False
-    return eqn.primitive.name in ("jit", "pjit", "closed_call") and _is_only_cast(inner, inner.invars[index], dtype)
+    called = eqn.primitive.name in ("jit", "pjit", "closed_call") and inner is not None
+    return inner if called and len(inner.invars) == len(eqn.invars) else None
+
+
+def _uses(jaxpr: Any, variable: Any) -> list[tuple[Any, int]]:
+    return [(eqn, i) for eqn in jaxpr.eqns for i, operand in enumerate(eqn.invars) if operand is variable]
