@@ -17,10 +17,10 @@ def kanawa_kinds() -> list[Kind]:
 
 @hookimpl
 def kanawa_commands() -> list[Command]:
-    """Returns the verbs that train, evaluate, generate, serve, chat, report and launch."""
-    from kanawa_runtime.commands import chat, evaluate, generate, launch, report, serve, train
+    """Returns the verbs that train, evaluate, generate, serve, bench, chat, report and launch."""
+    from kanawa_runtime.commands import bench, chat, evaluate, generate, launch, report, serve, train
 
-    verbs = (train, evaluate, generate, serve, chat, report, launch)
+    verbs = (train, evaluate, generate, serve, bench, chat, report, launch)
     return [verb.command() for verb in verbs]
 
 
