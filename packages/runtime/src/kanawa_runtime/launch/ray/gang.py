@@ -1,0 +1,174 @@
+"""The detached actor that keeps a gang of members going, beyond whoever submitted the job."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from typing import Any
+
+from kanawa.config import from_json
+
+from kanawa_runtime.launch.exit_codes import SIGNAL_BASE, STOPPED, gang_code, verdict
+from kanawa_runtime.launch.job import Job, processes
+from kanawa_runtime.launch.ray.member import Member
+
+NAMESPACE = "kanawa"
+_POLL_SECONDS = 0.2
+#: What a member whose host is gone ended with.
+_LOST = SIGNAL_BASE + signal.SIGKILL
+
+
+class Gang:
+    """Runs the attempts of a job on placement groups of Ray; `local/supervisor.py` does it on one machine."""
+
+    def __init__(self, job: dict[str, Any], bundles: list[dict[str, float]], settings: dict[str, Any]) -> None:
+        self._record = job
+        self._job: Job = from_json(job)
+        self._bundles = bundles
+        self._settings = settings
+        self._stopping = False
+        self._facts: dict[str, Any] = {"state": "queued", "restarts": 0, "exit_code": None, "detail": ""}
+        self._said = ""
+        self._members: list[Any] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """Returns the fields of a Status."""
+        return dict(self._facts)
+
+    def logs(self) -> str:
+        """Returns the newest of what the first process wrote."""
+        return self._said
+
+    def pids(self) -> list[int]:
+        """Returns the processes of the attempt that runs, each on its host."""
+        return list(self._facts.get("pids", ()))
+
+    def stop(self) -> None:
+        """Asks the gang to save and end; returns at once."""
+        self._stopping = True
+
+    def _run(self) -> None:
+        try:
+            code = self._attempts()
+            meaning = verdict(code)
+            state = "done" if meaning == "done" else "cancelled" if self._stopping and meaning == "retry" else "failed"
+            self._facts |= {"state": state, "exit_code": code}
+        except Exception as error:  # noqa: BLE001 - nobody reads this thread's traceback: whoever watches gets the words
+            self._facts |= {"state": "failed", "detail": f"{type(error).__name__}: {error}"}
+        self._facts.pop("pids", None)
+        keep(self._job.name, self._facts, self._said)
+
+    def _attempts(self) -> int:
+        delay = self._settings["backoff_seconds"]
+        while True:
+            code = gang_code(self._attempt())
+            if verdict(code) != "retry" or self._stopping or self._facts["restarts"] >= self._job.retries:
+                return code
+            self._facts |= {"state": "restarting", "restarts": self._facts["restarts"] + 1}
+            deadline = time.monotonic() + delay
+            while time.monotonic() < deadline:
+                if self._stopping:
+                    return STOPPED
+                time.sleep(_POLL_SECONDS)
+            delay = min(2 * delay, self._settings["most_backoff_seconds"])
+
+    def _attempt(self) -> list[int]:
+        """Runs all processes to their end and returns their codes; no actor of the attempt is left."""
+        import ray
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        group = placement_group(self._bundles, strategy="STRICT_SPREAD" if len(self._bundles) > 1 else "PACK")
+        self._members = []
+        try:
+            while not group.wait(timeout_seconds=_POLL_SECONDS):
+                self._facts |= {"detail": f"waiting for {len(self._bundles)} hosts with {self._bundles[0]}"}
+                if self._stopping:
+                    return [STOPPED]
+            self._members = [self._member(group, index) for index in range(processes(self._job))]
+            return self._see_through()
+        except (ray.exceptions.RayError, TimeoutError):
+            return [_LOST]
+        finally:
+            self._end_members()
+            remove_placement_group(group)
+
+    def _member(self, group: Any, index: int) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        host = index // self._job.processes_per_host
+        bundle = self._bundles[host]
+        share = self._job.processes_per_host
+        others = {name: amount / share for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+        return (
+            ray.remote(Member)
+            .options(
+                num_cpus=bundle.get("CPU", 0) / share,
+                num_gpus=bundle.get("GPU", 0) / share,
+                resources=others,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=host),
+                runtime_env=self._settings["runtime_env"],
+            )
+            .remote(self._record)
+        )
+
+    def _see_through(self) -> list[int]:
+        """Returns the codes once all have ended, or the time of those that are left is over."""
+        import ray
+
+        attempt = self._facts["restarts"] + 1
+        coordinator = ray.get(self._members[0].address.remote())
+        starts = [member.start.remote(index, coordinator, attempt) for index, member in enumerate(self._members)]
+        self._facts |= {"pids": ray.get(starts), "state": "running", "detail": ""}
+        deadline, told = float("inf"), False
+        while True:
+            codes = [_asked(member.code) for member in self._members]
+            self._said = _asked(self._members[0].said) if codes[0] != _LOST else self._said
+            if all(code is not None for code in codes):
+                return [int(code) for code in codes if code is not None]
+            if self._stopping and not told:
+                told, deadline = True, time.monotonic() + self._job.grace_seconds
+                for member in self._members:
+                    _asked(member.signal, signal.SIGTERM)
+            if any(codes) and not self._stopping:
+                deadline = min(deadline, time.monotonic() + self._settings["settle_seconds"])
+            if time.monotonic() > deadline:
+                return [_LOST if code is None else code for code in codes]
+            time.sleep(_POLL_SECONDS)
+
+    def _end_members(self) -> None:
+        import ray
+
+        for member in self._members:
+            _asked(member.end)
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(member)
+
+
+def _asked(method: Any, *arguments: Any) -> Any:
+    """Returns what a member answers; one that is gone answers as a killed process would."""
+    import ray
+
+    try:
+        return ray.get(method.remote(*arguments), timeout=60)
+    except (ray.exceptions.RayError, TimeoutError):
+        return _LOST
+
+
+def keep(name: str, facts: dict[str, Any], said: str) -> None:
+    """Keeps how a job ended in the cluster's own store, where it outlives the job's actors."""
+    from ray.experimental import internal_kv
+
+    record = json.dumps({"facts": facts, "said": said})
+    internal_kv._internal_kv_put(name.encode(), record.encode(), overwrite=True, namespace=NAMESPACE.encode())
+
+
+def kept(name: str) -> dict[str, Any] | None:
+    """Returns how a job ended: {"facts", "said"}; None where the cluster knows of no such end."""
+    from ray.experimental import internal_kv
+
+    record = internal_kv._internal_kv_get(name.encode(), namespace=NAMESPACE.encode())
+    return None if record is None else json.loads(record)

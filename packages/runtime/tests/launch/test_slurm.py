@@ -1,0 +1,214 @@
+"""Jobs on a real Slurm of this machine: lost processes, stops, the queue, and that a cancel leaves nothing."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import slurm_cluster
+import tiny_lm
+from kanawa.errors import KanawaError
+from kanawa_runtime.launch import Job
+from kanawa_runtime.launch.exit_codes import STOPPED
+from kanawa_runtime.launch.slurm.launcher import SlurmLauncher
+from kanawa_runtime.launch.slurm.script import batch_script
+from kanawa_runtime.train.events import read_events, step_records
+from nursery import Nursery
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+#: A machine with thirty other processes takes minutes to start one.
+SECONDS = 1200
+STEPS = 40
+TRAIN = ["kanawa", "train", "tiny-lm", "--steps", str(STEPS), "--set", "checkpoints.every_steps=4", "--run"]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    reason = slurm_cluster.missing()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster.cluster() as environment, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", environment["SLURM_CONF"])
+        patch.setenv("PATH", environment["PATH"])
+        # Of this shell, not of the job: a batch job takes what it was submitted from.
+        patch.delenv("XLA_FLAGS", raising=False)
+        yield
+
+
+def launcher(**fields):
+    setup = [f'export PATH="{pathlib.Path(sys.executable).parent}:$PATH"', f'export PYTHONPATH="{tiny_lm.FOLDER}"']
+    return SlurmLauncher.Config(poll_seconds=0.1, setup=setup, **fields).build()
+
+
+def submit(run, command, **fields):
+    adapter = launcher(settle_seconds=5)
+    job = Job(name=run.name, command=command, run=str(run), processes_per_host=2, grace_seconds=60, **fields)
+    adapter.check(job)
+    run.mkdir()
+    for name, text in adapter.render(job).items():
+        (run.parent / name).write_text(text)
+    return adapter, adapter.submit(job, run.parent)
+
+
+def until(condition, adapter, number):
+    deadline = time.monotonic() + SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, (adapter.status(number), adapter.logs(number))
+        time.sleep(0.02)
+    return value
+
+
+def tasks(number):
+    """Returns the processes of a job's tasks by rank; several of one where it has children."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            variables = dict(p.split("=", 1) for p in (entry / "environ").read_bytes().decode().split("\0") if "=" in p)
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, ValueError, UnicodeDecodeError):
+            continue
+        if variables.get("SLURM_JOB_ID") == number and "SLURM_PROCID" in variables and words[0]:
+            found.setdefault(variables["SLURM_PROCID"], []).append((int(entry.name), words))
+    return found
+
+
+def trainers(number, rank):
+    """Returns the processes of a rank that train, the wrapping shells apart."""
+    return [pid for pid, words in tasks(number).get(rank, []) if "train" in words and "python" in words[0]]
+
+
+def losses(run):
+    return {step: record["loss"] for step, record in step_records(read_events(run / "events.jsonl")).items()}
+
+
+def saved(run):
+    return [e["step"] for e in read_events(run / "events.jsonl") if e["event"] == "checkpoint_committed"]
+
+
+WAIT = "import pathlib, subprocess, sys; subprocess.Popen(['sleep', '1000']); pathlib.Path(sys.argv[1]).touch(); "
+
+
+def test_cancel_leaves_no_process(slurm, tmp_path):
+    run = tmp_path / "waits"
+    command = [sys.executable, "-c", WAIT + "import time; time.sleep(1000)", str(run / "there")]
+    adapter, number = submit(run, command, is_gang=False)
+    until((run / "there").exists, adapter, number)
+    # The same job again is the same job.
+    assert adapter.submit(Job(name="waits", command=command, run=str(run)), tmp_path) == number
+    assert tasks(number)
+    adapter.cancel(number)
+    assert adapter.status(number).state == "cancelled"
+    assert tasks(number) == {}
+
+
+@pytest.mark.parametrize(
+    ("codes", "retries", "ended"),
+    [("2 42", 5, 2), ("0 0", 5, 0), ("42 137", 1, 137)],
+)
+def test_the_job_ends_with_the_gang_s_code(slurm, tmp_path, codes, retries, ended):
+    command = ["sh", "-c", f'set -- {codes}; shift "$SLURM_PROCID"; exit "$1"']
+    adapter, number = submit(tmp_path / "ends", command, retries=retries, is_gang=False)
+    assert adapter.watch(number, lambda line: None) == ended
+    said = adapter.logs(number)
+    assert said.count("ended with") == (retries + 1 if ended > 126 else 1)
+    assert ("no restarts are left of 1" in said) == (ended > 126)
+
+
+def test_a_job_that_slurm_doesn_t_have(slurm):
+    with pytest.raises(KanawaError, match="Slurm has no job 99999 any more, and no accounting that remembers it"):
+        launcher().status("99999")
+    with pytest.raises(KanawaError, match="'gang' is no job of Slurm: they are numbers"):
+        launcher().cancel("gang")
+
+
+def undisturbed(run, folder):
+    """Trains in a gang of two that no engine knows of."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with Nursery() as nursery:
+        gang = [*TRAIN[1:], str(run), "--coordinator", address, "--processes", "2", "--process-id"]
+        ranks = [nursery.start([*gang, str(rank)], said=folder / f"whole-{rank}.log") for rank in range(2)]
+        assert [rank.wait(SECONDS) for rank in ranks] == [0, 0], ranks[0].text()
+
+
+def test_a_killed_rank_and_a_stop_leave_no_trace_in_the_losses(slurm, tmp_path):
+    run, whole = tmp_path / "disturbed", tmp_path / "whole"
+    adapter, number = submit(run, [*TRAIN, str(run)])
+    until(lambda: saved(run), adapter, number)
+    for pid in until(lambda: trainers(number, "1"), adapter, number):
+        os.kill(pid, signal.SIGKILL)
+    # The gang starts again in its allocation.
+    before = len(saved(run))
+    until(lambda: len(saved(run)) > before, adapter, number)
+    assert "attempt 1 ended with 137" in adapter.logs(number)
+    assert adapter.status(number).restarts == 0
+    # As at the time limit or for a job with more rights: all save the same step, and the job queues again.
+    subprocess.run(["scancel", "--signal=TERM", number], check=True)
+    until(lambda: "attempt 2 ended with 42" in adapter.logs(number), adapter, number)
+    until(lambda: adapter.status(number).state == "queued", adapter, number)
+    assert adapter.status(number).restarts == 1
+    # Slurm lets a requeued job wait for two minutes.
+    subprocess.run(["scontrol", "update", f"jobid={number}", "starttime=now"], check=True)
+    told = []
+    assert adapter.watch(number, told.append) == 0
+    assert told[-1].startswith(f"{number}: done, restarts 1, exit code 0")
+    undisturbed(whole, tmp_path)
+    assert losses(run) == losses(whole) and len(losses(run)) == STEPS
+    attempts = [e["outcome"] for e in read_events(run / "events.jsonl") if e["event"] == "run_ended"]
+    assert attempts[-2:] == ["preempted", "done"]
+
+
+# --- without a Slurm --------------------------------------------------------------------------------------------------
+
+
+def test_the_script_is_golden():
+    job = Job(
+        name="seven",
+        command=["kanawa", "train", "llama2-7b", "--run", "/shared/seven", "--set", "model.name=it's"],
+        run="/shared/seven",
+        target="cpu-8",
+        hosts_per_slice=4,
+        spares=1,
+        queue="batch",
+        priority="100",
+        image="registry/image:1",
+        environment={"NAME": "a b"},
+        resources={"cpu": "16", "memory": "64G"},
+    )
+    config = SlurmLauncher.Config(time="1-00:00:00", account="ml", exclusive=True, setup=["module load cuda"])
+    config.build().check(job)
+    golden, text = GOLDEN / "slurm.sbatch", batch_script(job, config)
+    if os.environ.get("KANAWA_UPDATE_GOLDENS"):
+        golden.write_text(text)
+    assert text == golden.read_text(), "KANAWA_UPDATE_GOLDENS=1 writes it anew"
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    assert f"-eq {STOPPED} ]" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "config", "said"),
+    [
+        ({"run": "runs/a"}, {}, "give an absolute path on a shared file system with --run"),
+        ({"spot": True}, {}, "what may be preempted is a partition or a QOS"),
+        ({"priority": "high"}, {}, "priority 'high': Slurm takes a number"),
+        ({"resources": {"google.com/tpu": "4"}}, {}, "sbatch takes cpu and memory"),
+        ({"resources": {"memory": "64Gi"}}, {}, "memory 64Gi: Slurm writes 64G for it"),
+        ({}, {"time": "a day"}, "time 'a day' is no time limit of sbatch; expected minutes"),
+        ({}, {"options": ["licenses=a"]}, "option 'licenses=a' is none of sbatch; write --name=value"),
+    ],
+)
+def test_what_slurm_can_t_give(fields, config, said):
+    with pytest.raises(KanawaError) as error:
+        SlurmLauncher.Config(**config).build().check(Job(**{"name": "a", "command": ["b"], "run": "/c", **fields}))
+    assert said in str(error.value)
+
+
+def test_without_slurm_s_tools(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(KanawaError, match=r"squeue isn't on PATH: this must be a node of a Slurm cluster"):
+        SlurmLauncher.Config().build().submit(Job(name="a", command=["b"], run=str(tmp_path)), tmp_path)

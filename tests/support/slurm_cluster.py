@@ -1,0 +1,126 @@
+"""A real Slurm of one node on this machine: munged, slurmctld and slurmd in a folder of their own."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+
+_DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
+_SECONDS = 120
+
+
+def missing() -> str:
+    """Returns why no cluster can be started here; empty where one can."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    gone = [name for name in _DAEMONS if shutil.which(name, path=path) is None]
+    if gone:
+        return f"{', '.join(gone)} not installed: apt-get install slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "slurmd starts tasks as their users, which needs root"
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[dict[str, str]]:
+    """Starts a cluster and yields the variables with which Slurm's tools find it; nothing of it is left after."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="kanawa-slurm-"))
+    folder.chmod(0o755)
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment["PATH"] = os.pathsep.join([environment.get("PATH", ""), "/usr/sbin", "/sbin"])
+    try:
+        _start(folder, environment)
+        yield environment
+    finally:
+        # Tasks outlive the daemon of their node.
+        _cancel_all(environment)
+        for name in ("slurmd", "slurmctld", "munged"):
+            _stop(folder / f"{name}.pid")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: pathlib.Path, environment: dict[str, str]) -> None:
+    for name in ("munge", "spool", "state"):
+        (folder / name).mkdir(mode=0o755)
+    key = folder / "munge" / "key"
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o400)
+    (folder / "slurm.conf").write_text(_configuration(folder))
+    munge = [
+        f"--{what}={folder}/munge/{what.partition('-')[0]}" for what in ("key-file", "socket", "log-file", "seed-file")
+    ]
+    commands = (
+        ["munged", "--force", *munge, f"--pid-file={folder}/munged.pid"],
+        ["slurmctld", "-c", "-f", str(folder / "slurm.conf")],
+        ["slurmd", "-f", str(folder / "slurm.conf")],
+    )
+    for command in commands:
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=_SECONDS)
+    deadline = time.monotonic() + _SECONDS
+    ask = ["sinfo", "--noheader", "--format=%T"]
+    while b"idle" not in (said := subprocess.run(ask, env=environment, capture_output=True, check=False).stdout):
+        assert time.monotonic() < deadline, (said, (folder / "slurmctld.log").read_text()[-2000:])
+        time.sleep(0.2)
+
+
+def _configuration(folder: pathlib.Path) -> str:
+    name = socket.gethostname().partition(".")[0]
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    settings = {
+        "ClusterName": "test",
+        "SlurmctldHost": f"{name}(127.0.0.1)",
+        "SlurmctldPort": ports[0],
+        "SlurmdPort": ports[1],
+        "SlurmUser": "root",
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={folder}/munge/socket",
+        "StateSaveLocation": folder / "state",
+        "SlurmdSpoolDir": folder / "spool",
+        "SlurmctldPidFile": folder / "slurmctld.pid",
+        "SlurmdPidFile": folder / "slurmd.pid",
+        "SlurmctldLogFile": folder / "slurmctld.log",
+        "SlurmdLogFile": folder / "slurmd.log",
+        # Neither cgroups nor accounting: a container has none.
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_CPU",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "MpiDefault": "none",
+        "SlurmdParameters": "config_overrides",
+        "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched_interval=1",
+        "KillWait": 20,
+        "ReturnToService": 2,
+        "NodeName": f"{name} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN",
+        "PartitionName": "main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def _cancel_all(environment: dict[str, str]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    ask = ["squeue", "--noheader", "--format=%A"]
+    while jobs := subprocess.run(ask, env=environment, capture_output=True, text=True, check=False).stdout.split():
+        subprocess.run(["scancel", "--full", *jobs], env=environment, check=False)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.2)
+
+
+def _stop(pid_file: pathlib.Path) -> None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        pid = int(pid_file.read_text())
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
