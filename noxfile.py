@@ -190,6 +190,14 @@ def nightly(session: nox.Session) -> None:
     nothing_marked = 5
     for folder in (*(f"packages/{package}" for package in PACKAGES), "tests/integration"):
         run_tests(session, folder, "-m", "nightly", codes=(0, nothing_marked))
+    session.notify("ray")
+
+
+@nox.session(default=False)
+def ray(session: nox.Session) -> None:
+    """Jobs on a real Ray cluster of two nodes on this machine; Ray is large, so nothing else installs it."""
+    install(session, "kanawa-runtime[ray]", test_group("runtime"), "pytest-xdist", "pytest-timeout")
+    run_tests(session, "packages/runtime", "-k", "test_ray")
 
 
 @nox.session(default=False)

@@ -6,6 +6,7 @@ from kanawa_backends_neuron.device import DEVICES
 from kanawa_backends_neuron.environment import (
     INSTANCES,
     compiler_flags,
+    process_environment,
     runtime_environment,
     sharding_environment,
     xla_flags,
@@ -77,3 +78,14 @@ def test_the_compiler_knows_the_chip_and_training():
 def test_gathers_come_early_and_scatters_late():
     assert sharding_environment()["NEURON_FSDP"] == "1"
     assert "neuron-hierarchical-collectives" in xla_flags()
+
+
+def test_a_gang_s_process_gets_its_variables_from_the_hook():
+    from kanawa_backends_neuron.plugin import BACKEND
+
+    (device,) = [each for each in DEVICES if each.name == "trn2"]
+    told = BACKEND.kanawa_process_environment(device=device, root="head", processes=4, index=3)
+    assert told == process_environment(device, "head", 4, 3)
+    assert told["NEURON_RT_ROOT_COMM_ID"] == "head:62182" and told["NEURON_PJRT_PROCESS_INDEX"] == "3"
+    assert told["NEURON_PJRT_PROCESSES_NUM_DEVICES"] == "64,64,64,64"
+    assert told["NEURON_CC_FLAGS"] == compiler_flags("train", "trn2")

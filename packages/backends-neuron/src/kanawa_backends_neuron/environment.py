@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kanawa.errors import UsageError, did_you_mean
+from kanawa.plugins import DeviceSpec
 
 _DEFAULT_PORT = 62182
 
@@ -51,6 +52,12 @@ def runtime_environment(
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "1",
     }
     return variables | (_NETWORK if len(hosts) > 1 else {})
+
+
+def process_environment(device: DeviceSpec, root: str, processes: int, index: int) -> dict[str, str]:
+    """Returns the variables of a process of a training run, `root` being the host of process 0."""
+    device_variables = runtime_environment([root] * processes, index, device.name)
+    return device_variables | {"NEURON_CC_FLAGS": compiler_flags("train", device.name)}
 
 
 # Collectives between instances go over the Elastic Fabric Adapter, straight from device memory.

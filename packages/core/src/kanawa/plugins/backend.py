@@ -23,6 +23,8 @@ class Backend:
         mesh_rules: a sequence of MeshRules.
         findings: a function that returns a preflight's findings.
         compiler_options: a function (device, purpose) -> options; empty where the compiler takes none from XLA.
+        process_environment: a function (device, root, processes, index) -> variables of a process of a gang; empty
+            where its runtime needs none.
         topology: a function (target) -> compile-only devices; empty where no compiler is public.
         missing_compiler: a function that returns the distributions the compiler lacks here.
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
@@ -36,6 +38,7 @@ class Backend:
     mesh_rules: str
     findings: str
     compiler_options: str = ""
+    process_environment: str = ""
     topology: str = ""
     missing_compiler: str = ""
     calibrations: str = ""
@@ -73,6 +76,15 @@ class Backend:
         if device.platform != self.platform:
             return None
         return dict(load_value(self.compiler_options)(device, purpose)) if self.compiler_options else {}
+
+    @hookimpl
+    def kanawa_process_environment(
+        self, device: DeviceSpec, root: str, processes: int, index: int
+    ) -> dict[str, str] | None:
+        """Returns variables for a process on one of the platform's devices; None for any other."""
+        if device.platform != self.platform or not self.process_environment:
+            return None
+        return dict(load_value(self.process_environment)(device, root, processes, index))
 
     @hookimpl
     def kanawa_topology(self, target: Any) -> list[Any] | None:

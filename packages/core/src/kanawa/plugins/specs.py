@@ -167,6 +167,15 @@ def kanawa_doctor() -> Sequence[Finding]:
 
 
 @hookspec
+def kanawa_process_environment(device: DeviceSpec, root: str, processes: int, index: int) -> dict[str, str] | None:
+    """Returns the variables that process `index` of a gang on `device` needs, or None if it is not this plugin's.
+
+    There is one process a host; `root` is the name or address of that of process 0. Called before JAX starts. What the
+    process's environment has already wins.
+    """
+
+
+@hookspec
 def kanawa_run_started(run: Any) -> None:
     """Observes that a run begins or resumes, after its state is restored."""
 

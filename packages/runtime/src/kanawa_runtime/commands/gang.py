@@ -35,6 +35,23 @@ def join_gang(coordinator: str | None, processes: int | None, process_id: int | 
         raise PeerLostError(said or str(error)) from error
 
 
+def prepare_gang(on: str | None, coordinator: str | None, processes: int | None, process_id: int | None) -> None:
+    """Sets what the target's runtime reads in each process of a gang; what the environment has already stays.
+
+    Before JAX starts its backend. Without `--on` nothing is known of the devices, and nothing is set.
+    """
+    if on is None or coordinator is None or processes is None or process_id is None:
+        return
+    from kanawa.composition.target import parse_target
+    from kanawa.plugins import host
+
+    root = coordinator.rpartition(":")[0].strip("[]")
+    asked = {"device": parse_target(on).device, "root": root, "processes": processes, "index": process_id}
+    for _, variables in host().collect("kanawa_process_environment", **asked):
+        for name, value in (variables or {}).items():
+            os.environ.setdefault(name, value)
+
+
 def leave_gang(reason: str) -> None:
     """Ends this process with the code that means "start me again", and one line.
 

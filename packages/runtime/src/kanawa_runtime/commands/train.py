@@ -122,13 +122,14 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         import jax  # noqa: F401 - seconds on a busy machine, so that it has a phase of its own
     from kanawa.composition.detect import local_target
 
-    from kanawa_runtime.commands.gang import join_gang
+    from kanawa_runtime.commands.gang import join_gang, prepare_gang
     from kanawa_runtime.commands.process import prepare_process
     from kanawa_runtime.storage.place import check_place
 
     check()
     prepare_process()
     with screen.phase("waiting for the other processes"):
+        prepare_gang(args.on, args.coordinator, args.processes, args.process_id)
         join_gang(args.coordinator, args.processes, args.process_id)
     if args.require_fused:
         args.set.append("execution.require_fused=true")
