@@ -182,8 +182,28 @@ def test_the_ledger_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, re
     assert 2 <= seen.attempts <= count + 1
     assert sum(seen.seconds.values()) == pytest.approx(seen.wall_seconds, rel=0.01)
     # The command's last words and the fork are no part of it.
-    assert wall - 3 < seen.wall_seconds <= wall + 0.1
+    assert wall - 3 < seen.wall_seconds <= wall + 0.2
     assert 3 <= seen.seconds["data"] < 6
     assert seen.seconds["evaluation"] >= 2
     assert seen.seconds["compile"] >= 1
     record_drill(f"drill: a ledger over {count} kills adds up, {seen.wall_seconds:.1f} s of {wall:.1f} s seen outside")
+
+
+def test_a_run_that_may_go_back_leaves_out_what_led_it_astray(nursery, tmp_path):
+    options = ("--steps", "20", "--set", "checkpoints.every_steps=5", "--set", "divergence.rewinds=1")
+    supervisor = Supervisor(nursery, tmp_path / "run", 1, options)
+    (child,) = supervisor.start("in_gradient:nan:8")
+    assert child.wait() == 42, child.text()
+    said = "The run goes back to step 5 and leaves out the batches of steps 6 to 8 (0 more such returns are allowed"
+    assert said in child.text()
+    (child,) = supervisor.start()
+    assert child.wait() == 0, child.text()
+    (rewound,) = [event for event in events(supervisor.run) if event["event"] == "rewound"]
+    assert (rewound["step"], rewound["back_to"], rewound["batches"]) == (8, 5, [[5, 7]])
+    # Rows count up, so a loss tells its rows: steps 6 and on are those of a run that never had the three batches.
+    steps = {event["step"]: event["loss"] for event in events(supervisor.run) if event["event"] == "step"}
+    assert sorted(steps) == list(range(1, 21))
+    # Once more is once too often.
+    (child,) = supervisor.start("in_gradient:nan:24", ("--steps", "30"))
+    assert child.wait() == 1
+    assert "too large to compute with" in child.text()

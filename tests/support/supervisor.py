@@ -121,14 +121,18 @@ def result(run: pathlib.Path) -> Result:
             loss = float(event["loss"]).hex()
             before = losses.setdefault(event["step"], loss)
             assert before == loss, f"step {event['step']} of {run} had the loss {before}, and {loss} when taken again"
+    return Result(dict(sorted(losses.items())), digests(run))
+
+
+def digests(run: pathlib.Path) -> dict[str, str]:
+    """Returns the digest of each array of the newest checkpoint."""
     newest = run / "checkpoints" / str(committed(run)[-1])
     manifest = json.loads((newest / "manifest.json").read_bytes())
-    digests = {
+    return {
         f"{item}: {path}": entry["digest"]
         for item, entries in manifest["arrays"].items()
         for path, entry in entries.items()
     }
-    return Result(dict(sorted(losses.items())), digests)
 
 
 def _free_port() -> int:

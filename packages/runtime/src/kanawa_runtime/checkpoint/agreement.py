@@ -38,13 +38,18 @@ def all_agree(ok: bool) -> bool:
 
 def shared_number(key: str, value: int, timeout_seconds: float = 300.0) -> int:
     """Returns the primary process's number on every process; each key serves once. Raises RuntimeError on timeout."""
+    return int(shared_text(key, str(value), timeout_seconds))
+
+
+def shared_text(key: str, value: str, timeout_seconds: float = 300.0) -> str:
+    """Returns the primary process's text on every process; each key serves once. Raises RuntimeError on timeout."""
     client = _client()
     if client is None:
         return value
     if is_primary():
-        client.key_value_set(key, str(value))
+        client.key_value_set(key, value)
         return value
-    return int(client.blocking_key_value_get(key, int(timeout_seconds * 1000)))
+    return client.blocking_key_value_get(key, int(timeout_seconds * 1000))
 
 
 def common_steps(steps: list[int], limit: int = 64) -> list[int]:

@@ -56,8 +56,8 @@ def _words(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
 
 
-def _digest(array: jax.Array) -> jax.Array:
-    """Returns uint32[2]: one sum per lane."""
+def array_words_digest(array: jax.Array) -> jax.Array:
+    """Returns uint32[2]: one sum per lane. Traceable."""
     words = _words(array)
     words = words.reshape(1) if words.ndim == 0 else words
     lanes = [
@@ -69,7 +69,7 @@ def _digest(array: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(result: Sharding | None) -> Any:
-    return jax.jit(_digest, out_shardings=result) if result is not None else jax.jit(_digest)
+    return jax.jit(array_words_digest, out_shardings=result) if result is not None else jax.jit(array_words_digest)
 
 
 def start_digest(array: jax.Array) -> jax.Array:

@@ -1,18 +1,18 @@
 """What a command does to its process: memory and the compile cache before JAX starts, threads that delay its end."""
 
 import os
-from pathlib import Path
 
 
 def prepare_process() -> None:
     """Keeps freed memory where a CPU does the work, and turns on the persistent compilation cache.
 
-    With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor, because
-    compiled CPU code is not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
+    With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor and versions,
+    because compiled CPU code is not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
     """
     import warnings
 
     from kanawa_runtime.commands.allocator import keep_freed_memory
+    from kanawa_runtime.commands.compile_cache import check_entries, machine_key
 
     keep_freed_memory()
     # jaxlib can't serialize what holds a oneDNN call (kanawa.arrays.onednn): such a program is compiled at each start.
@@ -21,9 +21,10 @@ def prepare_process() -> None:
     import jax
     from kanawa.local_path import cache_folder
 
+    check_entries()
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla" / _processor()))
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla" / machine_key()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
@@ -42,19 +43,3 @@ def leave_readers_behind(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _processor() -> str:
-    """Returns a short digest of the instruction set and the jaxlib version."""
-    import hashlib
-    import platform
-
-    import jaxlib
-
-    flags = ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    text = f"{platform.machine()} {jaxlib.__version__} {flags}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -17,4 +17,4 @@ def process_started() -> float:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return _IMPORTED
-    return min(time.time() - age, _IMPORTED)
+    return time.time() - age

@@ -9,13 +9,16 @@ from kanawa_runtime.train.run_directory import EVENTS, checkpoints_of
 
 def recorded_commits(run: Path) -> frozenset[int]:
     """Returns the steps that the run's events say were committed; none where there are no events."""
-    steps = set()
+    steps: set[int | None] = set()
     try:
         with (run / EVENTS).open("rb") as lines:
             for line in lines:
                 # The log of a long run has millions of lines, of which a parser need see few.
                 if b'"checkpoint_committed"' in line:
-                    steps.add(_step(line))
+                    steps.add(_step(line, "checkpoint_committed"))
+                elif b'"went_back"' in line and (back := _step(line, "went_back")) is not None:
+                    # Later ones were set aside on purpose.
+                    steps = {step for step in steps if step is not None and step <= back}
     except FileNotFoundError:
         return frozenset()
     return frozenset(step for step in steps if step is not None)
@@ -33,11 +36,11 @@ def all_gone(run: Path, recorded: frozenset[int]) -> str:
     )
 
 
-def _step(line: bytes) -> int | None:
+def _step(line: bytes, kind: str) -> int | None:
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    is_commit = isinstance(record, dict) and record.get("event") == "checkpoint_committed"
-    step = record.get("step") if is_commit else None
+    is_asked = isinstance(record, dict) and record.get("event") == kind
+    step = record.get("step") if is_asked else None
     return step if type(step) is int else None

@@ -33,7 +33,7 @@ from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import LineScreen, Screen
 from kanawa_runtime.train.sections import Sections
 from kanawa_runtime.train.start import Started, start
-from kanawa_runtime.train.stepping import Stepper
+from kanawa_runtime.train.stepping import RewoundError, Stepper
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,8 @@ class _Running:
             kind, fields = outcome.kind, {"signal": outcome.signal or None, "checkpoint": outcome.saved}
         except BaseException as error:
             kind = "failed" if isinstance(error, Exception) else "interrupted"
+            if isinstance(error, RewoundError):
+                kind = "rewound"
             if isinstance(error, CheckpointSaveError):
                 error.add_note(self._after_a_failed_save())
             if jax.process_count() > 1 and lost_peer(error) is not None:
@@ -185,12 +187,13 @@ class _Running:
             source=attempt.trainer.source,
             global_batch=config.batch_size,
             local_rows=stepper.rows,
-            start_row=stepper.step * config.batch_size,
+            start_row=stepper.left_out.batch_of(stepper.step) * config.batch_size,
         )
         attempt.screen.begin(attempt.total, stepper.step)
         with contextlib.closing(iter(loader)) as batches:
             attempt.sections.enter("data", stepper.step)
-            ahead = ReadAhead(batches, attempt.stop)
+            kept = stepper.left_out.kept(batches, stepper.left_out.batch_of(stepper.step))
+            ahead = ReadAhead(kept, attempt.stop)
             while ahead.batch is not None and stepper.step < attempt.total:
                 attempt.sections.enter("step", stepper.step)
                 stepper.take(ahead.batch)

@@ -1,6 +1,6 @@
-"""How often a run evaluates and saves."""
+"""How often a run evaluates and saves, and what it looks at meanwhile."""
 
-from kanawa.config import Config, Size
+from kanawa.config import Config, Count, Positive, Size
 
 
 class EvaluationPolicy(Config):
@@ -13,6 +13,33 @@ class EvaluationPolicy(Config):
     max_batches: Size | None = None
     final_batches: Size | None = None
     trigram_baseline: bool = False
+
+
+class DivergencePolicy(Config):
+    """What a run does about a loss that is not finite, or a spike: it stops, unless it may go back.
+
+    A spike is a loss that lies above the median of the last `spike_window` by `spike_factor` times their median
+    deviation (None: nothing is a spike); it is an event. Up to `rewinds` times a run goes back to its newest checkpoint
+    and leaves out the batches since, then ends with the code that means "start me again". An update with a gradient
+    that is not finite is skipped by `learner.skip_nonfinite`.
+    """
+
+    rewinds: Count = 0
+    spike_factor: Positive | None = None
+    spike_window: Size = 100
+
+
+class HealthPolicy(Config):
+    """What is looked at besides the loss.
+
+    Every `check_replicas_every` steps replicas of the state are compared (None: never), which keeps a second copy of
+    the state during such a step. In a gang, every `pace_window` steps each process says how long its own part of a step
+    takes; one that is slower than the median by `slow_share` of a step, three times in a row, is a straggler.
+    """
+
+    check_replicas_every: Size | None = None
+    pace_window: Size = 10
+    slow_share: Positive = 0.2
 
 
 class CheckpointPolicy(Config):

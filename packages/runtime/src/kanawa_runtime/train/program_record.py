@@ -1,9 +1,10 @@
 """What the compiled step is: parameters by module, FLOPs by the model's own count, memory on each device."""
 
+import contextlib
 import math
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -88,3 +89,20 @@ def memory_peaks() -> dict[str, int | None]:
     unit = 1 if sys.platform == "darwin" else 1024
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return {"device_peak_bytes": max(peaks) if peaks else None, "process_peak_bytes": own}
+
+
+@contextlib.contextmanager
+def counted_hits() -> Iterator[list[str]]:
+    """Gives a list that gets an entry for each program that JAX takes from its persistent cache meanwhile."""
+    hits: list[str] = []
+
+    def listen(event: str, **fields: Any) -> None:
+        del fields
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(listen)

@@ -30,6 +30,7 @@ from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_fo
 from kanawa_runtime.train.environment_record import environment_record
 from kanawa_runtime.train.events import EventLog, EventLogError
 from kanawa_runtime.train.launch_record import launch_record
+from kanawa_runtime.train.left_out import LEFT_OUT
 from kanawa_runtime.train.run_lock import RunLock
 
 logger = logging.getLogger(__name__)
@@ -329,7 +330,7 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if not _is_bookkeeping(p.name))
     if (any(name in (EVENTS, CHECKPOINTS) for name in names) or stands_for(path)) and steps_of(path):
         raise _damaged(path, f"{CONFIG} is missing")
-    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS, LAUNCH)
+    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS, LEFT_OUT, LAUNCH)
     foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (

@@ -20,7 +20,7 @@ from kanawa_runtime.train.commits import all_gone, recorded_commits
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.kernel_record import KernelRecord
 from kanawa_runtime.train.placement import check_vocabulary
-from kanawa_runtime.train.program_record import program_record
+from kanawa_runtime.train.program_record import counted_hits, program_record
 from kanawa_runtime.train.run_directory import unwritable
 from kanawa_runtime.train.trainer import TrainState
 
@@ -79,8 +79,9 @@ def start(attempt: Attempt) -> Started:
     kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
     where, cfg = kernels.applied(attempt.prepared.environment), attempt.config
     programs = attempt.prepared.on(where).programs
-    step_program = _compiled(attempt, programs["train_step"], kernels)
-    journal.write("program", **program_record(attempt.trainer, step_program, where.plan.precision.compute))
+    step_program, from_cache = _compiled(attempt, programs["train_step"], kernels)
+    record = program_record(attempt.trainer, step_program, where.plan.precision.compute)
+    journal.write("program", **record, from_cache=from_cache)
     seconds = time.perf_counter() - began
     journal.write("prepared", step=origin.step, origin=origin.kind, path=origin.path or None, seconds=seconds)
     due = restored is not None and bool(restored.data.get("evaluation_due"))
@@ -157,15 +158,17 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     return Origin("initialised", path=str(attempt.initial)), state
 
 
-def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> Any:
-    """Returns the compiled step; every kernel choice is on record before the first step."""
+def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> tuple[Any, bool]:
+    """Returns the compiled step, and whether it came from the cache; kernel choices are on record before it runs."""
     with attempt.screen.phase("lowering the step"), attempt.sections.within("compile"):
         lowered = program.lower()
     kernels.add(lowered.kernels)
     _told(attempt, lowered.kernels)
     with attempt.screen.phase("compiling the step"), attempt.sections.within("compile"):
         faults.reached("in_compile")
-        return lowered.compile()
+        with counted_hits() as hits:
+            compiled = lowered.compile()
+    return compiled, bool(hits)
 
 
 def _told(attempt: Attempt, choices: Iterable[KernelChoice]) -> None:

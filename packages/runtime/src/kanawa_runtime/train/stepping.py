@@ -13,8 +13,10 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError
@@ -22,9 +24,15 @@ from kanawa.errors import KanawaError
 from kanawa_runtime import faults
 from kanawa_runtime.train.advice import advice
 from kanawa_runtime.train.attempt import Attempt
+from kanawa_runtime.train.left_out import read_left_out, write_left_out
+from kanawa_runtime.train.outcome import EXIT_RETRY
 from kanawa_runtime.train.placement import global_batch, local_rows
+from kanawa_runtime.train.replica_check import ReplicaCheck
+from kanawa_runtime.train.spikes import Spikes
 from kanawa_runtime.train.start import Started
 from kanawa_runtime.train.step_report import StepReport
+from kanawa_runtime.train.stragglers import Pacer
+from kanawa_runtime.train.trainer import TrainState
 
 
 class DivergedError(KanawaError):
@@ -37,6 +45,12 @@ class NonFiniteLossError(DivergedError):
 
 class NonFiniteStateError(DivergedError):
     """An update made a parameter, the optimizer's state or the model's NaN, infinite or far too large."""
+
+
+class RewoundError(DivergedError):
+    """A run that may go back does: started again it goes on from its newest checkpoint, without what led here."""
+
+    exit_code = EXIT_RETRY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +82,13 @@ class Stepper:
         self._batch: Batch | None = None
         self._provisional: int | None = None
         self._finished = 0.0
+        self.left_out = read_left_out(attempt.run.path, attempt.run.attempt)
+        divergence = attempt.config.divergence
+        self._rewinds = divergence.rewinds - len(self.left_out.ranges)
+        self._spikes = Spikes(divergence.spike_factor, divergence.spike_window)
+        self._read = time.perf_counter()
+        self._pacer = _pacer(attempt)
+        self._replicas = _replica_check(attempt, started)
 
     @property
     def has_stepped(self) -> bool:
@@ -84,13 +105,21 @@ class Stepper:
         started = time.perf_counter()
         self._batch = global_batch(local, self._abstract_batch, self.rows)
         faults.reached("in_step")
-        self.state, report = self._program(self.state, self._batch)
+        self.state, report = self._stepped()
         faults.reached("in_collective")
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self._source.target_bytes(local.target_ids, local.loss_weights)
         self.step += 1
         previous, self._pending = self._pending, _Pending(self.step, report, tokens, num_bytes, started)
         self._finish(previous)
+
+    def _stepped(self) -> tuple[TrainState, StepReport]:
+        """Returns the next state and its report; where it is time to, replicas are compared meanwhile."""
+        step, check = self.step + 1, self._replicas
+        if check is None or not check.is_due(step):
+            return self._program(self.state, self._batch)
+        with self._attempt.sections.within("check"):
+            return check.take(self.state, self._batch, step)
 
     def drain(self) -> None:
         """Waits for the last step and records it; afterwards the state is known to be sound. Raises DivergedError."""
@@ -122,10 +151,14 @@ class Stepper:
         """Waits for a step and records it, unless it is a trial; raises DivergedError."""
         if pending is None:
             return
+        reading = time.perf_counter()
         numbers = pending.report.read()
+        own_seconds, self._read = reading - self._read, time.perf_counter()
         loss = numbers.pop("loss")
         if not pending.is_trial:
-            self._record(pending, loss, numbers)
+            seconds = self._record(pending, loss, numbers)
+            if self._pacer is not None:
+                self._pacer.took(pending.step, own_seconds, seconds)
         self._check(pending, loss)
         if self._provisional is not None and pending.step > self._provisional:
             step, self._provisional = self._provisional, None
@@ -134,7 +167,8 @@ class Stepper:
             except CheckpointSaveError as error:
                 self._attempt.screen.say(f"training goes on without checkpoint {step}: {error}")
 
-    def _record(self, pending: _Pending, loss: float, numbers: dict[str, float]) -> None:
+    def _record(self, pending: _Pending, loss: float, numbers: dict[str, float]) -> float:
+        """Writes the record of a step; returns its seconds."""
         nats, tokens = pending.report.main_loss()
         now = time.perf_counter()
         # Steps overlap on the device's queue: a step's own time starts when the one before it ended.
@@ -145,10 +179,14 @@ class Stepper:
             fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes
         self.last_loss = loss
         self._attempt.screen.step(self._attempt.journal.write("step", **fields, metrics=numbers))
+        return seconds
 
     def _check(self, pending: _Pending, loss: float) -> None:
         """Raises DivergedError where the loss is not finite, or the step's result can't be trained on."""
         problem = pending.report.soundness.problem() if pending.report.soundness is not None else ""
+        if self._rewinds > 0 and (problem or not math.isfinite(loss)):
+            spoilt = f"the update of step {pending.step} spoilt {problem}"
+            self._rewind(pending.step, spoilt if problem else f"the loss at step {pending.step} is {loss}")
         if not math.isfinite(loss):
             message = f"the loss at step {pending.step} is {loss}; {self._advice(pending.step)}"
             raise NonFiniteLossError(message)
@@ -158,6 +196,29 @@ class Stepper:
                 f"{self._advice(pending.step)}"
             )
             raise NonFiniteStateError(message)
+        limit = None if pending.is_trial else self._spikes.take(loss)
+        if limit is not None:
+            self._attempt.journal.write("loss_spike", step=pending.step, loss=loss, limit=limit)
+            what = f"the loss at step {pending.step}, {loss:.4g}, is a spike, above {limit:.4g}"
+            self._attempt.screen.say(what)
+            if self._rewinds > 0:
+                self._rewind(pending.step, what)
+
+    def _rewind(self, step: int, why: str) -> None:
+        """Leaves out the batches since the newest checkpoint from now on; raises RewoundError."""
+        with contextlib.suppress(CheckpointSaveError):
+            self._attempt.checkpoints.wait()
+        self._provisional = None
+        back = self._attempt.checkpoints.latest() or 0
+        left_out = self.left_out.with_steps(back, step)
+        write_left_out(self._attempt.run.path, left_out)
+        self._attempt.journal.write("rewound", step=step, back_to=back, batches=left_out.ranges)
+        message = (
+            f"{why}. The run goes back to step {back} and leaves out the batches of steps {back + 1} to {step} "
+            f"({self._rewinds - 1} more such returns are allowed by divergence.rewinds). Start it again with the same "
+            "command"
+        )
+        raise RewoundError(message)
 
     def _advice(self, step: int) -> str:
         """Returns what is kept and what to do, after `step` went wrong."""
@@ -173,3 +234,36 @@ class Stepper:
             steps=self._attempt.checkpoints.steps(),
             run=self._attempt.run.path,
         )
+
+
+def _pacer(attempt: Attempt) -> Pacer | None:
+    """Returns what looks for slow processes; None for a run of one."""
+    if jax.process_count() == 1:
+        return None
+
+    def report(fields: Mapping[str, Any]) -> None:
+        attempt.journal.write("straggler", **fields)
+        own, usual = fields["own_seconds"], fields["median_seconds"]
+        attempt.screen.say(f"rank {fields['rank']} is slow: {own:.3g} s a step of its own, others {usual:.3g} s")
+
+    health = attempt.config.health
+    return Pacer(health.pace_window, health.slow_share, attempt.run.attempt, report)
+
+
+def _replica_check(attempt: Attempt, started: Started) -> ReplicaCheck | None:
+    """Returns what compares replicas, where the run asks for it."""
+    every = attempt.config.health.check_replicas_every
+    if every is None:
+        return None
+
+    def report(fields: Mapping[str, Any]) -> None:
+        attempt.journal.write("replicas_differ", **fields)
+        ranks = ", ".join(map(str, fields["ranks"]))
+        attempt.screen.say(f"step {fields['step']}: replicas differ ({fields['verdict']}): rank {ranks}")
+
+    def go_back(step: int) -> list[str]:
+        aside = attempt.checkpoints.go_back(step)
+        attempt.journal.write("went_back", step=step, set_aside=aside)
+        return aside
+
+    return ReplicaCheck(started.step_program, every, report, go_back, started.origin.step)

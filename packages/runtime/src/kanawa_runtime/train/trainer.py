@@ -34,8 +34,9 @@ from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.train.gradients import WholeBatch
-from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
+from kanawa_runtime.train.policies import CheckpointPolicy, DivergencePolicy, EvaluationPolicy, HealthPolicy
 from kanawa_runtime.train.soundness import Soundness
+from kanawa_runtime.train.spoilt_gradients import spoilt
 from kanawa_runtime.train.step_report import StepReport
 
 
@@ -52,7 +53,16 @@ class Trainer(Workload):
     """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`."""
 
     class Config(Workload.Config):
-        PLACEMENT = ("execution", "gradients", "evaluation", "checkpoints", "checkpointer", "loader", "services")
+        PLACEMENT = (
+            "execution",
+            "gradients",
+            "evaluation",
+            "checkpoints",
+            "checkpointer",
+            "loader",
+            "services",
+            "health",
+        )
 
         data: DataSource.Config = kn.REQUIRED
         batch_size: kn.Size = kn.REQUIRED
@@ -65,6 +75,8 @@ class Trainer(Workload):
         checkpointer: Checkpointer.Config = OrbaxCheckpointer.Config()
         loader: Loader.Config = GrainLoader.Config()
         services: tuple[Service.Config, ...] = (Watchdog.Config(),)
+        health: HealthPolicy = HealthPolicy()
+        divergence: DivergencePolicy = DivergencePolicy()
         sample_prompt: str = ""
 
         def batch_shape(self) -> BatchShape:
@@ -109,6 +121,7 @@ class Trainer(Workload):
         key = step_key(self.config.seed, before.step)
         trained, loss = self.trained_part(before.params)
         grads, outputs = self.gradient_strategy.gradients(loss, trained, before.state, batch, key)
+        grads = spoilt(grads, before.step)
         old = {"params": flatten_paths(before.params), "opt": on_device(before.opt)}
         params, opt, metrics = self.rule.update(flatten_paths(grads), old["opt"], old["params"])
         state = next_state(before.state, outputs)

@@ -1,0 +1,90 @@
+"""JAX's persistent compilation cache, with entries that are checked before they are run.
+
+An entry is machine code. One that a full disk, a crash or a bad sector has changed could crash the process, or change a
+loss without a word: JAX reads what it finds. Ours end with a SHA-256 of what precedes it; one that doesn't match is
+removed, and the program compiled anew. It guards against accidents: whoever may write the folder may run code here.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from kanawa_runtime import faults
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = "-checked"
+_DIGEST_BYTES = 32
+
+
+class CheckedFiles:
+    """One file an entry; whole or not there. What the disk refuses is compiled anew, or not kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder
+
+    def get(self, key: str) -> bytes | None:
+        """Returns the entry, None where there is none or it is damaged."""
+        path = self._path / f"{key}{SUFFIX}"
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        value, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if hashlib.sha256(value).digest() == digest:
+            return value
+        logger.warning("%s is damaged: it is removed, and its program compiled anew", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps an entry, unless the disk refuses."""
+        path = self._path / f"{key}{SUFFIX}"
+        beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(value + hashlib.sha256(value).digest())
+            faults.reached("in_cache_write", beside)
+            # Renamed, so that whoever reads meanwhile sees no half of it.
+            beside.replace(path)
+        except OSError as error:
+            logger.warning("a compiled program can't be kept in %s: %s", self._path, error)
+            with contextlib.suppress(OSError):
+                beside.unlink()
+
+
+def check_entries() -> bool:
+    """Has JAX keep its entries in `CheckedFiles`; call it before the first compilation. False where this JAX can't."""
+    from jax._src import compilation_cache
+
+    # jax has no public way to bring a cache of one's own (as of 0.11): without this name, its own one serves.
+    if not callable(getattr(compilation_cache, "get_file_cache", None)):
+        return False
+
+    def get_file_cache(path: str) -> tuple[Any, str]:
+        return CheckedFiles(Path(path)), path
+
+    compilation_cache.get_file_cache = get_file_cache  # type: ignore[assignment]
+    return True
+
+
+def machine_key() -> str:
+    """Returns a short digest of the instruction set and of the versions that compile."""
+    import platform
+    from importlib import metadata
+
+    flags = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    versions = []
+    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "libneuronxla"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(f"{name} {metadata.version(name)}")
+    text = f"{platform.machine()} {' '.join(versions)} {flags}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,115 @@
+"""Which process keeps the others waiting: from how long each one's own part of a step takes.
+
+In a gang all steps take the same time, that of the slowest. What tells is the part in which a process does not wait for
+a device: there a slow host, a slow disk or a noisy neighbour shows. Each process puts the median of a window of steps
+where the first one reads it; nobody waits for anybody.
+"""
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+#: One slow window happens to everybody, say while a checkpoint is written.
+IN_A_ROW = 3
+#: Shares of a step's time say little where a step takes next to none.
+LEAST_SECONDS = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What all processes said of a window: own seconds a step by rank, and the seconds of a whole step."""
+
+    own_seconds: tuple[float, ...]
+    step_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Straggler:
+    """A process that is slow: its own seconds a step, and those of the median."""
+
+    rank: int
+    own_seconds: float
+    median_seconds: float
+
+
+def stragglers(windows: Sequence[Window], slow_share: float) -> list[Straggler]:
+    """Returns who was slower than the median by `slow_share` of a step in each of the last three windows."""
+    recent = windows[-IN_A_ROW:]
+    if len(recent) < IN_A_ROW:
+        return []
+    slow = [_slow(window, slow_share) for window in recent]
+    last = recent[-1]
+    median = statistics.median_low(last.own_seconds)
+    return [
+        Straggler(rank, last.own_seconds[rank], median)
+        for rank in range(len(last.own_seconds))
+        if all(rank in ranks for ranks in slow)
+    ]
+
+
+def _slow(window: Window, slow_share: float) -> set[int]:
+    # The low median: of two, the quicker one is what the other could be.
+    median = statistics.median_low(window.own_seconds)
+    allowed = median + max(LEAST_SECONDS, slow_share * window.step_seconds)
+    return {rank for rank, seconds in enumerate(window.own_seconds) if seconds > allowed}
+
+
+class Pacer:
+    """Takes each step's own seconds; every window the first process looks at what all said of the one before.
+
+    `on_straggler` is told once of each; again after it has kept pace for a while.
+    """
+
+    def __init__(
+        self, window: int, slow_share: float, attempt: int, on_straggler: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._window = window
+        self._slow_share = slow_share
+        self._prefix = f"kanawa/pace/{attempt}"
+        self._on_straggler = on_straggler
+        self._own: list[float] = []
+        self._steps: list[float] = []
+        self._count = 0
+        self._history: list[Window] = []
+        self._named: set[int] = set()
+
+    def took(self, step: int, own_seconds: float, step_seconds: float) -> None:
+        """A step has ended, which took so long, of it so much of this process's own."""
+        self._own.append(own_seconds)
+        self._steps.append(step_seconds)
+        if len(self._own) < self._window:
+            return
+        own, whole = statistics.median(self._own), statistics.median(self._steps)
+        self._own, self._steps = [], []
+        # A gang that is about to end may have lost the service that holds the numbers: the loop finds that out itself.
+        with contextlib.suppress(RuntimeError):
+            _client().key_value_set(f"{self._prefix}/{self._count}/{jax.process_index()}", repr(own))
+            if jax.process_index() == 0 and self._count > 0:
+                self._look(self._count - 1, whole, step)
+        self._count += 1
+
+    def _look(self, number: int, step_seconds: float, step: int) -> None:
+        folder = f"{self._prefix}/{number}/"
+        said = {int(key.rpartition("/")[2]): float(value) for key, value in _client().key_value_dir_get(folder)}
+        _client().key_value_delete(folder)
+        if len(said) < jax.process_count():
+            # Somebody is a whole window behind, which in a gang of collectives can't be: it has only just said it.
+            return
+        own = tuple(said[rank] for rank in sorted(said))
+        self._history = [*self._history, Window(own, step_seconds)][-IN_A_ROW:]
+        slow = stragglers(self._history, self._slow_share)
+        for one in slow:
+            if one.rank not in self._named:
+                self._on_straggler({"step": step, "step_seconds": step_seconds, **dataclasses.asdict(one)})
+        self._named = {one.rank for one in slow}
+
+
+def _client() -> Any:
+    # jax exposes no public key-value store (as of 0.11).
+    from jax._src import distributed
+
+    return distributed.global_state.client

@@ -1,0 +1,95 @@
+"""A warm restart compiles the step not once, and a spoilt entry costs a compilation, never a crash or another loss."""
+
+import hashlib
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+import tiny_lm
+from kanawa_runtime.commands.compile_cache import SUFFIX, CheckedFiles, machine_key
+from kanawa_runtime.train.events import read_events
+
+STEPS = 6
+
+
+def test_an_entry_is_whole_or_not_there(tmp_path):
+    files = CheckedFiles(tmp_path / "cache")
+    assert files.get("program") is None
+    files.put("program", b"machine code")
+    assert files.get("program") == b"machine code"
+    (path,) = (tmp_path / "cache").iterdir()
+    rng = random.Random(0)
+    for _ in range(50):
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        assert files.get("program") is None
+        assert not path.exists()
+        files.put("program", b"machine code")
+    for length in range(len(path.read_bytes())):
+        path.write_bytes(path.read_bytes()[:length])
+        assert files.get("program") is None
+        files.put("program", b"machine code")
+
+
+def test_a_folder_that_refuses_costs_nothing_but_the_entry(tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    files = CheckedFiles(tmp_path / "cache")
+    files.put("program", b"machine code")
+    assert files.get("program") is None
+
+
+def test_the_key_is_that_of_the_machine_and_the_versions(monkeypatch):
+    from importlib import metadata
+
+    key = machine_key()
+    assert key == machine_key()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.1")
+    assert machine_key() != key
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Trains in a process of its own with one cache; returns (whether the step came from it, the losses)."""
+    cache = tmp_path_factory.mktemp("cache")
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment |= {
+        "PYTHONPATH": tiny_lm.FOLDER,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+    def once(run):
+        command = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", str(run), "--steps", str(STEPS)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        events = read_events(run / "events.jsonl")
+        (program,) = [event for event in events if event["event"] == "program"]
+        return program["from_cache"], [event["loss"] for event in events if event["event"] == "step"], done.stderr
+
+    once.entries = lambda: [file for file in pathlib.Path(cache).iterdir() if file.name.endswith(SUFFIX)]
+    return once
+
+
+def test_a_warm_start_compiles_no_step_and_a_spoilt_entry_changes_nothing(train, tmp_path):
+    was_kept, cold, _ = train(tmp_path / "cold")
+    assert not was_kept
+    was_kept, warm, _ = train(tmp_path / "warm")
+    assert was_kept
+    assert warm == cold
+    for file in train.entries():
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    was_kept, spoilt, said = train(tmp_path / "spoilt")
+    assert not was_kept
+    assert spoilt == cold
+    assert "is damaged: it is removed, and its program compiled anew" in said
+    assert all(_is_sound(file.read_bytes()) for file in train.entries())
+
+
+def _is_sound(data):
+    return hashlib.sha256(data[:-32]).digest() == data[-32:]

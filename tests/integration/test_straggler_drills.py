@@ -1,0 +1,34 @@
+"""In a real gang, a rank whose own part of each step takes longer is named, and nobody else."""
+
+import pytest
+from nursery import Nursery
+from supervisor import Supervisor, events
+
+OPTIONS = ("--set", "checkpoints.every_steps=1000", "--set", "health.pace_window=5")
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery() as started:
+        yield started
+
+
+def named(nursery, run, steps, fault, processes=2):
+    supervisor = Supervisor(nursery, run, processes, ("--steps", str(steps), *OPTIONS))
+    assert supervisor.finish(supervisor.start(fault)) == [0] * processes
+    return [(event["rank"], event["step"]) for event in events(run) if event["event"] == "straggler"]
+
+
+def test_a_slow_rank_is_named_within_fifty_steps(nursery, tmp_path):
+    # The first thirty steps are like all others.
+    seen = named(nursery, tmp_path / "run", 60, "in_data:sleep=0.15:31+:1")
+    assert [rank for rank, _ in seen] == [1]
+    assert 31 <= seen[0][1] <= 31 + 50
+
+
+@pytest.mark.nightly
+def test_a_thousand_steps_without_a_slow_rank_name_nobody(nursery, tmp_path, record_drill):
+    # Each rank takes its time alike: on a machine of two cores, bare steps of a gang are mostly noise.
+    seen = named(nursery, tmp_path / "run", 1000, "in_data:sleep=0.05:1+", processes=4)
+    assert seen == []
+    record_drill("drill: 1000 of 1000 steps of a gang without a slow rank named nobody")
