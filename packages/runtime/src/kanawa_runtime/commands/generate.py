@@ -28,7 +28,8 @@ def command() -> Command:
         run=run,
         example=(
             'kanawa generate runs/quickstart --prompt "def " --max-tokens 100 --temperature 0.7 --top-p 0.9\n'
-            "kanawa generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json"
+            "kanawa generate runs/quickstart --prompt-ids 1,2,3 --temperature 0 --json\n"
+            "kanawa generate runs/quickstart --input prompts.jsonl --output answers.jsonl"
         ),
     )
 
@@ -38,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue (repeatable)")
     parser.add_argument("--prompt-ids", action="append", metavar="1,2,3", help="token ids to continue")
+    parser.add_argument("--input", metavar="FILE", help="answer a JSON object a line, with prompt or prompt_ids")
+    parser.add_argument("--output", metavar="FILE", help="of --input: its answers in order; resumes")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens (default 128)")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
@@ -49,8 +52,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates; returns 0."""
+    """Generates; returns 0, or 1 where lines of a file have errors."""
+    if args.input is not None:
+        from kanawa_runtime.commands.generate_file import generate_file
 
+        return generate_file(args)
+    if args.output is not None:
+        message = "--output goes with --input FILE; one prompt's text is printed"
+        raise UsageError(message)
     from kanawa_runtime.commands.process import prepare_process
     from kanawa_runtime.serve.generate import Generator
     from kanawa_runtime.serve.healing import first_tokens

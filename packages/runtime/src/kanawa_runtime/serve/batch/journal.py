@@ -1,0 +1,89 @@
+"""What is already answered, on disk in the order in which it was; the output is made of it once all is there.
+
+A process may be killed at any time: what was written stays, a torn last line is cut off, and the next start goes on.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kanawa.errors import UsageError
+
+
+class Journal:
+    """The file OUTPUT.partial: a line that says what is answered, then one a result, each with its `line`."""
+
+    def __init__(self, output: Path, subject: Mapping[str, Any]) -> None:
+        """Opens it, or goes on with the one that is there; raises UsageError for another subject, or a finished one."""
+        self.output, self.path = output, output.with_name(f"{output.name}.partial")
+        if output.exists():
+            message = f"{output} already exists; give another --output, nothing is overwritten"
+            raise UsageError(message)
+        self.done: set[int] = set()
+        self.failed = 0
+        first = json.dumps(dict(subject), sort_keys=True)
+        if self.path.exists():
+            self._go_on(first)
+        self._file = self.path.open("ab")
+        if self._file.tell() == 0:
+            self._write(first)
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def add(self, number: int, record: Mapping[str, Any]) -> None:
+        """Writes a result; once this returns a kill of the process doesn't lose it."""
+        self._write(json.dumps({"line": number, **record}, ensure_ascii=False))
+        self.done.add(number)
+        self.failed += "error" in record
+
+    def finish(self) -> None:
+        """Writes the output in the order of the input, in one move, and takes the journal away."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        places: list[tuple[int, int]] = []
+        with self.path.open("rb") as lines:
+            place = len(lines.readline())
+            for line in lines:
+                places.append((json.loads(line)["line"], place))
+                place += len(line)
+            ordered = self.output.with_name(f"{self.output.name}.ordered")
+            with ordered.open("wb") as out:
+                for _, start in sorted(places):
+                    lines.seek(start)
+                    out.write(lines.readline())
+                out.flush()
+                os.fsync(out.fileno())
+        os.replace(ordered, self.output)
+        self.path.unlink()
+
+    def _write(self, line: str) -> None:
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def _go_on(self, first: str) -> None:
+        sound = 0
+        with self.path.open("rb") as lines:
+            for number, line in enumerate(lines):
+                if not line.endswith(b"\n"):
+                    break
+                if number == 0 and line.decode(errors="replace").rstrip("\n") != first:
+                    message = (
+                        f"{self.path} holds answers to another input, model or sampling; remove it to begin anew, or "
+                        "give another --output"
+                    )
+                    raise UsageError(message)
+                if number:
+                    record = json.loads(line)
+                    self.done.add(record["line"])
+                    self.failed += "error" in record
+                sound += len(line)
+        os.truncate(self.path, sound)
