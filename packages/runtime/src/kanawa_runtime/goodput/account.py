@@ -20,7 +20,8 @@ CATEGORIES = (
     "shutdown",
     "down",  # between the end of an attempt and the start of the next process
 )
-_OF_SECTION = {
+#: Where the seconds of a section go that isn't a step.
+CATEGORY_OF_SECTION = {
     "data": "data",
     "save": "checkpoint_save",
     "restore": "checkpoint_restore",
@@ -54,8 +55,11 @@ class Account:
 
 
 @dataclasses.dataclass
-class _Attempt:
-    """The lines of one attempt. `kept` is the step from which the next one went on; None for the last."""
+class Attempt:
+    """The lines of one attempt, opened at wall clock `opened` and last alive at `last`.
+
+    `kept` is the step from which the next one went on; None for the last.
+    """
 
     number: int
     started: float
@@ -68,9 +72,9 @@ class _Attempt:
 
 def account(records: Sequence[Mapping[str, Any]]) -> Account:
     """Returns the account of a run's ledger, read by `read_ledger`; empty for one without an attempt."""
-    attempts = _attempts(records)
+    attempts = attempts_of(records)
     seconds = dict.fromkeys(CATEGORIES, 0.0)
-    typical = _typical(line for attempt in attempts for line in attempt.lines)
+    typical = typical_step_seconds(line for attempt in attempts for line in attempt.lines)
     ended = None
     for attempt in attempts:
         if ended is not None:
@@ -82,21 +86,20 @@ def account(records: Sequence[Mapping[str, Any]]) -> Account:
             _add(seconds, line, typical, attempt.kept)
             before = float(line["time"])
         # Between the last line and the last sign of life: what no line told of.
-        tail = max(0.0, attempt.last - before)
-        is_lost_step = attempt.section in ("step", "data")
-        seconds["wasted" if is_lost_step else _OF_SECTION.get(attempt.section, "startup")] += tail
+        seconds[tail_category(attempt)] += max(0.0, attempt.last - before)
         ended = max(attempt.last, before)
     wall = (ended or 0.0) - attempts[0].started if attempts else 0.0
     steps = max((int(line["step"]) for attempt in attempts for line in attempt.lines), default=0)
     return Account(seconds, wall, len(attempts), steps)
 
 
-def _attempts(records: Sequence[Mapping[str, Any]]) -> list[_Attempt]:
-    attempts: dict[int, _Attempt] = {}
+def attempts_of(records: Sequence[Mapping[str, Any]]) -> list[Attempt]:
+    """Returns the attempts of a ledger in order; raises KeyError, TypeError or ValueError for lines of another form."""
+    attempts: dict[int, Attempt] = {}
     for record in records:
         number, at = int(record["attempt"]), float(record["time"])
         if record["kind"] == "opened":
-            attempts[number] = _Attempt(number, float(record["process_started"]), at, [], at)
+            attempts[number] = Attempt(number, float(record["process_started"]), at, [], at)
             continue
         attempt = attempts.get(number)
         if attempt is None:
@@ -114,10 +117,15 @@ def _attempts(records: Sequence[Mapping[str, Any]]) -> list[_Attempt]:
     return sorted(attempts.values(), key=lambda attempt: attempt.number)
 
 
-def _typical(lines: Iterable[Mapping[str, Any]]) -> float:
+def typical_step_seconds(lines: Iterable[Mapping[str, Any]]) -> float:
     """Returns the usual seconds of a step."""
     each = [line["seconds"].get("step", 0.0) / line["steps"] for line in lines if line["steps"]]
     return statistics.median(each) if each else 0.0
+
+
+def tail_category(attempt: Attempt) -> str:
+    """Returns what an attempt was doing after its last line: a step, or the wait for one, that was lost with it."""
+    return "wasted" if attempt.section in ("step", "data") else CATEGORY_OF_SECTION.get(attempt.section, "startup")
 
 
 def _add(seconds: dict[str, float], line: Mapping[str, Any], typical: float, kept: int | None) -> None:
@@ -125,7 +133,7 @@ def _add(seconds: dict[str, float], line: Mapping[str, Any], typical: float, kep
     steps, reached = int(line["steps"]), int(line["step"])
     for section, value in line["seconds"].items():
         if section != "step":
-            seconds[_OF_SECTION.get(section, "startup")] += value
+            seconds[CATEGORY_OF_SECTION.get(section, "startup")] += value
             continue
         usual = max(1, steps) * typical
         stalled = value - usual if value > usual * _STALL_FACTOR + _STALL_SECONDS else 0.0

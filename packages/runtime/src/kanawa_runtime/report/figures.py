@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kanawa_runtime.report import goodput
 from kanawa_runtime.report.curves import BASELINE
 from kanawa_runtime.report.resources import model_flops_utilization
 from kanawa_runtime.report.run_data import RunData, field_value, load_run
@@ -47,6 +48,7 @@ def _figures(run: RunData) -> dict[str, Any]:
         "command": run.last("run_started").get("command"),
         "commit": git.get("commit") if isinstance(git, dict) else None,
         "plugins": run.environment.get("plugins") or {},
+        **goodput.figures(run),
     }
     # As in the event log: JSON has no word for a loss that isn't finite.
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}

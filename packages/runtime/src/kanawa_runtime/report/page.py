@@ -8,6 +8,7 @@ from pathlib import Path
 from kanawa_runtime.report import sections
 from kanawa_runtime.report.configs import assignments, configs, differences
 from kanawa_runtime.report.evaluations import evaluations
+from kanawa_runtime.report.goodput import goodput
 from kanawa_runtime.report.origins import environment, launches
 from kanawa_runtime.report.resources import memory, parameters, utilization
 from kanawa_runtime.report.run_data import RunData, distinct_names, load_run
@@ -33,6 +34,7 @@ def render(runs: Sequence[RunData]) -> str:
         sections.losses(runs, names),
         evaluations(runs, names),
         sections.samples(runs, names),
+        goodput(runs, names),
         sections.speed(runs, names),
         utilization(runs, names),
         memory(runs, names),

@@ -46,9 +46,15 @@ class Failure:
     kind: Kind = "crash"
 
 
-def simulate(scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None) -> Outcome:
-    """Returns what became of the time. `failures`, where given, happen at those times and no others do."""
-    return _Month(scenario, seed, failures).run()
+def simulate(
+    scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None, starts: Sequence[float] = ()
+) -> Outcome:
+    """Returns what became of the time.
+
+    `failures`, where given, happen at those times and no others do. `starts` are the seconds that each attempt takes
+    before its first step, in place of the scenario's for as many as there are.
+    """
+    return _Month(scenario, seed, failures, starts).run()
 
 
 def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
@@ -60,7 +66,9 @@ def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
 
 
 class _Month:
-    def __init__(self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None, starts: Sequence[float]
+    ) -> None:
         self.scenario = scenario
         self.pace = Pace(scenario.step_seconds, scenario.tiers)
         self.chance = random.Random(seed)
@@ -68,6 +76,7 @@ class _Month:
             None if failures is None else iter(sorted(failures, key=lambda f: f.seconds))
         )
         self.seconds = dict.fromkeys(CATEGORIES, 0.0)
+        self.starts = iter(starts)
         self.now, self.step, self.failures = 0.0, 0, 0
         self.kept: dict[str, int] = {}
         self.standing_by = scenario.spares
@@ -100,10 +109,11 @@ class _Month:
 
     def _attempt(self, until: float, is_first: bool, origin: Tier | None) -> None:
         """Starts, restores and trains up to a moment."""
-        s = self.scenario
-        self._spend("startup", s.start_seconds, until)
-        self._spend("compile", s.cold_compile_seconds if is_first else s.compile_seconds, until)
-        if origin is not None:
+        s, known = self.scenario, next(self.starts, None)
+        self._spend("startup", s.start_seconds if known is None else known, until)
+        if known is None:
+            self._spend("compile", s.cold_compile_seconds if is_first else s.compile_seconds, until)
+        if known is None and origin is not None:
             self._spend("checkpoint_restore", origin.restore_seconds, until)
         left = until - self.now
         if left <= 0:
