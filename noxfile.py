@@ -201,6 +201,13 @@ def ray(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def lm_eval(session: nox.Session) -> None:
+    """Scores a task with `lm-eval` through `kanawa serve`, and compares with scores in this process."""
+    install(session, *EVERYTHING, "kanawa[serve]", "lm-eval[api]>=0.4.9")
+    session.run("python", "tests/lm_eval_agreement.py", env=test_environment())
+
+
+@nox.session(default=False)
 def aot_tpu(session: nox.Session) -> None:
     """Compiles kernels and steps for TPUs without one, with the public libtpu (about 1 GB)."""
     install(session, *EVERYTHING, "kanawa-backends-tpu[tpu]", test_group("backends-tpu"))

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import ipaddress
 import json
 import time
 from pathlib import Path
@@ -65,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     config = serve_config(args.set)
     directory = local_path(args.run_directory)
+    from kanawa_runtime.serve.http.hosts import is_loopback
     from kanawa_runtime.serve.http.keys import keys_from
     from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
     from kanawa_runtime.serve.run_path import check_is_directory
@@ -115,14 +115,6 @@ def serve_config(overrides: list[str]) -> "ServeConfig":
     for text in overrides:
         apply_override(config, text)
     return config.freeze()
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether an address is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _path(text: str | None) -> Path | None:

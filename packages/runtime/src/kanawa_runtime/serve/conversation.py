@@ -1,8 +1,8 @@
 """A conversation with a model in this process, turn by turn; earlier turns are in the engine's prefix cache."""
 
 import dataclasses
-import itertools
 import queue
+import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ class Conversation:
         self._model = model
         self._sampling = sampling
         self._system = [{"role": "system", "content": system}] if system else []
-        self._numbers = itertools.count()
         self._reader = PromptReader(model.tokenizer, model.engine.limits)
         self.messages: list[dict[str, str]] = []
         self.num_tokens = 0
@@ -41,8 +40,7 @@ class Conversation:
         template = self._model.template
         prompt = template.render([*self._system, *asked])
         ids = self._reader.ids(prompt, {}, prefix=not template.own, field="the conversation")
-        name = f"turn-{next(self._numbers)}"
-        request = Request(id=name, prompt_ids=tuple(ids), sampling=self._fitting(len(ids)))
+        request = Request(id=f"turn-{uuid.uuid4().hex}", prompt_ids=tuple(ids), sampling=self._fitting(len(ids)))
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         growing, pieces = GrowingText(self._model.tokenizer, ids), []
         self.num_tokens = 0

@@ -8,7 +8,7 @@ import threading
 import time
 
 import numpy as np
-from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
+from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import EngineLimits, Output, TokenLogprobs
 
 
@@ -30,12 +30,16 @@ class ScriptedEngine:
             max_sequences=places, max_length=max_length, max_queued=max_queued, vocab_size=320, max_logprobs=20
         )
         self.step_seconds, self.start_seconds, self.fails = step_seconds, start_seconds, fails
-        self.loaded = []
+        self.loaded, self.broken = [], None
         self.ended = {}
         self._lock = threading.Condition()
         self._queue, self._running, self._cancelled = [], {}, set()
         self._draining = self._stopped = False
         self._thread = threading.Thread(target=self._work, daemon=True)
+
+    @property
+    def is_alive(self):
+        return self._thread.is_alive() and self.broken is None
 
     def start(self):
         time.sleep(self.start_seconds)
@@ -48,6 +52,8 @@ class ScriptedEngine:
             message = "too long for the engine"
             raise RequestError(message, "prompt")
         with self._lock:
+            if self.broken:
+                raise EngineStoppedError(self.broken, 1.0)
             if self._draining or len(self._queue) >= self.limits.max_queued:
                 message = f"{len(self._queue)} requests wait already, as many as may (max_queued)"
                 raise QueueFullError(message, 2.0)

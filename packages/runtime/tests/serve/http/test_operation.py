@@ -45,6 +45,12 @@ def test_tokens_there_and_back(server):
     assert server.refused(400, "/detokenize", tokens=[320])["param"] == "tokens[0]"
 
 
+def test_what_lm_eval_asks_of_a_tokenizer(server):
+    told = server.http.get("/tokenizer_info").json()
+    assert (told["eos_token"], told["bos_token"]) == ("<|kanawa-end|>", "<|kanawa-begin|>")
+    assert told["model_max_length"] == 512
+
+
 def numbers(server):
     """Returns the metrics by name and labels, as Prometheus' own parser reads them."""
     text = server.http.get("/metrics").text
@@ -90,6 +96,34 @@ def test_paths_that_clients_make_up_add_no_series(server):
     for number in range(5):
         server.http.get(f"/made/up/{number}")
     assert not any("made" in str(key) for key in numbers(server))
+
+
+def test_an_engine_that_has_ended_is_told_of():
+    with running_server() as running:
+        running.engine.broken = "it ran out of memory"
+        for path in ("/health", "/ready"):
+            answer = running.http.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "failed")
+        assert "has to be started again" in running.refused(503, prompt="a")["message"]
+
+
+HOSTS = [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403)]
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_a_page_under_another_name_reads_nothing(server, host, status):
+    answer = server.http.get("/v1/models", headers={"Host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_names_that_are_allowed():
+    with running_server(allowed_hosts=("mine.example",)) as running:
+        assert running.http.get("/v1/models", headers={"Host": "mine.example:80"}).status_code == 200
+    with running_server(keys=Keys(["one"])) as running:
+        headers = {"Host": "any.example", **bearer("one")}
+        assert running.http.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_keys():

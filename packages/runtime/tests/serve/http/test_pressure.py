@@ -23,7 +23,7 @@ def sent(server, body, *, path="/v1/completions"):
     """Returns a socket on which a request has been sent."""
     content = json.dumps(body).encode()
     made = connected(server)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     made.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return made
 
@@ -134,7 +134,7 @@ def test_a_client_that_reads_nothing_is_cut_off():
         made = connected(running)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         content = json.dumps(body).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         made.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         wait_for(lambda: running.server.service.running == 1)
         wait_for(lambda: running.server.service.running == 0 and engine.places_used == 0, 30)
@@ -146,8 +146,8 @@ def test_a_client_that_reads_nothing_is_cut_off():
     "beginning",
     [
         b"",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
     ],
     ids=["nothing", "half of the headers", "half of the body"],
 )

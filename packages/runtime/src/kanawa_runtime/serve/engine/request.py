@@ -120,6 +120,10 @@ class Engine(Protocol):
     """Generates for many requests at once on a thread of its own; every method may be called from any thread."""
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it serves: it was started, and neither stopped nor ended by an error."""
+
+    @property
     def limits(self) -> EngineLimits:
         """What it holds."""
 

@@ -43,6 +43,7 @@ class Endpoint:
         exchange = Exchange(scope, receive, send, service.config)
         try:
             try:
+                service.hosts.check(exchange.headers)
                 if operation.needs != "nobody":
                     service.keys.check(exchange.headers, admin=operation.needs == "admin")
                 await operation.handler(exchange)

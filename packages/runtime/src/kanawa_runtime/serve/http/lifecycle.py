@@ -15,6 +15,7 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.http.app import application
 from kanawa_runtime.serve.http.connections import uvicorn_options
+from kanawa_runtime.serve.http.hosts import Hosts
 from kanawa_runtime.serve.http.keys import Keys
 from kanawa_runtime.serve.http.limits import ServerConfig
 from kanawa_runtime.serve.http.served_model import ServedModel
@@ -72,7 +73,9 @@ class HttpServer:
 
     async def _run(self) -> int:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        service = self.service = Service(self._model, self._config, self._keys)
+        config, keys = self._config, self._keys
+        hosts = Hosts(self._socket.getsockname()[0], config.allowed_hosts, with_keys=keys.are_asked_for)
+        service = self.service = Service(self._model, config, keys, hosts)
         server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config)))
         with self._signals():
             serving = asyncio.create_task(server.serve(sockets=[self._socket]))

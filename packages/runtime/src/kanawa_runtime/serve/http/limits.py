@@ -24,6 +24,8 @@ class ServerConfig(Config):
     max_connections: Size = 2048
     #: After SIGTERM, until what still runs is ended.
     drain_seconds: NonNegative = 30.0
+    #: Names besides localhost that a server without keys, which only its own machine reaches, may be asked for under.
+    allowed_hosts: tuple[str, ...] = ()
     #: Threads that tokenize prompts, render chats and compile grammars.
     worker_threads: Size = 2
     #: For a grammar to be compiled.

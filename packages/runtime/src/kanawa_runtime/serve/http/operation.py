@@ -53,9 +53,10 @@ class Health:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers with the phase."""
-        if self._ready or self._service.phase == "failed":
+        phase = self._service.current_phase
+        if self._ready or phase == "failed":
             self._service.check_ready()
-        await exchange.answer({"status": self._service.phase})
+        await exchange.answer({"status": phase})
 
 
 class Version:

@@ -13,7 +13,7 @@ from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.fields import Shaped
 from kanawa_runtime.serve.http.operation import Health, Load, MetricsPage, Models, Version
 from kanawa_runtime.serve.http.service import Service
-from kanawa_runtime.serve.http.tokens import Detokenize, Tokenize
+from kanawa_runtime.serve.http.tokens import Detokenize, Tokenize, TokenizerInfo
 
 Handler = Callable[[Exchange], Awaitable[None]]
 _JSON, _TEXT, _HTML, _EVENTS = "application/json", "text/plain", "text/html", "text/event-stream"
@@ -49,6 +49,7 @@ def operations(service: Service) -> list[Operation]:
         Operation("GET", "/v1/models/{name}", "Show a model", Models(service), "api", refuses=(404,)),
         Operation("POST", "/tokenize", "Tokenize", Tokenize(service), "api", refuses=(*takes, 404, 422)),
         Operation("POST", "/detokenize", "Detokenize", Detokenize(service), "api", refuses=(*takes, 404)),
+        Operation("GET", "/tokenizer_info", "Special tokens and template", TokenizerInfo(service), "api"),
         Operation("POST", "/load", "Load other weights", Load(service), "admin", refuses=(*takes, 403, 422, 429, 503)),
         Operation("GET", "/health", "Alive?", Health(service), refuses=(503,)),
         Operation("GET", "/ready", "Does it take requests?", Health(service, ready=True), refuses=(503,)),
@@ -97,7 +98,8 @@ def _described(operation: Operation) -> dict[str, Any]:
         made["requestBody"] = {"required": True, "content": {_JSON: {"schema": operation.body.schema()}}}
     if "{name}" in operation.path:
         made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    refused = operation.refuses if operation.needs == "nobody" else (*operation.refuses, 401)
+    # Any of them may be asked for under another name.
+    refused = (*operation.refuses, 403) if operation.needs == "nobody" else (*operation.refuses, 401, 403)
     error = {"schema": {"$ref": "#/components/schemas/Error"}}
     for status in sorted(set(refused) & set(STATUSES)):
         responses[str(status)] = {"description": "an error", "content": {_JSON: error}}

@@ -10,6 +10,7 @@ from kanawa.errors import did_you_mean
 
 from kanawa_runtime.serve.http.errors import ApiError, shown, unavailable
 from kanawa_runtime.serve.http.handover import Handover
+from kanawa_runtime.serve.http.hosts import Hosts
 from kanawa_runtime.serve.http.keys import Keys
 from kanawa_runtime.serve.http.limits import ServerConfig
 from kanawa_runtime.serve.http.metrics import Metrics
@@ -25,8 +26,9 @@ _RETRY_SECONDS = {"starting": 5.0, "draining": 30.0, "failed": 60.0}
 class Service:
     """The state of a server; made in its loop. `phase` is the only thing that changes, and `running` what it does."""
 
-    def __init__(self, model: ServedModel, config: ServerConfig, keys: Keys) -> None:
+    def __init__(self, model: ServedModel, config: ServerConfig, keys: Keys, hosts: Hosts) -> None:
         self.model = model
+        self.hosts = hosts
         self.config = config
         self.keys = keys
         self.phase: Phase = "starting"
@@ -42,16 +44,22 @@ class Service:
         self._compilers = make(1, thread_name_prefix="kanawa-grammar")
         self.loading = asyncio.Lock()
 
+    @property
+    def current_phase(self) -> Phase:
+        """The phase, in which an engine that has ended by itself counts as failed."""
+        return "failed" if self.phase == "ready" and not self.model.engine.is_alive else self.phase
+
     def check_ready(self) -> None:
         """Raises the 503 of a server that takes no requests now."""
-        if self.phase == "ready":
+        phase = self.current_phase
+        if phase == "ready":
             return
         messages = {
             "starting": "the server is starting: it compiles its programs",
             "draining": "the server is stopping: it finishes what it has begun and takes nothing new",
             "failed": "the engine has failed; the server has to be started again",
         }
-        raise unavailable(messages[self.phase], _RETRY_SECONDS[self.phase], self.phase)
+        raise unavailable(messages[phase], _RETRY_SECONDS[phase], phase)
 
     def adapter(self, name: str | None) -> str | None:
         """Returns the adapter of a model's name, None for the model itself; raises the 404 of any other."""

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -73,3 +73,18 @@ class Detokenize:
         tokenizer = self._service.model.tokenizer
         known = [i for i in body["tokens"] if i < tokenizer.vocab_size]
         await exchange.answer({"prompt": await self._service.in_worker(tokenizer.decode, known)})
+
+
+class TokenizerInfo:
+    """The texts of special tokens, and the template: `lm-eval` counts a prompt's tokens with them."""
+
+    def __init__(self, service: Service) -> None:
+        self._model = service.model
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers with them."""
+        model, tokenizer = self._model, self._model.tokenizer
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+        texts = {name: model.special.get(token_id) for name, token_id in ids.items()}
+        rest = {"model_max_length": model.engine.limits.max_length, "chat_template": model.template.source}
+        await exchange.answer({"tokenizer_class": type(tokenizer).__name__} | texts | rest)
