@@ -147,7 +147,7 @@ def test_a_client_that_reads_nothing_is_cut_off():
     [
         b"",
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
     ],
     ids=["nothing", "half of the headers", "half of the body"],
 )
