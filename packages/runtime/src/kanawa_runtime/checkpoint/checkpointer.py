@@ -38,7 +38,7 @@ from kanawa_runtime.checkpoint.pending import Pending
 from kanawa_runtime.checkpoint.restore import restore_newest, restore_step
 from kanawa_runtime.checkpoint.roots.directory import DirectoryRoot
 from kanawa_runtime.checkpoint.structure import check_savable, flatten
-from kanawa_runtime.storage.durable import sync_tree
+from kanawa_runtime.storage.durable import sync_directory, sync_tree
 from kanawa_runtime.storage.local import open_folder
 
 logger = logging.getLogger(__name__)
@@ -329,6 +329,8 @@ class OrbaxCheckpointer(Checkpointer):
         # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
         faults.reached("pre_manifest", self._folder(pending.step))
         num_bytes = sync_tree(self._folder(pending.step))
+        # And its name: the folder of all steps is another one.
+        sync_directory(Path(self.directory))
         with self._root.guarded():
             write_commit(self._folder(pending.step), Manifest(pending.step, pending.entries(), pending.texts))
         faults.reached("post_commit", self._folder(pending.step))

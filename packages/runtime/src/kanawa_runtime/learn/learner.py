@@ -10,10 +10,12 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import CallableConfig, Configurable, Positive
 from kanawa.contracts import GradientTransformation, Optimizer, ScheduleFactory
 from kanawa.contracts.optimizer import Schedule
+from kanawa.errors import UsageError
 from kanawa.module import Last, Metric
 
 from kanawa_runtime.learn.adamw import AdamW
 from kanawa_runtime.learn.from_optax import FromOptax
+from kanawa_runtime.learn.moving_average import MovingAverage, without_average
 from kanawa_runtime.learn.rules import ParameterRule, apply_rules
 from kanawa_runtime.learn.schedules import Constant
 
@@ -26,7 +28,8 @@ class Learner(Configurable):
     The optimizer may be any optax transformation: `kn.config_for(optax.adamw, learning_rate=kn.FROM_PARENT)`.
 
     `skip_nonfinite` drops an update whose gradient norm is NaN or infinite, optimizer state and
-    counts included, and reports it as the metric `skipped_update`.
+    counts included, and reports it as the metric `skipped_update`. With `average` a moving average of the parameters is
+    saved beside them, evaluated and served.
     """
 
     class Config(Configurable.Config):
@@ -35,6 +38,7 @@ class Learner(Configurable):
         clip_norm: Positive | None = 1.0
         rules: tuple[ParameterRule, ...] = ()
         skip_nonfinite: bool = False
+        average: MovingAverage.Config | None = None
 
     def update_rule(self, specs: Mapping[str, ParamSpec], total_steps: int) -> "UpdateRule":
         """Returns the pure functions for these parameters; raises UsageError for rules that can't apply."""
@@ -49,6 +53,7 @@ class Learner(Configurable):
             schedule,
             self.config.clip_norm,
             skip_nonfinite=self.config.skip_nonfinite,
+            average=None if self.config.average is None else self.config.average.build(),
         )
 
 
@@ -63,6 +68,7 @@ class UpdateRule:
         clip_norm: float | None,
         *,
         skip_nonfinite: bool,
+        average: MovingAverage | None = None,
     ) -> None:
         self.specs = specs
         self._optimizer = optimizer
@@ -72,23 +78,38 @@ class UpdateRule:
         self._structures: dict[Any, Any] = {}
         self._clip_norm = clip_norm
         self._skip_nonfinite = skip_nonfinite
+        self._average = average
+        if average is not None and type(optimizer).evaluated is not Optimizer.evaluated:
+            message = (
+                f"{type(optimizer).__name__} evaluates an average of its own already; set learner.average=None, or "
+                "another optimizer"
+            )
+            raise UsageError(message)
 
     def init(self, params: Flat) -> Flat:
         """Returns the optimizer's state before the first update."""
-        return to_flat(self._transform.init(self._trained(params)))
+        trained = self._trained(params)
+        averages = {} if self._average is None else self._average.init(trained)
+        return to_flat(self._transform.init(trained)) | averages
 
     def abstract(self, params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of what `init` gives for parameters of these shapes and dtypes."""
-        return to_flat(self._structure(self._trained(params)))
+        trained = self._trained(params)
+        shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trained.items()}
+        averages = {} if self._average is None else jax.eval_shape(self._average.init, shapes)
+        return to_flat(self._structure(trained)) | averages
 
     @property
     def averages(self) -> bool:
         """Whether `evaluated` gives other parameters than those trained."""
-        return type(self._optimizer).evaluated is not Optimizer.evaluated
+        return self._average is not None or type(self._optimizer).evaluated is not Optimizer.evaluated
 
     def evaluated(self, params: Flat, opt: Flat) -> Flat:
         """Returns the parameters to evaluate and serve with."""
-        return {**params, **self._optimizer.evaluated(self._trained(params), opt)}
+        trained = self._trained(params)
+        if self._average is not None:
+            return {**params, **self._average.evaluated(trained, opt)}
+        return {**params, **self._optimizer.evaluated(trained, opt)}
 
     def update(self, gradients: Flat, opt: Flat, params: Flat) -> tuple[Flat, Flat, dict[str, Metric]]:
         """Returns parameters and state after one update, and the metrics `gradient_norm` and `learning_rate`."""
@@ -100,13 +121,16 @@ class UpdateRule:
             self._reported = count, self._schedule(count)
             metrics["learning_rate"] = Last(self._reported[1])
         try:
-            state = from_flat(self._structure(trained), opt)
+            own = opt if self._average is None else without_average(opt)
+            state = from_flat(self._structure(trained), own)
             updates, state = self._transform.update(self._clipped(grads, norm), state, trained)
         finally:
             # An array of this trace, and of no other.
             self._reported = None
         after = {path: value + updates[path].astype(value.dtype) for path, value in trained.items()}
         flat = to_flat(state)
+        if self._average is not None:
+            flat |= self._average.update(opt, after)
         if self._skip_nonfinite:
             # A select, not a branch: both sides exist anyway, and XLA fuses it into the update.
             finite = jnp.isfinite(norm)

@@ -1,0 +1,109 @@
+"""Averaging checkpoints: the mean of several steps' parameters, as a new run that every verb takes."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
+from kanawa.errors import UsageError
+
+from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.data.tokenizers.folder import TOKENIZER
+from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.serve.run_path import check_is_run
+from kanawa_runtime.storage.durable import write_durable
+from kanawa_runtime.storage.place import shown_place
+from kanawa_runtime.train.environment_record import environment_record
+from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, steps_of
+
+_FEWEST = 2
+
+
+def average_checkpoints(run: Path, out: Path, steps: list[int] | None = None, last: int | None = None) -> list[int]:
+    """Writes a run with the mean of a run's steps and returns them; raises UsageError, and then writes nothing.
+
+    Without `steps` the `last` ones are averaged, or all that are kept. Sums are made in float64, arrays of other kinds
+    than floating point are those of the newest step. The optimizer's state is left out: an average was never trained.
+    """
+    check_is_run(run)
+    chosen = _chosen(run, steps, last)
+    if out.exists():
+        message = f"{out} already exists; give a new directory with --out, nothing is overwritten"
+        raise UsageError(message)
+    sums: dict[str, np.ndarray] = {}
+    for step in chosen:
+        opened = open_run(run, step=step)
+        if opened.trainer.rule.averages and opened.composition.config.learner.average is None:
+            message = f"{shown_place(run)}: its optimizer evaluates an average of all its steps already"
+            raise UsageError(message)
+        values = jax.device_get(flatten_paths(opened.params))
+        for path, value in values.items():
+            share = np.asarray(value)
+            if not jnp.issubdtype(share.dtype, jnp.floating):
+                sums[path] = share
+            elif path in sums:
+                sums[path] += share.astype(np.float64)
+            else:
+                sums[path] = share.astype(np.float64)
+    state = jax.device_get(opened.state)
+    means = {path: _mean(total, len(chosen), values[path]) for path, total in sums.items()}
+    _write(run, out, chosen, means, state)
+    return chosen
+
+
+def _chosen(run: Path, steps: list[int] | None, last: int | None) -> list[int]:
+    kept = steps_of(run)
+    if steps is None:
+        steps = kept if last is None else kept[-last:] if last > 0 else []
+    missing = [step for step in steps if step not in kept]
+    if missing:
+        message = f"{shown_place(run)} has no checkpoint {', '.join(map(str, missing))}; it has {kept or 'none'}"
+        raise UsageError(message)
+    if len(steps) < _FEWEST:
+        message = f"an average takes two checkpoints at least, and {len(steps)} was asked for; the run has {kept}"
+        raise UsageError(message)
+    return steps
+
+
+def _mean(total: np.ndarray, count: int, like: Any) -> np.ndarray:
+    like = np.asarray(like)
+    return total if total.dtype == like.dtype and total.dtype != np.float64 else (total / count).astype(like.dtype)
+
+
+def _write(run: Path, out: Path, steps: list[int], params: dict[str, np.ndarray], state: Any) -> None:
+    # Written beside its place and renamed: half a run must not look like one.
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for name in (TOKENIZER, ORIGIN):
+            if (run / name).is_dir():
+                shutil.copytree(run / name, partial / name)
+            elif (run / name).is_file():
+                shutil.copyfile(run / name, partial / name)
+        checkpoints = OrbaxCheckpointer.Config().build(directory=partial / CHECKPOINTS)
+        meta = environment_record() | {"average_of": steps, "of_run": shown_place(run)}
+        try:
+            arrays = unflatten_paths({path: jnp.asarray(value) for path, value in params.items()})
+            checkpoints.save(steps[-1], params=arrays, opt={}, state=jax.tree.map(jnp.asarray, state), meta=meta)
+        finally:
+            checkpoints.close()
+        write_durable(partial / PLUGINS, json.dumps(environment_record() | {"format": FORMAT}, indent=1).encode())
+        write_durable(partial / CONFIG, _config(run))
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config(run: Path) -> bytes:
+    """Returns the run's config without a moving average: what is written is one already."""
+    body = json.loads((run / CONFIG).read_bytes())
+    learner = body.get("learner")
+    if isinstance(learner, dict) and learner.get("average"):
+        learner["average"] = None
+    return json.dumps(body, indent=1).encode()
