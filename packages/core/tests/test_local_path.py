@@ -18,9 +18,7 @@ def test_the_home_folder_is_expanded():
 
 @pytest.mark.parametrize("address", ["s3://bucket/run", Path("s3://bucket/run"), "s3:///bucket/run"])
 def test_addresses_are_refused_naming_the_scheme(address):
-    with pytest.raises(
-        UsageError, match=r"^--run s3://bucket/run is an address; expected a local file or folder"
-    ):
+    with pytest.raises(UsageError, match=r"^--run s3://bucket/run is an address; expected a local file or folder"):
         local_path(address, "--run")
 
 

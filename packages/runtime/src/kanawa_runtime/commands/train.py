@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -36,6 +37,7 @@ def command() -> Command:
             "kanawa train runs/mine --from-step 1000\n"
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
+            "kanawa train quickstart --modify service:name=status-page --profile steps=20:25 --run runs/profiled\n"
             "exit codes: 0 done; 42 stopped by SIGTERM or Ctrl-C after saving, or another process was lost, the same "
             "command goes on; 130 and 143 stopped before anything was saved; 2 usage; others permanent"
         ),
@@ -58,6 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="go on from this checkpoint of the run, not the newest; later ones are set aside, not deleted",
     )
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
+    parser.add_argument(
+        "--profile",
+        metavar="steps=A:B",
+        help="record these steps in RUN/profile, for TensorBoard and ui.perfetto.dev",
+    )
     parser.add_argument("--json", action="store_true", help="write one object at the end: outcome, step, losses, paths")
     gang = parser.add_argument_group("several processes (all take the same arguments)")
     gang.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
@@ -133,6 +140,10 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
         join_gang(args.coordinator, args.processes, args.process_id)
     if args.require_fused:
         args.set.append("execution.require_fused=true")
+    if args.profile is not None:
+        from kanawa_runtime.services.profiler import profile_modifier
+
+        args.modify.append(f"service:name=profiler,values={json.dumps(profile_modifier(args.profile))}")
     for what, place in (("--run", args.directory), ("--init-from", args.init_from)):
         check_place(place or "", what)
     with screen.phase("composing"):
