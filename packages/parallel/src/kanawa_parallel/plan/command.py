@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from kanawa.cli.arguments import experiment_arguments, json_argument
 
     experiment_arguments(parser)
-    parser.add_argument("--serve", action="store_true", help="plan a decoding step instead of a training step")
+    parser.add_argument("--serve", action="store_true", help="plan a decoding step, and room for its caches")
     parser.add_argument("--quick", action="store_true", help="estimate in seconds, without compiling")
     parser.add_argument("--search", action="store_true", help="look for the quickest mesh, remat and microbatches")
     parser.add_argument(
@@ -110,6 +110,8 @@ def _run(args: argparse.Namespace) -> int:
         plans = [_plan(args, planned[0], prices).as_json()]
     else:
         plans = [in_own_process(args, composition.target.selector) for composition in planned]
+    if args.serve:
+        _add_room(planned, plans)
     failed = [plan for plan in plans if "error" in plan]
     if args.goodput and not failed:
         steps = [plan["step_seconds"] for plan in plans]
@@ -121,10 +123,24 @@ def _run(args: argparse.Namespace) -> int:
     from kanawa_parallel.plan.show.render import comparison, render
 
     reports = [from_json(plan) for plan in plans if plan not in failed]
-    write("\n\n".join([*map(render, reports), *(f"{plan['target']}: {plan['error']}" for plan in failed)]))
+    texts = [*map(render, reports), *(f"{plan['target']}: {plan['error']}" for plan in failed)]
+    if args.serve:
+        from kanawa_parallel.plan.serving_room import render_room
+
+        texts += [f"{plan['target']}{render_room(plan['serving'])}" for plan in plans if "serving" in plan]
+    write("\n\n".join(texts))
     if reports and (args.compare or len(reports) > 1):
         write(comparison(reports))
     return 1 if failed else 0
+
+
+def _add_room(planned: Any, plans: list[Any]) -> None:
+    """Adds to each plan of a decoding step what its target has room for; one made in its own process has it."""
+    from kanawa_parallel.plan.serving_room import serving_room
+
+    for composition, plan in zip(planned, plans, strict=True):
+        if "error" not in plan and "serving" not in plan:
+            plan["serving"] = serving_room(composition).as_json()
 
 
 def _goodput(args: argparse.Namespace, planned: list[tuple[Any, float | None]]) -> int:

@@ -34,13 +34,13 @@ def decode_program(prepared: Prepared) -> Program:
     plan, mesh = environment.plan, environment.mesh
     rows, length, dtype = shape.rows, shape.length, plan.precision.compute
     params = abstract_params(param_specs(model), plan.param_rules, mesh)
-    params = jax.tree.map(lambda leaf: _cast(leaf, dtype), params)
+    params = jax.tree.map(lambda leaf: cast_spec(leaf, dtype), params)
     caches = jax.tree.map(
-        lambda spec: _placed(spec.shape, spec.axes, spec.dtype, plan.activation_rules, mesh, "cache"),
+        lambda spec: placed(spec.shape, spec.axes, spec.dtype, plan.activation_rules, mesh, "cache"),
         model.cache_spec(rows, length, dtype),
         is_leaf=lambda node: isinstance(node, ParamSpec),
     )
-    ids = _placed((rows, 1), ("batch", "length"), "int32", plan.activation_rules, mesh, "batch_size")
+    ids = placed((rows, 1), ("batch", "length"), "int32", plan.activation_rules, mesh, "batch_size")
     lengths = jax.ShapeDtypeStruct((), jnp.int32)
 
     def decode_step(params: Any, caches: Any, ids: jax.Array, lengths: jax.Array) -> tuple[Any, Any, Any]:
@@ -58,12 +58,14 @@ def decode_program(prepared: Prepared) -> Program:
     return Program(DECODE, decode_step, (params, caches, ids, lengths), (1,), shardings, environment)
 
 
-def _cast(leaf: jax.ShapeDtypeStruct, dtype: str) -> jax.ShapeDtypeStruct:
+def cast_spec(leaf: jax.ShapeDtypeStruct, dtype: str) -> jax.ShapeDtypeStruct:
+    """Returns an abstract parameter as serving keeps it: floats in `dtype`."""
     # Codes of quantised weights are integers: they are stored as they are, whatever maths runs in.
     kept = not jnp.issubdtype(leaf.dtype, jnp.floating)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if kept else jnp.dtype(dtype), sharding=leaf.sharding)
 
 
-def _placed(shape: tuple[int, ...], axes: Any, dtype: str, rules: Rules, mesh: Any, what: str) -> Any:
+def placed(shape: tuple[int, ...], axes: Any, dtype: str, rules: Rules, mesh: Any, what: str) -> Any:
+    """Returns an abstract activation laid out as the rules say; on one device without a mesh."""
     sharding = None if mesh is None else array_sharding(shape, axes, rules, mesh, what)
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
