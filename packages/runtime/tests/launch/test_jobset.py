@@ -12,7 +12,7 @@ from kanawa.errors import KanawaError
 from kanawa.plugins import DeviceSpec
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.kubernetes import check
-from kanawa_runtime.launch.kubernetes.launcher import JobSetLauncher, PathwaysLauncher, status_of
+from kanawa_runtime.launch.kubernetes.launcher import DeploymentLauncher, JobSetLauncher, PathwaysLauncher, status_of
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 COMMAND = ["kanawa", "train", "llama2-7b", "--run", "gs://bucket/seven", "--set", "model.name=a b"]
@@ -256,3 +256,47 @@ def test_a_missing_client_is_told(monkeypatch, tmp_path):
 def test_what_a_status_means(status, labels, state):
     told = status_of({"metadata": {"labels": labels}, "spec": {"suspend": True}, "status": status})
     assert (told.state, told.restarts) == (state, status.get("restarts", 0))
+
+
+# --- replicas of a server ---------------------------------------------------------------------------------------------
+
+
+def served(**fields):
+    given = {"command": ["kanawa", "serve", "gs://b/seven", "--on", "h100-8"], "run": "gs://b/seven", "is_gang": False}
+    return job(**{**given, "target": "h100-8", "replicas": 3, "grace_seconds": 60, **fields})
+
+
+def test_replicas_are_a_deployment_with_a_service():
+    adapter = DeploymentLauncher.Config(api_keys="clients", namespace="ml").build()
+    adapter.check(served())
+    golden, text = GOLDEN / "deployment.yaml", adapter.render(served())["deployment.yaml"]
+    if os.environ.get("KANAWA_UPDATE_GOLDENS"):
+        golden.write_text(text)
+    assert text == golden.read_text(), "KANAWA_UPDATE_GOLDENS=1 writes it anew"
+    deployment, service = yaml.safe_load_all(text)
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"target": "h100-16", "hosts_per_slice": 2}, "a replica is one pod; give a target of one with --on"),
+        ({"queue": "team"}, "a server isn't queued; leave --queue out"),
+        ({"grace_seconds": 3}, "routers need 5 of them; give more with --grace"),
+    ],
+)
+def test_what_a_deployment_can_t_give(fields, said):
+    with pytest.raises(KanawaError) as error:
+        DeploymentLauncher.Config().build().check(served(**fields))
+    assert said in str(error.value)
+
+
+def test_mutated_deployments_are_refused():
+    rng, taken = random.Random(5), []
+    items = DeploymentLauncher.Config(api_keys="clients").build().manifest(served())["items"]
+    for index in range(200):
+        which = index % 2
+        wrong, mistake = mutated(items[which], rng)
+        if not check.serving_problems(*(wrong if each == which else items[each] for each in range(2))):
+            taken.append(mistake)
+    assert len(taken) <= 10, taken

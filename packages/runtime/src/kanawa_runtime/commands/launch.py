@@ -27,6 +27,7 @@ def command() -> Command:
             "kanawa launch local quickstart --processes 2 --steps 20 --run runs/gang\n"
             "kanawa launch slurm llama2-7b --on h100-64 --run /shared/7b --option time=1-00:00:00 --dry-run\n"
             "kanawa launch jobset llama2-7b --on v5p-512 --image my/image:1 --run gs://b/7b --queue team --dry-run\n"
+            "kanawa launch deployment gs://b/7b --on h100-8 --replicas 4 --image my/image:1 --dry-run\n"
             "kanawa launch local --status runs/gang\n"
             "kanawa launch local --cancel runs/gang\n"
             "engines: `kanawa list launchers`; with --watch the exit code is the job's (0 done; 42, or 127 and above, "
@@ -75,6 +76,7 @@ def _job_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--grace", type=int, metavar="SECONDS", help=measured)
     group.add_argument("--retries", type=int, metavar="N", default=10, help="restarts of the gang (default: 10)")
     group.add_argument("--spares", type=int, metavar="N", default=0, help="hosts or slices that wait to replace others")
+    group.add_argument("--replicas", type=int, metavar="N", help="of a server: deployment and ray-serve (default: 1)")
     setting = "a setting of the engine, typed; repeat (`kanawa launch ENGINE --options` lists them)"
     group.add_argument("--option", metavar="path=value", action="append", default=[], help=setting)
     group.add_argument("--options", action="store_true", help="list the engine's settings and end")
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         return _about(launcher, asked[0], getattr(args, asked[0]), args.json)
     from kanawa_runtime.launch.from_arguments import job_from
 
-    job = job_from(args)
+    job = job_from(args, serves=launcher.serves)
     launcher.check(job)
     files = launcher.render(job)
     if args.dry_run and args.out is None:
@@ -109,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         write("\n".join(f"wrote {folder / name}" for name in files))
         return 0
     if not launcher.watched:
-        _check_experiment(args)
+        if not launcher.serves:
+            _check_experiment(args)
         _write(folder, files)
     if launcher.watched if args.watch is None else args.watch:
         return launcher.run(job, folder, write_message)

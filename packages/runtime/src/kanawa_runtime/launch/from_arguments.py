@@ -10,9 +10,21 @@ from kanawa.errors import UsageError
 from kanawa_runtime.launch.grace import measured_grace
 from kanawa_runtime.launch.job import NAME, Job
 
+#: A server answers what it has for 30 s (server.drain_seconds) once routers have left it.
+SERVER_GRACE_SECONDS = 60
 
-def job_from(args: argparse.Namespace) -> Job:
-    """Returns the job; raises UsageError for what no engine could run."""
+
+#: What only training takes, as options and as names in the arguments.
+_OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused")
+
+
+def job_from(args: argparse.Namespace, *, serves: bool = False) -> Job:
+    """Returns the job, one that trains or one that `serves`; raises UsageError for what no engine could run."""
+    if serves:
+        return _serving(args)
+    if args.replicas is not None:
+        message = "--replicas is of servers: the engines `deployment` and `ray-serve` run them"
+        raise UsageError(message)
     run = args.directory or f"runs/{Path(args.experiment.rstrip('/')).name}"
     target = parse_target(args.on or "cpu")
     processes = args.processes or 1
@@ -38,6 +50,37 @@ def job_from(args: argparse.Namespace) -> Job:
         retries=args.retries,
         run=run,
         spares=args.spares,
+    )
+
+
+def _serving(args: argparse.Namespace) -> Job:
+    """Returns the job of a server's replicas."""
+    names = {"run": "directory", "init-from": "init_from", "require-fused": "require_fused"}
+    given = [option for option in _OF_TRAINING if getattr(args, names.get(option, option))]
+    if given:
+        message = f"--{', --'.join(given)}: of training; a server takes RUN, --on, and --set engine.… or server.…"
+        raise UsageError(message)
+    target = parse_target(args.on or "cpu")
+    words = ["kanawa", "serve", args.experiment, *(["--on", args.on] if args.on else [])]
+    words += [word for text in args.set for word in ("--set", text)]
+    return Job(
+        name=args.name or _name(args.experiment),
+        command=words,
+        target=args.on or "cpu",
+        is_gang=False,
+        slices=target.slices,
+        hosts_per_slice=target.hosts // target.slices,
+        image=args.image or "",
+        environment=_pairs(args.env, "--env"),
+        resources=_pairs(args.resource, "--resource"),
+        spot=args.spot,
+        queue=args.queue or "",
+        priority=args.priority or "",
+        grace_seconds=args.grace or SERVER_GRACE_SECONDS,
+        retries=args.retries,
+        run=args.experiment,
+        spares=args.spares,
+        replicas=args.replicas or 1,
     )
 
 

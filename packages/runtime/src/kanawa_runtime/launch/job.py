@@ -17,7 +17,8 @@ class Job(Config):
     else the processes are replicas that don't know each other. `run` is where the command keeps its state, which must
     outlive its machines. `resources` are those of one host, as Kubernetes writes them: {"cpu": "8", "memory": "64Gi"}.
     `grace_seconds` is the time between a request to stop and the end by force, `retries` how often the gang may be
-    started again, `spares` how many hosts (of a TPU, slices) wait to take the place of one that failed.
+    started again, `spares` how many hosts (of a TPU, slices) wait to take the place of one that failed. `replicas` are
+    those of a server, each with hosts of its own.
     """
 
     name: str = REQUIRED
@@ -37,6 +38,7 @@ class Job(Config):
     retries: Count = 10
     run: str = ""
     spares: Count = 0
+    replicas: Size = 1
 
 
 def hosts(job: Job) -> int:

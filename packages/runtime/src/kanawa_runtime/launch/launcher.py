@@ -51,10 +51,12 @@ class Launcher(Configurable):
     """Runs jobs on one engine, with the engine's own client tools.
 
     `render` is pure: the same job gives the same files, without asking the engine. The other methods name a job by what
-    `submit` returned. `watched` says whether `kanawa launch` stays until the end unless told otherwise.
+    `submit` returned. `watched` says whether `kanawa launch` stays until the end unless told otherwise, `serves`
+    whether it runs replicas of `kanawa serve` in place of `kanawa train`.
     """
 
     watched = False
+    serves = False
 
     class Config(Configurable.Config):
         #: Between two looks at a job that is watched.

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kanawa_runtime.launch.kubernetes.rules import broken_rules
+from kanawa_runtime.launch.kubernetes.deployment import DEPLOYMENT, SERVICE
+from kanawa_runtime.launch.kubernetes.rules import broken_rules, pod_rules
 from kanawa_runtime.launch.kubernetes.schema import JOB_SET
 from kanawa_runtime.launch.strict import schema_problems
 
@@ -11,3 +12,16 @@ def problems_of(manifest: Any) -> list[str]:
     """Returns what is wrong with a JobSet, one sentence each with its place; raises EngineError without jsonschema."""
     # The rules read fields, which only the schema makes sure are there.
     return schema_problems(manifest, JOB_SET) or list(broken_rules(manifest))
+
+
+def serving_problems(deployment: Any, service: Any) -> list[str]:
+    """Returns what is wrong with a Deployment and the Service before it."""
+    wrong = [*schema_problems(deployment, DEPLOYMENT), *schema_problems(service, SERVICE)]
+    if wrong:
+        return wrong
+    template, selected = deployment["spec"]["template"], deployment["spec"]["selector"]["matchLabels"]
+    wrong = list(pod_rules(template["spec"], "spec.template"))
+    for what, selector in (("Deployment", selected), ("Service", service["spec"]["selector"])):
+        if not selector.items() <= template["metadata"]["labels"].items():
+            wrong.append(f"the {what} selects {selector}, its pods have {template['metadata']['labels']}")
+    return wrong

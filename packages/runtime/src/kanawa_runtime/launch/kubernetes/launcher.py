@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from kanawa.config import Count
+from kanawa.config import Count, Size
 
 from kanawa_runtime.launch.client import call
 from kanawa_runtime.launch.errors import EngineError, JobError
-from kanawa_runtime.launch.job import Job, target
+from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.kubernetes.accelerators import cloud_of
-from kanawa_runtime.launch.kubernetes.check import problems_of
+from kanawa_runtime.launch.kubernetes.check import problems_of, serving_problems
+from kanawa_runtime.launch.kubernetes.deployment import UNROUTED_SECONDS, deployment
 from kanawa_runtime.launch.kubernetes.jobset import job_set
 from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, pathways_set
 from kanawa_runtime.launch.kubernetes.policy import MAIN
@@ -20,7 +21,7 @@ from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.yaml_text import to_yaml
 
 _KUBECTL = "install kubectl and log in to the cluster"
-_FILE = "jobset.yaml"
+_FILE, _SERVING = "jobset.yaml", "deployment.yaml"
 _STATES: dict[str, State] = {"Completed": "done", "Failed": "failed", "Suspended": "queued"}
 
 
@@ -126,6 +127,71 @@ class JobSetLauncher(KubernetesLauncher):
             )
         if job.spares and job.queue:
             yield "spares with a queue: Kueue admits a JobSet as a whole, spares too, and would evict it as a whole"
+
+
+class DeploymentLauncher(KubernetesLauncher):
+    """Replicas of `kanawa serve` as a Deployment, with a Service that any router of the cluster can stand before."""
+
+    serves = True
+
+    class Config(KubernetesLauncher.Config):
+        #: Secret whose entry `keys` holds the clients' keys, comma-separated; empty where none is asked for.
+        api_keys: str = ""
+        #: What a replica gets to read its weights and compile.
+        ready_seconds: Size = 1800
+
+    @property
+    def engine(self) -> str:
+        """Returns what to call it."""
+        return "deployment"
+
+    def manifest(self, job: Job) -> dict[str, Any]:
+        """Returns both objects as one list of Kubernetes."""
+        items = deployment(job, self.config, cloud_of(target(job), self.config.cloud))
+        return {"apiVersion": "v1", "kind": "List", "items": items}
+
+    def render(self, job: Job) -> dict[str, str]:
+        """Returns the manifests; raises JobError where one breaks its schema."""
+        items = self.manifest(job)["items"]
+        wrong = serving_problems(*items)
+        if wrong:
+            raise JobError(self.engine, wrong)
+        return {_SERVING: "---\n".join(to_yaml(item) for item in items)}
+
+    def problems(self, job: Job) -> Iterator[str]:
+        """Yields what a Deployment can't do."""
+        yield from super().problems(job)
+        if hosts(job) > 1:
+            yield f"target {job.target} has {hosts(job)} hosts: a replica is one pod; give a target of one with --on"
+        if job.queue:
+            yield f"queue {job.queue!r}: a server isn't queued; leave --queue out"
+        if job.spares:
+            yield f"{job.spares} spares: one more replica is one; raise --replicas"
+        if job.grace_seconds <= UNROUTED_SECONDS:
+            yield f"grace of {job.grace_seconds} s: routers need {UNROUTED_SECONDS} of them; give more with --grace"
+
+    def submit(self, job: Job, folder: Path) -> str:
+        """Applies the manifests: the same job again changes nothing, another one replaces replicas one at a time."""
+        call([*self._kubectl(), "apply", "-f", str(folder / _SERVING)], _KUBECTL)
+        return job.name
+
+    def status(self, name: str) -> Status:
+        """Returns how many replicas take requests."""
+        text = call([*self._kubectl(), "get", "deployment", name, "-o", "json"], _KUBECTL)
+        facts = json.loads(text)
+        ready, wanted = facts.get("status", {}).get("readyReplicas", 0), facts["spec"]["replicas"]
+        state: State = "cancelled" if not wanted else "running" if ready else "queued"
+        return Status(state, detail=f"{ready} of {wanted} replicas are ready")
+
+    def logs(self, name: str) -> str:
+        """Returns the last lines of each replica, with its name."""
+        return call(
+            [*self._kubectl(), "logs", "-l", f"app.kubernetes.io/name={name}", "--prefix", "--tail=100"], _KUBECTL
+        )
+
+    def cancel(self, name: str) -> None:
+        """Scales to no replica, each of which drains."""
+        call([*self._kubectl(), "scale", "deployment", name, "--replicas=0"], _KUBECTL)
 
 
 class PathwaysLauncher(KubernetesLauncher):

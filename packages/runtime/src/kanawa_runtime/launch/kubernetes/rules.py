@@ -24,7 +24,7 @@ def broken_rules(manifest: Tree) -> Iterator[str]:
         yield from _names(manifest["metadata"]["name"], job, where)
         yield from _counts(job["template"]["spec"], where)
         yield from _pod_failure(job["template"]["spec"], where)
-        yield from _pod(job["template"]["spec"]["template"]["spec"], where)
+        yield from pod_rules(job["template"]["spec"]["template"]["spec"], where)
     yield from _policies(spec, jobs)
     yield from _coordinator(spec, jobs)
     yield from _order(spec, list(jobs))
@@ -65,7 +65,8 @@ def _pod_failure(spec: Tree, where: str) -> Iterator[str]:
         yield f"{where}: backoffLimit 0 without a podFailurePolicy on exit codes restarts what can't be mended"
 
 
-def _pod(pod: Tree, where: str) -> Iterator[str]:
+def pod_rules(pod: Tree, where: str) -> Iterator[str]:
+    """Yields what of a pod's own fields doesn't fit together."""
     everyone = [*pod.get("initContainers", ()), *pod["containers"]]
     yield from _twice((each["name"] for each in everyone), f"{where}: container")
     volumes = [volume["name"] for volume in pod.get("volumes", ())]

@@ -6,17 +6,18 @@ Written from the public API of jobset.x-k8s.io/v1alpha2, batch/v1 and v1; what l
 from typing import Any
 
 LABEL = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
-_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-_QUALIFIED = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+QUALIFIED = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
-_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _INT32 = 2**31 - 1
 
 Schema = dict[str, Any]
 
 
-def _object(required: Schema, optional: Schema | None = None) -> Schema:
+def strict_object(required: Schema, optional: Schema | None = None) -> Schema:
+    """Returns an object of these fields and no others."""
     return {
         "type": "object",
         "properties": {**required, **(optional or {})},
@@ -25,107 +26,117 @@ def _object(required: Schema, optional: Schema | None = None) -> Schema:
     }
 
 
-def _text(pattern: str) -> Schema:
+def text_like(pattern: str) -> Schema:
+    """Returns text that matches a pattern."""
     return {"type": "string", "pattern": pattern}
 
 
-def _one_of(*values: Any) -> Schema:
+def one_of(*values: Any) -> Schema:
+    """Returns one of these values."""
     return {"enum": list(values)}
 
 
-def _integer(low: int, high: int = _INT32) -> Schema:
+def integer(low: int, high: int = _INT32) -> Schema:
+    """Returns a whole number in a range."""
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-def _list(items: Schema, least: int = 0, *, unique: bool = False) -> Schema:
+def list_of(items: Schema, least: int = 0, *, unique: bool = False) -> Schema:
+    """Returns a list."""
     return {"type": "array", "items": items, "minItems": least, "uniqueItems": unique}
 
 
-def _map(keys: str, values: Schema) -> Schema:
+def map_of(keys: str, values: Schema) -> Schema:
+    """Returns an object whose keys match a pattern, one at least."""
     return {"type": "object", "propertyNames": {"pattern": keys}, "additionalProperties": values, "minProperties": 1}
 
 
-_WORDS = {"type": "string", "minLength": 1}
-_NAME = _text(LABEL)
-_AMOUNTS = _map(_QUALIFIED, _text(_QUANTITY))
-_REQUIREMENTS = {"anyOf": [_object({"requests": _AMOUNTS, "limits": _AMOUNTS}), _object({})]}
-_FIELD_PATH = _text(r"^metadata\.(labels|annotations)\['[a-z0-9./-]+'\]$")
+WORDS = {"type": "string", "minLength": 1}
+NAME = text_like(LABEL)
+_AMOUNTS = map_of(QUALIFIED, text_like(_QUANTITY))
+REQUIREMENTS = {"anyOf": [strict_object({"requests": _AMOUNTS, "limits": _AMOUNTS}), strict_object({})]}
+_FIELD_PATH = text_like(r"^metadata\.(labels|annotations)\['[a-z0-9./-]+'\]$")
 _ENV = {
     "oneOf": [
-        _object({"name": _text(_VARIABLE), "value": {"type": "string"}}),
-        _object({"name": _text(_VARIABLE), "valueFrom": _object({"fieldRef": _object({"fieldPath": _FIELD_PATH})})}),
+        strict_object({"name": text_like(VARIABLE), "value": {"type": "string"}}),
+        strict_object(
+            {
+                "name": text_like(VARIABLE),
+                "valueFrom": strict_object({"fieldRef": strict_object({"fieldPath": _FIELD_PATH})}),
+            }
+        ),
     ]
 }
-_MOUNT = _object({"name": _NAME, "mountPath": _text(r"^/[^:]*$")})
-_PORT = _object({"containerPort": _integer(1, 65535)})
-_CONTAINER_REQUIRED = {"name": _NAME, "image": _text(r"^[^\s]+$"), "env": _list(_ENV), "resources": _REQUIREMENTS}
-_CONTAINER_OPTIONAL = {"ports": _list(_PORT, 1, unique=True), "volumeMounts": _list(_MOUNT, 1, unique=True)}
-_ARGUMENTS = {"args": _list(_WORDS, 1)}
+MOUNT = strict_object({"name": NAME, "mountPath": text_like(r"^/[^:]*$")})
+PORT = strict_object({"containerPort": integer(1, 65535)})
+_CONTAINER_REQUIRED = {"name": NAME, "image": text_like(r"^[^\s]+$"), "env": list_of(_ENV), "resources": REQUIREMENTS}
+_CONTAINER_OPTIONAL = {"ports": list_of(PORT, 1, unique=True), "volumeMounts": list_of(MOUNT, 1, unique=True)}
+_ARGUMENTS = {"args": list_of(WORDS, 1)}
 _CONTAINER = {
     "oneOf": [
-        _object({**_CONTAINER_REQUIRED, "command": _list(_WORDS, 1)}, _CONTAINER_OPTIONAL),
-        _object({**_CONTAINER_REQUIRED, **_ARGUMENTS}, _CONTAINER_OPTIONAL),
+        strict_object({**_CONTAINER_REQUIRED, "command": list_of(WORDS, 1)}, _CONTAINER_OPTIONAL),
+        strict_object({**_CONTAINER_REQUIRED, **_ARGUMENTS}, _CONTAINER_OPTIONAL),
     ]
 }
-_SIDECAR = _object({**_CONTAINER_REQUIRED, **_ARGUMENTS, "restartPolicy": _one_of("Always")}, _CONTAINER_OPTIONAL)
-_VOLUME = {
+_SIDECAR = strict_object({**_CONTAINER_REQUIRED, **_ARGUMENTS, "restartPolicy": one_of("Always")}, _CONTAINER_OPTIONAL)
+VOLUME = {
     "oneOf": [
-        _object({"name": _NAME, "emptyDir": _object({"medium": _one_of("Memory")})}),
-        _object({"name": _NAME, "persistentVolumeClaim": _object({"claimName": _text(_SUBDOMAIN)})}),
+        strict_object({"name": NAME, "emptyDir": strict_object({"medium": one_of("Memory")})}),
+        strict_object({"name": NAME, "persistentVolumeClaim": strict_object({"claimName": text_like(SUBDOMAIN)})}),
     ]
 }
-_TOLERATION = _object({"key": _text(_QUALIFIED), "operator": _one_of("Exists"), "effect": _one_of("NoSchedule")})
-_POD = _object(
+TOLERATION = strict_object({"key": text_like(QUALIFIED), "operator": one_of("Exists"), "effect": one_of("NoSchedule")})
+_POD = strict_object(
     {
-        "spec": _object(
+        "spec": strict_object(
             {
-                "restartPolicy": _one_of("Never"),
-                "terminationGracePeriodSeconds": _integer(1),
-                "containers": _list(_CONTAINER, 1),
+                "restartPolicy": one_of("Never"),
+                "terminationGracePeriodSeconds": integer(1),
+                "containers": list_of(_CONTAINER, 1),
             },
             {
-                "initContainers": _list(_SIDECAR, 1),
-                "volumes": _list(_VOLUME, 1, unique=True),
-                "nodeSelector": _map(_QUALIFIED, _text(_LABEL_VALUE)),
-                "tolerations": _list(_TOLERATION, 1, unique=True),
-                "priorityClassName": _text(_SUBDOMAIN),
-                "serviceAccountName": _text(_SUBDOMAIN),
+                "initContainers": list_of(_SIDECAR, 1),
+                "volumes": list_of(VOLUME, 1, unique=True),
+                "nodeSelector": map_of(QUALIFIED, text_like(LABEL_VALUE)),
+                "tolerations": list_of(TOLERATION, 1, unique=True),
+                "priorityClassName": text_like(SUBDOMAIN),
+                "serviceAccountName": text_like(SUBDOMAIN),
             },
         )
     },
-    {"metadata": _object({"annotations": _map(_QUALIFIED, {"type": "string"})})},
+    {"metadata": strict_object({"annotations": map_of(QUALIFIED, {"type": "string"})})},
 )
 _CODES = {
     "type": "array",
-    "items": _integer(1, 255),
+    "items": integer(1, 255),
     "minItems": 1,
     "maxItems": 255,
     "uniqueItems": True,
 }
-_CODE_RULE = _object(
+_CODE_RULE = strict_object(
     {
-        "action": _one_of("FailJob"),
-        "onExitCodes": _object({"containerName": _NAME, "operator": _one_of("In"), "values": _CODES}),
+        "action": one_of("FailJob"),
+        "onExitCodes": strict_object({"containerName": NAME, "operator": one_of("In"), "values": _CODES}),
     }
 )
-_CONDITION = _object({"type": _one_of("DisruptionTarget"), "status": _one_of("True")})
-_CONDITION_RULE = _object({"action": _one_of("Ignore"), "onPodConditions": _list(_CONDITION, 1)})
-_JOB = _object(
+_CONDITION = strict_object({"type": one_of("DisruptionTarget"), "status": one_of("True")})
+_CONDITION_RULE = strict_object({"action": one_of("Ignore"), "onPodConditions": list_of(_CONDITION, 1)})
+_JOB = strict_object(
     {
-        "completionMode": _one_of("Indexed"),
-        "parallelism": _integer(1, 100_000),
-        "completions": _integer(1, 100_000),
-        "backoffLimit": _integer(0),
+        "completionMode": one_of("Indexed"),
+        "parallelism": integer(1, 100_000),
+        "completions": integer(1, 100_000),
+        "backoffLimit": integer(0),
         "template": _POD,
     },
-    {"podFailurePolicy": _object({"rules": _list({"oneOf": [_CODE_RULE, _CONDITION_RULE]}, 1)})},
+    {"podFailurePolicy": strict_object({"rules": list_of({"oneOf": [_CODE_RULE, _CONDITION_RULE]}, 1)})},
 )
-_RULE = _object(
+_RULE = strict_object(
     {
-        "name": {**_text(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"), "maxLength": 128},
-        "action": _one_of("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"),
-        "onJobFailureReasons": _list(
-            _one_of(
+        "name": {**text_like(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"), "maxLength": 128},
+        "action": one_of("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"),
+        "onJobFailureReasons": list_of(
+            one_of(
                 "BackoffLimitExceeded",
                 "DeadlineExceeded",
                 "FailedIndexes",
@@ -135,45 +146,48 @@ _RULE = _object(
             1,
             unique=True,
         ),
-        "targetReplicatedJobs": _list(_NAME, 1, unique=True),
+        "targetReplicatedJobs": list_of(NAME, 1, unique=True),
     }
 )
-_DEPENDS = _list(_object({"name": _NAME, "status": _one_of("Ready", "Complete")}), 1)
-_SPEC = _object(
+_DEPENDS = list_of(strict_object({"name": NAME, "status": one_of("Ready", "Complete")}), 1)
+_SPEC = strict_object(
     {
-        "network": _object(
+        "network": strict_object(
             {
-                "enableDNSHostnames": _one_of(True),
-                "subdomain": _NAME,
-                "publishNotReadyAddresses": _one_of(True),
+                "enableDNSHostnames": one_of(True),
+                "subdomain": NAME,
+                "publishNotReadyAddresses": one_of(True),
             }
         ),
-        "coordinator": _object({"replicatedJob": _NAME, "jobIndex": _integer(0), "podIndex": _integer(0)}),
-        "successPolicy": _object({"operator": _one_of("All"), "targetReplicatedJobs": _list(_NAME, 1, unique=True)}),
-        "failurePolicy": _object(
+        "coordinator": strict_object({"replicatedJob": NAME, "jobIndex": integer(0), "podIndex": integer(0)}),
+        "successPolicy": strict_object(
+            {"operator": one_of("All"), "targetReplicatedJobs": list_of(NAME, 1, unique=True)}
+        ),
+        "failurePolicy": strict_object(
             {
-                "maxRestarts": _integer(0),
-                "restartStrategy": _one_of("BlockingRecreate"),
-                "rules": _list(_RULE, 1),
+                "maxRestarts": integer(0),
+                "restartStrategy": one_of("BlockingRecreate"),
+                "rules": list_of(_RULE, 1),
             }
         ),
-        "ttlSecondsAfterFinished": _integer(0),
-        "replicatedJobs": _list(
-            _object(
-                {"name": _NAME, "replicas": _integer(1), "template": _object({"spec": _JOB})}, {"dependsOn": _DEPENDS}
+        "ttlSecondsAfterFinished": integer(0),
+        "replicatedJobs": list_of(
+            strict_object(
+                {"name": NAME, "replicas": integer(1), "template": strict_object({"spec": _JOB})},
+                {"dependsOn": _DEPENDS},
             ),
             1,
         ),
     },
-    {"startupPolicy": _object({"startupPolicyOrder": _one_of("AnyOrder", "InOrder")})},
+    {"startupPolicy": strict_object({"startupPolicyOrder": one_of("AnyOrder", "InOrder")})},
 )
-JOB_SET: Schema = _object(
+JOB_SET: Schema = strict_object(
     {
-        "apiVersion": _one_of("jobset.x-k8s.io/v1alpha2"),
-        "kind": _one_of("JobSet"),
-        "metadata": _object(
-            {"name": _NAME, "labels": _map(_QUALIFIED, _text(_LABEL_VALUE))},
-            {"namespace": _NAME, "annotations": _map(_QUALIFIED, {"type": "string"})},
+        "apiVersion": one_of("jobset.x-k8s.io/v1alpha2"),
+        "kind": one_of("JobSet"),
+        "metadata": strict_object(
+            {"name": NAME, "labels": map_of(QUALIFIED, text_like(LABEL_VALUE))},
+            {"namespace": NAME, "annotations": map_of(QUALIFIED, {"type": "string"})},
         ),
         "spec": _SPEC,
     }
