@@ -195,9 +195,10 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def ray(session: nox.Session) -> None:
-    """Jobs on a real Ray cluster of two nodes on this machine; Ray is large, so nothing else installs it."""
-    install(session, "kanawa-runtime[ray]", test_group("runtime"), "pytest-xdist", "pytest-timeout")
+    """Jobs and servers on a real Ray cluster of two nodes; Ray is large, so nothing else installs it."""
+    install(session, *EVERYTHING, "kanawa-runtime[ray,serve]", test_group("runtime"), "pytest-xdist", "pytest-timeout")
     run_tests(session, "packages/runtime", "-k", "test_ray")
+    run_tests(session, "tests/integration", "-k", "test_ray")
 
 
 @nox.session(default=False)

@@ -42,7 +42,7 @@ class RayLauncher(Launcher):
             "most_backoff_seconds": cfg.most_backoff_seconds,
             "runtime_env": {"image_uri": job.image} if job.image else {},
         }
-        facts = {"job": to_json(job), "bundles": [_bundle(job)] * hosts(job), "settings": settings}
+        facts = {"job": to_json(job), "bundles": [bundle(job)] * hosts(job), "settings": settings}
         return {_FILE: json.dumps(facts, indent=1) + "\n"}
 
     def problems(self, job: Job) -> Iterator[str]:
@@ -65,7 +65,7 @@ class RayLauncher(Launcher):
         """Starts the detached actor; one of this name that still runs is left as it is."""
         from kanawa_runtime.launch.ray.gang import NAMESPACE, Gang
 
-        ray = self._connected()
+        ray = connected(self.config.address)
         facts = json.loads((folder / _FILE).read_text())
         gang = ray.remote(Gang).options(
             name=job.name,
@@ -82,7 +82,7 @@ class RayLauncher(Launcher):
 
     def status(self, name: str) -> Status:
         """Returns what the actor says, or what the cluster kept of its end."""
-        ray = self._connected()
+        ray = connected(self.config.address)
         gang = self._gang(name)
         if gang is not None:
             facts = ray.get(gang.status.remote(), timeout=_SECONDS)
@@ -93,13 +93,13 @@ class RayLauncher(Launcher):
 
     def logs(self, name: str) -> str:
         """Returns the newest of what the first process wrote."""
-        ray = self._connected()
+        ray = connected(self.config.address)
         gang = self._gang(name)
         return ray.get(gang.logs.remote(), timeout=_SECONDS) if gang is not None else self._kept(name)["said"]
 
     def cancel(self, name: str) -> None:
         """Asks the gang to save, waits until its processes have ended, and lets its actor go."""
-        ray = self._connected()
+        ray = connected(self.config.address)
         gang = self._gang(name)
         if gang is None:
             self._kept(name)
@@ -109,32 +109,12 @@ class RayLauncher(Launcher):
             time.sleep(min(0.2, self.config.poll_seconds))
         self._dismiss(name)
 
-    def _connected(self) -> Any:
-        """Returns Ray, connected; raises EngineError."""
-        try:
-            import ray
-        except ModuleNotFoundError as error:
-            message = "Ray is missing: pip install 'kanawa-runtime[ray]', the version of the cluster"
-            raise EngineError(message) from error
-        from kanawa_runtime.launch.ray.gang import NAMESPACE
-
-        if not ray.is_initialized():
-            try:
-                ray.init(address=self.config.address, namespace=NAMESPACE, log_to_driver=False)
-            except (ConnectionError, RuntimeError) as error:
-                message = (
-                    f"no Ray cluster at {self.config.address!r} ({error}); start one with `ray start --head`, or give "
-                    "its address with --option address=ray://HOST:10001"
-                )
-                raise EngineError(message) from error
-        return ray
-
     def _gang(self, name: str) -> Any:
         """Returns the job's actor, None where there is none now."""
         from kanawa_runtime.launch.ray.gang import NAMESPACE
 
         try:
-            return self._connected().get_actor(name, namespace=NAMESPACE)
+            return connected(self.config.address).get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return None
 
@@ -142,7 +122,7 @@ class RayLauncher(Launcher):
         """Ends the actor of a job that has ended, and waits until its name is free."""
         gang = self._gang(name)
         if gang is not None:
-            self._connected().kill(gang)
+            connected(self.config.address).kill(gang)
             while self._gang(name) is not None:
                 time.sleep(0.05)
 
@@ -156,7 +136,28 @@ class RayLauncher(Launcher):
         return record
 
 
-def _bundle(job: Job) -> dict[str, float]:
+def connected(address: str) -> Any:
+    """Returns Ray, connected; raises EngineError."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        message = "Ray is missing: pip install 'kanawa-runtime[ray]', the version of the cluster"
+        raise EngineError(message) from error
+    from kanawa_runtime.launch.ray.gang import NAMESPACE
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        except (ConnectionError, RuntimeError) as error:
+            message = (
+                f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or give "
+                "its address with --option address=ray://HOST:10001"
+            )
+            raise EngineError(message) from error
+    return ray
+
+
+def bundle(job: Job) -> dict[str, float]:
     """Returns what one host of the placement group must have."""
     wanted = target(job)
     resources = {"CPU": 1.0} | {_NAMES.get(name, name): _number(name, amount) for name, amount in job.resources.items()}

@@ -1,0 +1,59 @@
+"""A server of a run inside a replica of Ray Serve: the same application as `kanawa serve`, behind Ray's own proxies."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+#: The application of this replica; a replica has a process of its own.
+_SERVED: dict[str, Any] = {}
+
+
+class Forward:
+    """The ASGI application that Ray ships: it has no state, and finds that of its replica."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request, or nothing to the messages of a lifespan, which is Ray's."""
+        await _SERVED["application"](scope, receive, send)
+
+
+class Server:
+    """One replica. Ray calls the constructor, `check_health` from time to time, and `__del__` once it has drained."""
+
+    async def __init__(self, directory: str, target: str | None, overrides: Sequence[str]) -> None:
+        from kanawa_runtime.commands.process import prepare_process
+        from kanawa_runtime.commands.serve import serve_config
+        from kanawa_runtime.serve.http.app import application
+        from kanawa_runtime.serve.http.from_run import served_model
+        from kanawa_runtime.serve.http.keys import keys_from
+        from kanawa_runtime.serve.http.service import Service
+
+        prepare_process()
+        config = serve_config(list(overrides))
+        model = served_model(Path(directory), config.engine, target=target)
+        self._engine = model.engine
+        self._service = Service(model, config.server, keys_from(None, None))
+        _SERVED["application"] = application(self._service)
+        # Compiling takes minutes; Ray sends nothing before the constructor is through.
+        await asyncio.to_thread(model.engine.start)
+        self._service.phase = "ready"
+
+    def check_health(self) -> None:
+        """Raises once the engine has failed: Ray replaces the replica."""
+        if self._service.phase == "failed":
+            message = "the engine has failed"
+            raise RuntimeError(message)
+
+    def __del__(self) -> None:
+        """Stops the engine, so that its thread doesn't keep the process."""
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.stop()
+
+
+def application_of(facts: dict[str, Any]) -> Any:
+    """Returns Ray's application of what `render` wrote: replicas of the server behind one ingress."""
+    from ray import serve
+
+    deployment = serve.deployment(**facts["deployment"])(serve.ingress(Forward())(Server))
+    return deployment.bind(facts["run"], facts["target"], facts["overrides"])
