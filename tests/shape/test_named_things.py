@@ -16,7 +16,10 @@ DOTTED = re.compile(r"^(kanawa(?:_[a-z_]+)?(?:\.\w+)+)")
 CLASS = re.compile(r"^([A-Z][a-z]+(?:[A-Z]+[a-z]+)+)(?:\(.*\))?$")
 PATH = re.compile(r"^[\w./-]*/[\w./-]*\.(?:py|md|toml|txt)$|^[\w-]+\.py$")
 #: Classes of others, or of the page's own example.
-OTHERS = {"MaxText", "RecurrentGemmaForCausalLM", "ForCausalLM", "JobSet", "MyLayer", "UseMyLayer", "PyTorch"}
+OTHERS = {
+    *("MaxText", "RecurrentGemmaForCausalLM", "ForCausalLM", "MyLayer", "UseMyLayer", "PyTorch"),
+    *("JobSet", "FailJobSet", "BackoffLimitExceeded"),  # of Kubernetes
+}
 #: Files that a run, a model or a reader's own package has.
 THEIRS = re.compile(r"^(my_package|my-[a-z]+|runs|src|exports|downloads|checkpoints|signum|group|status|swish)")
 
@@ -126,6 +129,7 @@ BACKEND_HOOKS = {
     "kernel_schedules": "kanawa_kernel_schedules",
     "recorded_cycles": "kanawa_recorded_cycles",
     "findings": "kanawa_doctor",
+    "process_environment": "kanawa_process_environment",
 }
 
 
