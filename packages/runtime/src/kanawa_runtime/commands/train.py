@@ -143,7 +143,8 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
     if args.profile is not None:
         from kanawa_runtime.services.profiler import profile_modifier
 
-        args.modify.append(f"service:name=profiler,values={json.dumps(profile_modifier(args.profile))}")
+        profiler = f"service:name=profiler,values={json.dumps(profile_modifier(args.profile))}"
+        args.modify = [*args.modify, profiler]
     for what, place in (("--run", args.directory), ("--init-from", args.init_from)):
         check_place(place or "", what)
     with screen.phase("composing"):
