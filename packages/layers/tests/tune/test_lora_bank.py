@@ -62,10 +62,10 @@ def put(bank_module, params, slot, factors):
     """Returns parameters with an adapter's factors in a slot, as an engine puts them."""
     flat, specs = dict(flatten_paths(params)), flatten_paths(kn.param_specs(bank_module))
     for path, (bank, depth) in adapter_banks(bank_module).items():
-        kept = bank.slot
-        for _ in range(depth):
-            kept = jax.vmap(kept)
-        for name, value in kept(*factors[path]).items():
+        assert depth == 1
+        layers = [bank.slot(a, b) for a, b in zip(*factors[path], strict=True)]
+        for name in layers[0]:
+            value = np.stack([layer[name] for layer in layers])
             at = f"{path}.adapter.{name}"
             axis = specs[at].axes.index("adapters")
             flat[at] = flat[at].at[(slice(None),) * axis + (slot - 1,)].set(value)
@@ -166,7 +166,7 @@ def test_what_has_no_place_in_a_bank_is_refused(served):
     module, _, _ = served
     (bank, _), *_ = adapter_banks(module).values()
     with pytest.raises(ModuleError, match=r"an adapter of rank 9 doesn't fit .*, which has room for 4; set rank=9"):
-        bank.slot(jnp.zeros((32, 9)), jnp.zeros((9, 4, 8)))
+        bank.slot(np.zeros((32, 9)), np.zeros((9, 4, 8)))
     dora = DoRAModifier.Config(rank=2, targets=("**.stack.**",)).build()(tiny()).build()
     with pytest.raises(ModuleError, match="is a DoRA, whose change of the weight is no product of two factors"):
         adapter_factors(dora, map_paths(lambda _, spec: np.zeros(spec.shape, np.float32), kn.param_specs(dora)))

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kanawa.arrays.tree import Tree, flatten_paths, unflatten_paths
 from kanawa.config import Config, replace
-from kanawa.contracts.weights import AdapterBank, Weighted
+from kanawa.contracts.weights import Adapter, AdapterBank, Weighted
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.module import Module, initialize, param_specs
 
@@ -77,7 +78,8 @@ def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
 def adapter_factors(module: Module, params: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns the factors of each adapted projection by its path; stacked ones have their stack's leading axes.
 
-    Raises ModuleError for an adapter that is no product of two factors.
+    Host arrays: adapters are put into a server that runs, which must not compile. Raises ModuleError for an adapter
+    that is no product of two factors.
     """
     flat, factors = flatten_paths(params), {}
     for path, node, depth in _weighted(module):
@@ -85,8 +87,8 @@ def adapter_factors(module: Module, params: Mapping[str, Any]) -> dict[str, tupl
             adapter, below = node.adapter_of(name), _join(path, "adapter") + "."
             if adapter is None:
                 continue
-            own = {p.removeprefix(below): leaf for p, leaf in flat.items() if p.startswith(below)}
-            made = _over_layers(adapter.factors, depth)(own)
+            own = {p.removeprefix(below): np.asarray(leaf) for p, leaf in flat.items() if p.startswith(below)}
+            made = _factors(adapter, own, depth)
             if made is None:
                 message = (
                     f"{below.removesuffix('.')} is a {type(adapter).__name__}, whose change of the weight is no "
@@ -95,6 +97,15 @@ def adapter_factors(module: Module, params: Mapping[str, Any]) -> dict[str, tupl
                 raise ModuleError(message)
             factors[path] = made
     return factors
+
+
+def _factors(adapter: Adapter, own: Mapping[str, np.ndarray], depth: int) -> tuple[Any, Any] | None:
+    if depth == 0:
+        return adapter.factors(own)
+    count = min(leaf.shape[0] for leaf in own.values())
+    layers = [_factors(adapter, {p: leaf[i] for p, leaf in own.items()}, depth - 1) for i in range(count)]
+    pairs = [pair for pair in layers if pair is not None]
+    return (np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs])) if pairs else None
 
 
 def adapter_banks(module: Module) -> dict[str, tuple[AdapterBank, int]]:

@@ -101,10 +101,11 @@ class AdapterBank(Adapter):
 
     @nowrap
     @abc.abstractmethod
-    def slot(self, a: Array, b: Array) -> dict[str, Array]:
+    def slot(self, a: Any, b: Any) -> dict[str, Any]:
         """Returns what one slot's parameters hold for an adapter of these `factors`, or of a lower rank than its own.
 
-        Raises ModuleError for a higher one.
+        All are host arrays: an adapter is put into a server that runs, which must not compile. Raises ModuleError for
+        a higher one.
         """
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import kanawa as kn
+import numpy as np
 from jaxtyping import Array, Float
 from kanawa.arrays.contract import contract
 from kanawa.contracts import ADAPTERS, AdapterBank
@@ -75,7 +76,7 @@ class LoRABank(AdapterBank):
         return weight
 
     @kn.nowrap
-    def slot(self, a: Array, b: Array) -> dict[str, Array]:
+    def slot(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
         """Returns `lora_a` [*inputs, rank] and `lora_b` [rank, *outputs] of one slot, filled up with zeros."""
         own, rank = self.config.rank, a.shape[-1]
         if rank > own:
@@ -83,7 +84,7 @@ class LoRABank(AdapterBank):
             raise ModuleError(message)
         room = (0, own - rank)
         fixed_a, fixed_b = ((0, 0),) * (a.ndim - 1), ((0, 0),) * (b.ndim - 1)
-        return {"lora_a": jnp.pad(a, (*fixed_a, room)), "lora_b": jnp.pad(b, (room, *fixed_b))}
+        return {"lora_a": np.pad(a, (*fixed_a, room)), "lora_b": np.pad(b, (room, *fixed_b))}
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

@@ -43,6 +43,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", metavar="FILE", help="clients' keys, one a line; or KANAWA_API_KEYS=a,b")
     parser.add_argument("--admin-key-file", metavar="FILE", help="keys for /load; or KANAWA_ADMIN_KEY")
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's own")
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a LoRA that clients may ask for as a model: a run or a folder of peft; repeat for several",
+    )
+    parser.add_argument("--draft", metavar="RUN", help="a small model that guesses; needs engine.speculative_tokens")
+    parser.add_argument("--prefill-listen", metavar="[HOST:]PORT", help="take in prompts for another server, too")
+    parser.add_argument("--prefill-from", metavar="HOST:PORT", help="have prompts taken in by the server that listens")
+    parser.add_argument("--pages-token-file", metavar="FILE", help="the secret that both of these servers share")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
     parser.add_argument(
@@ -73,9 +84,14 @@ def run(args: argparse.Namespace) -> int:
     keys = keys_from(_path(args.api_key_file), _path(args.admin_key_file))
     _check_port(args.port)
     prepare_process()
+    from kanawa_runtime.serve.disaggregated.pairing import pairing_of
     from kanawa_runtime.serve.http.from_run import served_model
 
-    with contextlib.ExitStack() as waiting, listening_socket(args.host, args.port) as listening:
+    with (
+        contextlib.ExitStack() as paired,
+        contextlib.ExitStack() as waiting,
+        listening_socket(args.host, args.port) as listening,
+    ):
         if not keys.are_asked_for and not is_loopback(args.host):
             write_message(
                 f"kanawa: warning: {args.host} can be reached from other machines, and no key is asked for; "
@@ -83,9 +99,20 @@ def run(args: argparse.Namespace) -> int:
             )
         with stage(f"reading {directory}"):
             template = _path(args.chat_template)
+            pairing = pairing_of(args.prefill_listen, args.prefill_from, _path(args.pages_token_file))
+            engine = config.engine if pairing is None else config.engine.clone().set(transfers_pages=True)
             model = served_model(
-                directory, config.engine, name=args.name, step=args.step, target=args.on, template=template
+                directory,
+                engine,
+                name=args.name,
+                step=args.step,
+                target=args.on,
+                template=template,
+                adapters=_adapters(args.adapter),
+                draft=_path(args.draft),
             )
+            if pairing is not None:
+                paired.callback(pairing.join(model))
         url = "http://{}:{}".format(f"[{args.host}]" if ":" in args.host else args.host, listening.getsockname()[1])
 
         def tell() -> None:
@@ -115,6 +142,19 @@ def serve_config(overrides: list[str]) -> "ServeConfig":
     for text in overrides:
         apply_override(config, text)
     return config.freeze()
+
+
+def _adapters(texts: list[str]) -> dict[str, Path]:
+    """Returns folders by name; raises UsageError for a text that is no pair, or a name given twice."""
+    adapters: dict[str, Path] = {}
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder) or name in adapters:
+            why = "is given twice" if name in adapters else "isn't NAME=FOLDER"
+            message = f"--adapter {text!r} {why}; give each adapter a name and a folder"
+            raise UsageError(message)
+        adapters[name] = local_path(folder)
+    return adapters
 
 
 def _path(text: str | None) -> Path | None:

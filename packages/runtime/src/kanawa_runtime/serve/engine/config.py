@@ -13,7 +13,10 @@ class EngineConfig(Config):
     `prefill_tokens`. While nobody waits and all are greedy, `fused_steps` tokens are decoded in one call. `batch_sizes`
     and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's chunk (None: see
     `programs.Shapes`). `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles
-    what they need.
+    what they need. With `speculative_tokens`, so many
+    are guessed a step: by a draft model where the engine has one, else by what followed the last `ngram_least` to
+    `ngram_most` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may be served at once.
+    `transfers_pages` compiles what hands prompts over to another engine, and takes them from one.
     """
 
     max_sequences: Size = 32
@@ -30,6 +33,12 @@ class EngineConfig(Config):
     max_logprobs: Count = 20
     prefix_cache: bool = True
     prompt_logprobs: bool = True
+    speculative_tokens: Count = 0
+    ngram_least: Size = 2
+    ngram_most: Size = 4
+    transfers_pages: bool = False
+    adapter_slots: Count = 0
+    adapter_rank: Size = 16
     batch_sizes: tuple[Size, ...] | None = None
     page_widths: tuple[Size, ...] | None = None
     prefill_sizes: tuple[Size, ...] | None = None
@@ -50,4 +59,13 @@ class EngineConfig(Config):
                 f"max_batched_tokens ({self.max_batched_tokens}) is less than max_sequences ({self.max_sequences}): a "
                 "step decodes a token of each"
             )
+        most = self.max_sequences * (1 + self.speculative_tokens)
+        if self.speculative_tokens and self.max_batched_tokens < most:
+            problems.append(
+                f"max_batched_tokens ({self.max_batched_tokens}) is less than {most}: a step verifies "
+                f"speculative_tokens ({self.speculative_tokens}) and one more of each of max_sequences "
+                f"({self.max_sequences})"
+            )
+        if self.ngram_least > self.ngram_most:
+            problems.append(f"ngram_least ({self.ngram_least}) is more than ngram_most ({self.ngram_most})")
         return problems

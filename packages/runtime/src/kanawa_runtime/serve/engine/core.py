@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from kanawa.errors import UsageError
 
+from kanawa_runtime.serve.adapters.bank import Bank
+from kanawa_runtime.serve.disaggregated.pages import Given
 from kanawa_runtime.serve.engine import prefix
 from kanawa_runtime.serve.engine.buckets import smallest_holding
 from kanawa_runtime.serve.engine.programs import Programs
@@ -24,6 +26,7 @@ from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, 
 from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, RANDOM, TABLES, UNIFORM
 from kanawa_runtime.serve.engine.scheduler import Chunk, Plan, Scheduler
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, needs, tables
+from kanawa_runtime.serve.speculation.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +44,19 @@ class _Sent:
     #: Of a chunk whose prompt's log-probabilities are wanted.
     told: jax.Array | None = None
     chunk: Chunk | None = None
+    #: How many tokens were guessed for each row, where these are gains of guesses.
+    guessed: list[int] | None = None
 
 
 class Core:
     """Sequences by request id, the scheduler and the programs; used by one thread only."""
 
-    def __init__(self, programs: Programs, scheduler: Scheduler, max_length: int) -> None:
-        self.programs, self.scheduler = programs, scheduler
+    def __init__(
+        self, programs: Programs, scheduler: Scheduler, max_length: int, bank: Bank | None = None,
+        speculator: Speculator | None = None, transfer: Any = None,
+    ) -> None:  # fmt: skip
+        self.transfer = transfer
+        self.programs, self.scheduler, self.bank, self.speculator = programs, scheduler, bank, speculator
         self.sequences: dict[str, Sequence] = {}
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -63,9 +72,17 @@ class Core:
         """Whether there is nothing to do until somebody asks."""
         return not self.sequences and not self._in_flight
 
-    def add(self, request: Request, on_output: OnOutput) -> None:
-        """Takes a request that was checked."""
+    def add(
+        self, request: Request, on_output: OnOutput, *, keeps_pages: bool = False, given: Given | None = None
+    ) -> None:
+        """Takes a request that was checked; one whose adapter is gone by now ends as "error"."""
         sampling = request.sampling
+        slot, salt, holder, gone = 0, None, None, None
+        if request.adapter is not None and self.bank is not None:
+            try:
+                slot, salt, holder = self.bank.take(request.adapter)
+            except UsageError as error:
+                gone = str(error)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         sequence = Sequence(
             request=request,
@@ -76,16 +93,43 @@ class Core:
             seed=seed,
             stops=frozenset(sampling.stop_token_ids),
             flags=needs(request),
-            root=prefix.root(request.cache_salt, request.adapter),
+            root=prefix.root(request.cache_salt, salt),
             digests=[],
             bad_words=tuple(word for word in sampling.bad_words if len(word) > 1),
+            seat=holder,
+            adapter=slot,
         )
+        sequence.keeps_pages = keeps_pages
+        # What penalties, biases and masks say of a token depends on each one before it: those go one at a time.
+        sequence.speculates = self.speculator is not None and not sequence.flags & (TABLES | MASK)
         self._arrivals += 1
         self.sequences[request.id] = sequence
         self.prompt_tokens += sequence.prompt_length
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
-        self.scheduler.add(sequence)
+        if given is not None:
+            self._take_first(sequence, given)
+        if not sequence.finished:
+            self.scheduler.add(sequence)
+        if gone is not None:
+            self._finish(sequence, "error", error=gone)
+
+    def _take_first(self, sequence: Sequence, given: Given) -> None:
+        """Goes on where another engine stopped: its token counts, and is told of here."""
+        first = given.first
+        sequence.tokens += first.token_ids
+        sequence.given, sequence.told_cached = given, True
+        sequence.cached_tokens = first.cached_tokens
+        self.generation_tokens += len(first.token_ids)
+        self._tell(sequence, dataclasses.replace(first, finish_reason=None))
+
+    def _write_given(self, sequence: Sequence) -> None:
+        given, sequence.given = sequence.given, None
+        pages = sequence.pages[: given.arrays[0].shape[0]]
+        self.transfer.put(pages, given.arrays, sequence.slot, sequence.tokens[-1])
+        if sequence.flags & TABLES:
+            self.programs.seat(sequence.slot, *tables(sequence, self.programs.vocab))
+        self.scheduler.describe_pages(sequence)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request as "abort"; its pages are free at once."""
@@ -138,26 +182,18 @@ class Core:
 
     def _send(self, plan: Plan) -> list[_Sent]:
         sent = []
+        for sequence in plan.given:
+            self._write_given(sequence)
         if plan.decode:
             sent.append(self._send_decode(plan))
+        if plan.verify:
+            sent.append(self._send_verify(plan))
         sent += [self._send_chunk(chunk) for chunk in plan.chunks]
         return sent
 
     def _send_decode(self, plan: Plan) -> _Sent:
-        scheduler, shapes, rows = self.scheduler, self.programs.shapes, plan.decode
-        count = smallest_holding(shapes.batch_sizes, len(rows))
-        table, flags, longest = scheduler.table, 0, 1
-        # Rows without a sequence are those of the slot that nobody has.
-        at = np.full(count, table.shape[0] - 1)
-        facts = np.zeros((count, 3), np.int32)
-        for index, (sequence, steps) in enumerate(rows):
-            at[index] = sequence.slot
-            facts[index] = sequence.computed, steps, sequence.generated
-            flags |= sequence.flags
-            longest = max(longest, len(sequence.pages))
-        width = smallest_holding(shapes.page_widths, longest)
-        packed = table[at, : PAGES + width]
-        packed[:, LENGTH], packed[:, COUNT], packed[:, GENERATED] = facts.T
+        rows = plan.decode
+        packed, flags = self._packed(rows)
         ids, logits = self.programs.decode(packed, plan.steps)
         details = None
         if flags:
@@ -166,6 +202,53 @@ class Core:
             sequence.computed += steps
             sequence.pending += steps
         return _sent(rows, ids, details)
+
+    def _packed(self, rows: list[tuple[Sequence, int]]) -> tuple[np.ndarray, int]:
+        """Returns the rows of sequences that are given so many tokens each, and what they ask for."""
+        shapes, table = self.programs.shapes, self.scheduler.table
+        count, flags, longest = smallest_holding(shapes.batch_sizes, len(rows)), 0, 1
+        # Rows without a sequence are those of the slot that nobody has.
+        at = np.full(count, table.shape[0] - 1)
+        facts = np.zeros((count, 3), np.int32)
+        for index, (sequence, steps) in enumerate(rows):
+            at[index] = sequence.slot
+            facts[index] = sequence.computed, steps, sequence.generated
+            flags |= sequence.flags
+            longest = max(longest, len(sequence.pages))
+        packed = table[at, : PAGES + smallest_holding(shapes.page_widths, longest)]
+        packed[:, LENGTH], packed[:, COUNT], packed[:, GENERATED] = facts.T
+        return packed, flags
+
+    def _send_verify(self, plan: Plan) -> _Sent:
+        rows = [(sequence, 1 + len(guesses)) for sequence, guesses in plan.verify]
+        packed, flags = self._packed(rows)
+        most = self.programs.speculation.count
+        given = np.zeros((packed.shape[0], most), np.int32)
+        uniforms = np.zeros((packed.shape[0], most + 1), np.int32)
+        for index, (sequence, guesses) in enumerate(plan.verify):
+            given[index, : len(guesses)] = guesses
+            if sequence.flags & RANDOM:
+                first = sequence.generated
+                uniforms[index, : len(guesses) + 1] = [sequence.uniform(first + i) for i in range(len(guesses) + 1)]
+            # How many it gains, nobody knows yet; one at least.
+            sequence.pending += 1
+        ids, details = self.programs.speculation.verify(packed, given, uniforms, flags)
+        return dataclasses.replace(_sent(rows, ids, details), guessed=[count - 1 for _, count in rows])
+
+    def _collect_verified(self, sent: _Sent, guessed: list[int]) -> None:
+        ids = np.asarray(sent.ids).T.tolist()
+        details = None if sent.details is None else np.asarray(sent.details)
+        for row, (sequence, _) in enumerate(sent.rows):
+            if sequence.finished:
+                continue
+            gained = [token for token in ids[row] if token >= 0]
+            sequence.pending -= 1
+            # The pages behind hold what was guessed wrong, and is written over.
+            sequence.computed += len(gained)
+            if self.speculator is not None:
+                self.speculator.count_accepted(guessed[row], len(gained) - 1)
+            wanted = details is not None and sequence.request.sampling.logprobs is not None
+            self._gain(sequence, gained, details[row] if wanted and details is not None else None)
 
     def _sample(self, sequences: list[Sequence], packed: np.ndarray, logits: Any, flags: int) -> tuple[Any, Any]:
         """Has tokens drawn in place of the likeliest ones; what there is to tell of them is None if nobody asks."""
@@ -223,6 +306,9 @@ class Core:
     def _collect(self) -> None:
         """Takes in the results of the oldest step."""
         for sent in self._in_flight.popleft():
+            if sent.guessed is not None:
+                self._collect_verified(sent, sent.guessed)
+                continue
             ids = np.asarray(sent.ids).T.tolist()
             details = None if sent.details is None else np.asarray(sent.details)
             if sent.told is not None and sent.chunk is not None and not sent.chunk.sequence.finished:
@@ -289,7 +375,11 @@ class Core:
         """Lets a sequence go; returns False where it had gone before."""
         if sequence.finished:
             return False
+        if sequence.keeps_pages and reason in ("stop", "length"):
+            self.scheduler.hold(sequence)
         self.scheduler.remove(sequence)
+        if sequence.seat is not None and self.bank is not None:
+            self.bank.leave(sequence.seat)
         del self.sequences[sequence.request.id]
         self.finished[reason] += 1
         return True

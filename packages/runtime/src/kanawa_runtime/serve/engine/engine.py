@@ -1,18 +1,22 @@
 """LLMEngine: continuous batching of one model on a thread of its own; the implementation of `request.Engine`."""
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from kanawa.contracts import CausalLM, Environment
-from kanawa.errors import UsageError
+from kanawa.contracts import CausalLM, Environment, StoredAdapter
+from kanawa.errors import KanawaError, UsageError
 
+from kanawa_runtime.serve.adapters.bank import Bank
+from kanawa_runtime.serve.disaggregated.pages import Given, PageTransfer
 from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.core import Core
@@ -24,13 +28,25 @@ from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, 
 from kanawa_runtime.serve.engine.scheduler import Scheduler
 from kanawa_runtime.serve.engine.validate import check_request
 from kanawa_runtime.serve.open_run import OpenedRun, tokenizer_of
+from kanawa_runtime.serve.speculation.programs import Draft, Speculation
+from kanawa_runtime.serve.speculation.speculator import Speculator
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: How long a sequence may get where neither config nor model say.
 _LENGTH = 2048
 #: What a refused client is told to wait before the engine has seen how long requests take.
 _RETRY_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Submitted:
+    request: Request
+    on_output: OnOutput
+    keeps_pages: bool = False
+    given: Given | None = None
 
 
 class LLMEngine:
@@ -48,6 +64,7 @@ class LLMEngine:
         environment: Environment | None = None,
         config: EngineConfig | None = None,
         known: np.ndarray | None = None,
+        draft: Draft | None = None,
     ) -> None:
         self.config = cfg = (config or EngineConfig()).clone().freeze()
         self.environment = env = _for_few_rows(environment or Environment())
@@ -59,6 +76,9 @@ class LLMEngine:
         compute = env.plan.precision.compute
         dtype, on_cpu = cfg.cache_dtype or compute, (env.plan.platform or jax.default_backend()) == "cpu"
         bits = on_cpu and dtype == compute and not cfg.int8_cache
+        # Parameters as they are trained have no banks: they are laid beside them whenever some are loaded.
+        self._bank = Bank(model, cfg.adapter_slots, cfg.adapter_rank) if cfg.adapter_slots else None
+        model = self._bank.model if self._bank is not None else model
         self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits)
         # An int8 cache is restored before it is read, as wide as the table.
         shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages, any_width=on_cpu and not cfg.int8_cache)
@@ -66,6 +86,18 @@ class LLMEngine:
         self.reuses_prefixes = cfg.prefix_cache and paged.has_pages and not paged.has_slots
         if cfg.prefix_cache and paged.has_slots:
             logger.info("prefixes aren't reused: the model keeps states of whole sequences, which pages don't hold")
+        self.transfer = PageTransfer(self._programs) if cfg.transfers_pages else None
+        if self.transfer is not None:
+            self._programs.more.append(self.transfer)
+        speculator = None
+        if cfg.speculative_tokens:
+            self._programs.speculation = Speculation(self._programs, cfg, self.max_length, draft)
+            self._programs.more.append(self._programs.speculation)
+            count, has_draft = cfg.speculative_tokens, draft is not None
+            speculator = Speculator(count, cfg.ngram_least, cfg.ngram_most, has_draft=has_draft)
+        elif draft is not None:
+            message = "a draft model was given, but speculative_tokens is 0; say how many it guesses"
+            raise UsageError(message)
         scheduler = Scheduler(
             max_sequences=cfg.max_sequences,
             max_length=self.max_length,
@@ -77,22 +109,24 @@ class LLMEngine:
             prefill_sizes=shapes.prefill_sizes,
             reuses_prefixes=self.reuses_prefixes,
             has_pages=paged.has_pages,
+            guess=None if speculator is None else speculator.guess,
         )
-        self._core = Core(self._programs, scheduler, self.max_length)
-        self._programs.load(params, state or {})
+        self._core = Core(self._programs, scheduler, self.max_length, self._bank, speculator, self.transfer)
+        self._programs.load(self._with_banks(params), state or {})
         self._vocab = model.config.vocab_size
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
-        self._submitted: collections.deque[tuple[Request, OnOutput]] = collections.deque()
+        self._submitted: collections.deque[_Submitted] = collections.deque()
         self._ids: set[str] = set()
         self._cancelled: collections.deque[str] = collections.deque()
-        self._loads: collections.deque[tuple[Any, threading.Event]] = collections.deque()
+        #: What is to be done between two steps, and a place for what it raised.
+        self._orders: collections.deque[tuple[Callable[[], Any], Future[Any]]] = collections.deque()
         self._is_draining = self._is_stopping = False
         self._compilations = 0
         self._error: str | None = None
 
     @classmethod
-    def of_run(cls, run: OpenedRun, config: EngineConfig | None = None) -> "LLMEngine":
+    def of_run(cls, run: OpenedRun, config: EngineConfig | None = None, draft: Draft | None = None) -> "LLMEngine":
         """Returns the engine of an opened run or folder; raises UsageError for a model that doesn't generate."""
         model = run.trainer.model
         if not isinstance(model, CausalLM):
@@ -100,7 +134,7 @@ class LLMEngine:
             raise UsageError(message)
         tokenizer = tokenizer_of(run)
         known = None if tokenizer is None else tokenizer.known
-        return cls(model, run.params, run.state, run.environment, config, known)
+        return cls(model, run.params, run.state, run.environment, config, known, draft)
 
     @property
     def limits(self) -> EngineLimits:
@@ -135,20 +169,63 @@ class LLMEngine:
         self._thread.start()
         ready.wait()
 
-    def submit(self, request: Request, on_output: OnOutput) -> None:
-        """Queues a request. Raises QueueFullError, and RequestError naming field and limit; never waits."""
+    def check(self, request: Request) -> None:
+        """Raises RequestError for what could never be served here."""
         check_request(request, self.limits, prompt_logprobs=self.config.prompt_logprobs)
         if request.adapter is not None:
-            message = f"this engine has no adapters, and the request asks for {request.adapter!r}"
-            raise RequestError(message, "adapter")
+            if self._bank is None:
+                message = f"this engine has no adapters, and the request asks for {request.adapter!r}"
+                raise RequestError(message, "adapter")
+            self._bank.seat_of(request.adapter)
+
+    def check_takes_more(self, request_id: str) -> None:
+        """Raises QueueFullError, and RequestError for an id that is running already."""
         with self._wake:
-            if request.id in self._ids:
-                message = f"a request with the id {request.id!r} is running already; give each its own"
+            if request_id in self._ids:
+                message = f"a request with the id {request_id!r} is running already; give each its own"
                 raise RequestError(message, "id")
             self._check_takes_more()
+
+    def submit(
+        self, request: Request, on_output: OnOutput, *, keeps_pages: bool = False, given: Given | None = None
+    ) -> None:
+        """Queues a request. Raises QueueFullError, and RequestError naming field and limit; never waits.
+
+        With `keeps_pages` its pages outlive it, until `release_pages`. `given` is what another engine made of the
+        prompt; raises UsageError where its pages aren't like this engine's.
+        """
+        self.check(request)
+        if given is not None:
+            if self.transfer is None:
+                message = "this engine can't take pages: set transfers_pages in its config"
+                raise UsageError(message)
+            self.transfer.check(given.arrays, -(-len(request.prompt_ids) // self.config.page_size))
+        with self._wake:
+            self.check_takes_more(request.id)
             self._ids.add(request.id)
-            self._submitted.append((request, on_output))
+            self._submitted.append(_Submitted(request, on_output, keeps_pages, given))
             self._wake.notify()
+
+    def export_pages(self, request_id: str) -> list[np.ndarray]:
+        """Returns what the held pages of a request hold; raises UsageError where there are none."""
+
+        def export() -> list[np.ndarray]:
+            pages = self._core.scheduler.held.get(request_id)
+            if pages is None or self.transfer is None:
+                message = f"no pages of {request_id!r} are held"
+                raise UsageError(message)
+            return self.transfer.export(pages)
+
+        return self._between_steps(export)
+
+    def held_pages(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the pages that outlive their requests, by request."""
+        return {name: tuple(pages) for name, pages in list(self._core.scheduler.held.items())}
+
+    def release_pages(self, request_id: str) -> None:
+        """Frees held pages; an id without any, or an engine that has ended, is no error."""
+        with contextlib.suppress(EngineStoppedError):
+            self._between_steps(lambda: self._core.scheduler.let_go(request_id))
 
     def _check_takes_more(self) -> None:
         if self._error is not None:
@@ -189,6 +266,7 @@ class LLMEngine:
             "engine_steps": core.steps,
             "num_programs": self.num_programs,
             "compilations": self._compilations,
+            **({} if core.speculator is None else core.speculator.stats()),
             **{f"request_success_{reason}": core.finished[reason] for reason in ("stop", "length", "abort", "error")},
         }
 
@@ -197,14 +275,62 @@ class LLMEngine:
 
         Requests under way go on with the new weights over what the old ones have kept.
         """
-        done = threading.Event()
+
+        def load() -> None:
+            self._core.forget_prefixes()
+            self._programs.load(self._with_banks(params))
+
+        self._between_steps(load)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names that requests may ask for."""
+        return () if self._bank is None else self._bank.names
+
+    def add_adapter(self, name: str, adapter: StoredAdapter) -> None:
+        """Serves one more adapter from the next step on; compiles nothing.
+
+        Raises UsageError where it doesn't fit, no slot is free, or the name is taken.
+        """
+        bank = self._adapter_bank()
+        bank.check(name, adapter)
+
+        def add() -> None:
+            bank.add(name, adapter)
+            # Not while a step computes with what is replaced: it would be waited for anyhow.
+            self._programs.params = bank.replaced(self._programs.params)
+
+        self._between_steps(add)
+
+    def remove_adapter(self, name: str) -> None:
+        """Takes no more requests for an adapter; those under way go on. Raises RequestError for an unknown name."""
+        bank = self._adapter_bank()
+        self._between_steps(lambda: bank.remove(name))
+
+    def _adapter_bank(self) -> Bank:
+        if self._bank is None:
+            message = "this engine has no room for adapters: set adapter_slots in its config"
+            raise UsageError(message)
+        return self._bank
+
+    def _with_banks(self, params: Any) -> Any:
+        return params if self._bank is None else self._bank.with_banks(params, self._programs.whole)
+
+    def _between_steps(self, order: Callable[[], T]) -> T:
+        """Has the engine's thread do something, and waits for it; returns and raises what it does."""
+        if self._thread is None:
+            return order()
+        done: Future[T] = Future()
         with self._wake:
-            self._loads.append((params, done))
+            self._orders.append((order, done))
             self._wake.notify()
-        while not done.wait(0.1):
-            if self._thread is None or not self._thread.is_alive():
-                message = f"the engine isn't running, so it takes no weights ({self._error or 'it was stopped'})"
-                raise EngineStoppedError(message, _RETRY_SECONDS)
+        while True:
+            try:
+                return done.result(timeout=0.1)
+            except TimeoutError:
+                if not self._thread.is_alive():
+                    message = f"the engine isn't running, so nothing is changed ({self._error or 'it was stopped'})"
+                    raise EngineStoppedError(message, _RETRY_SECONDS) from None
 
     def drain(self, seconds: float) -> bool:
         """Refuses new requests and waits for the others; returns whether all ended in time."""
@@ -245,22 +371,25 @@ class LLMEngine:
     def _take_in(self) -> bool:
         """Takes in what was asked for since the last step, waiting for it if there is nothing to do; False to stop."""
         with self._wake:
-            while not (self._submitted or self._cancelled or self._loads or self._is_stopping) and self._core.is_idle:
+            while not (self._submitted or self._cancelled or self._orders or self._is_stopping) and self._core.is_idle:
                 self._wake.wait()
             if self._is_stopping:
                 return False
-            submitted, cancelled, loads = list(self._submitted), list(self._cancelled), list(self._loads)
+            submitted, cancelled, orders = list(self._submitted), list(self._cancelled), list(self._orders)
             self._submitted.clear()
             self._cancelled.clear()
-            self._loads.clear()
-        for request, on_output in submitted:
-            self._core.add(request, self._until_finished(on_output))
+            self._orders.clear()
+        for one in submitted:
+            tell = self._until_finished(one.on_output)
+            self._core.add(one.request, tell, keeps_pages=one.keeps_pages, given=one.given)
         for request_id in cancelled:
             self._core.cancel(request_id)
-        for params, done in loads:
-            self._core.forget_prefixes()
-            self._programs.load(params)
-            done.set()
+        for order, done in orders:
+            try:
+                done.set_result(order())
+            except KanawaError as error:
+                # The caller's own: the engine goes on.
+                done.set_exception(error)
         return True
 
     def _until_finished(self, on_output: OnOutput) -> OnOutput:
@@ -285,8 +414,8 @@ class LLMEngine:
             submitted = list(self._submitted)
             self._submitted.clear()
         core = self._core
-        for request, on_output in submitted:
-            core.add(request, self._until_finished(on_output))
+        for one in submitted:
+            core.add(one.request, self._until_finished(one.on_output))
         core.end(reason, self._error)
 
 

@@ -38,12 +38,12 @@ def paged_model(
     """
     rows = config.max_sequences + 1
     one = _with_caches(model, config, 1, bits)
-    page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if _is_paged(spec))
+    page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if is_paged(spec))
     num_pages = _num_pages(config, max_length, page_bytes)
     paged = _with_caches(model, config, num_pages, bits)
     spec = paged.cache_spec(rows, max_length, dtype)
     leaves = _leaves(spec)
-    has_slots = any(not _is_paged(leaf) for leaf in leaves)
+    has_slots = any(not is_paged(leaf) for leaf in leaves)
     return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes)
 
 
@@ -83,7 +83,8 @@ def _leaves(spec: Any) -> list[kn.ParamSpec]:
     return jax.tree.leaves(spec, is_leaf=_is_spec)
 
 
-def _is_paged(spec: kn.ParamSpec) -> bool:
+def is_paged(spec: kn.ParamSpec) -> bool:
+    """Returns whether an array of a cache is pages."""
     return bool(spec.axes) and spec.axes[0] == "pages"
 
 

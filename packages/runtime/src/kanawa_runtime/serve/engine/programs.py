@@ -57,16 +57,21 @@ class Programs:
         self.shapes, self.paged, self.config, self.environment = shapes, paged, config, environment
         self.vocab = trained.config.vocab_size
         self._mesh = environment.mesh if isinstance(environment.mesh, Mesh) else None
-        self._whole = None if self._mesh is None else replicated(self._mesh)
+        self.whole = None if self._mesh is None else replicated(self._mesh)
         self._cache_shardings = cache_shardings(paged.cache_spec, environment)
-        self._shardings = Caches(self._cache_shardings, self._whole)
-        allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
-        self._steps = Steps(
+        self.shardings = Caches(self._cache_shardings, self.whole)
+        #: Has guesses of several tokens verified; set before anything is compiled.
+        self.speculation: Any = None
+        #: What compiles programs of its own beside these, over the same state.
+        self.more: list[Any] = []
+        self.known = allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
+        self.steps = Steps(
             paged.model,
             has_slots=paged.has_slots,
             known=allowed,
             num_logprobs=config.max_logprobs,
             fused_steps=config.fused_steps,
+            has_adapters=config.adapter_slots > 0,
         )
         self._unstacked = paged.model.unstacked
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -104,9 +109,9 @@ class Programs:
         if dtype == "float32":
             return jax.tree.map(lambda _: False, unstacked)
         kept, tokens = jax.eval_shape(lambda: self._empty()[0]), self.shapes.prefill_sizes[0]
-        packed = self._abstract((1, PAGES + self.shapes.page_widths[-1]))
-        rest = (self.model_state, kept, packed, self._abstract((1, tokens)))
-        return read_as(self._steps.prefill, unstacked, rest, dtype)
+        packed = self.abstract((1, PAGES + self.shapes.page_widths[-1]))
+        rest = (self.model_state, kept, packed, self.abstract((1, tokens)))
+        return read_as(self.steps.prefill, unstacked, rest, dtype)
 
     def compile(self) -> None:
         """Compiles everything and makes the empty state; `load` comes first."""
@@ -115,11 +120,16 @@ class Programs:
             words = -(-self.vocab // 32)
             for rows in {1, *self.shapes.batch_sizes}:
                 everything = np.full((rows, words), -1, np.int32)
-                self._no_masks[rows] = jax.device_put(everything, self._whole)
-        wanted = self._wanted()
+                self._no_masks[rows] = jax.device_put(everything, self.whole)
+        wanted = dict(self._wanted())
+        own = [extension.compile() for extension in self.more]
+        for programs in own:
+            wanted |= programs
         with ThreadPoolExecutor(_THREADS) as pool:
             compiled = pool.map(lambda program: program.lower().compile(), wanted.values())
             self._compiled.update(zip(wanted, compiled, strict=True))
+        for extension, programs in zip(self.more, own, strict=True):
+            extension.take({key: self._compiled[key] for key in programs})
 
     def decode(self, packed: np.ndarray, steps: int) -> tuple[Any, Any]:
         """Runs decoding on packed rows; returns the likeliest ids [K, B] and the last logits, still being computed."""
@@ -129,12 +139,16 @@ class Programs:
 
     def prefill(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any]:
         """Runs a chunk of one row's prompt; returns as `decode` does."""
+        if self.speculation is not None:
+            self.speculation.take_in(packed, ids)
         program = self._compiled["prefill", ids.shape[1], packed.shape[1] - PAGES]
         self.kept, chosen, logits = program(self.params, self.model_state, self.kept, packed, ids)
         return chosen, logits
 
     def score(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any, Any]:
         """Runs a chunk of one row's prompt and tells of each of its tokens."""
+        if self.speculation is not None:
+            self.speculation.take_in(packed, ids[:, :-1])
         program = self._compiled["score", ids.shape[1] - 1, packed.shape[1] - PAGES]
         self.kept, chosen, logits, told = program(self.params, self.model_state, self.kept, packed, ids)
         return chosen, logits, told
@@ -154,57 +168,64 @@ class Programs:
         self.tables = self._compiled["seat",](self.tables, np.int32(slot), counts, in_prompt, bias)
 
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
-        shapes, steps = self.shapes, self._steps
+        shapes, steps = self.shapes, self.steps
         wanted: dict[tuple[Any, ...], Program] = {}
         for rows, width in itertools.product(shapes.batch_sizes, shapes.page_widths):
-            rest = (self._abstract((rows, PAGES + width)), self._abstract(()))
+            rest = (self.abstract((rows, PAGES + width)), self.abstract(()))
             wanted["decode", rows, width] = self._program(f"decode {rows}x{width}", steps.decode, rest, 2)
         widest = shapes.page_widths[-1]
-        for tokens, width in itertools.product(shapes.prefill_sizes, shapes.page_widths):
-            # A chunk fills so many pages itself.
-            if width < widest and width * self.config.page_size < tokens:
-                continue
-            rest = (self._abstract((1, PAGES + width)), self._abstract((1, tokens)))
+        for tokens, width in self.chunk_shapes():
+            rest = (self.abstract((1, PAGES + width)), self.abstract((1, tokens)))
             wanted["prefill", tokens, width] = self._program(f"prefill {tokens}x{width}", steps.prefill, rest, 2)
         if self.config.prompt_logprobs:
             # One shape for all: these are rare, and whoever asks for them doesn't wait for a first token.
             tokens = shapes.prefill_sizes[-1]
-            rest = (self._abstract((1, PAGES + widest)), self._abstract((1, tokens + 1)))
+            rest = (self.abstract((1, PAGES + widest)), self.abstract((1, tokens + 1)))
             wanted["score", tokens, widest] = self._program("score", steps.score, rest, 3)
         return wanted | self._wanted_samplers()
 
+    def chunk_shapes(self) -> list[tuple[int, int]]:
+        """Returns the tokens and page widths that chunks of prompts come in."""
+        shapes, widest = self.shapes, self.shapes.page_widths[-1]
+        pairs = itertools.product(shapes.prefill_sizes, shapes.page_widths)
+        # A chunk fills so many pages itself.
+        return [(t, w) for t, w in pairs if w == widest or w * self.config.page_size >= t]
+
     def _wanted_samplers(self) -> dict[tuple[Any, ...], Program]:
-        whole, tables = self._whole, _abstract_of(self.tables)
+        whole, tables = self.whole, abstract_of(self.tables)
         several = None if whole is None else Tables(whole, whole, whole)
         wanted: dict[tuple[Any, ...], Program] = {}
         for rows, mask in self._no_masks.items():
-            logits = self._abstract((rows, self.vocab), jnp.float32)
-            arguments = (_abstract_of(self.kept.last), tables, self._abstract((rows, PAGES)), logits)
-            arguments += (self._abstract(()), self._abstract(mask.shape))
+            logits = self.abstract((rows, self.vocab), jnp.float32)
+            arguments = (abstract_of(self.kept.last), tables, self.abstract((rows, PAGES)), logits)
+            arguments += (self.abstract(()), self.abstract(mask.shape))
             out = None if whole is None else (whole, several, whole, whole)
-            sample = Program(f"sample {rows}", self._steps.sample, arguments, (0, 1), out, self.environment)
+            sample = Program(f"sample {rows}", self.steps.sample, arguments, (0, 1), out, self.environment)
             wanted["sample", rows] = sample
-        row = tuple(self._abstract((self.vocab,), dtype) for dtype in (jnp.int32, jnp.bool, jnp.float32))
-        wanted["seat",] = Program("seat", seat, (tables, self._abstract(()), *row), (0,), several, self.environment)
+        row = tuple(self.abstract((self.vocab,), dtype) for dtype in (jnp.int32, jnp.bool, jnp.float32))
+        wanted["seat",] = Program("seat", seat, (tables, self.abstract(()), *row), (0,), several, self.environment)
         return wanted
 
     def _program(self, name: str, function: Callable[..., Any], rest: tuple[Any, ...], results: int) -> Program:
-        arguments = tuple(_abstract_of(tree) for tree in (self.params, self.model_state, self.kept))
-        out = None if self._whole is None else (self._shardings, *(self._whole,) * results)
+        arguments = tuple(abstract_of(tree) for tree in (self.params, self.model_state, self.kept))
+        out = None if self.whole is None else (self.shardings, *(self.whole,) * results)
         return Program(name, function, (*arguments, *rest), (2,), out, self.environment)
 
-    def _abstract(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
+    def abstract(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        """Returns what a program takes for an array of the host's."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.whole)
 
     def _empty(self) -> tuple[Caches, Tables]:
         slots, vocab = self.config.max_sequences + 1, self.vocab
         kinds = (jnp.int32, jnp.bool, jnp.float32)
-        tables = Tables(*(jnp.zeros((slots, vocab), dtype, device=self._whole) for dtype in kinds))
+        tables = Tables(*(jnp.zeros((slots, vocab), dtype, device=self.whole) for dtype in kinds))
         caches = empty_caches(self.paged.cache_spec, self._cache_shardings)
-        return Caches(caches, jnp.zeros(slots, jnp.int32, device=self._whole)), tables
+        return Caches(caches, jnp.zeros(slots, jnp.int32, device=self.whole)), tables
 
 
-def _abstract_of(tree: Any) -> Any:
+def abstract_of(tree: Any) -> Any:
+    """Returns shapes, dtypes and a mesh's shardings of arrays."""
+
     def one(x: Any) -> jax.ShapeDtypeStruct:
         # Only a mesh's shardings are part of a program; one device is wherever its arguments are.
         sharding = getattr(x, "sharding", None)

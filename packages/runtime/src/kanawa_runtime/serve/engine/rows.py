@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Int
 #: Stop tokens that the device knows; what is beyond is looked for on the host, which sees them a step later.
 MOST_STOPS = 8
 
-SLOT, LENGTH, COUNT, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES = range(7)
-TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, UNIFORM = range(7, 14)
-STOPS = slice(14, 14 + MOST_STOPS)
-PAGES = 14 + MOST_STOPS
+SLOT, LENGTH, COUNT, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER = range(8)
+TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, UNIFORM = range(8, 15)
+STOPS = slice(15, 15 + MOST_STOPS)
+PAGES = 15 + MOST_STOPS
 
 #: What a batch needs besides the likeliest tokens, as bits of one number; each costs nothing where no row asks for it.
 TABLES, RANDOM, CUT, LOGPROBS, MASK = (1 << bit for bit in range(5))
@@ -26,8 +26,8 @@ class Rows(NamedTuple):
     """The columns of a batch of rows.
 
     `count` is how many tokens a row is given (prefill) or may gain at most (decode); 0 for no sequence. `generated`
-    counts its new tokens so far. `has_tables` says that its slot's penalties and biases are set. `uniform` is the
-    random number that its next token is drawn by.
+    counts its new tokens so far. `has_tables` says that its slot's penalties and biases are set, `adapter` is the
+    slot of its LoRA. `uniform` is the random number that its next token is drawn by.
     """
 
     slot: Int[Array, " B"]
@@ -37,6 +37,7 @@ class Rows(NamedTuple):
     top_k: Int[Array, " B"]
     min_tokens: Int[Array, " B"]
     has_tables: Int[Array, " B"]
+    adapter: Int[Array, " B"]
     temperature: Float[Array, " B"]
     top_p: Float[Array, " B"]
     min_p: Float[Array, " B"]
@@ -53,7 +54,7 @@ def unpacked(packed: Int[Array, "B columns"]) -> Rows:
     floats = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE : UNIFORM + 1], jnp.float32)
     return Rows(
         *(packed[:, column] for column in (SLOT, LENGTH, COUNT, GENERATED)),
-        *(packed[:, column] for column in (TOP_K, MIN_TOKENS, HAS_TABLES)),
+        *(packed[:, column] for column in (TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER)),
         *(floats[:, column] for column in range(UNIFORM - TEMPERATURE + 1)),
         packed[:, STOPS],
         packed[:, PAGES:],

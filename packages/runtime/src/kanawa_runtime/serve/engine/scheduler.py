@@ -6,6 +6,7 @@ Plain Python over plain integers: nothing here knows of a device.
 import bisect
 import dataclasses
 import heapq
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from kanawa_runtime.serve.engine.buckets import smallest_holding
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.rows import LENGTH, PAGES, SLOT
 from kanawa_runtime.serve.engine.sequence import Sequence
+
+#: Guesses at most so many tokens that may follow a sequence.
+Guess = Callable[[Sequence, int], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +40,11 @@ class Plan:
 
     decode: list[tuple[Sequence, int]] = dataclasses.field(default_factory=list)
     steps: int = 1
+    #: Sequences with the guesses that are verified.
+    verify: list[tuple[Sequence, list[int]]] = dataclasses.field(default_factory=list)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    #: Sequences whose prompt another engine has taken in, just seated: their pages are to be written.
+    given: list[Sequence] = dataclasses.field(default_factory=list)
     is_starved: bool = False
 
 
@@ -50,9 +58,12 @@ class Scheduler:
     def __init__(
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
+        guess: Guess | None = None,
     ) -> None:  # fmt: skip
         self.pool, self.page_size = pool, page_size
         self.running: list[Sequence] = []
+        #: Pages that outlive their sequence, by its request's id.
+        self.held: dict[str, list[int]] = {}
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -61,6 +72,7 @@ class Scheduler:
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
         self._fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
+        self._guess = guess
         self.width = -(-max_length // page_size) if has_pages else 1
         # A line a slot, kept up to date, so that a step's rows are one copy out of it. The last is nobody's.
         self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
@@ -88,6 +100,17 @@ class Scheduler:
             self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
             heapq.heapify(self._waiting)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Keeps the pages of a sequence that is about to go; `let_go` frees them."""
+        pages = sequence.pages[: -(-sequence.computed // self.page_size)]
+        for page in pages:
+            self.pool.share(page)
+        self.held[sequence.request.id] = pages
+
+    def let_go(self, request_id: str) -> None:
+        """Frees held pages; an id without any is no error."""
+        self.pool.release(reversed(self.held.pop(request_id, [])))
+
     def plan(self, *, settled: bool) -> Plan:
         """Returns the next step; `settled` says that nothing is being computed, so that sequences may be preempted."""
         plan = Plan()
@@ -97,24 +120,34 @@ class Scheduler:
             if sequence.slot < 0 or not sequence.is_prefilled or (sequence.waits_for_itself and sequence.pending):
                 continue
             left = min(sequence.request.sampling.max_tokens - sequence.generated, self._max_length - sequence.length)
+            guesses = self._guess(sequence, left - 1) if self._guess and sequence.speculates and left > 1 else []
+            if guesses:
+                if self._grow(sequence, sequence.computed + 1 + len(guesses), plan, settled=settled):
+                    plan.verify.append((sequence, guesses))
+                continue
             count = min(plan.steps, left)
             # What is left may be none: its last token is being computed.
             if count > 0 and self._grow(sequence, sequence.computed + count, plan, settled=settled):
                 plan.decode.append((sequence, count))
         if not plan.is_starved:
-            self._plan_prompts(plan, self._budget - len(plan.decode))
+            spent = len(plan.decode) + sum(1 + len(guesses) for _, guesses in plan.verify)
+            self._plan_prompts(plan, self._budget - spent)
         return plan
 
     def _plan_prompts(self, plan: Plan, budget: int) -> None:
         for sequence in self.running:
             if not sequence.is_prefilled:
                 budget = self._cut(sequence, plan, budget)
-        while self._waiting and self._slots and budget >= min(self.page_size, len(self._waiting[0][1].tokens)):
+        while self._waiting and self._slots:
             sequence = self._waiting[0][1]
+            if sequence.given is None and budget < min(self.page_size, len(sequence.tokens)):
+                break
             if not self._seat(sequence):
                 break
             heapq.heappop(self._waiting)
             bisect.insort(self.running, sequence, key=lambda s: s.order)
+            if sequence.given is not None:
+                plan.given.append(sequence)
             budget = self._cut(sequence, plan, budget)
 
     def _cut(self, sequence: Sequence, plan: Plan, budget: int) -> int:
@@ -140,7 +173,8 @@ class Scheduler:
         """Gives a waiting sequence a slot and the pages of all its tokens; returns False where they don't suffice."""
         tokens, size = len(sequence.tokens), self.page_size
         shared: list[int] = []
-        wants_prefix = self._reuses_prefixes and sequence.request.sampling.prompt_logprobs is None
+        comes_filled = sequence.given is not None
+        wants_prefix = self._reuses_prefixes and sequence.request.sampling.prompt_logprobs is None and not comes_filled
         if wants_prefix:
             self._digest(sequence, tokens)
             # The last token is always computed: somebody has to say what follows it.
@@ -149,7 +183,7 @@ class Scheduler:
             needed = -(-tokens // size) - len(shared)
             revived = sum(self.pool.is_cached(page) for page in shared)
             # A page for each that runs, or it would be preempted at once for what comes in.
-            if needed + revived + len(self.running) > self.pool.available and self.running:
+            if needed + revived + len(self.running) > self.pool.available and (self.running or self.held):
                 return False
             for page in shared:
                 self.pool.share(page)
@@ -160,7 +194,10 @@ class Scheduler:
         sequence.slot = self._slots.pop()
         sequence.described = len(shared)
         sequence.computed, sequence.target = len(shared) * size, tokens
-        if not sequence.generated:
+        if comes_filled:
+            # All but the last token, which is fed to decode.
+            sequence.computed = sequence.target = tokens - 1
+        if not sequence.generated and not comes_filled:
             sequence.cached_tokens = sequence.computed
         row = self.table[sequence.slot]
         sequence.write_row(row)
@@ -200,6 +237,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._unseat(sequence)
         sequence.computed = sequence.target = sequence.described = 0
+        sequence.given = None
         self.preemptions += 1
         self.add(sequence)
 

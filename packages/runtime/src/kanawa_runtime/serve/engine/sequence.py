@@ -10,6 +10,7 @@ from kanawa.errors import UsageError
 from kanawa_runtime.serve.engine import random_numbers
 from kanawa_runtime.serve.engine.request import OnOutput, Request, TokenLogprobs
 from kanawa_runtime.serve.engine.rows import (
+    ADAPTER,
     CUT,
     HAS_TABLES,
     LOGPROBS,
@@ -26,7 +27,7 @@ from kanawa_runtime.serve.engine.rows import (
 )
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """A request's tokens, and how far host and device are with them.
 
@@ -58,6 +59,15 @@ class Sequence:
     told_cached: bool = False
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    #: Its adapter's seat and slot in the bank; slot 0 is none.
+    seat: Any = None
+    adapter: int = 0
+    #: Whether its next tokens are guessed.
+    speculates: bool = False
+    #: Pages of its prompt that another engine has filled, until they are written.
+    given: Any = None
+    #: Whether its pages outlive it, for another engine.
+    keeps_pages: bool = False
     #: The block of its random numbers that it is in, as the bits of floats.
     _uniforms: np.ndarray | None = None
     _block: int = -1
@@ -84,8 +94,8 @@ class Sequence:
 
     @property
     def waits_for_itself(self) -> bool:
-        """Whether its next token's mask depends on the last one, which the host has to see first."""
-        return bool(self.flags & MASK)
+        """Whether its next mask or guesses depend on its last token, which the host has to see first."""
+        return self.speculates or bool(self.flags & MASK)
 
     def uniform(self, index: int) -> int:
         """Returns the random number of new token `index`, as the bits of a float in [0, 1)."""
@@ -100,7 +110,7 @@ class Sequence:
         # A grammar may leave nothing but stop tokens, whatever the least number is: `allowed_bits` sees to both.
         row[MIN_TOKENS] = 0 if sampling.grammar is not None else sampling.min_tokens
         row[TOP_K] = sampling.top_k
-        row[HAS_TABLES] = self.flags & TABLES != 0
+        row[HAS_TABLES], row[ADAPTER] = self.flags & TABLES != 0, self.adapter
         row[TEMPERATURE : REPETITION + 1] = float_bits(
             (
                 sampling.temperature,

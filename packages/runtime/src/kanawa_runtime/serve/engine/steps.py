@@ -23,10 +23,14 @@ class Caches(NamedTuple):
 class Steps:
     """The functions to compile for one model; `known`, bool [vocab], are the ids that may be drawn."""
 
-    def __init__(self, model: CausalLM, *, has_slots: bool, known: Any, num_logprobs: int, fused_steps: int) -> None:
+    def __init__(
+        self, model: CausalLM, *, has_slots: bool, known: Any, num_logprobs: int, fused_steps: int,
+        has_adapters: bool = False,
+    ) -> None:  # fmt: skip
         self._decode: Callable[..., Any] = kn.functional(model, "decode")
         self._has_slots, self._known, self._vocab = has_slots, known, model.config.vocab_size
-        self._num_logprobs, self._fused_steps = num_logprobs, fused_steps
+        self._has_adapters = has_adapters
+        self.num_logprobs, self._fused_steps = num_logprobs, fused_steps
 
     def decode(
         self, params: Any, model_state: Any, kept: Caches, packed: Array, steps: Array
@@ -72,17 +76,25 @@ class Steps:
         fed, following = ids[:, :-1], ids[:, 1:]
         rows, sequences = self._chunk(packed, fed)
         (logits, caches), _ = self._decode(params, model_state, fed, sequences, kept.caches)
-        told = tell(self._only_known(logits[0]), following[0], self._num_logprobs)
+        told = tell(self._only_known(logits[0]), following[0], self.num_logprobs)
         last = jnp.maximum(rows.count - 1, 0)
         logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
         return *self._after(logits, rows, caches, kept), told
+
+    def logits_of(
+        self, params: Any, model_state: Any, caches: Any, rows: Rows, ids: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Feeds the first `count` of each row's tokens; returns what may follow each of them, and the caches."""
+        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.count[:, None]
+        (logits, caches), _ = self._decode(params, model_state, ids, self._sequences(rows, rows.length, real), caches)
+        return logits if self._known is None else jnp.where(self._known[None, None], logits, -jnp.inf), caches
 
     def sample(
         self, last: Array, tables: Tables, packed: Array, logits: Array, flags: Array, mask: Array
     ) -> tuple[Int[Array, " S"], Tables, Int[Array, "1 B"], Int[Array, "B details"]]:
         """Draws each row's token as its request wants it, in place of the likeliest one."""
         rows = unpacked(packed)
-        chosen = choose(logits, rows, tables, flags, mask, num_logprobs=self._num_logprobs)
+        chosen = choose(logits, rows, tables, flags, mask, num_logprobs=self.num_logprobs)
         counted = tables.counts.at[rows.slot, chosen.ids].add((rows.count > 0).astype(jnp.int32))
         return last.at[rows.slot].set(chosen.ids), tables._replace(counts=counted), chosen.ids[None], chosen.details
 
@@ -105,6 +117,7 @@ class Steps:
             slots=rows.slot if self._has_slots else None,
             page_table=rows.pages,
             segment_ids=real.astype(jnp.int32),
+            adapters=rows.adapter if self._has_adapters else None,
         )
 
 

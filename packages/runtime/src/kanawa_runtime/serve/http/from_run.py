@@ -8,12 +8,15 @@ from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.adapters.read import load_adapter
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.http.chat_template import template_of
 from kanawa_runtime.serve.http.served_model import ServedModel, Weights
 from kanawa_runtime.serve.imported import outline_of
 from kanawa_runtime.serve.open_run import OpenedRun, open_run, tokenizer_of
+from kanawa_runtime.serve.speculation.programs import Draft
 from kanawa_runtime.serve.structured.grammars import Grammars
 from kanawa_runtime.train.run_directory import ORIGIN
 
@@ -26,9 +29,12 @@ def served_model(
     step: int | None = None,
     target: str | None = None,
     template: Path | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    draft: Path | None = None,
 ) -> ServedModel:
     """Returns the model of a folder behind an engine that has not started yet.
 
+    `adapters` are LoRAs that clients may ask for by their names; `draft` is a model that guesses for this one.
     Raises UsageError for what continues no text, or has no tokenizer.
     """
     _check_continues(directory)
@@ -39,7 +45,13 @@ def served_model(
         message = f"{unreadable(places[0] if places else directory)}; a server can't take texts without one"
         raise UsageError(message)
     chosen = template_of(tokenizer.folder_files(), template)
-    engine = LLMEngine.of_run(opened, config)
+    read = {called: load_adapter(folder, opened.trainer.model.config) for called, folder in (adapters or {}).items()}
+    if read:
+        rank = max(config.adapter_rank, *(adapter.rank for adapter in read.values()))
+        config = config.clone().set(adapter_slots=max(config.adapter_slots, len(read)), adapter_rank=rank)
+    engine = LLMEngine.of_run(opened, config, _draft(draft, tokenizer, target))
+    for called, adapter in read.items():
+        engine.add_adapter(called, adapter)
     served = ServedModel(
         name=name or directory.resolve().name,
         engine=engine,
@@ -47,10 +59,24 @@ def served_model(
         template=chosen,
         step=opened.step,
         grammars=Grammars(tokenizer, engine.limits.vocab_size),
+        adapters=tuple(read),
     )
     architecture = to_json(opened.composition.config.model)
     served.reload = lambda wanted: _weights(directory, target, wanted, architecture)
     return served
+
+
+def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> Draft | None:
+    """Returns the model that guesses; raises UsageError where it reads texts otherwise than the one it guesses for."""
+    if directory is None:
+        return None
+    _check_continues(directory)
+    opened = open_run(directory, target=target)
+    own = tokenizer_of(opened)
+    if own is None or tuple(own.tokens) != tuple(tokenizer.tokens):
+        message = f"{directory} can't guess for this model: its tokenizer is another one; a draft needs the same"
+        raise UsageError(message)
+    return Draft(opened.trainer.model, opened.params, opened.state)
 
 
 def _weights(directory: Path, target: str | None, step: int | None, architecture: Mapping[str, object]) -> Weights:

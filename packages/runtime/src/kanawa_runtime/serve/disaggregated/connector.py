@@ -1,0 +1,70 @@
+"""How a decoding engine reaches one that takes prompts in. TCP is one way; a faster transport implements the same."""
+
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kanawa_runtime.serve.disaggregated.messages import of_request, to_output
+from kanawa_runtime.serve.disaggregated.pages import Given
+from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.engine.request import Request
+
+#: The shape of one page and the dtype of each array of a cache.
+PageShapes = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class Connector(Protocol):
+    """Has prompts taken in elsewhere; may be called by several threads at once."""
+
+    def prefill(self, request: Request, seed: int, layout: str, shapes: PageShapes, gone: threading.Event) -> Given:
+        """Returns what the other engine said and, where there is more to come, its pages.
+
+        The other engine's pages are free once this returns or raises. Gives up when `gone` is set. Raises WireError
+        where the other engine can't be reached, or doesn't answer.
+        """
+
+
+class TcpConnector:
+    """A connection a prompt: a request goes there, the first token and the pages come back, and a receipt ends it."""
+
+    def __init__(self, host: str, port: int, token: bytes, *, timeout: float = 60.0) -> None:
+        self._address, self._token, self._timeout = (host, port), token, timeout
+
+    def prefill(self, request: Request, seed: int, layout: str, shapes: PageShapes, gone: threading.Event) -> Given:
+        """Asks the engine that listens there; see the protocol."""
+        try:
+            connection = socket.create_connection(self._address, timeout=min(self._timeout, 5.0))
+        except OSError as error:
+            message = f"no engine can be reached at {self._address[0]}:{self._address[1]}: {error}"
+            raise WireError(message) from error
+        # Closing it is what frees the pages there, whatever happens here.
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
+            wire.send({"layout": layout, "request": of_request(request, seed)})
+            if gone.is_set():
+                message = "the request was cancelled"
+                raise WireError(message)
+            header, _ = wire.receive()
+            if "refused" in header:
+                message = f"the other engine refused: {str(header['refused'])[:500]}"
+                raise WireError(message)
+            first = to_output(request.id, header.get("first") or {})
+            arrays = [_receive_array(wire, header.get("pages"), *one) for one in shapes] if header.get("pages") else []
+            wire.send({"received": True})
+        return Given(first, arrays)
+
+
+def _receive_array(wire: Wire, pages: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    if not isinstance(pages, int) or not 0 < pages < 2**31:
+        message = f"{pages!r} pages were announced"
+        raise WireError(message)
+    size = pages * int(np.prod(shape)) * dtype.itemsize
+    _, payload = wire.receive(most_payload=size)
+    if len(payload) != size:
+        message = f"an array of {len(payload)} bytes came, expected {size}"
+        raise WireError(message)
+    return np.frombuffer(payload, dtype).reshape(pages, *shape)

@@ -1,0 +1,95 @@
+"""Requests and outputs as JSON, for another engine."""
+
+import dataclasses
+import time
+from typing import Any
+
+from kanawa_runtime.serve.disaggregated.wire import WireError
+from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams, TokenLogprobs
+
+_LISTS = ("stop_token_ids", "allowed_token_ids")
+
+
+def of_request(request: Request, seed: int) -> dict[str, Any]:
+    """Returns a request for one new token; its seed is said, so that the next engine draws on from it."""
+    sampling = request.sampling
+    fields = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling) if f.name != "grammar"}
+    fields |= {"seed": seed, "max_tokens": 1, "min_tokens": min(1, sampling.min_tokens)}
+    fields["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
+    left = None if request.deadline is None else request.deadline - time.monotonic()
+    return {
+        "id": request.id,
+        "prompt_ids": list(request.prompt_ids),
+        "sampling": fields,
+        "adapter": request.adapter,
+        "cache_salt": request.cache_salt,
+        "priority": request.priority,
+        "seconds": left,
+    }
+
+
+def to_request(message: dict[str, Any]) -> Request:
+    """Returns the request that `of_request` wrote; raises WireError for anything else."""
+    try:
+        fields = dict(message["sampling"])
+        fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"]}
+        for name in _LISTS:
+            fields[name] = None if fields[name] is None else tuple(int(i) for i in fields[name])
+        fields["bad_words"] = tuple(tuple(int(i) for i in word) for word in fields["bad_words"])
+        seconds = message["seconds"]
+        return Request(
+            id=str(message["id"]),
+            prompt_ids=tuple(int(i) for i in message["prompt_ids"]),
+            sampling=SamplingParams(**fields),
+            adapter=None if message["adapter"] is None else str(message["adapter"]),
+            cache_salt=str(message["cache_salt"]),
+            priority=int(message["priority"]),
+            deadline=None if seconds is None else time.monotonic() + float(seconds),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"a request came that this version can't read ({type(error).__name__}: {error})"
+        raise WireError(text) from error
+
+
+def of_output(output: Output) -> dict[str, Any]:
+    """Returns an output's fields."""
+    return {
+        "token_ids": list(output.token_ids),
+        "logprobs": _of_logprobs(output.logprobs),
+        "prompt_logprobs": _of_logprobs(output.prompt_logprobs),
+        "finish_reason": output.finish_reason,
+        "stop_token_id": output.stop_token_id,
+        "cached_tokens": output.cached_tokens,
+        "error": output.error,
+    }
+
+
+def to_output(request_id: str, message: dict[str, Any]) -> Output:
+    """Returns the output that `of_output` wrote; raises WireError for anything else."""
+    try:
+        fields = {name: message[name] for name in ("finish_reason", "stop_token_id", "cached_tokens", "error")}
+        return Output(
+            request_id=request_id,
+            token_ids=tuple(int(i) for i in message["token_ids"]),
+            logprobs=_to_logprobs(message["logprobs"]),
+            prompt_logprobs=_to_logprobs(message["prompt_logprobs"]),
+            **fields,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"an output came that this version can't read ({type(error).__name__}: {error})"
+        raise WireError(text) from error
+
+
+def _of_logprobs(told: Any) -> Any:
+    return None if told is None else [None if one is None else [one.logprob, one.rank, list(one.top)] for one in told]
+
+
+def _to_logprobs(told: Any) -> Any:
+    if told is None:
+        return None
+    return tuple(
+        None
+        if one is None
+        else TokenLogprobs(logprob=float(one[0]), rank=int(one[1]), top=tuple((int(i), float(p)) for i, p in one[2]))
+        for one in told
+    )

@@ -1,0 +1,122 @@
+"""Pages between device and host, for another engine: compiled like everything else, before the first request."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+import numpy as np
+from jaxtyping import Array, Int
+from kanawa.contracts import Program
+from kanawa.errors import UsageError
+
+from kanawa_runtime.serve.engine.buckets import smallest_holding
+from kanawa_runtime.serve.engine.paged_model import is_paged
+from kanawa_runtime.serve.engine.programs import Programs, abstract_of
+from kanawa_runtime.serve.engine.request import Output
+from kanawa_runtime.serve.engine.steps import Caches
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A prompt that another engine has taken in: what it said first, and the pages, an array a cache array."""
+
+    first: Output
+    arrays: Sequence[np.ndarray]
+
+
+class PageTransfer:
+    """Reads pages of an engine's cache and writes others' into it; arrays are [pages, …] in the order of the cache."""
+
+    def __init__(self, programs: Programs) -> None:
+        """Raises UsageError for a model that keeps more of a sequence than pages."""
+        self._programs = programs
+        specs, self._structure = jax.tree.flatten(programs.paged.cache_spec, is_leaf=_is_spec)
+        if programs.paged.has_slots or not programs.paged.has_pages:
+            message = (
+                "this model's prompts can't be handed over: some of its layers keep a state of the whole sequence "
+                "beside pages; serve it with one engine"
+            )
+            raise UsageError(message)
+        self._paged = [is_paged(spec) for spec in specs]
+        self.shapes = [(tuple(spec.shape[1:]), jnp.dtype(spec.dtype)) for spec in specs if is_paged(spec)]
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    @property
+    def layout(self) -> str:
+        """Names the arrays of a page: engines whose pages are alike have equal ones."""
+        text = json.dumps([[list(shape), dtype.name] for shape, dtype in self.shapes])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def compile(self) -> Mapping[tuple[Any, ...], Program]:
+        """Returns the programs to compile; `take` has them compiled."""
+        programs, wanted = self._programs, {}
+        kept, whole, abstract = abstract_of(programs.kept), programs.whole, programs.abstract
+        for width in programs.shapes.page_widths:
+            pages = abstract((width,))
+            arrays = tuple(abstract((width, *shape), dtype) for shape, dtype in self.shapes)
+            out = None if whole is None else (whole,) * len(arrays)
+            wanted["read", width] = Program(
+                f"read {width} pages", self.read, (kept, pages), (), out, programs.environment
+            )
+            arguments = (kept, pages, arrays, abstract(()), abstract(()))
+            out = None if whole is None else programs.shardings
+            wanted["write", width] = Program(
+                f"write {width} pages", self.write, arguments, (0,), out, programs.environment
+            )
+        return wanted
+
+    def take(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
+        """Takes the programs, compiled."""
+        self._compiled = dict(compiled)
+
+    def read(self, kept: Caches, pages: Int[Array, " W"]) -> tuple[Array, ...]:
+        """Returns what pages hold, of each paged array."""
+        leaves = jax.tree.leaves(kept.caches)
+        return tuple(leaf[pages] for leaf, paged in zip(leaves, self._paged, strict=True) if paged)
+
+    def write(
+        self, kept: Caches, pages: Int[Array, " W"], arrays: tuple[Array, ...], slot: Array, token: Array
+    ) -> Caches:
+        """Returns the caches with pages written, those past the end left out, and a slot's last token set."""
+        given = iter(arrays)
+        leaves = [
+            leaf.at[pages].set(next(given), mode="drop") if paged else leaf
+            for leaf, paged in zip(jax.tree.leaves(kept.caches), self._paged, strict=True)
+        ]
+        return Caches(self._structure.unflatten(leaves), kept.last.at[slot].set(token))
+
+    def export(self, pages: Sequence[int]) -> list[np.ndarray]:
+        """Returns what pages hold, on the host."""
+        at = self._padded(pages, 0)
+        arrays = self._compiled["read", len(at)](self._programs.kept, at)
+        return [np.asarray(array)[: len(pages)] for array in arrays]
+
+    def check(self, arrays: Sequence[np.ndarray], count: int) -> None:
+        """Raises UsageError for arrays that aren't `count` pages of this engine's."""
+        actual = [(array.shape, array.dtype) for array in arrays]
+        if actual != [((count, *shape), dtype) for shape, dtype in self.shapes]:
+            message = f"{len(arrays)} arrays were given that aren't {count} pages of this engine's cache"
+            raise UsageError(message)
+
+    def put(self, pages: Sequence[int], arrays: Sequence[np.ndarray], slot: int, token: int) -> None:
+        """Writes pages of another engine, and the last token of the sequence they belong to."""
+        programs = self._programs
+        at = self._padded(pages, programs.paged.num_pages)
+        room = len(at) - len(pages)
+        filled = tuple(np.pad(array, ((0, room), *((0, 0),) * (array.ndim - 1))) for array in arrays)
+        program = self._compiled["write", len(at)]
+        programs.kept = program(programs.kept, at, filled, np.int32(slot), np.int32(token))
+
+    def _padded(self, pages: Sequence[int], with_page: int) -> np.ndarray:
+        at = np.full(smallest_holding(self._programs.shapes.page_widths, len(pages)), with_page, np.int32)
+        at[: len(pages)] = pages
+        return at
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, kn.ParamSpec)

@@ -1,0 +1,127 @@
+"""The engine that takes prompts in: it listens, computes, hands its pages over, and frees them whatever happens."""
+
+import logging
+import queue
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+from kanawa.errors import KanawaError, UsageError
+
+from kanawa_runtime.serve.disaggregated.messages import of_output, to_request
+from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.engine.request import Output
+
+logger = logging.getLogger(__name__)
+
+#: How often it is looked whether the one who asked is still there.
+_LOOK_SECONDS = 0.05
+_BACKLOG = 128
+
+
+class PrefillServer:
+    """Serves an engine's prefill at an address; start the engine first.
+
+    Pages are held from a prompt's last token until the receipt, the end of the connection, or `expiry` seconds without
+    a sign of life: a peer that dies, or stops reading, keeps none.
+    """
+
+    def __init__(
+        self, engine: LLMEngine, token: bytes, *, host: str = "127.0.0.1", port: int = 0, expiry: float = 30.0
+    ) -> None:
+        """Binds at once; `port` 0 takes any. Raises UsageError without `transfers_pages` in the engine's config."""
+        if engine.transfer is None:
+            message = "this engine can't hand pages over: set transfers_pages in its config"
+            raise UsageError(message)
+        if not token:
+            message = "an empty token protects nothing; give both engines the same secret"
+            raise UsageError(message)
+        self._engine, self._token, self._expiry = engine, token, expiry
+        self._listening = socket.create_server((host, port), backlog=_BACKLOG)
+        self._listening.settimeout(0.2)
+        self._stopping = threading.Event()
+        # Ids of another engine's requests may be equal to others': these are this engine's own.
+        self._count = 0
+        self._threads: set[threading.Thread] = set()
+        self._accepting = threading.Thread(target=self._accept, name="kanawa-prefill", daemon=True)
+        self._accepting.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listening.getsockname()[1])
+
+    def stop(self) -> None:
+        """Takes no more, and frees what is held; the engine goes on."""
+        self._stopping.set()
+        self._accepting.join()
+        self._listening.close()
+        for thread in list(self._threads):
+            thread.join()
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                connection, _ = self._listening.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                logger.warning("a connection couldn't be taken: %s", error)
+                self._stopping.wait(0.1)
+                continue
+            self._count += 1
+            name = f"prefill-{self._count}"
+            thread = threading.Thread(target=self._serve, args=(connection, name), name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket, name: str) -> None:
+        with connection:
+            try:
+                wire = Wire(connection, self._token, listens=True, timeout=self._expiry)
+                header, _ = wire.receive()
+                self._answer(wire, header, name)
+            except WireError as error:
+                logger.info("%s: %s", name, error)
+            except KanawaError as error:
+                logger.warning("%s: %s", name, error)
+            finally:
+                # Whether it ended well or not: a request that isn't there, or pages that aren't held, are no error.
+                self._engine.cancel(name)
+                self._engine.release_pages(name)
+                self._threads.discard(threading.current_thread())
+
+    def _answer(self, wire: Wire, header: dict[str, Any], name: str) -> None:
+        engine = self._engine
+        if engine.transfer is None or header.get("layout") != engine.transfer.layout:
+            wire.send({"refused": "its cache has other pages: both engines need one model, page_size and cache dtype"})
+            return
+        request = to_request({**(header.get("request") or {}), "id": name})
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        try:
+            engine.submit(request, outputs.put, keeps_pages=True)
+        except UsageError as error:
+            wire.send({"refused": str(error)})
+            return
+        output = self._output(wire, outputs)
+        if output.finish_reason in ("abort", "error"):
+            wire.send({"refused": output.error or "the request was ended"})
+            return
+        arrays = engine.export_pages(name) if output.finish_reason == "length" else []
+        wire.send({"first": of_output(output), "pages": arrays[0].shape[0] if arrays else 0})
+        for array in arrays:
+            # As bytes: bfloat16 arrays offer no buffer of their own type.
+            wire.send({}, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        wire.receive()
+
+    def _output(self, wire: Wire, outputs: "queue.SimpleQueue[Output]") -> Output:
+        while not self._stopping.is_set():
+            try:
+                return outputs.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if wire.is_gone():
+                    break
+        message = "the one who asked is gone"
+        raise WireError(message)

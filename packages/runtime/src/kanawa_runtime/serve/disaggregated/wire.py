@@ -1,0 +1,127 @@
+"""Frames over a socket: a JSON header and plain bytes, both under a keyed digest; nothing is ever unpickled.
+
+The listener sends a nonce; every frame carries an HMAC-SHA256 of its sender, its number and its content under a key
+made of the shared token and the nonce. Who doesn't know the token can neither ask nor answer, and nothing can be
+changed, left out or played again. What is sent is not encrypted: it belongs on a network of one's own.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import struct
+from typing import Any
+
+from kanawa.errors import KanawaError
+from kanawa.guarded_read import parsed_json
+
+_LENGTHS = struct.Struct("!IQ")
+_DIGEST_BYTES = 32
+_MAGIC = b"kanawa-pages-1\n"
+#: A prompt of a million tokens takes seven.
+MOST_HEADER_BYTES = 16 * 2**20
+MOST_PAYLOAD_BYTES = 2**36
+_PIECE_BYTES = 2**20
+
+
+class WireError(KanawaError):
+    """The other side isn't who it should be, sent something else than a frame, or is gone."""
+
+
+class Wire:
+    """One connection; used by one thread at a time. `timeout` bounds every wait for the other side."""
+
+    def __init__(self, connection: socket.socket, token: bytes, *, listens: bool, timeout: float) -> None:
+        """Greets the other side; raises WireError where it speaks something else. Each frame proves the token."""
+        if not token:
+            message = "an empty token protects nothing; give both engines the same secret"
+            raise WireError(message)
+        self._connection, self._listens = connection, listens
+        self._sent = self._received = 0
+        connection.settimeout(timeout)
+        try:
+            if listens:
+                nonce = secrets.token_bytes(_DIGEST_BYTES)
+                connection.sendall(_MAGIC + nonce)
+            else:
+                greeting = self._exactly(len(_MAGIC) + _DIGEST_BYTES)
+                if greeting[: len(_MAGIC)] != _MAGIC:
+                    message = "the other side is no engine that hands pages over, or another version of one"
+                    raise WireError(message)
+                nonce = greeting[len(_MAGIC) :]
+        except OSError as error:
+            raise _gone(error) from error
+        self._key = hmac.digest(token, nonce, "sha256")
+
+    def send(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+        """Sends one frame; raises WireError where the other side is gone."""
+        text = json.dumps(header).encode()
+        lengths = _LENGTHS.pack(len(text), len(payload))
+        digest = self._digest(self._listens, self._sent, lengths + text, payload)
+        self._sent += 1
+        try:
+            self._connection.sendall(lengths + text)
+            self._connection.sendall(payload)
+            self._connection.sendall(digest)
+        except OSError as error:
+            raise _gone(error) from error
+
+    def receive(self, *, most_payload: int = 0) -> tuple[dict[str, Any], bytearray]:
+        """Returns one frame; raises WireError for one that is too long, or that another token or nobody signed."""
+        try:
+            lengths = self._exactly(_LENGTHS.size)
+            header_bytes, payload_bytes = _LENGTHS.unpack(lengths)
+            # Before a byte of it is read: whoever connects could ask for all memory.
+            if header_bytes > MOST_HEADER_BYTES or payload_bytes > min(most_payload, MOST_PAYLOAD_BYTES):
+                message = f"a frame of {header_bytes} and {payload_bytes} bytes came, longer than what was asked for"
+                raise WireError(message)
+            text, payload = self._exactly(header_bytes), self._exactly(payload_bytes)
+            digest = self._exactly(_DIGEST_BYTES)
+        except OSError as error:
+            raise _gone(error) from error
+        wanted = self._digest(not self._listens, self._received, bytes(lengths + text), payload)
+        if not hmac.compare_digest(digest, wanted):
+            message = "a frame came that isn't signed with this engine's token; give both engines the same one"
+            raise WireError(message)
+        self._received += 1
+        try:
+            header = parsed_json(bytes(text))
+        except ValueError as error:
+            message = f"a frame's header is no JSON: {error}"
+            raise WireError(message) from error
+        if not isinstance(header, dict):
+            message = "a frame's header is no object"
+            raise WireError(message)
+        return header, payload
+
+    def is_gone(self) -> bool:
+        """Returns whether the other side has closed, without waiting; nothing is read."""
+        try:
+            readable, _, _ = select.select([self._connection], [], [], 0)
+            return bool(readable) and not self._connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):  # closed meanwhile, by another thread
+            return True
+
+    def _exactly(self, count: int) -> bytearray:
+        # Grown as it arrives: a length alone must not take memory.
+        content = bytearray()
+        while len(content) < count:
+            piece = self._connection.recv(min(count - len(content), _PIECE_BYTES))
+            if not piece:
+                message = "the connection was closed"
+                raise ConnectionError(message)
+            content += piece
+        return content
+
+    def _digest(self, from_listener: bool, number: int, start: bytes, payload: Any) -> bytes:
+        mac = hmac.new(self._key, digestmod=hashlib.sha256)
+        mac.update(struct.pack("!?Q", from_listener, number))
+        mac.update(start)
+        mac.update(payload)
+        return mac.digest()
+
+
+def _gone(error: OSError) -> WireError:
+    return WireError(f"the other engine is gone or too slow: {error}")

@@ -1,0 +1,1 @@
+"""Speculative decoding: several tokens guessed, verified in one step, and none changed by it."""

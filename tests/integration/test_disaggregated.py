@@ -1,0 +1,254 @@
+"""Two engines, one that takes prompts in and one that goes on: the tokens of a single one, and no page left behind."""
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kanawa.errors import UsageError
+from kanawa_runtime.serve.disaggregated.connector import TcpConnector
+from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
+from kanawa_runtime.serve.disaggregated.messages import of_request
+from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
+from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.request import Request, SamplingParams
+
+from .prefill_process import SIZES, model
+
+TOKEN = b"a shared secret"
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 7, "logprobs": 1},
+    {"temperature": 0.0, "presence_penalty": 1.0, "logit_bias": {3: 2.0}},
+    {"temperature": 0.0, "prompt_logprobs": 1},
+    {"temperature": 0.0, "max_tokens": 1},
+    {"temperature": 0.7, "stop_token_ids": tuple(range(0, 50, 5))},
+]
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Returns an engine that prefills and one that decodes, in this process."""
+    made = [LLMEngine(*model(), config=EngineConfig(**SIZES)) for _ in range(2)]
+    for engine in made:
+        engine.start()
+    yield made
+    for engine in made:
+        engine.stop()
+        engine.check_pages()
+
+
+@pytest.fixture
+def server(engines):
+    listening = PrefillServer(engines[0], TOKEN, expiry=20.0)
+    yield listening
+    listening.stop()
+    assert free_again(engines[0])
+
+
+def free_again(engine):
+    """Returns whether an engine soon holds no pages."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if not engine.held_pages() and engine.stats()["kv_cache_usage_perc"] == 0.0:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def asked(count, **more):
+    rng = np.random.default_rng(3)
+    return [
+        Request(
+            id=str(i),
+            prompt_ids=tuple(rng.integers(0, 50, 1 + (5 * i) % 23).tolist()),
+            sampling=SamplingParams(**{"max_tokens": 2 + i % 9, "seed": i, **KINDS[i % len(KINDS)], **more}),
+        )
+        for i in range(count)
+    ]
+
+
+def answers(engine, requests):
+    outputs = queue.SimpleQueue()
+    for request in requests:
+        engine.submit(request, outputs.put)
+    got, left = {request.id: [] for request in requests}, len(requests)
+    while left:
+        output = outputs.get(timeout=120)
+        got[output.request_id].append(output)
+        left -= output.finish_reason is not None
+    return {name: summed(each) for name, each in got.items()}
+
+
+def summed(outputs):
+    ids = [token for output in outputs for token in output.token_ids]
+    logprobs = [round(p.logprob, 3) for output in outputs for p in output.logprobs or ()]
+    told = [len(output.prompt_logprobs) for output in outputs if output.prompt_logprobs]
+    return ids, outputs[-1].finish_reason, outputs[-1].stop_token_id, logprobs, told
+
+
+def decoding(engines, port, token=TOKEN, **options):
+    return DecodeEngine(engines[1], TcpConnector("127.0.0.1", port, token, **options), at_once=3)
+
+
+def test_two_engines_give_the_tokens_of_one(engines, server):
+    requests = asked(21)
+    wanted = answers(engines[1], requests)
+    decode = decoding(engines, server.port)
+    before = engines[0].stats()["prompt_tokens"]
+    assert answers(decode, requests) == wanted
+    stats = decode.stats()
+    assert (stats["kv_transfer_prompts"], stats["kv_transfer_failures"]) == (21, 0)
+    assert stats["kv_transfer_bytes"] > 0
+    # The prompts were taken in there, every token of them, and nowhere else.
+    assert engines[0].stats()["prompt_tokens"] - before == sum(len(r.prompt_ids) for r in requests)
+    assert stats["num_preemptions"] == engines[1].stats()["num_preemptions"]
+    assert stats["compilations"] == engines[0].stats()["compilations"] == 0
+    # What came over is found again by whoever begins alike.
+    long = Request(id="again", prompt_ids=requests[4].prompt_ids, sampling=SamplingParams(max_tokens=1))
+    outputs = queue.SimpleQueue()
+    engines[1].submit(long, outputs.put)
+    assert outputs.get(timeout=60).cached_tokens == (len(long.prompt_ids) - 1) // 4 * 4
+
+
+def test_a_prefill_engine_in_a_process_of_its_own(engines):
+    requests = asked(7)
+    wanted = answers(engines[1], requests)
+    script = Path(__file__).with_name("prefill_process.py")
+    command = [sys.executable, str(script), TOKEN.decode()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            decode = decoding(engines, int(child.stdout.readline()))
+            assert answers(decode, requests) == wanted
+            assert decode.stats()["kv_transfer_failures"] == 0
+            rest, _ = child.communicate(timeout=60)
+            assert rest == "held 0\n"
+            # Gone: the same requests are answered by this engine alone.
+            assert answers(decode, requests) == wanted
+            assert decode.stats()["kv_transfer_failures"] == 7
+        finally:
+            child.kill()
+
+
+def asking(port, request, token=TOKEN):
+    """Returns a wire on which a request has been sent, and its socket."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    wire = Wire(connection, token, listens=False, timeout=20)
+    return connection, wire, of_request(request, 0)
+
+
+CONSUMER = """
+import socket, sys, time
+from kanawa_runtime.serve.disaggregated.messages import of_request
+from kanawa_runtime.serve.disaggregated.wire import Wire
+from kanawa_runtime.serve.engine.request import Request
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+wire = Wire(connection, sys.argv[2].encode(), listens=False, timeout=60)
+wire.send({"layout": sys.argv[3], "request": of_request(Request(id="x", prompt_ids=tuple(range(20))), 0)})
+print(wire.receive()[0]["pages"], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_consumer_that_is_killed_leaves_no_page_behind(engines, server):
+    engine = engines[0]
+    command = [sys.executable, "-c", CONSUMER, str(server.port), TOKEN.decode(), engine.transfer.layout]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "5\n"
+        assert sum(map(len, engine.held_pages().values())) == 5
+        child.kill()
+    assert free_again(engine)
+
+
+def test_a_consumer_that_falls_silent_loses_its_pages(engines):
+    engine = engines[0]
+    server = PrefillServer(engine, TOKEN, expiry=0.3)
+    try:
+        connection, wire, message = asking(server.port, Request(id="x", prompt_ids=tuple(range(9))))
+        with connection:
+            wire.send({"layout": engine.transfer.layout, "request": message})
+            assert wire.receive()[0]["pages"] == 3
+            # Neither read on nor closed.
+            assert free_again(engine)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("token", [b"another", b"\0"])
+def test_who_does_not_know_the_token_gets_nothing_and_costs_nothing(engines, server, token):
+    before = engines[0].stats()["prompt_tokens"]
+    with pytest.raises(WireError, match="gone|closed|signed"):
+        TcpConnector("127.0.0.1", server.port, token).prefill(
+            asked(1)[0], 0, engines[0].transfer.layout, engines[0].transfer.shapes, threading.Event()
+        )
+    # The server's own greeting aside, it answers nobody; and whoever asks it does the work itself.
+    decode = decoding(engines, server.port, token)
+    assert answers(decode, asked(2)) == answers(engines[1], asked(2))
+    assert decode.stats()["kv_transfer_failures"] == 2
+    assert engines[0].stats()["prompt_tokens"] == before
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 12 + b"x" * 100, b"\x80\x04\x95" + b"\0" * 60]
+)
+def test_rubbish_is_hung_up_on(engines, server, sent):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        greeting = connection.recv(1000)
+        assert greeting.startswith(b"kanawa-pages-1\n")
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1000) == b""
+
+
+def test_what_the_other_engine_cannot_do_is_said_or_done_here(engines, server):
+    layout = engines[0].transfer.layout
+    for wrong, said in [
+        ({"layout": "another", "request": {}}, "its cache has other pages"),
+        ({"layout": layout, "request": {**of_request(asked(1)[0], 0), "prompt_ids": [99]}}, "prompt_ids"),
+        ({"layout": layout, "request": {**of_request(asked(1)[0], 0), "adapter": "x"}}, "no adapters"),
+    ]:
+        connection, wire, _ = asking(server.port, asked(1)[0])
+        with connection:
+            wire.send(wrong)
+            assert said in wire.receive()[0]["refused"]
+    decode = decoding(engines, server.port)
+    with pytest.raises(RequestError, match="temperature") as refused:
+        decode.submit(Request(id="x", prompt_ids=(1,), sampling=SamplingParams(temperature=-1.0)), print)
+    assert refused.value.field == "temperature"
+    plain = LLMEngine(*model(), config=EngineConfig(**{**SIZES, "transfers_pages": False}))
+    with pytest.raises(UsageError, match="can't hand pages over: set transfers_pages"):
+        PrefillServer(plain, TOKEN)
+    with pytest.raises(UsageError, match="can't take pages: set transfers_pages"):
+        DecodeEngine(plain, TcpConnector("127.0.0.1", 1, TOKEN))
+    with pytest.raises(UsageError, match="an empty token protects nothing"):
+        PrefillServer(engines[0], b"")
+
+
+class Slow:
+    """A connector that never answers until it is told to give up."""
+
+    def prefill(self, request, seed, layout, shapes, gone):
+        assert gone.wait(20)
+        message = "given up"
+        raise WireError(message)
+
+
+def test_a_request_under_way_can_be_cancelled_and_ended(engines):
+    decode, outputs = DecodeEngine(engines[1], Slow()), queue.SimpleQueue()
+    for request in asked(2):
+        decode.submit(request, outputs.put)
+    assert decode.stats()["num_requests_waiting"] == 2
+    decode.cancel("1")
+    assert outputs.get(timeout=20).finish_reason == "abort"
+    assert not decode.drain(0.1)
+    decode.cancel("0")
+    assert outputs.get(timeout=20).request_id == "0"
