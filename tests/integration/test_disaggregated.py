@@ -114,7 +114,7 @@ def test_two_engines_give_the_tokens_of_one(engines, server):
     assert stats["num_preemptions"] == engines[1].stats()["num_preemptions"]
     assert stats["compilations"] == engines[0].stats()["compilations"] == 0
     # What came over is found again by whoever begins alike.
-    long = Request(id="again", prompt_ids=requests[4].prompt_ids, sampling=SamplingParams(max_tokens=1))
+    long = Request(id="again", prompt_ids=requests[-1].prompt_ids, sampling=SamplingParams(max_tokens=1))
     outputs = queue.SimpleQueue()
     engines[1].submit(long, outputs.put)
     assert outputs.get(timeout=60).cached_tokens == (len(long.prompt_ids) - 1) // 4 * 4
