@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 HOST = {
@@ -29,14 +30,15 @@ def _shardings(axes: dict[str, int], *spec: Any) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [OrbaxCheckpointer, ShardedCheckpointer])
+def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path, kind: Any) -> None:
     layouts = [
         _shardings({"fsdp": 8}, "fsdp"),
         _shardings({"fsdp": 4}, "fsdp"),
         _shardings({"fsdp": 1}),
         _shardings({"fsdp": 2, "tp": 4}, "tp", "fsdp"),
     ]
-    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
+    checkpointer = kind.Config().build(directory=tmp_path)
     arrays = jax.device_put(HOST, layouts[0])
     for step, layout in enumerate(layouts):
         checkpointer.save(step, **arrays)

@@ -50,6 +50,7 @@ class _Save(Pending):
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     key: str = ""
+    refused: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class ShardedCheckpointer(Checkpointer):
@@ -136,15 +137,14 @@ class ShardedCheckpointer(Checkpointer):
         for item, leaves in trees.items():
             check_savable(item, leaves)
         pending = self._begun(step, trees, {"data": data, "meta": dict(meta or {})}, started, quick=quick)
-        try:
-            faults.reached("pre_mkdir", self._folder())
-            for root in pending.roots:
+        for number, root in enumerate(pending.roots):
+            # One place that refuses must not keep the others from the step; all processes hear of it before the commit.
+            try:
                 if root.is_private or agreement.is_primary():
+                    faults.reached("pre_mkdir", self._folder())
                     root.begin(step)
-        except LeaseLostError:
-            raise
-        except (OSError, StorageError) as error:
-            raise self._failed(pending, error) from error
+            except (OSError, StorageError) as error:
+                pending.refused[number] = brief(error)
         pending.pieces = snapshot(trees)
         if not quick:
             self._current_step = step
@@ -320,7 +320,8 @@ class ShardedCheckpointer(Checkpointer):
         """Runs in the background: writes, waits for the word to commit, commits, deletes old steps, reports."""
         written: dict[int, tuple[PartEntry | None, str, int]] = {}
         for number, root in enumerate(pending.roots):
-            written[number] = self._written(pending, root)
+            refused = pending.refused.get(number)
+            written[number] = self._written(pending, root) if refused is None else (None, refused, 0)
         seconds = time.perf_counter() - pending.started
         pending.pieces = []
         try:

@@ -1,0 +1,137 @@
+"""Quick places beside the run's own: newer steps, gone on from where they are sound, and never worth a run."""
+
+import shutil
+from pathlib import Path
+
+import kanawa as kn
+import pytest
+from kanawa.composition.experiment import compose
+from kanawa.contracts import open_storage
+from kanawa.errors import ConfigError, UsageError
+from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
+from kanawa_runtime.checkpoint.add_tier import AddTier
+from kanawa_runtime.checkpoint.tiers import Tier
+from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.screen import Screen
+from tiny_lm import tiny
+
+from .checkpoint_trees import abstract, assert_bitwise, make_trees
+
+
+@pytest.fixture(params=["file", "ram"])
+def place(request, tmp_path):
+    if request.param == "file":
+        yield f"file://{tmp_path}/disk"
+        return
+    yield f"ram:///{tmp_path.name}"
+    storage = open_storage(f"ram:///{tmp_path.name}")
+    shutil.rmtree(storage.root, ignore_errors=True)
+
+
+def checkpointer(directory, place, **more):
+    tiers = (Tier(place=place, every_steps=2, keep_last=2),)
+    return ShardedCheckpointer.Config(tiers=tiers).build(directory=directory, **more)
+
+
+def save(writer, step, **more):
+    return writer.save(step, **make_trees(step), data={"row": step}, meta={}, **more)
+
+
+def restored(writer):
+    found = writer.restore(abstract(make_trees()))
+    assert_bitwise(found.items, make_trees(found.step))
+    assert found.data == {"row": found.step}
+    return found
+
+
+def files(place):
+    storage = open_storage(place)
+    return sorted(path for path in storage.root.rglob("*") if path.is_file() and path.parent.name.isdecimal())
+
+
+def test_the_newest_sound_step_of_all_places_is_gone_on_from(tmp_path, place):
+    told = []
+    writer = checkpointer(tmp_path / "run", place, on_event=lambda kind, fields: told.append((kind, fields["step"])))
+    assert [writer.due(step) for step in (1, 2, 3)] == [False, True, False]
+    save(writer, 4)
+    for step in (6, 8, 10):
+        save(writer, step, quick=True)
+    writer.wait()
+    assert writer.steps() == [4]
+    assert [step for kind, step in told if kind == "tier_committed"] == [4, 6, 8, 10]
+    assert [step for kind, step in told if kind == "checkpoint_committed"] == [4]
+    assert sorted({int(path.parent.name) for path in files(place)}) == [8, 10]
+    writer.close()
+    assert restored(checkpointer(tmp_path / "run", place)).step == 10
+    # Of damage the tier's own newest sound step is next, and the run's own where the whole tier is gone.
+    (volume,) = [path for path in files(place) if path.parent.name == "10" and path.name.endswith(".00000")]
+    volume.write_bytes(volume.read_bytes()[:-9])
+    again = checkpointer(tmp_path / "run", place, on_event=lambda kind, fields: told.append((kind, fields["step"])))
+    found = restored(again)
+    assert (found.step, list(found.damaged), told[-1]) == (8, [10], ("checkpoint_damaged", 10))
+    shutil.rmtree(open_storage(place).root)
+    assert restored(checkpointer(tmp_path / "run", place)).step == 4
+    assert restored(ShardedCheckpointer.Config().build(directory=tmp_path / "run", read_only=True)).step == 4
+
+
+def test_another_run_and_a_run_that_went_back_find_nothing_of_it(tmp_path, place):
+    writer = checkpointer(tmp_path / "run", place)
+    save(writer, 2)
+    save(writer, 4, quick=True)
+    writer.close()
+    assert checkpointer(tmp_path / "other", place).restore(abstract(make_trees())) is None
+    back = checkpointer(tmp_path / "run", place)
+    assert back.restore(abstract(make_trees()), step=2).step == 2
+    back.go_back(2)
+    back.close()
+    assert restored(checkpointer(tmp_path / "run", place)).step == 2
+
+
+def test_a_place_that_fails_costs_the_run_nothing(tmp_path):
+    told = []
+    place = f"file://{tmp_path}/disk"
+    writer = checkpointer(
+        tmp_path / "run", place, on_event=lambda kind, fields: told.append((kind, fields.get("tier")))
+    )
+    save(writer, 2)
+    writer.wait()
+    shutil.rmtree(tmp_path / "disk")
+    Path(tmp_path / "disk").write_text("no folder any more")
+    save(writer, 4)
+    writer.close()
+    assert writer.steps() == [2, 4]
+    assert told[-2:] == [("checkpoint_failed", place), ("checkpoint_committed", None)]
+
+
+def test_a_trained_run_resumes_from_memory_bit_for_bit(tmp_path, place):
+    def go_on(run, steps):
+        cfg = tiny()
+        cfg.checkpoints.set(every_steps=4)
+        cfg = AddTier.Config(place=place, every_steps=1).build()(cfg)
+        return Loop(compose(cfg), run, steps=steps, screen=Screen()).execute()
+
+    def losses(run):
+        return [record["loss"] for record in step_records(read_events(run / "events.jsonl")).values()]
+
+    go_on(tmp_path / "whole", 7)
+    go_on(tmp_path / "cut", 6)
+    # The run's own last save is lost, as by a machine that dies in it: memory has the step.
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "6")
+    assert go_on(tmp_path / "cut", 7).start_step == 6
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+def test_places_that_are_none_are_told(tmp_path):
+    for place, said in (
+        ("disk", "is no address; expected ram:///NAME"),
+        ("s3://bucket/x", "is not a folder of a host"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            checkpointer(tmp_path, place)
+    with pytest.raises(ConfigError, match="has no checkpointer slot"):
+        AddTier.Config(place="ram:///x").build()(tiny().model)
+    twice = AddTier.Config(place="ram:///x").build()(AddTier.Config(place="ram:///x", keep_last=9).build()(tiny()))
+    assert [(tier.place, tier.keep_last) for tier in twice.checkpointer.tiers] == [("ram:///x", 2)]
+    assert isinstance(tiny().checkpointer, OrbaxCheckpointer.Config)
+    assert kn.host().name_of(AddTier) == "tier"
