@@ -94,6 +94,12 @@ def test_tables_that_the_program_holds_are_followed(memory):
     lines = [BUNDLES[0], BUNDLES[1].replace(" }", copied), *BUNDLES[2:]]
     counts = walk(bundles.parse(text(lines)), share=0.25, tables=[[1, 0, 0, 1, 0, 0, 0, 1]])
     assert (counts.runs[20], counts.by_data) == (3, frozenset())
+    # The text says which operand it is: the second one here, whatever was copied before it.
+    told = "{ %s89_s8 = inlined_call_operand.hbm [shape: s32[8], index: 1, kind: input] }"
+    second = walk(
+        bundles.parse(text([*lines[:2], told, *lines[2:]])), share=0.25, tables=[[0] * 8, [1, 0, 0, 1, 1, 0, 0, 1]]
+    )
+    assert second.runs[21] == 4
     # A second table is of no use for the first, which the data decide.
     assert walk(bundles.parse(text(lines)), share=0.25, tables=[None, [1]]).by_data == {15}
 

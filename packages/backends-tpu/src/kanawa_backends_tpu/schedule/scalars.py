@@ -17,7 +17,8 @@ _NAME = re.compile(r"%([sp]\d\w*)")
 _MEMORY = re.compile(r"\[smem:\[(#allocation\d+(?:_spill)?)(?: \+ (\$0x[0-9a-f]+))?\]\]")
 _TABLE = re.compile(r"\[smem:\[(#allocation\d+) \+ %(\w+)\]\]")
 #: From on-chip memory where the program around the kernel made them, from HBM where they are operands of the program.
-_COPIED = re.compile(r"dma\.(?:vmem|hbm)_to_smem .*?%(\w+), \[#allocation\d+\]")
+_COPIED = re.compile(r"dma\.(?:vmem|hbm)_to_smem %(\w+), .*?%(\w+), \[#allocation\d+\]")
+_OPERAND = re.compile(r"%(\w+) = inlined_call_operand\.\w+ \[.*?index: (\d+)")
 _PLACE = re.compile(r"%(\w+) = smov\.u32 \[?(#allocation\d+)\]?")
 _PREDICATE = re.compile(r"^\((!?)%(\w+)(?:, %?(\w+))?\),? ?")
 
@@ -161,9 +162,16 @@ def places(program: Program, tables: Sequence[Sequence[int] | None]) -> dict[str
     """Returns scalar operands whose contents are known by the place that the kernel copies them to before it begins."""
     instructions = [text for bundle in program.bundles for text in bundle.instructions]
     names = dict(match.groups() for text in instructions if (match := _PLACE.match(text)))
-    copied = [names.get(match[1], "") for text in instructions if (match := _COPIED.search(text))]
-    # Operands are copied in their order.
-    return {place: table for place, table in zip(copied, tables, strict=False) if place and table is not None}
+    operands = {match[1]: int(match[2]) for text in instructions if (match := _OPERAND.search(text))}
+    copied = [match.groups() for text in instructions if (match := _COPIED.search(text))]
+    known = {}
+    for order, (source, target) in enumerate(copied):
+        # Where the text doesn't say which operand it is: they are copied in their order.
+        number = operands.get(source, order)
+        table = tables[number] if number < len(tables) else None
+        if target in names and table is not None:
+            known[names[target]] = table
+    return known
 
 
 def _scalar(text: str, reads_core: bool) -> Scalar | None:

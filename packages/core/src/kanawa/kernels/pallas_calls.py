@@ -32,12 +32,16 @@ def grid_of(eqn: Any) -> list[int]:
 
 
 def tables_of(traced: ClosedJaxpr, eqn: Any) -> list[list[int] | None]:
-    """Returns the call's scalar operands in order: their values, flat, where the program holds them as constants."""
+    """Returns the call's scalar operands in order: their values, flat, where the program holds them as constants.
+
+    Narrower ones are left out: several share a word of scalar memory, in an order that the compiler chooses.
+    """
     known = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
     scalars = eqn.invars[: eqn.params["grid_mapping"].num_index_operands]
     # A literal doesn't hash, and no table is one.
     values = [None if hasattr(of, "val") else known.get(of) for of in scalars]
-    return [None if value is None else np.asarray(value).ravel().tolist() for value in values]
+    arrays = [None if value is None else np.asarray(value) for value in values]
+    return [None if array is None or array.dtype.itemsize != 4 else array.ravel().tolist() for array in arrays]
 
 
 def step_flops(eqn: Any) -> float:
