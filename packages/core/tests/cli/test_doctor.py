@@ -5,6 +5,7 @@ import json
 import pytest
 from kanawa.cli import preflight
 from kanawa.cli.main import main
+from kanawa.cli.verbs import doctor
 
 
 def installed(**versions):
@@ -78,6 +79,7 @@ def test_old_python_is_a_warning():
 @pytest.fixture
 def sound_machine(monkeypatch):
     monkeypatch.setattr(preflight, "findings", lambda: [preflight.check_python((3, 12))])
+    monkeypatch.setattr(doctor, "_of_this_machine", lambda args: [])
 
 
 def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(sound_machine, fake_distribution, capsys):
@@ -96,7 +98,7 @@ def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(sound_mach
     host().refresh()
     assert main(["doctor", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    finding = {"level": "error", "subject": "driver", "message": "too old", "fix": "update it"}
+    finding = {"level": "error", "subject": "driver", "message": "too old", "fix": "update it", "meaning": ""}
     assert finding in found
     assert main(["doctor"]) == 1
     assert "error    driver" in capsys.readouterr().out

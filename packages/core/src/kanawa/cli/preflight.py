@@ -1,4 +1,4 @@
-"""What core itself checks before a run: versions, hardware that goes unused, flags, disk space."""
+"""What core itself checks before a run: versions, hardware that goes unused, flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _HARDWARE = {
     "tpu": (("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("libtpu",), "tpu"),
     "neuron": (("/dev/neuron[0-9]*",), ("libneuronxla",), "neuron"),
 }
-_FREE_BYTES_WANTED = 5 * 10**9
 _PYTHONS = ((3, 11), (3, 14))
 
 
@@ -34,7 +33,6 @@ def findings() -> list[Finding]:
         lambda: [check_jax(installed_version)],
         lambda: check_platforms(found_hardware(), installed_version, os.environ),
         lambda: check_xla_flags(os.environ),
-        lambda: [check_disk(os.getcwd())],
     )
     return [finding for check in checks for finding in check()]
 
@@ -44,7 +42,8 @@ def check_python(version: tuple[int, ...]) -> Finding:
     text = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
     if _PYTHONS[0] <= version < _PYTHONS[1]:
         return Finding("ok", "python", text)
-    return Finding("warning", "python", f"{text} is not tested", "use Python 3.11, 3.12 or 3.13")
+    meaning = "it may work; nobody has tried"
+    return Finding("warning", "python", f"{text} is not tested", "use Python 3.11, 3.12 or 3.13", meaning)
 
 
 def check_jax(version_of: Callable[[str], str | None]) -> Finding:
@@ -53,7 +52,7 @@ def check_jax(version_of: Callable[[str], str | None]) -> Finding:
     wanted = _wanted("jax")
     if jax is None or jaxlib is None:
         message = f"jax {jax or 'missing'}, jaxlib {jaxlib or 'missing'}"
-        return Finding("error", "jax", message, f'pip install "jax{wanted}"')
+        return Finding("error", "jax", message, f'pip install "jax{wanted}"', "nothing can be compiled or run")
     message = f"jax {jax}, jaxlib {jaxlib}"
     if release(jaxlib) > release(jax):
         return Finding("error", "jax", f"{message}: jaxlib is newer", f"pip install jaxlib=={jax}")
@@ -108,10 +107,12 @@ def check_platforms(
         if name not in usable:
             message = f"{sign} is here but no JAX plugin for it: runs would use the CPU by accident"
             fix = f'pip install "kanawa[{extra}]"'
-            findings_so_far.append(Finding("error", name, message, fix))
+            meaning = "a run would be right, and a hundred times slower than what is paid for"
+            findings_so_far.append(Finding("error", name, message, fix, meaning))
         elif forced and not _asks_for(forced, name):
             message = f"{sign} is here but JAX_PLATFORMS={forced} leaves it out"
-            findings_so_far.append(Finding("warning", name, message, "unset JAX_PLATFORMS"))
+            meaning = "runs started from here don't use it"
+            findings_so_far.append(Finding("warning", name, message, "unset JAX_PLATFORMS", meaning))
         else:
             findings_so_far.append(Finding("ok", name, f"{sign} is here, and so is its JAX plugin"))
     return findings_so_far
@@ -132,15 +133,6 @@ def check_xla_flags(environment: Mapping[str, str]) -> list[Finding]:
             oddities.append(Finding("warning", "XLA_FLAGS", message, "keep one"))
             values[name] = value
     return oddities or [Finding("ok", "XLA_FLAGS", " ".join(flags) or "not set")]
-
-
-def check_disk(folder: str) -> Finding:
-    """Returns whether checkpoints have room where runs are written."""
-    free = shutil.disk_usage(folder).free
-    message = f"{free / 1e9:.1f} GB free in {folder}"
-    if free < _FREE_BYTES_WANTED:
-        return Finding("warning", "disk", message, "write runs elsewhere with --run")
-    return Finding("ok", "disk", message)
 
 
 def plugin_findings() -> list[Finding]:

@@ -264,12 +264,13 @@ class Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a doctor check found: level ok, warning or error; `fix` says what to do about it."""
+    """What a doctor check found: level ok, warning or error; `meaning` says what it leads to, `fix` what to do."""
 
     level: Literal["ok", "warning", "error"]
     subject: str
     message: str
     fix: str = ""
+    meaning: str = ""
 
     def __post_init__(self) -> None:
         """Refuses an unknown level; raises ValueError."""

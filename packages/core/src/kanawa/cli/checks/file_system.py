@@ -1,0 +1,211 @@
+"""Whether a folder keeps the promises that checkpoints and ledgers are built on, by trying each of them.
+
+Network file systems differ in exactly these: a rename that others see half done, an fsync that returns early, locks
+that two hosts both get, appends that overwrite each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kanawa.plugins import Finding
+
+_FREE_BYTES_WANTED = 5 * 10**9
+_FREE_FILES_WANTED = 10_000
+_MOST_FSYNC_SECONDS = 1.0
+_MOST_SKEW_SECONDS = 5.0
+_APPENDERS, _LINES = 2, 200
+_ELSEWHERE = "put runs on another file system: --run DIR"
+_APPEND = (
+    "import os,sys\n"
+    "path, name, lines = sys.argv[1], sys.argv[2], int(sys.argv[3])\n"
+    "for i in range(lines):\n"
+    "    fd = os.open(path, os.O_WRONLY | os.O_APPEND); os.write(fd, f'{name} {i}\\n'.encode()); os.close(fd)\n"
+)
+
+
+def findings(folder: Path) -> list[Finding]:
+    """Returns one finding a promise; everything is tried in a folder of its own, which is removed again."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=".kanawa-doctor-", dir=folder))
+    except OSError as error:
+        message = f"{folder} can't be written to: {error.strerror or error}"
+        return [Finding("error", "folder", message, _ELSEWHERE, "nothing of a run could be kept there")]
+    checks: tuple[Callable[[Path], Finding], ...] = (
+        check_space, check_files, check_rename, check_exclusive, check_lock, check_append, check_fsync, check_clock
+    )  # fmt: skip
+    try:
+        return [_tried(check, place) for check in checks]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _tried(check: Callable[[Path], Finding], place: Path) -> Finding:
+    subject = check.__name__.removeprefix("check_")
+    try:
+        return check(place)
+    except OSError as error:
+        message = f"{place.parent}: {error.strerror or error}"
+        return Finding("error", subject, message, _ELSEWHERE, "the file system refuses what a run does all the time")
+
+
+def check_space(place: Path) -> Finding:
+    """Returns whether there is room for checkpoints."""
+    free = shutil.disk_usage(place).free
+    message = f"{free / 1e9:.1f} GB free in {place.parent}"
+    if free < _FREE_BYTES_WANTED:
+        meaning = "a checkpoint that doesn't fit is not saved; training goes on and nothing older is lost"
+        return Finding("warning", "disk", message, f"make room, or {_ELSEWHERE}", meaning)
+    return Finding("ok", "disk", message)
+
+
+def check_files(place: Path) -> Finding:
+    """Returns whether more files can be made, which a full table of inodes refuses while there are bytes left."""
+    told = os.statvfs(place)
+    if told.f_files == 0:  # file systems that make inodes as they go say so
+        return Finding("ok", "files", "the file system sets no limit to the number of files")
+    message = f"{told.f_favail:,} more files can be made"
+    if told.f_favail < _FREE_FILES_WANTED:
+        meaning = "saves fail with 'no space left' though there are bytes"
+        return Finding("warning", "files", message, f"delete small files, or {_ELSEWHERE}", meaning)
+    return Finding("ok", "files", message)
+
+
+def check_rename(place: Path) -> Finding:
+    """Returns whether a file replaces another in one step, as a commit and a status file do."""
+    old, new = place / "old", place / "new"
+    new.write_text("before")
+    for index in range(50):
+        old.write_text(f"after {index}")
+        old.replace(new)
+        seen = new.read_text()
+        if seen != f"after {index}" or old.exists():
+            meaning = "a reader may see half a commit"
+            message = f"a renamed file read {seen!r}, expected 'after {index}'"
+            return Finding("error", "rename", message, _ELSEWHERE, meaning)
+    folder, target = place / "step.partial", place / "step"
+    folder.mkdir()
+    (folder / "data").write_text("x")
+    folder.rename(target)
+    if not (target / "data").exists() or folder.exists():
+        message = "a renamed folder is not whole under its new name"
+        return Finding("error", "rename", message, _ELSEWHERE, "checkpoints are committed by such a rename")
+    return Finding("ok", "rename", "files and folders are renamed in one step")
+
+
+def check_exclusive(place: Path) -> Finding:
+    """Returns whether a file that exists can't be created again, which decides races for a lease."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    os.close(os.open(place / "lease", flags))
+    try:
+        os.close(os.open(place / "lease", flags))
+    except FileExistsError:
+        return Finding("ok", "exclusive create", "a file is created by one process alone")
+    meaning = "two runs could both believe that they hold the lease of one folder"
+    return Finding("error", "exclusive create", "O_EXCL let a file be created twice", _ELSEWHERE, meaning)
+
+
+def check_lock(place: Path) -> Finding:
+    """Returns whether a lock keeps another process out."""
+    meaning = "two runs in one folder would destroy each other's checkpoints and not be told"
+    with _opened(place / "locked") as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
+                fix = f"mount it with locks (NFS: lockd; Lustre: -o flock), or {_ELSEWHERE}"
+                return Finding("error", "lock", f"flock: {error.strerror}", fix, meaning)
+            raise
+        with _opened(place / "locked") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Finding("ok", "lock", "a lock keeps others out")
+    fix = f"mount it with locks that hold (Lustre: -o flock, not localflock), or {_ELSEWHERE}"
+    return Finding("error", "lock", "two got the same exclusive lock", fix, meaning)
+
+
+def check_append(place: Path) -> Finding:
+    """Returns whether lines that processes append at once are all there, and whole."""
+    path = place / "log"
+    path.touch()
+    names = [chr(ord("a") + index) for index in range(_APPENDERS)]
+    arguments = ["-S", "-c", _APPEND, str(path)]
+    running = [subprocess.Popen([sys.executable, *arguments, name, str(_LINES)]) for name in names]
+    for process in running:
+        process.wait(60)
+    lines = path.read_text(errors="replace").splitlines()
+    expected = {f"{name} {index}" for name in names for index in range(_LINES)}
+    if set(lines) == expected and len(lines) == len(expected):
+        return Finding("ok", "append", f"{len(lines)} lines that {_APPENDERS} processes appended at once are all there")
+    message = f"of {len(expected)} lines appended at once, {len(expected & set(lines))} are there"
+    meaning = "events and ledger of a run lose lines where two processes write"
+    return Finding("warning", "append", message, _ELSEWHERE, meaning)
+
+
+def check_fsync(place: Path) -> Finding:
+    """Returns whether what was written can be made durable, folders included, and how long that takes."""
+    path = place / "durable"
+    began = time.perf_counter()
+    with _opened(path) as descriptor:
+        os.write(descriptor, b"x" * 4096)
+        os.fsync(descriptor)
+    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        message = f"a folder can't be synchronised: {error.strerror}"
+        meaning = "after a power loss a committed checkpoint may be gone; an older one is used then"
+        return Finding("warning", "fsync", message, _ELSEWHERE, meaning)
+    finally:
+        os.close(folder)
+    seconds = time.perf_counter() - began
+    message = f"a file and its folder are durable after {seconds * 1e3:.1f} ms"
+    if seconds > _MOST_FSYNC_SECONDS:
+        meaning = "every save waits that long several times, in the background"
+        return Finding("warning", "fsync", message, _ELSEWHERE, meaning)
+    return Finding("ok", "fsync", message)
+
+
+def check_clock(place: Path) -> Finding:
+    """Returns whether this machine's clock agrees with the one that stamps files."""
+    skew = skew_seconds(place)
+    message = f"this clock is {skew:+.1f} s from the file system's"
+    if abs(skew) > _MOST_SKEW_SECONDS:
+        meaning = "leases seem fresh or stale when they aren't, and logs of hosts don't line up"
+        return Finding("warning", "clock", message, "synchronise it: chrony or systemd-timesyncd", meaning)
+    return Finding("ok", "clock", message)
+
+
+def skew_seconds(place: Path) -> float:
+    """Returns this machine's time less that of the file system's server, as it stamps a file; 0 for a coarse clock."""
+    path = place / f"clock.{os.getpid()}"
+    before = time.time()
+    path.write_text("now")
+    after = time.time()
+    stamped = path.stat().st_mtime
+    path.unlink(missing_ok=True)
+    # Kernels stamp with the time of the last tick, servers with whole seconds at worst.
+    if before - 1.0 <= stamped <= after + 0.01:
+        return 0.0
+    return (before + after) / 2 - stamped
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
