@@ -26,6 +26,8 @@ TAKING = {
     "report": ["report", "{}"],
     "eval": ["eval", "{}"],
     "generate": ["generate", "{}", "--prompt", "x"],
+    "serve": ["serve", "{}", "--port", "0"],
+    "chat": ["chat", "{}"],
     "train": ["train", "{}", "--steps", "1"],
     "train --run": ["train", "quickstart", "--steps", "1", "--run", "{}/a/file"],
     "train --init-from": ["train", "quickstart", "--steps", "1", "--init-from", "{}"],

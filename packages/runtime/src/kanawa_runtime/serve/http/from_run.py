@@ -38,6 +38,10 @@ def served_model(
     Raises UsageError for what continues no text, or has no tokenizer.
     """
     _check_continues(directory)
+    own = name or directory.resolve().name
+    if own in (adapters or {}):
+        message = f"the model and an adapter are both called {own!r}: clients couldn't tell them apart; see --name"
+        raise UsageError(message)
     opened = open_run(directory, target=target, step=step)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:
@@ -53,7 +57,7 @@ def served_model(
     for called, adapter in read.items():
         engine.add_adapter(called, adapter)
     served = ServedModel(
-        name=name or directory.resolve().name,
+        name=own,
         engine=engine,
         tokenizer=tokenizer,
         template=chosen,
