@@ -65,7 +65,9 @@ def test_disconnects_at_any_time_leak_nothing():
 
 def test_a_full_queue_is_refused_at_once():
     with running_server(ScriptedEngine(step_seconds=0.01, places=1, max_queued=1)) as running:
-        waiting = [sent(running, {"prompt": "a", "max_tokens": 400}) for _ in range(2)]
+        waiting = [sent(running, {"prompt": "a", "max_tokens": 400})]
+        wait_for(lambda: running.engine.stats()["num_requests_running"] == 1)
+        waiting.append(sent(running, {"prompt": "a", "max_tokens": 400}))
         wait_for(lambda: running.engine.places_used == 2)
         began = time.monotonic()
         answer = running.post("/v1/completions", {"prompt": "a", "n": 2})
@@ -158,6 +160,14 @@ def test_a_client_that_sends_nothing_more_is_cut_off(beginning):
             answer = made.recv(10_000)
             assert answer == b"" or (b"408" in answer and b"read_seconds" in answer)
         running.complete(prompt="a")
+
+
+def test_headers_without_an_end(server):
+    with connected(server) as made:
+        made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000)
+        answer = made.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"its headers have more than 65536 bytes" in answer
 
 
 def test_what_isnt_http_gets_an_error(server):

@@ -28,6 +28,7 @@ LONG = "a" * 600
         ({"prompt": "a", "top_p": 0}, "top_p", "expected a number above 0 to 1"),
         ({"prompt": "a", "n": 17}, "n", "expected a whole number from 1 to 16"),
         ({"prompt": "a", "n": True}, "n", "got true or false"),
+        ({"prompt": ["a"] * 4, "n": 4}, "n", "asks for 16 answers at once, and the server holds 12 in all"),
         ({"prompt": "a", "best_of": 3}, "best_of", "choosing the best of several isn't offered"),
         ({"prompt": "a", "suffix": "z"}, "suffix", "no model here fills in the middle"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "beam search isn't offered"),

@@ -1,6 +1,7 @@
 """Connections that begin slowly, never end, or are too many: uvicorn itself waits for headers as long as it takes."""
 
 import asyncio
+import json
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -8,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from kanawa_runtime.serve.http.exchange import CUT_OFF
 from kanawa_runtime.serve.http.limits import ServerConfig
 
+#: More than any client sends; without a bound, headers that never end would fill the memory.
+_MOST_HEADER_BYTES = 64 * 1024
 _FULL = (
     b'{"error":{"message":"there are as many connections as the server takes (max_connections)",'
     b'"type":"service_unavailable_error","param":null,"code":"too_many_connections"}}'
@@ -25,6 +28,7 @@ def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
         """Ends a connection whose headers aren't there in time, and gives the application what cuts it off."""
 
         _waits_for_headers: asyncio.TimerHandle | None = None
+        _header_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -43,6 +47,10 @@ def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
             if self.cycle is not None and self.cycle.response_complete:
                 self._wait_for_headers()
             super().data_received(data)
+            if self._waits_for_headers is not None and not self.transport.is_closing():
+                self._header_bytes += len(data)
+                if self._header_bytes > _MOST_HEADER_BYTES:
+                    self.send_400_response("headers")
 
         def on_headers_complete(self) -> None:
             self._have_headers()
@@ -51,8 +59,9 @@ def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
 
         def send_400_response(self, msg: str) -> None:
             # What isn't HTTP gets the same shape of error as all else.
-            body = b'{"error":{"message":"this is no HTTP request","type":"invalid_request_error",'
-            body += b'"param":null,"code":"invalid_http"}}'
+            long = f"its headers have more than {_MOST_HEADER_BYTES} bytes"
+            told = {"message": long if msg == "headers" else "this is no HTTP request", "type": "invalid_request_error"}
+            body = json.dumps({"error": told | {"param": None, "code": "invalid_http"}}).encode()
             head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
             self.transport.close()
@@ -65,6 +74,7 @@ def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
             if self._waits_for_headers is not None:
                 self._waits_for_headers.cancel()
                 self._waits_for_headers = None
+                self._header_bytes = 0
 
     return LimitedProtocol
 

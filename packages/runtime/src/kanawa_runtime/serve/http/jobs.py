@@ -64,6 +64,11 @@ def make_job(
 ) -> Job:
     """Returns the job of a request: `samplings` are those of the first choice of each prompt."""
     adapter, model, now = service.adapter(body["model"]), service.model, time.monotonic()
+    limits, count = model.engine.limits, len(prompts) * body["n"]
+    if count > limits.max_sequences + limits.max_queued:
+        # A full queue it would be told of for ever.
+        most = limits.max_sequences + limits.max_queued
+        raise invalid(at="n", why=f"the request asks for {count} answers at once, and the server holds {most} in all")
     name, stops = f"{prefix}-{uuid.uuid4().hex}", stop_strings(body)
     special = {} if body["skip_special_tokens"] else model.special
     answers = []

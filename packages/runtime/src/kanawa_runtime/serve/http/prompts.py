@@ -75,6 +75,9 @@ class PromptReader:
             if keep is None and len(prompt) > self.limits.max_length * _CHARACTERS_A_TOKEN:
                 # Tokenizing megabytes to count them would keep a thread busy for nothing.
                 raise self._too_long(field, f"{len(prompt):,} characters")
+            if keep is not None:
+                # Of what is cut off anyway, no more is tokenized than the rest may need.
+                prompt = prompt[-self.limits.max_length * _CHARACTERS_A_TOKEN :]
             encoded = self.tokenizer.encode(prompt).tolist()
             start = list(self.tokenizer.prefix_ids) if prefix else []
             ids = start + encoded or [self.tokenizer.bos_id]

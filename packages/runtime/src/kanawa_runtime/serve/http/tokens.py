@@ -9,6 +9,9 @@ from kanawa_runtime.serve.http.fields import AnyObject, Field, Flag, Listed, Sha
 from kanawa_runtime.serve.http.messages import for_template, message_fields
 from kanawa_runtime.serve.http.service import Service
 
+#: Tokenizing takes the interpreter's time, and the engine needs some of it.
+_MOST_CHARACTERS = 1_000_000
+
 
 class Tokenize:
     """The ids of a text or of a conversation."""
@@ -19,7 +22,7 @@ class Tokenize:
         self.body = Shaped(
             {
                 "model": Field(Text(256)),
-                "prompt": Field(Text(service.config.max_body_bytes), help="a text; or messages"),
+                "prompt": Field(Text(_MOST_CHARACTERS), help="a text; or messages"),
                 "messages": Field(chat["messages"].kind),
                 "tools": chat["tools"],
                 "add_special_tokens": Field(Flag(), help="for a prompt true, for messages false, unless given"),
