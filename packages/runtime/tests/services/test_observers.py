@@ -66,7 +66,7 @@ def test_the_page_says_what_the_run_does(tmp_path):
     run, service = conformance.run_of(tmp_path), StatusPage.Config().build()
     service.start(run)
     try:
-        url = (tmp_path / "status-page.txt").read_text().strip()
+        url = (tmp_path / "status-page.url").read_text().strip()
         service.section(run, "evaluate", 7)
         service.event(run, {"event": "step", "step": 7, "loss": 2.5})
         service.event(run, {"event": "eval", "step": 7, "loss": "<script>"})

@@ -28,7 +28,7 @@ _LOCAL_NAMES = ("127.0.0.1", "localhost")
 class StatusPage(Service):
     """Serves `/` (a page), `/status.json` and `/stacks` on 127.0.0.1 at `port`; 0 takes a free one.
 
-    The address is logged, and kept in `RUN/status-page.txt`. `/stacks` are the Python stacks of the first process.
+    The address is logged, and kept in `RUN/status-page.url`. `/stacks` are the Python stacks of the first process.
     """
 
     class Config(Service.Config):
@@ -60,7 +60,7 @@ class StatusPage(Service):
         self._server = ThreadingHTTPServer(("127.0.0.1", self.config.port), Handler)
         self._server.daemon_threads = True
         url = f"http://127.0.0.1:{self._server.server_port}/"
-        Path(run.directory, "status-page.txt").write_text(url + "\n")
+        Path(run.directory, "status-page.url").write_text(url + "\n")
         logger.warning("the run's status page is %s", url)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="status-page", daemon=True)
         self._thread.start()
