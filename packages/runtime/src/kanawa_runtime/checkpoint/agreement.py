@@ -36,20 +36,16 @@ def all_agree(ok: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
 
 
-def shared_number(key: str, value: int, timeout_seconds: float = 300.0) -> int:
-    """Returns the primary process's number on every process; each key serves once. Raises RuntimeError on timeout."""
-    return int(shared_text(key, str(value), timeout_seconds))
-
-
-def shared_text(key: str, value: str, timeout_seconds: float = 300.0) -> str:
-    """Returns the primary process's text on every process; each key serves once. Raises RuntimeError on timeout."""
-    client = _client()
-    if client is None:
+def shared_text(value: str) -> str:
+    """Returns the primary process's text, which is not empty, on every process. All processes call."""
+    if jax.process_count() == 1:
         return value
-    if is_primary():
-        client.key_value_set(key, value)
-        return value
-    return client.blocking_key_value_get(key, int(timeout_seconds * 1000))
+    from jax.experimental import multihost_utils
+
+    data = np.frombuffer(value.encode(), np.uint8)
+    # One shape in all processes, though their own texts may differ in length.
+    size = of_primary(len(data))
+    return bytes(multihost_utils.broadcast_one_to_all(np.resize(data, size))).decode()
 
 
 def common_steps(steps: list[int], limit: int = 64) -> list[int]:

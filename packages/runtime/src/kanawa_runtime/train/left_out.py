@@ -19,9 +19,10 @@ LEFT_OUT = "left_out.json"
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """Ranges of batch numbers from 0, first and last, in order and apart."""
+    """Ranges of batch numbers from 0, first and last, in order and apart; `returns` is how often the run went back."""
 
     ranges: tuple[tuple[int, int], ...] = ()
+    returns: int = 0
 
     def batch_of(self, step: int) -> int:
         """Returns the number of the batch that comes after so many updates."""
@@ -40,7 +41,7 @@ class LeftOut:
                 merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
             else:
                 merged.append((first, last))
-        return LeftOut(tuple(merged))
+        return LeftOut(tuple(merged), self.returns + 1)
 
     def kept(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
         """Yields the batches, of which the first has this number, but for those that are left out."""
@@ -50,15 +51,16 @@ class LeftOut:
             number += 1
 
 
-def read_left_out(run: Path, attempt: int) -> LeftOut:
+def read_left_out(run: Path) -> LeftOut:
     """Returns a run's list, as its first process reads it. All processes call. Raises OSError, ValueError."""
     path = run / LEFT_OUT
-    own = path.read_text() if is_primary() and path.exists() else '{"batches": []}'
-    text = shared_text(f"kanawa/left_out/{attempt}", own)
-    return LeftOut(tuple((int(first), int(last)) for first, last in json.loads(text)["batches"]))
+    own = path.read_text() if is_primary() and path.exists() else '{"batches": [], "returns": 0}'
+    record = json.loads(shared_text(own))
+    return LeftOut(tuple((int(first), int(last)) for first, last in record["batches"]), int(record["returns"]))
 
 
 def write_left_out(run: Path, left_out: LeftOut) -> None:
     """Writes the list durably. Raises OSError."""
     if is_primary():
-        write_durable(run / LEFT_OUT, json.dumps({"batches": left_out.ranges}).encode())
+        record = {"batches": left_out.ranges, "returns": left_out.returns}
+        write_durable(run / LEFT_OUT, json.dumps(record).encode())

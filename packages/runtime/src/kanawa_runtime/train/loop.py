@@ -81,6 +81,7 @@ class Loop:
         stop = StopSignals(gang=jax.process_count() > 1)
         # Signals first: what comes while the rest is set up counts.
         with stop, self.run, self.prepared.environment.active():
+            logger.debug("attempt %d", self.run.attempt)
             ledger, policy = self.run.ledger(), self.prepared.composition.config.checkpoints
             journal = Journal(self.run, self.services, ledger)
             sections = _sections(self.run, self.services, ledger)

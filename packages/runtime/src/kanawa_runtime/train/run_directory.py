@@ -18,7 +18,7 @@ from kanawa.contracts import CheckpointError, StorageError, open_storage
 from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 
-from kanawa_runtime.checkpoint.agreement import shared_number
+from kanawa_runtime.checkpoint.agreement import of_primary
 from kanawa_runtime.checkpoint.roots.objects import ledger_lease
 from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
 from kanawa_runtime.goodput.ledger import ALIVE, LEDGER, Ledger
@@ -188,10 +188,9 @@ class RunDirectory:
 
     @property
     def attempt(self) -> int:
-        """The number of this opening, from 1; the same in every process of a gang."""
+        """The number of this opening, from 1; the same in every process of a gang, which all ask for it at once."""
         if self._attempt is None:
-            own = self.events().attempt if self.is_primary else 0
-            self._attempt = shared_number("kanawa/attempt", own)
+            self._attempt = of_primary(self.events().attempt)
         return self._attempt
 
     def ledger(self) -> Ledger | None:

@@ -82,9 +82,9 @@ class Stepper:
         self._batch: Batch | None = None
         self._provisional: int | None = None
         self._finished = 0.0
-        self.left_out = read_left_out(attempt.run.path, attempt.run.attempt)
+        self.left_out = read_left_out(attempt.run.path)
         divergence = attempt.config.divergence
-        self._rewinds = divergence.rewinds - len(self.left_out.ranges)
+        self._rewinds = divergence.rewinds - self.left_out.returns
         self._spikes = Spikes(divergence.spike_factor, divergence.spike_window)
         self._read = time.perf_counter()
         self._pacer = _pacer(attempt)
