@@ -9,7 +9,7 @@ import numpy as np
 
 from kanawa.arrays.tree import Tree, flatten_paths, unflatten_paths
 from kanawa.config import Config, replace
-from kanawa.contracts.weights import Adapter, AdapterBank, Weighted
+from kanawa.contracts.weights import Adapter, AdapterBank, Weighted, WeightForm
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.module import Module, initialize, param_specs
 
@@ -117,6 +117,20 @@ def adapter_banks(module: Module) -> dict[str, tuple[AdapterBank, int]]:
             if isinstance(adapter, AdapterBank):
                 banks[path] = adapter, depth
     return banks
+
+
+def in_forms(module: Module, params: Mapping[str, Any], kind: type[WeightForm]) -> Tree:
+    """Returns the parameters with the weights whose form is a `kind`, which are given dense, as it keeps them.
+
+    Only for forms that keep a weight as one array under its own path; everything else is as it was given.
+    """
+    flat = dict(flatten_paths(params))
+    for path, node, depth in _weighted(module):
+        if isinstance(node.form, kind):
+            for name, spec in node.weight_specs.items():
+                keep = _over_layers(lambda w, n=node, s=spec: n.form.keep(w, s)[""], depth)
+                flat[_join(path, name)] = keep(flat[_join(path, name)])
+    return unflatten_paths(flat)
 
 
 def is_tuned(module: Module) -> bool:

@@ -79,7 +79,8 @@ class LLMEngine:
         # Parameters as they are trained have no banks: they are laid beside them whenever some are loaded.
         self._bank = Bank(model, cfg.adapter_slots, cfg.adapter_rank) if cfg.adapter_slots else None
         model = self._bank.model if self._bank is not None else model
-        self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits)
+        turned = on_cpu and env.mesh is None
+        self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits, turned=turned)
         # An int8 cache is restored before it is read, as wide as the table.
         shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages, any_width=on_cpu and not cfg.int8_cache)
         self._programs = Programs(model, paged, cfg, shapes, self.environment, known)

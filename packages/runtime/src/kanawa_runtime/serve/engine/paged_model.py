@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.shardings import array_sharding
-from kanawa.contracts import Cache, CausalLM, Environment
+from kanawa.contracts import Cache, CausalLM, Environment, OutputFirst, Weighted
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 
@@ -30,13 +30,15 @@ class PagedModel:
 
 
 def paged_model(
-    model: CausalLM, config: EngineConfig, max_length: int, dtype: str, *, bits: bool = False
+    model: CausalLM, config: EngineConfig, max_length: int, dtype: str, *, bits: bool = False, turned: bool = False
 ) -> PagedModel:
-    """Returns the same model over pages; the parameters are the same too. `bits`: see the paged cache.
+    """Returns the same model over pages; the parameters are the same too, but for their layout where `turned`.
 
+    `bits`: see the paged cache. `turned` keeps plain weights outputs first (`OutputFirst`).
     One slot more than `max_sequences` takes what rows without a sequence write.
     """
     rows = config.max_sequences + 1
+    model = _with_weights_turned(model) if turned else model
     one = _with_caches(model, config, 1, bits)
     page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if is_paged(spec))
     num_pages = _num_pages(config, max_length, page_bytes)
@@ -45,6 +47,17 @@ def paged_model(
     leaves = _leaves(spec)
     has_slots = any(not is_paged(leaf) for leaf in leaves)
     return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes)
+
+
+def _with_weights_turned(model: CausalLM) -> CausalLM:
+    cfg = model.config.clone()
+
+    def turn(node: Any) -> None:
+        if node.form is None:
+            node.set(form=OutputFirst.Config())
+
+    kn.replace(cfg, target=Weighted, edit=turn, allow_none=True)
+    return cfg.build()
 
 
 def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int, bits: bool) -> CausalLM:

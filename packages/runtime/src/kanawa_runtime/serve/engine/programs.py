@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from kanawa.arrays.shardings import replicated
-from kanawa.contracts import CausalLM, Environment, Program
+from kanawa.composition.plain import in_forms
+from kanawa.contracts import CausalLM, Environment, OutputFirst, Program
 
 from kanawa_runtime.serve.engine.buckets import at_most, ladder
 from kanawa_runtime.serve.engine.cast_once import cast, read_as
@@ -73,7 +74,7 @@ class Programs:
             fused_steps=config.fused_steps,
             has_adapters=config.adapter_slots > 0,
         )
-        self._unstacked = paged.model.unstacked
+        self._unstacked = lambda params: paged.model.unstacked(in_forms(paged.model, params, OutputFirst))
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.params: Any = None
         self.model_state: Any = {}

@@ -1,0 +1,67 @@
+"""Weights laid out for products of few rows: outputs before inputs, so that each output reads one run of memory."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from kanawa.arrays.contract import contract_output_first
+from kanawa.arrays.spec import ParamSpec
+from kanawa.contracts.weights import Kept, WeightForm
+from kanawa.module import nowrap
+
+
+class OutputFirst(WeightForm):
+    """Keeps [*inputs, *outputs] as [*outputs, *inputs] under the same path; weights with leading dimensions stay.
+
+    On a CPU, matmuls pack the right operand anew at every call, unless it is the left one: with a step's few rows that
+    costs more than the product. Exact: it changes where numbers lie, not what is computed.
+    """
+
+    @nowrap
+    def specs(self, spec: ParamSpec) -> dict[str, ParamSpec]:
+        """Returns the spec with its dimensions in the other order."""
+        if not _turns(spec):
+            return {"": spec}
+        inputs, count = len(spec.fan_in_axes), len(spec.shape)
+
+        def turned(axes: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple((axis - inputs) % count for axis in axes)
+
+        return {
+            "": dataclasses.replace(
+                spec,
+                shape=(*spec.shape[inputs:], *spec.shape[:inputs]),
+                axes=(*spec.axes[inputs:], *spec.axes[:inputs]),
+                fan_in_axes=turned(spec.fan_in_axes),
+                fan_out_axes=turned(spec.fan_out_axes),
+            )
+        }
+
+    @nowrap
+    def keep(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
+        """Returns the weight in the other order."""
+        if not _turns(spec):
+            return {"": weight}
+        inputs = len(spec.fan_in_axes)
+        return {"": jnp.transpose(weight, (*range(inputs, weight.ndim), *range(inputs)))}
+
+    @nowrap
+    def dense(self, kept: Kept, spec: ParamSpec, dtype: Any) -> Array:
+        """Returns the weight in its own order."""
+        weight = kept[""].astype(dtype)
+        if not _turns(spec):
+            return weight
+        outputs = weight.ndim - len(spec.fan_in_axes)
+        return jnp.transpose(weight, (*range(outputs, weight.ndim), *range(outputs)))
+
+    def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
+        """Returns x contracted over its trailing dimensions with the weight's last."""
+        return contract_output_first(x, kept[""], len(spec.fan_in_axes))
+
+
+def _turns(spec: ParamSpec) -> bool:
+    """Returns whether inputs come first and outputs after; experts' dimension, before both, is no row's to read."""
+    inputs = len(spec.fan_in_axes)
+    return tuple(spec.fan_in_axes) == tuple(range(inputs)) and 0 < inputs < len(spec.shape)
