@@ -13,6 +13,7 @@ LOST = [
     JaxRuntimeError("FAILED_PRECONDITION: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer"),
     JaxRuntimeError("INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited"),
     JaxRuntimeError("INTERNAL: Coordination service agent is in ERROR state"),
+    ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]:22158: Connection reset by peer"),
     RuntimeError("Barrier timed out. Id: orbax-finalize"),
     TimeoutError("barrier of orbax wasn't reached by process 1"),
     PeerLostError("they don't come"),

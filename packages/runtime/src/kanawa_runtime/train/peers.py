@@ -17,6 +17,8 @@ _OF_JAX = re.compile(
     r"\b(UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|CANCELLED)\b"
     r"|(?i:connection (closed|reset|refused|aborted)|closed by peer|broken pipe|socket|timed out)"
 )
+#: How XLA's errors begin; what reads an array back makes a ValueError of one that the program met.
+_STATUS = re.compile(r"[A-Z_]{4,}: ")
 _MOST_CHARACTERS = 160
 
 
@@ -33,10 +35,11 @@ def lost_peer(error: BaseException) -> str | None:
     for cause in _causes(error):
         if isinstance(cause, PeerLostError):
             return str(cause)
-        if isinstance(cause, RuntimeError | TimeoutError):
-            text = " ".join(str(cause).split())
-            if _WORDS.search(text) or (isinstance(cause, JaxRuntimeError) and _OF_JAX.search(text)):
-                return text[:_MOST_CHARACTERS]
+        text = " ".join(str(cause).split())
+        is_of_runtime = isinstance(cause, ValueError) and _STATUS.match(text)
+        may_tell = isinstance(cause, RuntimeError | TimeoutError) or is_of_runtime
+        if may_tell and (_WORDS.search(text) or (isinstance(cause, JaxRuntimeError) and _OF_JAX.search(text))):
+            return text[:_MOST_CHARACTERS]
     return None
 
 
