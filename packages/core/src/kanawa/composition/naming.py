@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from kanawa.composition.target import Target, parse_target
 from kanawa.config import Config, origin
-from kanawa.contracts import is_address
 from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
 from kanawa.local_path import local_path
 from kanawa.plugins import component, host
@@ -79,6 +78,9 @@ def _named(text: str, target: Target | None) -> Base:
 
 def _folder(text: str) -> Path:
     """Returns a text as a path; of a run at an address, the local folder that stands for it."""
+    # Its package is JAX's size, and a name is asked for by verbs that never start it.
+    from kanawa.contracts import is_address
+
     if is_address(text):
         for _, folder in host().collect("kanawa_local_folder", address=text):
             return Path(folder)
