@@ -27,8 +27,8 @@ def job_from(args: argparse.Namespace, *, serves: bool = False) -> Job:
         raise UsageError(message)
     run = args.directory or f"runs/{Path(args.experiment.rstrip('/')).name}"
     target = parse_target(args.on or "cpu")
-    processes = args.processes or 1
-    many = target.device.platform == "cpu" and (args.hosts or 1) * processes
+    processes = 1 if args.processes is None else args.processes
+    hosts = target.hosts // target.slices if args.hosts is None else args.hosts
     if args.hosts is not None and target.device.platform != "cpu":
         message = f"--hosts {args.hosts}: target {args.on} has {target.hosts} hosts; leave --hosts out"
         raise UsageError(message)
@@ -36,9 +36,9 @@ def job_from(args: argparse.Namespace, *, serves: bool = False) -> Job:
         name=args.name or _name(run),
         command=_command(args, run),
         # A CPU target is one machine of several devices; a gang of CPU hosts shares them out.
-        target=args.on or f"cpu-{max(1, int(many))}",
+        target=args.on or f"cpu-{max(1, hosts * processes)}",
         slices=target.slices,
-        hosts_per_slice=args.hosts or target.hosts // target.slices,
+        hosts_per_slice=hosts,
         processes_per_host=processes,
         image=args.image or "",
         environment=_pairs(args.env, "--env"),
@@ -46,7 +46,7 @@ def job_from(args: argparse.Namespace, *, serves: bool = False) -> Job:
         spot=args.spot,
         queue=args.queue or "",
         priority=args.priority or "",
-        grace_seconds=args.grace or measured_grace(run).seconds,
+        grace_seconds=measured_grace(run).seconds if args.grace is None else args.grace,
         retries=args.retries,
         run=run,
         spares=args.spares,
@@ -76,11 +76,11 @@ def _serving(args: argparse.Namespace) -> Job:
         spot=args.spot,
         queue=args.queue or "",
         priority=args.priority or "",
-        grace_seconds=args.grace or SERVER_GRACE_SECONDS,
+        grace_seconds=SERVER_GRACE_SECONDS if args.grace is None else args.grace,
         retries=args.retries,
         run=args.experiment,
         spares=args.spares,
-        replicas=args.replicas or 1,
+        replicas=1 if args.replicas is None else args.replicas,
     )
 
 

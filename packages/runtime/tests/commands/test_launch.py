@@ -1,0 +1,144 @@
+"""`kanawa launch`: what the command line makes of a job, what it writes, and what it refuses."""
+
+import json
+import sys
+
+import pytest
+import tiny_lm
+from kanawa.cli.main import main
+from kanawa.config import from_json
+from kanawa.plugins import Component, PluginHost, hookimpl, set_host
+from kanawa_runtime.launch import Launcher, Status
+
+
+def launch(capsys, *words):
+    code = main(["launch", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def job_of(capsys, *words):
+    code, out, err = launch(capsys, *words, "--dry-run", "--json")
+    assert code == 0, err
+    return from_json(json.loads(out)["job"])
+
+
+def test_a_job_holds_the_command_as_each_process_runs_it(capsys):
+    job = job_of(capsys, "local", "tiny-lm", "--processes", "2", "--run", "runs/A_b", "--set", "seed=1", "--steps", "7")
+    assert list(job.command) == [
+        *["kanawa", "train", "tiny-lm", "--run", "runs/A_b", "--steps", "7", "--set", "seed=1"]
+    ]
+    assert (job.name, job.target, job.processes_per_host, job.grace_seconds) == ("a-b", "cpu-2", 2, 120)
+
+
+def test_the_target_says_how_many_hosts(capsys):
+    job = job_of(capsys, "slurm", "tiny-lm", "--run", "/s/7b", "--on", "cpu-8", "--hosts", "4", "--env", "A=b=c")
+    assert (job.name, job.hosts_per_slice, dict(job.environment)) == ("run-7b", 4, {"A": "b=c"})
+
+
+def test_grace_is_measured_from_the_run(capsys, tmp_path):
+    event = {"event": "checkpoint_committed", "step": 1, "seconds": 100.0, "blocking_seconds": 1.0}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert job_of(capsys, "local", "tiny-lm", "--run", str(tmp_path)).grace_seconds == 115
+    assert job_of(capsys, "local", "tiny-lm", "--run", str(tmp_path), "--grace", "7").grace_seconds == 7
+
+
+def test_files_are_written_without_asking_the_engine(capsys, tmp_path):
+    words = ("slurm", "tiny-lm", "--run", "/shared/run", "--dry-run")
+    code, out, _ = launch(capsys, *words)
+    assert code == 0 and out.startswith("# --- job.sbatch\n#!/bin/bash\n")
+    code, out, _ = launch(capsys, *words, "--out", str(tmp_path / "files"))
+    assert out == f"wrote {tmp_path / 'files' / 'job.sbatch'}\n"
+    assert (tmp_path / "files" / "job.sbatch").read_text().startswith("#!/bin/bash\n")
+
+
+def test_settings_of_an_engine(capsys):
+    code, out, _ = launch(capsys, "slurm", "--options")
+    assert code == 0 and "settle_seconds" in out
+    code, out, _ = launch(capsys, "slurm", "tiny-lm", "--run", "/r", "--dry-run", "--option", "time=30")
+    assert "#SBATCH --time=30\n" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["slrum", "tiny-lm"], "did you mean 'slurm'"),
+        (["local"], "give one EXPERIMENT to run, or one of --status, --logs, --cancel and --follow"),
+        (["local", "tiny-lm", "--status", "a"], "give one EXPERIMENT to run, or one of"),
+        (["local", "tiny-lm", "--env", "A"], "--env 'A': expected NAME=VALUE"),
+        (["local", "tiny-lm", "--env", "A=1", "--env", "A=2"], "--env A is given twice, as '1' and '2'; give it once"),
+        (["local", "tiny-lm", "--replicas", "2"], "--replicas is of servers: the engines `deployment` and `ray-serve`"),
+        (["ray-serve", "/r", "--steps", "5"], "--steps: of training; a server takes RUN"),
+        (["local", "tiny-lm", "--option", "settle=1"], "settle_seconds"),
+        (["local", "tiny-lm", "--processes", "0"], "processes_per_host"),
+        (["local", "tiny-lm", "--grace", "0"], "grace_seconds"),
+        (["local", "tiny-lm", "--on", "cpu-3", "--processes", "2"], "can't be split among 2 processes; use --on cpu-4"),
+        (["local", "tiny-lm", "--on", "h9"], "unknown device 'h9'"),
+        (
+            ["local", "tiny-lm", "--queue", "q", "--spares", "1"],
+            "queue 'q' means nothing to processes; leave --queue out",
+        ),
+        (["local", "--status", "/no/such/run"], "there is no job in /no/such/run"),
+    ],
+)
+def test_what_is_refused_and_why(capsys, words, said):
+    code, _, err = launch(capsys, *words)
+    assert code in (1, 2)
+    assert said in err
+
+
+def test_an_experiment_that_can_t_be_composed_is_not_submitted(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", tiny_lm.FOLDER)
+    code, _, err = launch(capsys, "slurm", "tiny-lm", "--run", "/shared/run", "--set", "no.such=1")
+    assert code == 2
+    assert "nothing was submitted, because the experiment can't be composed: path 'no.such'" in err
+    assert not list(tmp_path.iterdir())
+
+
+# --- another engine ---------------------------------------------------------------------------------------------------
+
+
+class PaperLauncher(Launcher):
+    """Writes jobs down; they are done the moment they are submitted."""
+
+    class Config(Launcher.Config):
+        ink: str = "blue"
+
+    def render(self, job):
+        return {"paper.txt": f"{job.name} in {self.config.ink}\n"}
+
+    def submit(self, job, folder):
+        return (folder / "paper.txt").read_text().split()[0]
+
+    def status(self, name):
+        return Status("done", exit_code=0)
+
+    def logs(self, name):
+        return f"{name} said nothing"
+
+    def cancel(self, name):
+        """There is nothing to stop."""
+
+
+class Paper:
+    @hookimpl
+    def kanawa_components(self):
+        return [Component("launchers", "paper", f"{__name__}:PaperLauncher")]
+
+
+def test_a_stranger_s_engine_is_one_class(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, PaperLauncher.__module__, sys.modules[__name__])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", tiny_lm.FOLDER)
+    host = PluginHost()
+    host.register(Paper(), "paper")
+    before = set_host(host)
+    try:
+        words = ("paper", "tiny-lm", "--run", "/r/seven", "--option", "ink=red")
+        assert launch(capsys, *words, "--dry-run")[1] == "# --- paper.txt\nseven in red\n"
+        code, out, err = launch(capsys, *words, "--watch")
+        assert (code, err.splitlines()[-1]) == (0, "seven: done, exit code 0")
+        assert launch(capsys, "paper", "--logs", "seven")[1] == "seven said nothing\n"
+    finally:
+        set_host(before)
