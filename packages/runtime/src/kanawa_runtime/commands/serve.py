@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,7 +128,12 @@ def run(args: argparse.Namespace) -> int:
             flush()
 
         waiting.enter_context(stage("compiling the engine's programs"))
-        code = HttpServer(model, config.server, keys, listening, tell).run()
+        server = HttpServer(model, config.server, keys, listening, tell)
+        code = server.run()
+    if not server.has_started:
+        flush()
+        # A compiler is at work in a thread: Python's own way to end would take its memory away.
+        os._exit(code)
     leave_readers_behind(code)
     return code
 

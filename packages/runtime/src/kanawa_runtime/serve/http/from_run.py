@@ -80,7 +80,9 @@ def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> 
     if own is None or tuple(own.tokens) != tuple(tokenizer.tokens):
         message = f"{directory} can't guess for this model: its tokenizer is another one; a draft needs the same"
         raise UsageError(message)
-    return Draft(opened.trainer.model, opened.params, opened.state)
+    model = opened.trainer.model
+    assert isinstance(model, CausalLM)
+    return Draft(model, opened.params, opened.state)
 
 
 def _weights(directory: Path, target: str | None, step: int | None, architecture: Mapping[str, object]) -> Weights:

@@ -58,6 +58,8 @@ class HttpServer:
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
+        #: Whether the engine had started when the server ended: a compiler goes on in its thread otherwise.
+        self.has_started = False
         #: In the loop's thread, once it runs; for tests, and nobody else.
         self.service: Service | None = None
 
@@ -85,6 +87,7 @@ class HttpServer:
                 await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     starting.result()
+                    self.has_started = True
                     if not stopping.done():
                         service.phase = "ready"
                         self._on_ready()
