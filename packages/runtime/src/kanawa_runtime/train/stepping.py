@@ -24,6 +24,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime import faults
 from kanawa_runtime.train.advice import advice
 from kanawa_runtime.train.attempt import Attempt
+from kanawa_runtime.train.idleness import Idleness
 from kanawa_runtime.train.left_out import read_left_out, write_left_out
 from kanawa_runtime.train.outcome import EXIT_RETRY
 from kanawa_runtime.train.placement import global_batch, local_rows
@@ -87,6 +88,7 @@ class Stepper:
         self._rewinds = divergence.rewinds - self.left_out.returns
         self._spikes = Spikes(divergence.spike_factor, divergence.spike_window)
         self._read = time.perf_counter()
+        self._idleness = Idleness()
         self._pacer = _pacer(attempt)
         self._replicas = _replica_check(attempt, started)
 
@@ -151,12 +153,18 @@ class Stepper:
         """Waits for a step and records it, unless it is a trial; raises DivergedError."""
         if pending is None:
             return
-        reading = time.perf_counter()
+        reading, was_done = time.perf_counter(), pending.report.values.is_ready()
         numbers = pending.report.read()
         own_seconds, self._read = reading - self._read, time.perf_counter()
         loss = numbers.pop("loss")
         if not pending.is_trial:
             seconds = self._record(pending, loss, numbers)
+            idle = self._idleness.took(was_done=was_done, step_seconds=seconds)
+            if idle is not None:
+                self._attempt.journal.write("device_idle", step=pending.step, share=idle, step_seconds=seconds)
+                self._attempt.screen.say(
+                    f"the device waits for this process in {idle:.0%} of the steps: --profile shows what it does"
+                )
             if self._pacer is not None:
                 self._pacer.took(pending.step, own_seconds, seconds)
         self._check(pending, loss)
