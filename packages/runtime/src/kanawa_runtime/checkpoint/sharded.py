@@ -141,7 +141,7 @@ class ShardedCheckpointer(Checkpointer):
             # One place that refuses must not keep the others from the step; all processes hear of it before the commit.
             try:
                 if root.is_private or agreement.is_primary():
-                    faults.reached("pre_mkdir", self._folder())
+                    faults.reached("pre_mkdir", self._folder(step))
                     root.begin(step)
             except (OSError, StorageError) as error:
                 pending.refused[number] = brief(error)

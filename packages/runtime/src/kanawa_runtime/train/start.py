@@ -3,10 +3,12 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Batch, CheckpointError, Program, Restored
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
@@ -18,6 +20,7 @@ from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.commits import all_gone, recorded_commits
 from kanawa_runtime.train.evaluate import Evaluator
+from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.kernel_record import KernelRecord
 from kanawa_runtime.train.placement import check_vocabulary
 from kanawa_runtime.train.program_record import counted_hits, program_record
@@ -145,17 +148,30 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     """Returns the state before the first update, with the parameters of another model where one was given."""
     with attempt.screen.phase("making new parameters"), attempt.sections.within("initialise"):
         state: TrainState = init.lower().compile()()
-    if attempt.initial is None:
+    mapping: InitFrom | None = attempt.config.init_from
+    source = str(attempt.initial or "") or (mapping.source if mapping is not None else "")
+    if not source:
         return Origin("new"), state
     from kanawa_runtime.serve.imported import check_sound, fitted, place, stored_model
 
-    with attempt.screen.phase(f"reading {shown(attempt.initial)}"), attempt.sections.within("restore"):
-        stored = stored_model(attempt.initial)
-        check_sound(stored, attempt.initial)
-        params = place(fitted(stored, attempt.trainer.model), abstract.params)
-        state = state._replace(params=params, state=place(stored.state, abstract.state))
-    attempt.journal.write("initialised_from", path=str(attempt.initial))
-    return Origin("initialised", path=str(attempt.initial)), state
+    account = None
+    with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
+        stored = stored_model(Path(source))
+        check_sound(stored, source)
+        if mapping is None:
+            params = place(fitted(stored, attempt.trainer.model), abstract.params)
+            state = state._replace(params=params, state=place(stored.state, abstract.state))
+        else:
+            new = flatten_paths(state.params)
+            account = matched(mapping, stored.params, new, source)
+            there = {path: stored.params[theirs] for path, theirs in account.taken.items()}
+            here = {path: leaf for path, leaf in flatten_paths(abstract.params).items() if path in there}
+            taken = flatten_paths(place(there, unflatten_paths(here)))
+            state = state._replace(params=unflatten_paths(new | taken))
+    attempt.journal.write("initialised_from", path=source, **({} if account is None else account.as_json()))
+    for line in () if account is None else account.lines():
+        attempt.screen.say(line)
+    return Origin("initialised", path=source), state
 
 
 def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> tuple[Any, bool]:

@@ -34,6 +34,7 @@ from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.train.gradients import WholeBatch
+from kanawa_runtime.train.init_from import InitFrom
 from kanawa_runtime.train.policies import CheckpointPolicy, DivergencePolicy, EvaluationPolicy, HealthPolicy
 from kanawa_runtime.train.soundness import Soundness
 from kanawa_runtime.train.spoilt_gradients import spoilt
@@ -78,6 +79,7 @@ class Trainer(Workload):
         health: HealthPolicy = HealthPolicy()
         divergence: DivergencePolicy = DivergencePolicy()
         sample_prompt: str = ""
+        init_from: InitFrom | None = None
 
         def batch_shape(self) -> BatchShape:
             """Returns the rows of a step's batch and the tokens of a row."""
