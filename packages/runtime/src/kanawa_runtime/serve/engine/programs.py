@@ -38,13 +38,15 @@ class Shapes:
     def of(cls, config: EngineConfig, max_length: int, *, has_pages: bool, any_width: bool = False) -> "Shapes":
         """Returns the config's shapes, or those that waste at most half of the rows and three quarters of the pages.
 
-        `any_width` says that attention reads only pages in use, so that one width, the widest, is as quick as several.
+        `any_width` says that attention reads only pages in use, as on a CPU: one width, the widest, is as quick as
+        several, and so are few batches, for rows without a sequence cost what their products do, which wait for
+        memory. Compiling each takes seconds there.
         """
         pages = -(-max_length // config.page_size) if has_pages else 1
         chunk = min(config.prefill_tokens, -(-max_length // config.page_size) * config.page_size)
-        batches = config.batch_sizes or ladder(config.max_sequences, 1, 2)
+        batches = config.batch_sizes or ladder(config.max_sequences, 1, 8 if any_width else 2)
         widths = config.page_widths or ((pages,) if any_width else ladder(pages, min(8, pages), 4))
-        sizes = config.prefill_sizes or ladder(chunk, config.page_size, 2)
+        sizes = config.prefill_sizes or ladder(chunk, min(chunk, config.page_size * (2 if any_width else 1)), 2)
         return cls(at_most(batches, config.max_sequences), at_most(widths, pages), at_most(sizes, chunk))
 
 
