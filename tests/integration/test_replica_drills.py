@@ -51,8 +51,9 @@ def test_a_bit_flipped_between_two_comparisons_sends_the_run_back_to_what_is_sou
     assert (last, digests(supervisor.run)) == (golden.losses, golden.digests)
 
 
-def test_a_bit_flipped_in_an_observed_step_is_mended_by_taking_it_again(nursery, golden, tmp_path, record_drill):
-    """A fault of the program itself: it happens each time the step is taken, which is what a bad device does."""
+@pytest.mark.nightly
+def test_a_bit_flipped_in_an_observed_step_each_time_is_a_bad_device(nursery, golden, tmp_path, record_drill):
+    """The fault is the program's own: it happens each time the step is taken."""
     supervisor = Supervisor(nursery, tmp_path / "run", 3, OPTIONS)
     gang = supervisor.start("in_gradient:flip=12:8:1")
     assert set(supervisor.finish(gang)) <= {42, -9}
