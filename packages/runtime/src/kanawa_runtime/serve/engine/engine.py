@@ -421,5 +421,10 @@ class LLMEngine:
 
 
 def _for_few_rows(environment: Environment) -> Environment:
-    """Returns the environment for programs that multiply a few rows with each weight."""
-    return dataclasses.replace(environment, plan=dataclasses.replace(environment.plan, few_rows=True))
+    """Returns the environment for programs that multiply a few rows with each weight.
+
+    Rows and positions aren't spread over a mesh: there are as few as one of either, which divides by nothing.
+    """
+    rules = tuple(rule for rule in environment.plan.activation_rules if rule[0] not in ("batch", "length"))
+    plan = dataclasses.replace(environment.plan, few_rows=True, activation_rules=rules)
+    return dataclasses.replace(environment, plan=plan)

@@ -1,0 +1,161 @@
+"""Every kind of cache and every mesh through the engine: the tokens of one-at-a-time decoding on one device."""
+
+import os
+
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import queue
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+import numpy as np
+import pytest
+from kanawa.arrays.plan import ExecutionPlan
+from kanawa.arrays.shardings import param_shardings
+from kanawa.contracts import Cache, Environment
+from kanawa.module import param_specs
+from kanawa_layers.attention.quantised_cache import QuantisedCache
+from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
+from kanawa_layers.recipes.gemma2 import gemma2
+from kanawa_layers.recipes.gemma3 import gemma3
+from kanawa_layers.recipes.llama import llama
+from kanawa_layers.recipes.mamba2 import mamba2
+from kanawa_layers.recipes.mixtral import mixtral
+from kanawa_layers.recipes.recurrent_gemma import recurrent_gemma
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.modifiers import strategies_for
+from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from kanawa_runtime.serve.generate import Generator
+from kanawa_runtime.serve.sampling import SamplingConfig
+
+VOCAB, NEW = 64, 10
+WIDE = {"input_dim": 32, "num_heads": 4, "vocab_size": VOCAB}
+LOCAL_LOCAL_GLOBAL = ("sliding_attention",) * 2 + ("full_attention",)
+HEADS = {**WIDE, "num_kv_heads": 2, "hidden_dim": 48}
+
+
+def gated_delta():
+    return (
+        kn.component("modifiers", "mixer")
+        .Config(kind="gated-delta-net", options={"num_heads": 2})
+        .build()(llama(num_layers=2, **HEADS))
+    )
+
+
+KINDS = {
+    "gemma3": lambda: gemma3(num_layers=3, **HEADS, head_dim=8, window=6, kinds=LOCAL_LOCAL_GLOBAL),
+    "deepseek-v3": lambda: deepseek_v3(
+        num_layers=2, num_dense_layers=1, **WIDE, hidden_dim=48, query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4,
+        value_dim=8, num_experts=4, top_k=2, expert_dim=16, num_groups=2, top_groups=1,
+    ),
+    "recurrent-gemma": lambda: recurrent_gemma(num_layers=3, **{**HEADS, "num_kv_heads": 1}, window=6),
+    "gated-delta": gated_delta,
+    "gemma2": lambda: gemma2(num_layers=2, **HEADS, head_dim=8, query_scalar=8.0, window=6),
+    "mamba2": lambda: mamba2(num_layers=2, input_dim=32, num_heads=4, state_dim=8, vocab_size=VOCAB),
+    "mixtral": lambda: mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2),
+}  # fmt: skip
+DAILY = ("gemma3", "deepseek-v3", "recurrent-gemma", "gated-delta")
+
+
+def parameters(model):
+    """Returns parameters whose logits differ by more than a rounding: embeddings and heads are drawn larger."""
+    params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(1))
+    for name in ("embedding", "head"):
+        params = {**params, **({name: jax.tree.map(lambda x: 20 * x, params[name])} if name in params else {})}
+    return params
+
+
+def prompts():
+    """Returns prompts, some longer than a chunk, two of them with one beginning."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, VOCAB, 60).tolist()
+    return [tuple(ids[:n]) for n in (1, 7, 37)] + [tuple(ids[:24] + [1]), tuple(rng.integers(0, VOCAB, 19).tolist())]
+
+
+def alone(model, params, state=None):
+    """Returns what one-at-a-time decoding gives."""
+    generator = Generator(model, params, state=state)
+    greedy = SamplingConfig(temperature=0.0)
+    return [generator.generate([prompt], NEW, greedy)[0].token_ids for prompt in prompts()]
+
+
+def through_engine(model, params, state=None, environment=None, **changes):
+    """Returns what the engine gives, and its numbers."""
+    config = EngineConfig(
+        max_sequences=4, max_length=56, page_size=4, prefill_tokens=16, num_pages=24, max_batched_tokens=24,
+        batch_sizes=(4,), prefill_sizes=(16,), page_widths=(14,), max_logprobs=0, prompt_logprobs=False, **changes,
+    )  # fmt: skip
+    engine = LLMEngine(model, params, state, environment, config)
+    engine.start()
+    outputs, ids, left = queue.SimpleQueue(), {}, len(prompts())
+    for i, prompt in enumerate(prompts()):
+        sampling = SamplingParams(max_tokens=NEW, temperature=0.0)
+        engine.submit(Request(id=str(i), prompt_ids=prompt, sampling=sampling), outputs.put)
+    while left:
+        output = outputs.get(timeout=120)
+        assert output.error is None
+        ids.setdefault(output.request_id, []).extend(output.token_ids)
+        left -= output.finish_reason is not None
+    stats = engine.stats()
+    engine.stop()
+    engine.check_pages()
+    assert stats["compilations"] == 0
+    return [ids[str(i)] for i in range(len(ids))], stats
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in DAILY else pytest.mark.nightly) for k in KINDS])
+def test_every_kind_of_layer_decodes_as_alone(kind):
+    model = KINDS[kind]().build()
+    params, state = parameters(model), kn.initial_state(model, jax.random.key(0))
+    ids, stats = through_engine(model, params, state)
+    assert ids == alone(model, params, state)
+    # What recurrent layers keep of a sequence lies in no page, so that nobody can share it.
+    recurrent = kind in ("recurrent-gemma", "gated-delta", "mamba2")
+    assert (stats["prefix_cache_queries"] == 0) == recurrent
+
+
+def test_an_int8_cache_gives_what_it_gives_alone():
+    cfg = llama(num_layers=2, **HEADS)
+    model = cfg.build()
+    params = parameters(model)
+    kn.replace(cfg, target=Cache, new=QuantisedCache.Config())
+    ids, _ = through_engine(model, params, int8_cache=True)
+    assert ids == alone(cfg.build(), params)
+
+
+def environment_of(axes):
+    """Returns the environment of a mesh, with the strategies that go with its axes."""
+    strategies = [cfg.build() for cfg in strategies_for(axes)]
+    plan = ExecutionPlan(
+        param_rules=tuple(rule for s in strategies for rule in s.param_rules()),
+        activation_rules=tuple(rule for s in strategies for rule in s.activation_rules()),
+        distributed=tuple(way for s in strategies for way in s.distributed()),
+    )
+    devices = jax.devices()[: int(np.prod(list(axes.values())))]
+    return Environment(plan, StandardMesh.Config(axes=axes).build().mesh(devices))
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        ("dense", {"tensor": 2}),
+        ("mixture", {"expert": 2, "tensor": 2}),
+        pytest.param("dense", {"fsdp": 2, "tensor": 2}, marks=pytest.mark.nightly),
+        pytest.param("mixture", {"expert": 4}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_a_mesh_gives_the_tokens_of_one_device(kind, axes):
+    cfg = llama(num_layers=2, **HEADS) if kind == "dense" else mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2)
+    model = cfg.build()
+    params, where = parameters(model), environment_of(axes)
+    shardings = param_shardings(param_specs(model), where.plan.param_rules, where.mesh)
+    with where.active():
+        placed = jax.device_put(params, shardings)
+    assert any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(placed))
+    ids, _ = through_engine(model, placed, environment=where)
+    assert ids == alone(model, jax.tree.map(jnp.asarray, params))
