@@ -5,6 +5,7 @@ import itertools
 import queue
 import random
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -198,6 +199,14 @@ def test_cancelled_requests_leak_no_pages(engine):
     stats = engine.stats()
     assert (stats["kv_cache_usage_perc"], stats["num_requests_running"], stats["num_requests_waiting"]) == (0, 0, 0)
     engine.check_pages()
+
+
+def test_a_deadline_ends_a_request(engine):
+    long = SamplingParams(max_tokens=60, temperature=0.0)
+    passed = Request(id="late", prompt_ids=(1, 2), sampling=long, deadline=time.monotonic())
+    assert answers(engine, [passed])[1]["late"].finish_reason == "abort"
+    later = dataclasses.replace(passed, deadline=time.monotonic() + 1000)
+    assert answers(engine, [later])[1]["late"].finish_reason == "length"
 
 
 def one(engine, **sampling):

@@ -54,10 +54,11 @@ class EngineConfig(Config):
         for size in self.prefill_sizes or ():
             if size % self.page_size:
                 problems.append(f"prefill_sizes holds {size}, which is not a multiple of page_size ({self.page_size})")
-        if self.max_batched_tokens < self.max_sequences:
+        least = self.max_sequences + self.page_size
+        if self.max_batched_tokens < least:
             problems.append(
-                f"max_batched_tokens ({self.max_batched_tokens}) is less than max_sequences ({self.max_sequences}): a "
-                "step decodes a token of each"
+                f"max_batched_tokens ({self.max_batched_tokens}) is less than max_sequences and page_size together "
+                f"({least}): a step decodes a token of each sequence, and takes in a page of a prompt at least"
             )
         most = self.max_sequences * (1 + self.speculative_tokens)
         if self.speculative_tokens and self.max_batched_tokens < most:

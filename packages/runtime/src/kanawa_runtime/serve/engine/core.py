@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Steps whose results are still to be looked at while the next one is sent.
 _DEPTH = 1
+#: Deadlines of requests that have ended, before they are looked for.
+_FORGOTTEN = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Core:
         self._max_length = max_length
         self._arrivals = 0
         self._in_flight: collections.deque[list[_Sent]] = collections.deque()
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines: list[tuple[float, int, Sequence]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -106,7 +108,7 @@ class Core:
         self.sequences[request.id] = sequence
         self.prompt_tokens += sequence.prompt_length
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.id))
+            heapq.heappush(self._deadlines, (request.deadline, sequence.arrival, sequence))
         if given is not None:
             self._take_first(sequence, given)
         if not sequence.finished:
@@ -143,14 +145,14 @@ class Core:
         for sequence in list(self.sequences.values()):
             self._finish(sequence, reason, error=error)
 
-    def next_deadline(self) -> float | None:
-        """Returns when the next request is to be ended, of time.monotonic."""
-        return self._deadlines[0][0] if self._deadlines else None
-
     def expire(self) -> None:
         """Ends the requests whose deadline has passed."""
+        if len(self._deadlines) > 2 * len(self.sequences) + _FORGOTTEN:
+            # Those that ended in time would be kept until their deadline.
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
+            heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-            self.cancel(heapq.heappop(self._deadlines)[1])
+            self._finish(heapq.heappop(self._deadlines)[2], "abort")
 
     def forget_prefixes(self) -> None:
         """Forgets what cached pages hold: other weights would have written something else."""
@@ -348,7 +350,7 @@ class Core:
         logprobs = None
         if details is not None:
             count = sampling.logprobs or 0
-            most_told = self.programs.config.max_logprobs
+            most_told = self.programs.num_logprobs
             logprobs = tuple(logprobs_of(details[i], count, most_told) for i in range(len(gained)))
         if reason is None:
             self._tell(sequence, Output(request_id=sequence.request.id, token_ids=tuple(gained), logprobs=logprobs))
@@ -356,7 +358,7 @@ class Core:
             self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, stop_token_id=stop, error=error)
 
     def _keep_prompt_logprobs(self, chunk: Chunk, told: np.ndarray) -> None:
-        sequence, most = chunk.sequence, self.programs.config.max_logprobs
+        sequence, most = chunk.sequence, self.programs.num_logprobs
         count = sequence.request.sampling.prompt_logprobs or 0
         if sequence.prompt_logprobs is None:
             # Nothing comes before the first token that could have foretold it.
@@ -390,7 +392,8 @@ class Core:
             told = None
             if sequence.request.sampling.prompt_logprobs is not None:
                 told = tuple(sequence.prompt_logprobs or [None])
-            output = dataclasses.replace(output, cached_tokens=sequence.cached_tokens, prompt_logprobs=told)
+            first = {"cached_tokens": sequence.cached_tokens, "scheduled_at": sequence.scheduled_at}
+            output = dataclasses.replace(output, prompt_logprobs=told, **first)
         try:
             sequence.on_output(output)
         except Exception:

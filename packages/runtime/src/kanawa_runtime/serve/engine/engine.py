@@ -146,7 +146,7 @@ class LLMEngine:
             max_length=self.max_length,
             max_queued=cfg.max_queued,
             vocab_size=self._vocab,
-            max_logprobs=cfg.max_logprobs,
+            max_logprobs=self._programs.num_logprobs,
         )
 
     @property
@@ -169,6 +169,9 @@ class LLMEngine:
         self._thread = threading.Thread(target=self._run, args=(ready,), name="kanawa-engine", daemon=True)
         self._thread.start()
         ready.wait()
+        if self._error is not None:
+            message = f"the engine ended with an error: {self._error}"
+            raise EngineStoppedError(message, _RETRY_SECONDS)
 
     def check(self, request: Request) -> None:
         """Raises RequestError for what could never be served here."""
@@ -368,6 +371,8 @@ class LLMEngine:
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the engine ended with an error")
             self._end("error")
+        finally:
+            ready.set()
 
     def _take_in(self) -> bool:
         """Takes in what was asked for since the last step, waiting for it if there is nothing to do; False to stop."""

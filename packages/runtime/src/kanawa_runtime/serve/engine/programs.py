@@ -59,6 +59,7 @@ class Programs:
     ) -> None:  # fmt: skip
         self.shapes, self.paged, self.config, self.environment = shapes, paged, config, environment
         self.vocab = trained.config.vocab_size
+        self.num_logprobs = min(config.max_logprobs, self.vocab)
         self._mesh = environment.mesh if isinstance(environment.mesh, Mesh) else None
         self.whole = None if self._mesh is None else replicated(self._mesh)
         self._cache_shardings = cache_shardings(paged.cache_spec, environment)
@@ -72,7 +73,7 @@ class Programs:
             paged.model,
             has_slots=paged.has_slots,
             known=allowed,
-            num_logprobs=config.max_logprobs,
+            num_logprobs=self.num_logprobs,
             fused_steps=config.fused_steps,
             has_adapters=config.adapter_slots > 0,
         )

@@ -6,6 +6,7 @@ Plain Python over plain integers: nothing here knows of a device.
 import bisect
 import dataclasses
 import heapq
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -197,8 +198,9 @@ class Scheduler:
         if comes_filled:
             # All but the last token, which is fed to decode.
             sequence.computed = sequence.target = tokens - 1
-        if not sequence.generated and not comes_filled:
-            sequence.cached_tokens = sequence.computed
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = time.monotonic()
+            sequence.cached_tokens = sequence.cached_tokens if comes_filled else sequence.computed
         row = self.table[sequence.slot]
         sequence.write_row(row)
         row[PAGES : PAGES + len(sequence.pages)] = sequence.pages

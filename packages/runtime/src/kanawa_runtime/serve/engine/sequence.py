@@ -56,6 +56,8 @@ class Sequence:
     target: int = 0
     pending: int = 0
     cached_tokens: int = 0
+    #: Of time.monotonic: when it first left the queue.
+    scheduled_at: float | None = None
     told_cached: bool = False
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
