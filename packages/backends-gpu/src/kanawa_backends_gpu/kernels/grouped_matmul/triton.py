@@ -1,7 +1,7 @@
 """grouped_matmul.gpu.triton: a grouped matrix product for NVIDIA GPUs and its two gradients, in Pallas on Triton.
 
 XLA writes `ragged_dot` on GPUs as one dense product per group over all rows. Here a program takes one tile of rows of
-one group and one tile of columns; the gradient of the matrices walks a group's rows. Sums are fp32. Compiled for
+one group and one tile of columns; the gradient of the matrices walks a group's rows. Sums are fp32. Compiled for A100,
 H100 and B200, run in Pallas's interpreter, never on a GPU; tile sizes are common ones, not tuned. JAX 0.11 warns that
 Pallas will give up Triton for Mosaic GPU; this file moves with it.
 """
