@@ -81,6 +81,11 @@ def matmul(
     return _matmul.bind(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
+def is_unbatched_product(primitive: Any, *operands: Any) -> bool:
+    """Returns whether an equation is `matmul` of two matrices: to a remat policy what `dot_general` is elsewhere."""
+    return primitive is _matmul and all(operand.ndim == 2 for operand in operands)
+
+
 def call(
     a: Array,
     b: Array,

@@ -4,7 +4,22 @@ from typing import Any
 
 import jax
 import kanawa as kn
+from kanawa.arrays import onednn
 from kanawa.contracts import RematPolicy
+
+#: Of two matrices, as JAX's policies are asked about it.
+_MATRICES = (((1,), (0,)), ((), ()))
+
+
+def _of_products(policy: Any) -> Any:
+    """Returns a policy over `dot_general` that judges products by oneDNN, those of one CPU, as it does the others."""
+
+    def judged(primitive: Any, *operands: Any, **parameters: Any) -> Any:
+        if onednn.is_unbatched_product(primitive, *operands):
+            return policy(jax.lax.dot_general_p, *operands, dimension_numbers=_MATRICES)
+        return policy(primitive, *operands, **parameters)
+
+    return judged
 
 
 class KeepAll(RematPolicy):
@@ -44,7 +59,7 @@ class SaveDots(RematPolicy):
     def policy(self) -> Any:
         """Returns JAX's policy of that meaning."""
         return jax.checkpoint_policies.save_from_both_policies(
-            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            _of_products(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
             jax.checkpoint_policies.save_only_these_names("attention_out", "attention_residuals"),
         )
 
@@ -80,4 +95,4 @@ class OffloadDots(RematPolicy):
     @kn.nowrap
     def policy(self) -> Any:
         """Returns JAX's policy of that meaning."""
-        return jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+        return _of_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"))
