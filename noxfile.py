@@ -316,8 +316,11 @@ def benchmarks(session: nox.Session) -> None:
     """Runs the scripts of benchmarks/, or those named after `--`; each prints its ratios."""
     install(session, *EVERYTHING)
     scripts = sorted((ROOT / "benchmarks").glob("*.py"))
-    # Those that need a GPU run by hand on a machine with one.
-    runnable = [s for s in scripts if "__main__" in s.read_text() and not s.name.startswith("gpu_")]
+    # Those that need a GPU, or another library's environment, run by hand on a machine with one.
+    by_hand = {"serving", "serving_side", "torch_llama"}
+    runnable = [
+        s for s in scripts if "__main__" in s.read_text() and not s.name.startswith("gpu_") and s.stem not in by_hand
+    ]
     named = [ROOT / "benchmarks" / f"{name}.py" for name in session.posargs]
     for script in named or runnable:
         session.run("python", str(script), env={"PYTHONPATH": None, "JAX_PLATFORMS": "cpu"})
