@@ -28,7 +28,7 @@ def test_a_job_holds_the_command_as_each_process_runs_it(capsys):
     assert list(job.command) == [
         *["kanawa", "train", "tiny-lm", "--run", "runs/A_b", "--steps", "7", "--set", "seed=1"]
     ]
-    assert (job.name, job.target, job.processes_per_host, job.grace_seconds) == ("a-b", "cpu-2", 2, 120)
+    assert (job.name, job.target, job.processes_per_host, job.grace_seconds) == ("a-b", "", 2, 120)
 
 
 def test_the_target_says_how_many_hosts(capsys):
@@ -44,7 +44,7 @@ def test_grace_is_measured_from_the_run(capsys, tmp_path):
 
 
 def test_files_are_written_without_asking_the_engine(capsys, tmp_path):
-    words = ("slurm", "tiny-lm", "--run", "/shared/run", "--dry-run")
+    words = ("slurm", "tiny-lm", "--run", "/shared/run", "--on", "cpu-4", "--dry-run")
     code, out, _ = launch(capsys, *words)
     assert code == 0 and out.startswith("# --- job.sbatch\n#!/bin/bash\n")
     code, out, _ = launch(capsys, *words, "--out", str(tmp_path / "files"))
@@ -55,7 +55,7 @@ def test_files_are_written_without_asking_the_engine(capsys, tmp_path):
 def test_settings_of_an_engine(capsys):
     code, out, _ = launch(capsys, "slurm", "--options")
     assert code == 0 and "settle_seconds" in out
-    code, out, _ = launch(capsys, "slurm", "tiny-lm", "--run", "/r", "--dry-run", "--option", "time=30")
+    code, out, _ = launch(capsys, "slurm", "tiny-lm", "--run", "/r", "--on", "cpu", "--dry-run", "--option", "time=30")
     assert "#SBATCH --time=30\n" in out
 
 
@@ -68,7 +68,7 @@ def test_settings_of_an_engine(capsys):
         (["local", "tiny-lm", "--env", "A"], "--env 'A': expected NAME=VALUE"),
         (["local", "tiny-lm", "--env", "A=1", "--env", "A=2"], "--env A is given twice, as '1' and '2'; give it once"),
         (["local", "tiny-lm", "--replicas", "2"], "--replicas is of servers: the engines `deployment` and `ray-serve`"),
-        (["ray-serve", "/r", "--steps", "5"], "--steps: of training; a server takes RUN"),
+        (["ray-serve", "/r", "--on", "cpu", "--steps", "5"], "--steps: of training; a server takes RUN"),
         (["local", "tiny-lm", "--option", "settle=1"], "settle_seconds"),
         (["local", "tiny-lm", "--processes", "0"], "processes_per_host"),
         (["local", "tiny-lm", "--grace", "0"], "grace_seconds"),
@@ -78,6 +78,7 @@ def test_settings_of_an_engine(capsys):
             ["local", "tiny-lm", "--queue", "q", "--spares", "1"],
             "queue 'q' means nothing to processes; leave --queue out",
         ),
+        (["slurm", "tiny-lm", "--run", "/r"], "slurm gives it what is asked for, and no accelerator unasked"),
         (["local", "--status", "/no/such/run"], "there is no job in /no/such/run"),
     ],
 )
@@ -90,7 +91,7 @@ def test_what_is_refused_and_why(capsys, words, said):
 def test_an_experiment_that_can_t_be_composed_is_not_submitted(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", tiny_lm.FOLDER)
-    code, _, err = launch(capsys, "slurm", "tiny-lm", "--run", "/shared/run", "--set", "no.such=1")
+    code, _, err = launch(capsys, "slurm", "tiny-lm", "--run", "/shared/run", "--on", "cpu", "--set", "no.such=1")
     assert code == 2
     assert "nothing was submitted, because the experiment can't be composed: path 'no.such'" in err
     assert not list(tmp_path.iterdir())
@@ -135,7 +136,7 @@ def test_a_stranger_s_engine_is_one_class(capsys, tmp_path, monkeypatch):
     host.register(Paper(), "paper")
     before = set_host(host)
     try:
-        words = ("paper", "tiny-lm", "--run", "/r/seven", "--option", "ink=red")
+        words = ("paper", "tiny-lm", "--run", "/r/seven", "--on", "cpu", "--option", "ink=red")
         assert launch(capsys, *words, "--dry-run")[1] == "# --- paper.txt\nseven in red\n"
         code, out, err = launch(capsys, *words, "--watch")
         assert (code, err.splitlines()[-1]) == (0, "seven: done, exit code 0")

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         return _about(launcher, asked[0], getattr(args, asked[0]), args.json)
     from kanawa_runtime.launch.from_arguments import job_from
 
-    job = job_from(args, serves=launcher.serves)
+    job = job_from(args, serves=launcher.serves, is_here=launcher.is_here)
     launcher.check(job)
     files = launcher.render(job)
     if args.dry_run and args.out is None:

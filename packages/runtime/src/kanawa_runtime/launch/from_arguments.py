@@ -18,8 +18,17 @@ SERVER_GRACE_SECONDS = 60
 _OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused")
 
 
-def job_from(args: argparse.Namespace, *, serves: bool = False) -> Job:
-    """Returns the job, one that trains or one that `serves`; raises UsageError for what no engine could run."""
+def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = False) -> Job:
+    """Returns the job, one that trains or one that `serves`; raises UsageError for what no engine could run.
+
+    Only a job that runs on this machine, `is_here`, finds out what hardware it has: elsewhere it must be told.
+    """
+    if args.on is None and not is_here:
+        message = (
+            f"--on says what hardware the job runs on, such as cpu-8, h100-64 or v5p-512; {args.engine} gives it what "
+            "is asked for, and no accelerator unasked"
+        )
+        raise UsageError(message)
     if serves:
         return _serving(args)
     if args.replicas is not None:
@@ -35,8 +44,7 @@ def job_from(args: argparse.Namespace, *, serves: bool = False) -> Job:
     return Job(
         name=args.name or _name(run),
         command=_command(args, run),
-        # A CPU target is one machine of several devices; a gang of CPU hosts shares them out.
-        target=args.on or f"cpu-{max(1, hosts * processes)}",
+        target=args.on or "",
         slices=target.slices,
         hosts_per_slice=hosts,
         processes_per_host=processes,

@@ -14,11 +14,11 @@ class Job(Config):
     """A command on hosts.
 
     `command` runs once a process. Where `is_gang`, each gets `--coordinator`, `--processes` and `--process-id` as well;
-    else the processes are replicas that don't know each other. `run` is where the command keeps its state, which must
-    outlive its machines. `resources` are those of one host, as Kubernetes writes them: {"cpu": "8", "memory": "64Gi"}.
-    `grace_seconds` is the time between a request to stop and the end by force, `retries` how often the gang may be
-    started again, `spares` how many hosts (of a TPU, slices) wait to take the place of one that failed. `replicas` are
-    those of a server, each with hosts of its own.
+    else the processes are replicas that don't know each other. `target` is empty where the hosts' own devices are to be
+    found out. `run` is where the command keeps its state, which must outlive its machines. `resources` are those of one
+    host, as Kubernetes writes them: {"cpu": "8", "memory": "64Gi"}. `grace_seconds` is the time between a request to
+    stop and the end by force, `retries` how often the gang may be started again, `spares` how many hosts (of a TPU,
+    slices) wait to take the place of one that failed. `replicas` are those of a server, each with hosts of its own.
     """
 
     name: str = REQUIRED
@@ -52,8 +52,8 @@ def processes(job: Job) -> int:
 
 
 def target(job: Job) -> Target:
-    """Returns the hardware the job runs on; raises TargetError."""
-    return parse_target(job.target)
+    """Returns the hardware the job runs on; raises TargetError. Without one, what this machine has: a CPU at least."""
+    return parse_target(job.target or f"cpu-{processes(job)}")
 
 
 def chips_per_host(job: Job) -> int:
@@ -64,7 +64,7 @@ def chips_per_host(job: Job) -> int:
 def device_environment(job: Job) -> dict[str, str]:
     """Returns what makes JAX see the devices of a CPU target, shared out among the processes; nothing for others."""
     wanted = target(job)
-    if wanted.device.platform != "cpu":
+    if not job.target or wanted.device.platform != "cpu":
         return {}
     share = max(1, wanted.jax_devices // processes(job))
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={share}"}

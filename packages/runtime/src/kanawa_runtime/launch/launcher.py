@@ -52,10 +52,11 @@ class Launcher(Configurable):
 
     `render` is pure: the same job gives the same files, without asking the engine. The other methods name a job by what
     `submit` returned. `watched` says whether `kanawa launch` stays until the end unless told otherwise, `serves`
-    whether it runs replicas of `kanawa serve` in place of `kanawa train`.
+    whether it runs replicas of `kanawa serve` in place of `kanawa train`, `is_here` whether jobs run on this machine.
     """
 
     watched = False
+    is_here = False
     serves = False
 
     class Config(Configurable.Config):

@@ -28,6 +28,7 @@ class LocalLauncher(Launcher):
     """
 
     watched = True
+    is_here = True
 
     class Config(Launcher.Config):
         poll_seconds: Positive = 0.2
