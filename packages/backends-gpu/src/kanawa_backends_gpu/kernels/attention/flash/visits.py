@@ -70,7 +70,7 @@ def block_map(problem: AttentionProblem, operands: Operands, queries: int, keys:
         spans["q_segments"] = _span(operands["q_segment_ids"], queries, 2, xp)
         spans["k_segments"] = _span(operands["kv_segment_ids"], keys, 1, xp)
     result = _of_mask(p.mask, spans, _Exact(p, operands, queries, keys), xp)
-    ends = (np.arange(-(-p.kv_length // keys), dtype=np.int32) + 1) * keys
+    ends = _block_ends(p.kv_length, keys)
     exists = np.ones((1, -(-p.q_length // queries), ends.size), bool)
     full = (ends <= p.kv_length)[None, None] & (_block_ends(p.q_length, queries) <= p.q_length)[None, :, None]
     if p.has_kv_lengths:
