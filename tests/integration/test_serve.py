@@ -166,7 +166,7 @@ def test_a_folder_of_another_library_and_a_second_signal(run, tmp_path, installa
     assert made.said["model"] == "theirs"
     assert made.complete(prompt="def ", max_tokens=4)[0]["finish_reason"] in ("length", "stop")
     # The first signal waits for what runs, and for whoever has not read it all; the second does not.
-    body = {"prompt": "def ", "max_tokens": 120, "n": 16, "logprobs": 20, "ignore_eos": True, "stream": True}
+    body = {"prompt": ["def "] * 15, "max_tokens": 120, "n": 16, "ignore_eos": True, "stream": True}
     with made.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
         made.process.send_signal(signal.SIGTERM)
