@@ -212,7 +212,7 @@ def test_rubbish_is_hung_up_on(engines, server, sent):
 def test_what_the_other_engine_cannot_do_is_said_or_done_here(engines, server):
     layout = engines[0].transfer.layout
     for wrong, said in [
-        ({"layout": "another", "request": {}}, "its cache has other pages"),
+        ({"layout": "another", "request": {}}, "its pages are others"),
         ({"layout": layout, "request": {**of_request(asked(1)[0], 0), "prompt_ids": [99]}}, "prompt_ids"),
         ({"layout": layout, "request": {**of_request(asked(1)[0], 0), "adapter": "x"}}, "no adapters"),
     ]:
@@ -231,6 +231,20 @@ def test_what_the_other_engine_cannot_do_is_said_or_done_here(engines, server):
         DecodeEngine(plain, TcpConnector("127.0.0.1", 1, TOKEN))
     with pytest.raises(UsageError, match="an empty token protects nothing"):
         PrefillServer(engines[0], b"")
+
+
+def test_pages_of_other_weights_are_not_mixed_in(engines, server):
+    _, params = model()
+    before, requests = engines[1].transfer.layout, asked(3)
+    engines[1].load({**params, "norm": {"scale": 2.0 * params["norm"]["scale"]}})
+    try:
+        assert engines[1].transfer.layout != before
+        decode = decoding(engines, server.port)
+        assert answers(decode, requests) == answers(engines[1], requests)
+        assert decode.stats()["kv_transfer_failures"] == 3
+    finally:
+        engines[1].load(params)
+    assert engines[1].transfer.layout == before
 
 
 class Slow:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kanawa.arrays.tree import flatten_paths, map_paths, unflatten_paths
 from kanawa.composition.plain import adapter_factors, to_plain
-from kanawa.contracts import StoredAdapter
+from kanawa.contracts import StoredAdapter, StoredModel
 from kanawa.errors import KanawaError, UsageError
 from kanawa_layers.convert.safetensors_file import write_file
 from kanawa_layers.modifiers.adapters import LoRAModifier
@@ -22,6 +22,7 @@ from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.errors import RequestError
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
 from kanawa_runtime.serve.generate import Generator
+from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.serve.sampling import SamplingConfig
 
 CONFIG = EngineConfig(
@@ -147,6 +148,27 @@ def test_what_does_not_fit_is_refused(engine, base, adapters):
     plain = LLMEngine(*base, config=CONFIG.clone().set(adapter_slots=0))
     with pytest.raises(UsageError, match="no room for adapters: set adapter_slots"):
         plain.add_adapter("x", adapters["a"][0])
+
+
+def test_runs_that_trained_an_adapter_and_those_that_did_not(tmp_path, base):
+    module = LoRAModifier.Config(rank=2, alpha=6.0, targets=("**.attention.**",)).build()(recipe()).build()
+    rng = np.random.default_rng(4)
+    params = map_paths(lambda _, s: rng.standard_normal(s.shape).astype(np.float32), kn.param_specs(module))
+    RunStore().save(tmp_path / "tuned", StoredModel(module.config, flatten_paths(params)))
+    read = load_adapter(tmp_path / "tuned", base[0].config)
+    wanted_factors = adapter_factors(module, params)
+    assert read.factors.keys() == wanted_factors.keys()
+    assert len(read.factors) == 4
+    for path, (a, b) in read.factors.items():
+        np.testing.assert_array_equal(a, wanted_factors[path][0])
+        # Scaled by alpha / rank.
+        np.testing.assert_allclose(b, 3.0 * flatten_paths(params)[f"{path}.adapter.lora_b"], rtol=1e-6)
+    other = llama(num_layers=2, input_dim=32, num_heads=4, num_kv_heads=2, hidden_dim=64, vocab_size=50, tied=True)
+    with pytest.raises(UsageError, match=r"trained beside other weights than this model's: stack.layer.feed_forward"):
+        load_adapter(tmp_path / "tuned", other)
+    RunStore().save(tmp_path / "plain", StoredModel(recipe(), jax.device_get(flatten_paths(base[1]))))
+    with pytest.raises(UsageError, match="trained no adapter: train it with --modify lora"):
+        load_adapter(tmp_path / "plain", base[0].config)
 
 
 def test_folders_of_peft_and_what_is_none(tmp_path, base):

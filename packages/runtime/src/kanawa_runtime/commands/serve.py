@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 step=args.step,
                 target=args.on,
                 template=template,
-                adapters=_adapters(args.adapter),
+                adapters=adapters_of(args.adapter),
                 draft=_path(args.draft),
             )
             if pairing is not None:
@@ -150,7 +150,7 @@ def serve_config(overrides: list[str]) -> "ServeConfig":
     return config.freeze()
 
 
-def _adapters(texts: list[str]) -> dict[str, Path]:
+def adapters_of(texts: list[str]) -> dict[str, Path]:
     """Returns folders by name; raises UsageError for a text that is no pair, or a name given twice."""
     adapters: dict[str, Path] = {}
     for text in texts:

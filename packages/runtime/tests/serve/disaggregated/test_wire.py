@@ -4,11 +4,14 @@ import socket
 import struct
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import UsageError
+from kanawa_runtime.commands.serve import adapters_of
 from kanawa_runtime.serve.disaggregated.messages import of_output, of_request, to_output, to_request
+from kanawa_runtime.serve.disaggregated.pages import PageTransfer
 from kanawa_runtime.serve.disaggregated.pairing import pairing_of
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams, TokenLogprobs
@@ -112,6 +115,34 @@ def test_the_token_the_greeting_and_the_end():
         ours.receive()
 
 
+def test_waiting_ends_with_a_frame_with_the_request_and_in_time():
+    ours, theirs, our_socket, _ = pair()
+    theirs.send({"a": 1})
+    ours.await_frame(threading.Event())
+    assert ours.receive()[0] == {"a": 1}
+    gone = threading.Event()
+    gone.set()
+    with pytest.raises(WireError, match="the request was cancelled"):
+        ours.await_frame(gone)
+    our_socket.settimeout(0.1)
+    with pytest.raises(WireError, match="the other engine is too slow"):
+        ours.await_frame(threading.Event())
+
+
+def test_samples_of_every_array_tell_weights_apart():
+    def known(**arrays):
+        transfer = PageTransfer.__new__(PageTransfer)
+        transfer.shapes = []
+        transfer.know_weights(arrays)
+        return transfer.layout
+
+    ones = np.ones((100, 100), np.float32)
+    assert known(a=ones, b=ones) == known(a=ones.copy(), b=ones)
+    assert known(a=ones, b=ones) != known(a=ones, b=2 * ones)
+    assert known(a=ones) != known(b=ones)
+    assert known(a=ones) != known(a=ones.astype(np.float16))
+
+
 def test_requests_and_outputs_travel_whole():
     sampling = SamplingParams(
         max_tokens=9, min_tokens=3, temperature=0.5, top_k=3, seed=7, stop_token_ids=(4, 5), logprobs=2,
@@ -155,3 +186,17 @@ def test_what_the_command_line_says(tmp_path):
     ]:
         with pytest.raises(UsageError, match=said):
             pairing_of(*arguments)
+
+
+def test_adapters_of_the_command_line():
+    assert {name: str(folder) for name, folder in adapters_of(["a=runs/a", "b=x=y"]).items()} == {
+        "a": "runs/a",
+        "b": "x=y",
+    }
+    for texts, said in [
+        (["a"], "isn't NAME=FOLDER"),
+        (["=x"], "isn't NAME=FOLDER"),
+        (["a=x", "a=y"], "is given twice"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            adapters_of(texts)

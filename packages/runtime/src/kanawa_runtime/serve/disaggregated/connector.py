@@ -45,9 +45,7 @@ class TcpConnector:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
             wire.send({"layout": layout, "request": of_request(request, seed)})
-            if gone.is_set():
-                message = "the request was cancelled"
-                raise WireError(message)
+            wire.await_frame(gone)
             header, _ = wire.receive()
             if "refused" in header:
                 message = f"the other engine refused: {str(header['refused'])[:500]}"

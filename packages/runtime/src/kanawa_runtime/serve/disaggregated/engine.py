@@ -13,7 +13,7 @@ from kanawa.errors import KanawaError, UsageError
 from kanawa_runtime.serve.disaggregated.connector import Connector
 from kanawa_runtime.serve.disaggregated.wire import WireError
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import QueueFullError
+from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, Request
 
 logger = logging.getLogger(__name__)
@@ -63,14 +63,14 @@ class DecodeEngine:
             request = dataclasses.replace(request, sampling=sampling)
         gone = threading.Event()
         with self._lock:
-            if self._is_draining or len(self._under_way) >= self.limits.max_queued + self.limits.max_sequences:
-                why = "the engine is draining" if self._is_draining else "the queue is full"
-                message = f"{why}: {len(self._under_way)} prompts are under way"
+            if self._is_draining:
+                message = f"the engine finishes what it has, {len(self._under_way)} prompts among it"
                 raise QueueFullError(message, 1.0)
-            self._engine.check_takes_more(request.id)
             if request.id in self._under_way:
                 message = f"a request with the id {request.id!r} is running already; give each its own"
-                raise UsageError(message)
+                raise RequestError(message, "id")
+            # Whoever is taken here must find room there: refused later, it would be lost.
+            self._engine.check_takes_more(request.id, also=len(self._under_way))
             self._under_way[request.id] = gone, on_output
         self._workers.submit(self._prefill, request, on_output, gone)
 
@@ -85,6 +85,10 @@ class DecodeEngine:
         except WireError as error:
             self.failures += not gone.is_set()
             logger.warning("request %s is prefilled here: %s", request.id, error)
+        except Exception:
+            # Of a connector from elsewhere, say: nobody waits for a worker's exception.
+            self.failures += 1
+            logger.exception("request %s is prefilled here", request.id)
         with self._lock:
             if self._under_way.pop(request.id, None) is None:
                 return  # Cancelled, and told so.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Int
+from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Program
 from kanawa.errors import UsageError
 
@@ -19,6 +20,9 @@ from kanawa_runtime.serve.engine.paged_model import is_paged
 from kanawa_runtime.serve.engine.programs import Programs, abstract_of
 from kanawa_runtime.serve.engine.request import Output
 from kanawa_runtime.serve.engine.steps import Caches
+
+#: Numbers of each array that tell weights apart.
+_SAMPLED = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +48,24 @@ class PageTransfer:
             raise UsageError(message)
         self._paged = [is_paged(spec) for spec in specs]
         self.shapes = [(tuple(spec.shape[1:]), jnp.dtype(spec.dtype)) for spec in specs if is_paged(spec)]
+        self._weights = b""
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     @property
     def layout(self) -> str:
-        """Names the arrays of a page: engines whose pages are alike have equal ones."""
+        """Names what pages hold and how: engines of one model with equal weights have equal ones."""
         text = json.dumps([[list(shape), dtype.name] for shape, dtype in self.shapes])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(self._weights + text.encode()).hexdigest()
+
+    def know_weights(self, params: Any) -> None:
+        """Remembers what tells these parameters from others: a sample of every array, as they were trained."""
+        digest = hashlib.sha256()
+        for path, leaf in sorted(flatten_paths(params).items()):
+            array = np.asarray(leaf).reshape(-1)
+            digest.update(f"{path} {array.dtype} {array.size}".encode())
+            # Every array, since tuning may change few of them; not every number of it, since there are billions.
+            digest.update(np.ascontiguousarray(array[:: max(1, array.size // _SAMPLED)]).view(np.uint8))
+        self._weights = digest.digest()
 
     def compile(self) -> Mapping[tuple[Any, ...], Program]:
         """Returns the programs to compile; `take` has them compiled."""

@@ -96,13 +96,16 @@ class PrefillServer:
     def _answer(self, wire: Wire, header: dict[str, Any], name: str) -> None:
         engine = self._engine
         if engine.transfer is None or header.get("layout") != engine.transfer.layout:
-            wire.send({"refused": "its cache has other pages: both engines need one model, page_size and cache dtype"})
+            wire.send(
+                {"refused": "its pages are others: both engines need one model, the same weights, page_size and dtype"}
+            )
             return
-        request = to_request({**(header.get("request") or {}), "id": name})
+        asked = header.get("request")
+        request = to_request({**asked, "id": name} if isinstance(asked, dict) else {})
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         try:
             engine.submit(request, outputs.put, keeps_pages=True)
-        except UsageError as error:
+        except (UsageError, TypeError, ValueError) as error:  # the last two of fields of a wrong kind
             wire.send({"refused": str(error)})
             return
         output = self._output(wire, outputs)

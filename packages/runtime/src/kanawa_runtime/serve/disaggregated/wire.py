@@ -12,6 +12,8 @@ import secrets
 import select
 import socket
 import struct
+import threading
+import time
 from typing import Any
 
 from kanawa.errors import KanawaError
@@ -24,6 +26,8 @@ _MAGIC = b"kanawa-pages-1\n"
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_PAYLOAD_BYTES = 2**36
 _PIECE_BYTES = 2**20
+#: How often it is looked whether an answer is still wanted.
+_LOOK_SECONDS = 0.05
 
 
 class WireError(KanawaError):
@@ -96,13 +100,27 @@ class Wire:
             raise WireError(message)
         return header, payload
 
+    def await_frame(self, gone: threading.Event) -> None:
+        """Returns once something comes; raises WireError where nothing does in time, or `gone` is set meanwhile."""
+        until = time.monotonic() + (self._connection.gettimeout() or 0.0)
+        while not gone.is_set() and time.monotonic() < until:
+            if self._is_readable(_LOOK_SECONDS):
+                return
+        message = "the request was cancelled" if gone.is_set() else "the other engine is too slow"
+        raise WireError(message)
+
     def is_gone(self) -> bool:
         """Returns whether the other side has closed, without waiting; nothing is read."""
         try:
-            readable, _, _ = select.select([self._connection], [], [], 0)
-            return bool(readable) and not self._connection.recv(1, socket.MSG_PEEK)
+            return self._is_readable(0.0) and not self._connection.recv(1, socket.MSG_PEEK)
         except (OSError, ValueError):  # closed meanwhile, by another thread
             return True
+
+    def _is_readable(self, seconds: float) -> bool:
+        # Not select.select, which knows no more than 1024 files: a busy server has more.
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def _exactly(self, count: int) -> bytearray:
         # Grown as it arrives: a length alone must not take memory.

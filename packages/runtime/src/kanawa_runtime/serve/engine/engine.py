@@ -90,6 +90,7 @@ class LLMEngine:
         self.transfer = PageTransfer(self._programs) if cfg.transfers_pages else None
         if self.transfer is not None:
             self._programs.more.append(self.transfer)
+            self.transfer.know_weights(params)
         speculator = None
         if cfg.speculative_tokens:
             self._programs.speculation = Speculation(self._programs, cfg, self.max_length, draft)
@@ -182,13 +183,13 @@ class LLMEngine:
                 raise RequestError(message, "adapter")
             self._bank.seat_of(request.adapter)
 
-    def check_takes_more(self, request_id: str) -> None:
-        """Raises QueueFullError, and RequestError for an id that is running already."""
+    def check_takes_more(self, request_id: str, also: int = 0) -> None:
+        """Raises QueueFullError, and RequestError for an id that is running already; `also` more are to come."""
         with self._wake:
             if request_id in self._ids:
                 message = f"a request with the id {request_id!r} is running already; give each its own"
                 raise RequestError(message, "id")
-            self._check_takes_more()
+            self._check_takes_more(also)
 
     def submit(
         self, request: Request, on_output: OnOutput, *, keeps_pages: bool = False, given: Given | None = None
@@ -231,7 +232,7 @@ class LLMEngine:
         with contextlib.suppress(EngineStoppedError):
             self._between_steps(lambda: self._core.scheduler.let_go(request_id))
 
-    def _check_takes_more(self) -> None:
+    def _check_takes_more(self, also: int = 0) -> None:
         if self._error is not None:
             message = f"the engine ended with an error: {self._error}"
             raise EngineStoppedError(message, _RETRY_SECONDS)
@@ -241,7 +242,7 @@ class LLMEngine:
         if self._is_draining:
             message = "the engine finishes what it has and takes no new requests"
             raise QueueFullError(message, _RETRY_SECONDS)
-        queued = len(self._submitted) + self._core.scheduler.num_waiting
+        queued = also + len(self._submitted) + self._core.scheduler.num_waiting
         # Waiting ones that will be seated at the next step count too: a burst must not overrun the limit unseen.
         free = self.config.max_sequences - len(self._core.scheduler.running)
         if queued >= self.config.max_queued + max(0, free):
@@ -283,6 +284,8 @@ class LLMEngine:
         def load() -> None:
             self._core.forget_prefixes()
             self._programs.load(self._with_banks(params))
+            if self.transfer is not None:
+                self.transfer.know_weights(params)
 
         self._between_steps(load)
 
