@@ -131,6 +131,7 @@ def losses(run):
     return {step: record["loss"] for step, record in step_records(read_events(run / "events.jsonl")).items()}
 
 
+@pytest.mark.nightly
 def test_two_slices_of_two_hosts_form_a_gang_and_survive_a_killed_pod(nursery, tmp_path):
     run, whole = tmp_path / "killed", tmp_path / "whole"
     struck = []
@@ -152,6 +153,7 @@ def test_two_slices_of_two_hosts_form_a_gang_and_survive_a_killed_pod(nursery, t
     assert losses(run) == losses(whole) and len(losses(run)) == STEPS
 
 
+@pytest.mark.nightly
 def test_what_is_permanent_fails_the_set_at_once(nursery, tmp_path):
     cluster = Cluster(nursery, manifest(tmp_path / "run", more=["--set", "no.such=1"]), tmp_path)
     assert cluster.run() == "Failed"

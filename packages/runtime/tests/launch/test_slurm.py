@@ -136,6 +136,7 @@ def undisturbed(run, folder):
         assert [rank.wait(SECONDS) for rank in ranks] == [0, 0], ranks[0].text()
 
 
+@pytest.mark.nightly
 def test_a_killed_rank_and_a_stop_leave_no_trace_in_the_losses(slurm, tmp_path):
     run, whole = tmp_path / "disturbed", tmp_path / "whole"
     adapter, number = submit(run, [*TRAIN, str(run)])
