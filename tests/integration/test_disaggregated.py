@@ -1,5 +1,6 @@
 """Two engines, one that takes prompts in and one that goes on: the tokens of a single one, and no page left behind."""
 
+import contextlib
 import queue
 import socket
 import subprocess
@@ -205,8 +206,10 @@ def test_rubbish_is_hung_up_on(engines, server, sent):
         greeting = connection.recv(1000)
         assert greeting.startswith(b"kanawa-pages-1\n")
         connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
-        assert connection.recv(1000) == b""
+        # Closed before all was read, a connection is reset.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1000) == b""
 
 
 def test_what_the_other_engine_cannot_do_is_said_or_done_here(engines, server):
