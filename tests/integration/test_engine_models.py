@@ -1,11 +1,22 @@
-"""Every kind of cache through the engine: the tokens of one-at-a-time decoding."""
+"""Every kind of cache and every mesh through the engine: the tokens of one-at-a-time decoding on one device."""
+
+import os
+
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import queue
 
 import jax
+import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
+from kanawa.arrays.plan import ExecutionPlan
+from kanawa.arrays.shardings import param_shardings
+from kanawa.contracts import Cache, Environment
+from kanawa.module import param_specs
+from kanawa_layers.attention.quantised_cache import QuantisedCache
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.gemma2 import gemma2
 from kanawa_layers.recipes.gemma3 import gemma3
@@ -13,6 +24,8 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_layers.recipes.mixtral import mixtral
 from kanawa_layers.recipes.recurrent_gemma import recurrent_gemma
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
@@ -103,3 +116,46 @@ def test_every_kind_of_layer_decodes_as_alone(kind):
     # What recurrent layers keep of a sequence lies in no page, so that nobody can share it.
     recurrent = kind in ("recurrent-gemma", "gated-delta", "mamba2")
     assert (stats["prefix_cache_queries"] == 0) == recurrent
+
+
+def test_an_int8_cache_gives_what_it_gives_alone():
+    cfg = llama(num_layers=2, **HEADS)
+    model = cfg.build()
+    params = parameters(model)
+    kn.replace(cfg, target=Cache, new=QuantisedCache.Config())
+    ids, _ = through_engine(model, params, int8_cache=True)
+    assert ids == alone(cfg.build(), params)
+
+
+def environment_of(axes):
+    """Returns the environment of a mesh, with the strategies that go with its axes."""
+    strategies = [cfg.build() for cfg in strategies_for(axes)]
+    plan = ExecutionPlan(
+        param_rules=tuple(rule for s in strategies for rule in s.param_rules()),
+        activation_rules=tuple(rule for s in strategies for rule in s.activation_rules()),
+        distributed=tuple(way for s in strategies for way in s.distributed()),
+    )
+    devices = jax.devices()[: int(np.prod(list(axes.values())))]
+    return Environment(plan, StandardMesh.Config(axes=axes).build().mesh(devices))
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        ("dense", {"tensor": 2}),
+        ("mixture", {"expert": 2, "tensor": 2}),
+        pytest.param("dense", {"fsdp": 2, "tensor": 2}, marks=pytest.mark.nightly),
+        pytest.param("mixture", {"expert": 4}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_a_mesh_gives_the_tokens_of_one_device(kind, axes):
+    cfg = llama(num_layers=2, **HEADS) if kind == "dense" else mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2)
+    model = cfg.build()
+    params, where = parameters(model), environment_of(axes)
+    shardings = param_shardings(param_specs(model), where.plan.param_rules, where.mesh)
+    with where.active():
+        placed = jax.device_put(params, shardings)
+    assert any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(placed))
+    ids, _ = through_engine(model, placed, environment=where)
+    assert ids == alone(model, jax.tree.map(jnp.asarray, params))
