@@ -22,7 +22,6 @@ from kanawa.contracts.optimizer import GradientTransformation as GradientTransfo
 from kanawa.contracts.optimizer import Optimizer as Optimizer
 from kanawa.contracts.optimizer import ParameterRule as ParameterRule
 from kanawa.contracts.optimizer import ScheduleFactory as ScheduleFactory
-from kanawa.contracts.output_first import OutputFirst as OutputFirst
 from kanawa.contracts.program import Environment as Environment
 from kanawa.contracts.program import Lowered as Lowered
 from kanawa.contracts.program import Program as Program

@@ -206,7 +206,9 @@ class AttentionProblem:
         if self.dropout_rate:
             parts.append(f"dropout={self.dropout_rate:g}")
         if self.page_size is not None:
-            parts.append(f"pages({self.page_size}{' bits' * self.kv_bits})")
+            parts.append(f"pages({self.page_size})")
+        if self.kv_bits:
+            parts.append("bits")
         if self.ragged_sequences is not None:
             parts.append(f"ragged({self.ragged_sequences})")
         flags = ("sinks", "alibi", "q_positions", "kv_positions", "kv_lengths")

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import kanawa as kn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.shardings import array_sharding
-from kanawa.contracts import Cache, CausalLM, Environment, OutputFirst, Weighted
+from kanawa.contracts import Cache, CausalLM, Environment, Weighted
 
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.output_first import OutputFirst
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,13 @@ import numpy as np
 from jax.sharding import Mesh
 from kanawa.arrays.shardings import replicated
 from kanawa.composition.plain import in_forms
-from kanawa.contracts import CausalLM, Environment, OutputFirst, Program
+from kanawa.contracts import CausalLM, Environment, Program
 
 from kanawa_runtime.serve.engine.buckets import at_most, ladder
 from kanawa_runtime.serve.engine.cast_once import cast, read_as
 from kanawa_runtime.serve.engine.choose import Tables
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.output_first import OutputFirst
 from kanawa_runtime.serve.engine.paged_model import PagedModel, cache_shardings, empty_caches
 from kanawa_runtime.serve.engine.rows import PAGES
 from kanawa_runtime.serve.engine.steps import Caches, Steps, seat

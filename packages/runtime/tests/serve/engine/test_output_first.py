@@ -8,8 +8,9 @@ from kanawa.arrays import onednn
 from kanawa.arrays.contract import contract, contract_output_first
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.composition.plain import in_forms
-from kanawa.contracts import OutputFirst, Weighted
+from kanawa.contracts import Weighted
 from kanawa.module import functional, param_specs
+from kanawa_runtime.serve.engine.output_first import OutputFirst
 
 
 class Projection(Weighted):

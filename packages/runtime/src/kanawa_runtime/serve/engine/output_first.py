@@ -5,10 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
 from kanawa.arrays.contract import contract_output_first
 from kanawa.arrays.spec import ParamSpec
-from kanawa.contracts.weights import Kept, WeightForm
+from kanawa.contracts import WeightForm
+from kanawa.contracts.weights import Kept
 from kanawa.module import nowrap
 
 
