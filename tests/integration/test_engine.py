@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from kanawa.contracts import Batch
+from kanawa.errors import UsageError
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
@@ -281,15 +282,48 @@ def test_log_probabilities_are_those_of_whole_rows(engine, model):
 def test_other_weights_are_taken_between_two_steps(engine, model):
     built, params = model
     before, _ = one(engine, temperature=0.0)
-    other = jax.tree.map(lambda x: x * 1.1 + 0.01, params)
-    engine.load(other)
+    # The ids renamed, each to the next one: what follows 5 now follows 6, so that the answers can't be the same ones.
+    other = jax.tree.map(lambda x: jnp.roll(x, 1, axis=x.shape.index(VOCAB)) if VOCAB in x.shape[:1] else x, params)
     (wanted,) = Generator(built, other).generate([(3, 1, 4, 1, 5, 9, 2, 6)], 8, SamplingConfig(temperature=0.0))
+    assert list(wanted.token_ids) != list(before)
+    engine.load(other)
     changed, last = one(engine, temperature=0.0)
-    assert changed == wanted.token_ids != before
+    assert changed == wanted.token_ids
     assert last.cached_tokens == 0
+    with pytest.raises(TypeError):
+        engine.load(jax.tree.map(lambda x: x[..., :-1], params))
+    assert one(engine, temperature=0.0)[0] == changed, "weights that don't fit were taken, or ended the engine"
     engine.load(params)
     assert one(engine, temperature=0.0)[0] == before
     assert engine.stats()["compilations"] == 0
+
+
+class Refuses:
+    def allowed(self):
+        message = "it ran out of its bounds"
+        raise UsageError(message)
+
+    def accept(self, token_id):
+        raise AssertionError(token_id)
+
+    def fork(self):
+        return self
+
+
+def test_what_only_one_request_asks_for_wrongly_ends_no_other(engine):
+    # Two pages that nobody has cached: they are as good as written when the grammar refuses the first token.
+    prompt, outputs = tuple(range(20, 29)), queue.SimpleQueue()
+    refused = Request(id="refused", prompt_ids=prompt, sampling=SamplingParams(grammar=Refuses()))
+    engine.submit(refused, outputs.put)
+    last = outputs.get(timeout=120)
+    assert (last.finish_reason, last.error) == ("error", "it ran out of its bounds")
+    # JSON may hold half of a surrogate pair, which strict UTF-8 has no bytes for.
+    engine.submit(Request(id="salted", prompt_ids=prompt, cache_salt="\ud800"), outputs.put)
+    last = outputs.get(timeout=120)
+    while last.finish_reason is None:
+        last = outputs.get(timeout=120)
+    assert last.finish_reason == "length"
+    assert engine.is_alive
 
 
 def test_what_it_refuses_and_how_it_ends(model):

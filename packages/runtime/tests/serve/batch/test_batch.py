@@ -11,7 +11,7 @@ from kanawa.errors import KanawaError, UsageError
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.serve.batch.answer import answer_file
 from kanawa_runtime.serve.batch.journal import Journal
-from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.errors import EngineStoppedError, RequestError
 from kanawa_runtime.serve.engine.request import EngineLimits, Output, SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0, seed=7)
@@ -20,6 +20,7 @@ DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0, seed=7)
 class ScriptedEngine:
     """Answers the prompt's last ids, each plus one: the later of two requests first, in two pieces."""
 
+    is_alive = True
     limits = EngineLimits(max_sequences=2, max_length=64, max_queued=2, vocab_size=300, max_logprobs=0)
 
     def __init__(self, end_after=None):
@@ -74,6 +75,39 @@ def test_answers_are_in_order_and_faults_stay_with_their_line(tmp_path):
     assert not (tmp_path / "out.jsonl.partial").exists()
     # A line's draws are its own: they depend on no other line.
     assert [request.sampling.seed for request in engine.requests] == [7 * 2**32 + 1, 5, 7 * 2**32 + 9]
+
+
+def test_an_engine_that_dies_is_no_answer_to_the_lines_that_are_left(tmp_path):
+    class Dying(ScriptedEngine):
+        def submit(self, request, on_output):
+            if not self.is_alive:
+                message = "the engine ended with an error: no memory"
+                raise EngineStoppedError(message, 1.0)
+            super().submit(request, on_output)
+            if request.id == "3":
+                self.is_alive = False
+
+    lines = [{"prompt_ids": [n], "id": "\ud800"} for n in range(6)]
+    with pytest.raises(KanawaError, match="the engine was stopped at line 4; what was answered is kept"):
+        answered(tmp_path, Dying(), lines)
+    (tmp_path / "in.jsonl").unlink()
+    engine = ScriptedEngine()
+    answers, out = answered(tmp_path, engine, lines)
+    assert answers.failed == 0 and [record["token_ids"] for record in out] == [[n + 1] for n in range(6)]
+    assert out[0]["id"] == "\ud800"
+
+
+def test_lines_that_an_engine_failed_at_as_it_died_are_asked_again(tmp_path):
+    class Dead(ScriptedEngine):
+        is_alive = False
+
+        def submit(self, request, on_output):
+            on_output(Output(request_id=request.id, finish_reason="error", error="RuntimeError: no memory"))
+
+    with pytest.raises(KanawaError, match=r"stopped at line 1 \(RuntimeError: no memory\)"):
+        answered(tmp_path, Dead(), [{"prompt_ids": [1]}, "[" * 100_000])
+    answers, out = answered(tmp_path, ScriptedEngine(), [{"prompt_ids": [1]}, "[" * 100_000])
+    assert answers.failed == 1 and "no JSON" in out[1]["error"]
 
 
 def test_whatever_ends_it_the_next_start_goes_on(tmp_path):

@@ -27,6 +27,8 @@ WRONG = [
     ("top_p", {"top_p": 0.0}, "top_p is 0.0, expected a number above 0 and at most 1"),
     ("min_p", {"min_p": 1.5}, "min_p is 1.5, expected a number at least 0 and at most 1"),
     ("top_k", {"top_k": -2}, "top_k is -2, expected at least 1, or 0 or -1 for no cut"),
+    ("top_k", {"top_k": 2**31}, "top_k is 2147483648, expected at most 2147483647"),
+    ("min_tokens", {"min_tokens": 2**40, "max_tokens": 2**41}, "min_tokens is 1099511627776, expected at most"),
     ("repetition_penalty", {"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected a number above 0"),
     ("presence_penalty", {"presence_penalty": 3.0}, "expected a number at least -2 and at most 2"),
     ("logprobs", {"logprobs": 6}, "logprobs is 6, expected 0 to 5"),

@@ -73,8 +73,8 @@ class ScriptedEngine:
                 "num_preemptions_total": 0.0,
             }
 
-    def load(self, params):
-        self.loaded.append(params)
+    def load(self, params, state=None):
+        self.loaded.append((params, state))
 
     def drain(self, seconds):
         end = time.monotonic() + seconds

@@ -13,7 +13,7 @@ from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.batch.journal import Journal
 from kanawa_runtime.serve.batch.lines import Line, read_line
 from kanawa_runtime.serve.continuation import continued
-from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.errors import EngineStoppedError, RequestError
 from kanawa_runtime.serve.engine.request import Engine, Output, SamplingParams
 from kanawa_runtime.serve.healing import HealedPrompt
 
@@ -56,6 +56,8 @@ def answer_file(
                     journal.add(*waiting.next())
                     on_progress(len(journal.done), lines)
                 waiting.submit(line)
+            except EngineStoppedError as error:
+                raise _ended(number) from error
             except (UsageError, RequestError) as error:
                 journal.add(number, {"error": str(error)})
         while waiting.count:
@@ -97,9 +99,8 @@ class _Waiting:
             if output.finish_reason is None:
                 continue
             del self._lines[output.request_id]
-            if output.finish_reason == "abort":
-                message = f"the engine was stopped at line {line.number}; what was answered is kept, start again"
-                raise KanawaError(message)
+            if output.finish_reason == "abort" or (output.finish_reason == "error" and not self._engine.is_alive):
+                raise _ended(line.number, output.error)
             record: dict[str, Any] = {} if line.name is None else {"id": line.name}
             if output.finish_reason == "error":
                 return line.number, record | {"error": output.error or "the engine failed"}
@@ -107,6 +108,11 @@ class _Waiting:
                 prompt = HealedPrompt(list(line.request.prompt_ids), b"")
                 record["text"] = continued(self._tokenizer, prompt, ids)
             return line.number, record | {"token_ids": ids, "finish_reason": output.finish_reason}
+
+
+def _ended(number: int, reason: str | None = None) -> KanawaError:
+    why = "" if reason is None else f" ({reason})"
+    return KanawaError(f"the engine was stopped at line {number}{why}; what was answered is kept, start again")
 
 
 def _lines(source: Path) -> Iterator[tuple[int, str]]:

@@ -41,7 +41,10 @@ class Journal:
 
     def add(self, number: int, record: Mapping[str, Any]) -> None:
         """Writes a result; once this returns a kill of the process doesn't lose it."""
-        self._write(json.dumps({"line": number, **record}, ensure_ascii=False))
+        content = {"line": number, **record}
+        text = json.dumps(content, ensure_ascii=False)
+        # A line's own id may hold half of a surrogate pair, which has no UTF-8.
+        self._write(text if text.isascii() or _has_utf8(text) else json.dumps(content))
         self.done.add(number)
         self.failed += "error" in record
 
@@ -87,3 +90,7 @@ class Journal:
                     self.failed += "error" in record
                 sound += len(line)
         os.truncate(self.path, sound)
+
+
+def _has_utf8(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -42,7 +42,7 @@ def read_line(number: int, text: str, defaults: SamplingParams, tokenizer: Token
     """
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"no JSON: {error}"
         raise UsageError(message) from None
     if not isinstance(record, dict):

@@ -125,9 +125,9 @@ class DecodeEngine:
             "kv_transfer_bytes": self.bytes,
         }
 
-    def load(self, params: object) -> None:
+    def load(self, params: object, state: object = None) -> None:
         """Takes other weights; the other engine has to take them too, or pages of older ones come over."""
-        self._engine.load(params)
+        self._engine.load(params, state)
 
     def drain(self, seconds: float) -> bool:
         """Refuses new requests and waits for the others; returns whether all ended in time."""

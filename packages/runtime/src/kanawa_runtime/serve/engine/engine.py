@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
-from kanawa.errors import KanawaError, UsageError
+from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.adapters.bank import Bank
 from kanawa_runtime.serve.disaggregated.pages import Given, PageTransfer
@@ -275,15 +275,16 @@ class LLMEngine:
             **{f"request_success_{reason}": core.finished[reason] for reason in ("stop", "length", "abort", "error")},
         }
 
-    def load(self, params: Any) -> None:
+    def load(self, params: Any, state: Any = None) -> None:
         """Takes other weights between two steps, compiles nothing, and forgets cached prefixes.
 
+        `state` is what the model learned beside them, such as a router's biases; None keeps the one it has.
         Requests under way go on with the new weights over what the old ones have kept.
         """
 
         def load() -> None:
             self._core.forget_prefixes()
-            self._programs.load(self._with_banks(params))
+            self._programs.load(self._with_banks(params), state)
             if self.transfer is not None:
                 self.transfer.know_weights(params)
 
@@ -335,6 +336,8 @@ class LLMEngine:
             try:
                 return done.result(timeout=0.1)
             except TimeoutError:
+                if done.done():
+                    return done.result()
                 if not self._thread.is_alive():
                     message = f"the engine isn't running, so nothing is changed ({self._error or 'it was stopped'})"
                     raise EngineStoppedError(message, _RETRY_SECONDS) from None
@@ -396,8 +399,8 @@ class LLMEngine:
         for order, done in orders:
             try:
                 done.set_result(order())
-            except KanawaError as error:
-                # The caller's own: the engine goes on.
+            except Exception as error:
+                # The caller's own (weights of other shapes, no memory for them): the engine goes on with what it has.
                 done.set_exception(error)
         return True
 

@@ -10,7 +10,9 @@ def root(salt: str, adapter: str | None) -> bytes:
     """Returns the digest before the first page: other salts and adapters never share one."""
     named = "" if adapter is None else adapter
     # A cryptographic digest: whoever could make two prompts collide would read another's pages.
-    return hashlib.sha256(f"{len(salt)}:{salt}{adapter is not None}{named}".encode()).digest()
+    # A salt comes from JSON, which may hold half of a surrogate pair: strict UTF-8 has none.
+    text = f"{len(salt)}:{salt}{adapter is not None}{named}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def extend(digest: bytes, token_ids: Sequence[int]) -> bytes:

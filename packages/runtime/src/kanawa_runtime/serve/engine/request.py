@@ -139,8 +139,11 @@ class Engine(Protocol):
     def stats(self) -> Mapping[str, float]:
         """Returns gauges and counters by the names of vLLM's metrics without their prefix, at no cost to a step."""
 
-    def load(self, params: object) -> None:
-        """Takes other weights between two steps, compiles nothing, and forgets cached prefixes."""
+    def load(self, params: object, state: object = None) -> None:
+        """Takes other weights between two steps, compiles nothing, and forgets cached prefixes.
+
+        `state` is the model's, as it was trained beside them; None keeps the one it has.
+        """
 
     def drain(self, seconds: float) -> bool:
         """Refuses new requests and waits for the others; returns whether all ended in time."""

@@ -245,7 +245,8 @@ class Scheduler:
 
     def describe_pages(self, sequence: Sequence) -> None:
         """Makes known the content of the pages that the sequence has filled, for others to share."""
-        if not self._reuses_prefixes:
+        # Without a slot it ended while its last chunk was sent (a grammar refused), and its pages are others' already.
+        if not self._reuses_prefixes or sequence.slot < 0:
             return
         full = min(sequence.computed, len(sequence.tokens)) // self.page_size
         if full <= sequence.described:

@@ -7,6 +7,8 @@ from typing import NoReturn
 from kanawa_runtime.serve.engine.errors import RequestError
 from kanawa_runtime.serve.engine.request import EngineLimits, Request, SamplingParams
 
+_MOST_IN_A_ROW = 2**31 - 1
+
 
 def check_request(request: Request, limits: EngineLimits, *, prompt_logprobs: bool) -> None:
     """Raises RequestError naming the field that is at fault."""
@@ -22,6 +24,10 @@ def check_request(request: Request, limits: EngineLimits, *, prompt_logprobs: bo
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
         text = f"min_tokens is {sampling.min_tokens}, expected 0 to max_tokens ({sampling.max_tokens})"
         _refuse("min_tokens", text)
+    for name, value in (("min_tokens", sampling.min_tokens), ("top_k", sampling.top_k)):
+        # A row travels to the device in int32.
+        if value > _MOST_IN_A_ROW:
+            _refuse(name, f"{name} is {value}, expected at most {_MOST_IN_A_ROW}")
     _check_sampling(sampling)
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(sampling, name)

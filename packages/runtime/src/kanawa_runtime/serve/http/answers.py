@@ -124,6 +124,10 @@ class Answers:
         except RequestError as error:
             self._end("abort")
             raise invalid(_FIELDS.get(error.field, error.field), str(error)) from error
+        except Exception:
+            # The choices before it would run to their ends for nobody.
+            self._end("abort")
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -91,7 +91,7 @@ def _weights(directory: Path, target: str | None, step: int | None, architecture
     if to_json(opened.composition.config.model) != architecture:
         message = f"{directory} holds another model than the one that is served; start a server for it"
         raise UsageError(message)
-    return Weights(opened.params, opened.step)
+    return Weights(opened.params, opened.step, opened.state)
 
 
 def _check_continues(directory: Path) -> None:

@@ -3,10 +3,13 @@
 import asyncio
 import collections
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
 from kanawa_runtime.serve.engine.request import OnOutput, Output
+
+logger = logging.getLogger(__name__)
 
 #: Takes an output and the time.monotonic at which the engine gave it; runs in the loop.
 Receiver = Callable[[Output, float], None]
@@ -38,4 +41,8 @@ class Handover:
         self._woken = False
         for _ in range(len(self._waiting)):
             receiver, output, at = self._waiting.popleft()
-            receiver(output, at)
+            try:
+                receiver(output, at)
+            except Exception:
+                # What came with it is others', and nothing would wake the loop for it again.
+                logger.exception("an output of request %s was lost", output.request_id)

@@ -100,7 +100,7 @@ class Load:
         async with service.loading:
             try:
                 weights = await asyncio.to_thread(reload, body["step"])
-                await asyncio.to_thread(model.engine.load, weights.params)
+                await asyncio.to_thread(model.engine.load, weights.params, weights.state)
             except KanawaError as error:
                 raise unprocessable(at="step", why=str(error)) from error
             except (OSError, MemoryError) as error:

@@ -106,7 +106,7 @@ class SamplingReader:
     def _biases(self, given: Mapping[str, float]) -> dict[int, float]:
         biases = {}
         for name, bias in given.items():
-            if not (name.isascii() and name.isdigit()) or int(name[:10]) >= self.limits.vocab_size:
+            if not (name.isascii() and name.isdigit() and len(name) <= 10) or int(name) >= self.limits.vocab_size:
                 last = self.limits.vocab_size - 1
                 raise invalid(at="logit_bias", why=f"{name[:40]!r} is no token id, expected 0 to {last} as text")
             biases[int(name)] = bias

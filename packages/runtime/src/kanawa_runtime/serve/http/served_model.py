@@ -21,10 +21,11 @@ class GrammarMaker(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Parameters as the engine loads them, and the step of the run they are of."""
+    """Parameters and the model's state as the engine loads them, and the step of the run they are of."""
 
     params: Any
     step: int
+    state: Any = None
 
 
 @dataclasses.dataclass
