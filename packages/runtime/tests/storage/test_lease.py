@@ -1,6 +1,7 @@
 """One writer at a time: the living are respected, the dead succeeded, and those who come back write nothing."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import threading
@@ -10,6 +11,7 @@ import pytest
 from kanawa.contracts import CheckpointSaveError, LeaseHeldError, LeaseLostError, StorageError, open_storage
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
 from kanawa_runtime.checkpoint.roots.objects import LEDGER, ledger_lease
+from kanawa_runtime.storage import local
 from kanawa_runtime.storage.lease import StorageLease, this_process
 
 from ..checkpoint.checkpoint_trees import abstract, assert_bitwise, make_trees
@@ -137,6 +139,41 @@ def test_a_storage_that_fails_a_while_costs_no_lease(address, server):
     server.client().delete_object(Bucket="bucket", Key=f"{address.partition('bucket/')[2]}/lease")
     mine.check()
     mine.release()
+
+
+def test_a_write_of_ours_that_was_taken_for_failed_is_no_taking_over(tmp_path, monkeypatch):
+    mine = lease(f"file://{tmp_path}", renew=NEVER)
+    mine.acquire()
+    replace = mine.storage.replace
+
+    def answer_is_lost(*arguments):
+        replace(*arguments)
+        monkeypatch.setattr(mine.storage, "replace", replace)
+        message = "no answer"
+        raise StorageError(message)
+
+    monkeypatch.setattr(mine.storage, "replace", answer_is_lost)
+    with pytest.raises(StorageError, match="no answer"):
+        mine.record(lambda facts: facts.update(step=1))
+    mine.record(lambda facts: facts.update(step=2))
+    assert (mine.token, mine.facts) == (1, {"step": 2})
+
+
+def test_a_lock_service_that_is_away_a_while_ends_no_renewals(tmp_path, monkeypatch):
+    mine = lease(f"file://{tmp_path}", renew=0.05)
+    mine.acquire()
+
+    def refused(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local.fcntl, "flock", refused)
+        with pytest.raises(StorageError, match=r"lock can't be locked: No locks available"):
+            mine.check()
+        time.sleep(0.2)
+    before = mine.storage.read("lease")
+    time.sleep(0.5)
+    assert mine.storage.read("lease") != before
 
 
 # --- the steps of a run that changes hands ---------------------------------------------------------------------------

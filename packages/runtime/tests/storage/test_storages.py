@@ -131,6 +131,22 @@ def test_google_is_asked_for_conditions(google, monkeypatch):
     storage.close()
 
 
+def test_what_passes_is_no_refusal():
+    from botocore.exceptions import FlexibleChecksumError, IncompleteReadError
+    from google.api_core.exceptions import RetryError
+
+    for address, error in (
+        ("gs://bucket/a", RetryError("timeout of 60 s exceeded", None)),
+        ("s3://bucket/a", IncompleteReadError(actual_bytes=1, expected_bytes=2)),
+        ("s3://bucket/a", FlexibleChecksumError(error_msg="body and checksum differ")),
+    ):
+        storage = open_storage(address)
+        said = f"{address}/key: {type(error).__name__}"
+        with pytest.raises(StorageError, match=said) as caught, storage._said("key"):
+            raise error
+        assert not isinstance(caught.value, StorageRefusedError)
+
+
 # --- what S3 does to its clients ----------------------------------------------------------------------------------
 
 

@@ -57,12 +57,19 @@ class GcsStorage(Storage):
 
     def read_version(self, key: str) -> tuple[bytes, str]:
         """Returns an object and its generation."""
-        with self._said(key):
-            blob = self._blob(key)
-            blob.reload(**self._limits)
-            generation = blob.generation
-            # Of that generation: between the two requests somebody may write another.
-            return blob.download_as_bytes(if_generation_match=generation, **self._limits), str(generation)
+        tries = 5
+        for attempt in range(tries):
+            try:
+                with self._said(key):
+                    blob = self._blob(key)
+                    blob.reload(**self._limits)
+                    generation = blob.generation
+                    # Of that generation: between the two requests somebody may write another.
+                    return blob.download_as_bytes(if_generation_match=generation, **self._limits), str(generation)
+            except StorageConflictError:
+                if attempt == tries - 1:
+                    raise
+        raise AssertionError
 
     def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
         """Writes an object; the service checks the CRC-32C that the client sends with it."""
@@ -104,8 +111,9 @@ class GcsStorage(Storage):
     def _said(self, key: str) -> Iterator[None]:
         """Has the client's errors be a storage's, by their HTTP status."""
         try:
-            from google.api_core.exceptions import GoogleAPICallError
+            from google.api_core.exceptions import GoogleAPICallError, RetryError
             from google.auth.exceptions import GoogleAuthError
+            from google.cloud.storage.exceptions import DataCorruption
         except ImportError as error:
             raise missing_extra(self.address, "gcs") from error
 
@@ -122,7 +130,8 @@ class GcsStorage(Storage):
                 advice = f"{message}. Check the bucket's name and your rights"
                 raise StorageRefusedError(advice) from error
             raise StorageError(message) from error
-        except (GoogleAuthError, OSError) as error:
+        # RetryError is what tries come to when their time is over, and is none of the calls' errors.
+        except (RetryError, DataCorruption, GoogleAuthError, OSError) as error:
             message = f"{place}: {type(error).__name__}: {error}"
             kind = StorageRefusedError if isinstance(error, GoogleAuthError) else StorageError
             raise kind(message) from error

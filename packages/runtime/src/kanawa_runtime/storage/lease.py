@@ -167,7 +167,18 @@ class StorageLease(Lease):
         except ObjectMissingError:
             # Whatever removed it was no other holder, who would have left a record.
             self._version = self.storage.replace(self.key, data, None)
+        except StorageConflictError:
+            there, current = self._read()
+            if there is None or not self._is_ours(there):
+                raise
+            # A write of ours whose every answer was lost: it was taken for failed, and counts.
+            self._version = self.storage.replace(self.key, data, current)
         self._record = record
+
+    def _is_ours(self, there: Mapping[str, Any]) -> bool:
+        """Whether this holder wrote the record: nobody else ever writes its token."""
+        own = self._record
+        return bool(own) and all(there.get(name) == own.get(name) for name in ("token", "holder"))
 
     def _is_dead(self, holder: Mapping[str, Any]) -> bool:
         """Whether the holder is known to be gone: it was a process of this machine, and isn't there any more."""
@@ -204,7 +215,7 @@ class StorageLease(Lease):
                     self._write(self._record, self._version)
                 except StorageConflictError:
                     self._found_lost()
-                except StorageError as error:
+                except Exception as error:  # noqa: BLE001 - a thread that ended would renew nothing any more
                     # The holder still is one until somebody else says so.
                     if not self._fails:
                         logger.warning("the lease of %s can't be renewed now: %s", self.where, error)
@@ -220,7 +231,9 @@ class StorageLease(Lease):
             raise LeaseLostError(message)
 
     def _found_lost(self) -> LeaseLostError:
-        there = self._read()[0] or {}
+        there: dict[str, Any] = {}
+        with contextlib.suppress(StorageError):  # lost it is, whoever has it
+            there = self._read()[0] or {}
         self._lost = LeaseLostError(
             f"{self.where} has been taken over by {described(there.get('holder') or {})} with token "
             f"{there.get('token', 'unknown')} (this process had {self.token}), since this process had not "

@@ -123,6 +123,9 @@ class LocalStorage(Storage):
                         message = f"{self.root / LOCK} is held by another process, which may be stopped"
                         raise StorageError(message) from None
                     time.sleep(0.01)
+                except OSError as error:  # a network's file system whose lock service is away
+                    message = f"{self.root / LOCK} can't be locked: {error.strerror or error}"
+                    raise StorageError(message) from error
             yield
         finally:
             os.close(descriptor)

@@ -144,7 +144,13 @@ class S3Storage(Storage):
     def _said(self, key: str) -> Iterator[None]:
         """Has the SDK's errors be a storage's, by what S3 called them."""
         try:
-            from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+            from botocore.exceptions import (
+                BotoCoreError,
+                ClientError,
+                FlexibleChecksumError,
+                HTTPClientError,
+                IncompleteReadError,
+            )
             from botocore.exceptions import ConnectionError as NoConnectionError
         except ImportError as error:
             raise missing_extra(self.address, "s3") from error
@@ -163,7 +169,14 @@ class S3Storage(Storage):
                 advice = f"{message}. Check the bucket's name, its region and your rights"
                 raise StorageRefusedError(advice) from error
             raise StorageError(message) from error
-        except (HTTPClientError, NoConnectionError, http.client.HTTPException, OSError) as error:
+        except (
+            HTTPClientError,
+            NoConnectionError,
+            IncompleteReadError,
+            FlexibleChecksumError,
+            http.client.HTTPException,
+            OSError,
+        ) as error:
             message = f"{place}: {type(error).__name__}: {error}"
             raise StorageError(message) from error
         except BotoCoreError as error:  # no credentials, no region, a profile that isn't there
