@@ -1,10 +1,13 @@
 """The watchdog's parts that need no gang: what sections may take, who is to blame, what a page says."""
 
+import os
+
+import pytest
 from kanawa.testing.service import ServiceConformance
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.services.watchdog.allowance import Allowance
 from kanawa_runtime.services.watchdog.beacon import Beacon
-from kanawa_runtime.services.watchdog.sidecar import LOCKED, STALLED, STOPPED, WAITING, read_page, suspected
+from kanawa_runtime.services.watchdog.sidecar import LOCKED, STALLED, STOPPED, WAITING, Sidecar, read_page, suspected
 
 
 class TestWatchdog(ServiceConformance):
@@ -27,7 +30,44 @@ def test_steps_are_learned_and_sections_are_not():
     for _ in range(10):
         allowance.took("data", 0.1)
         allowance.took("save", 0.1)
-    assert (allowance.of("data"), allowance.of("save")) == (60, 3600)
+    assert allowance.of("save") == 3600
+
+
+def test_a_wait_for_data_may_end_with_a_wait_for_the_step():
+    allowance = Allowance(step_seconds=600, section_seconds=3600, least_seconds=60)
+    for _ in range(10):
+        allowance.took("step", 1.0)
+        allowance.took("data", 0.01)
+    assert allowance.of("data") == 60
+    allowance.took("step", 40.0)
+    assert allowance.of("data") == 400
+
+
+def sidecar(tmp_path, parent):
+    for name in ("page", "stacks"):
+        (tmp_path / name).touch()
+    files = {name: str(tmp_path / name) for name in ("page", "stacks", "folder")}
+    return Sidecar(files | {"pid": parent})
+
+
+def test_records_of_a_run_that_was_here_before_ask_nobody_to_end(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "rank-1.json").write_text("{}")
+    watching = sidecar(tmp_path, os.getppid())
+    assert not watching._is_asked()
+    (folder / "rank-0.json").write_text('{"rank": 0}')
+    assert watching._is_asked()
+    assert watching._read_verdicts() == [{"rank": 0}]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_who_is_killed_leaves_no_files(tmp_path, monkeypatch, is_gone):
+    watching = sidecar(tmp_path, os.getppid() + is_gone)
+    monkeypatch.setattr(watching, "_is_over", lambda: True)
+    watching.watch()
+    # One that goes on, or closes, needs them.
+    assert [(tmp_path / name).exists() for name in ("page", "stacks")] == [not is_gone] * 2
 
 
 def verdict(rank, state, step):

@@ -312,7 +312,7 @@ class _Running:
         `last` one: an end that can't be saved is no end.
         """
         attempt = self.attempt
-        if not last and attempt.checkpoints.is_writing():
+        if not last and self._is_writing():
             if not quick:
                 attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
                 attempt.screen.say(f"training goes on without checkpoint {stepper.step}: the last is still written")
@@ -341,6 +341,11 @@ class _Running:
             if begun:
                 stepper.saved()
             return
+
+    def _is_writing(self) -> bool:
+        """Whether the last save is still written, which takes the checkpointer's patience to be sure of."""
+        with self.attempt.sections.within("save"):
+            return self.attempt.checkpoints.is_writing()
 
     # --- on the way out --------------------------------------------------------------------------------------
 

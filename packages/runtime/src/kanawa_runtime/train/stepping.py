@@ -214,8 +214,7 @@ class Stepper:
 
     def _rewind(self, step: int, why: str) -> None:
         """Leaves out the batches since the newest checkpoint from now on; raises RewoundError."""
-        with contextlib.suppress(CheckpointSaveError):
-            self._attempt.checkpoints.wait()
+        self._wait_for_the_save()
         self._provisional = None
         back = self._attempt.checkpoints.latest() or 0
         left_out = self.left_out.with_steps(back, step)
@@ -228,12 +227,17 @@ class Stepper:
         )
         raise RewoundError(message)
 
+    def _wait_for_the_save(self) -> None:
+        """Returns when none is under way; one that failed has an event of its own."""
+        # In its own section: a large save takes longer than any step may.
+        with self._attempt.sections.within("save"), contextlib.suppress(CheckpointSaveError):
+            self._attempt.checkpoints.wait()
+
     def _advice(self, step: int) -> str:
         """Returns what is kept and what to do, after `step` went wrong."""
         # What is being saved counts among what is kept, once it is there; a save that fails has an event of its own.
         # One that waited for this step is dropped.
-        with contextlib.suppress(CheckpointSaveError):
-            self._attempt.checkpoints.wait()
+        self._wait_for_the_save()
         dropped, self._provisional = self._provisional, None
         return advice(
             step,

@@ -11,6 +11,7 @@ _FACTOR = 10.0
 class Allowance:
     """Seconds by section. Steps and waits for data are learned: ten times the slowest seen, at least `least_seconds`.
 
+    Both by the slowest of either: before a save or an evaluation, the wait for data ends with one for the last step.
     `step_seconds` is what they are allowed at most, and before ten of them were seen; `section_seconds` goes for all
     other sections, a compilation, a save or an evaluation, and for the first two steps, which wait for the slowest to
     compile.
@@ -38,4 +39,4 @@ class Allowance:
             return self._section_seconds
         if self._seen[section] < _ENOUGH:
             return self._step_seconds
-        return min(self._step_seconds, max(self._least_seconds, _FACTOR * self._slowest[section]))
+        return min(self._step_seconds, max(self._least_seconds, _FACTOR * max(self._slowest.values())))

@@ -1,5 +1,6 @@
 """A page of memory in which a process says what it is doing, for another one to read without its help."""
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -41,7 +42,8 @@ class Beacon:
         self._closed.set()
         with self._lock:
             self._page.close()
-        os.unlink(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
 
     def _write(self) -> None:
         # Odd while it is being written: a reader takes nothing from a page that changes under it.

@@ -36,9 +36,18 @@ class Sidecar:
         self.pid = order["pid"]
         self.folder = Path(order["folder"])
         self.looks_overdue = 0
+        # Of an attempt that had this one's number, in a run that was begun anew in its folder.
+        self.earlier = self._verdicts()
 
     def watch(self) -> None:
         """Returns when the process has ended, wants to be watched no more, or has been ended."""
+        self._look()
+        if os.getppid() != self.pid:
+            # Nobody else is left to do it.
+            for name in ("page", "stacks"):
+                Path(self.order[name]).unlink(missing_ok=True)
+
+    def _look(self) -> None:
         while not self._is_over():
             page = read_page(Path(self.order["page"]))
             if page is None:
@@ -84,10 +93,16 @@ class Sidecar:
         return bool(readable) or os.getppid() != self.pid
 
     def _is_asked(self) -> bool:
-        try:
-            return any(name.endswith(".json") for name in os.listdir(self.folder) if not name.startswith("."))
-        except OSError:
-            return False
+        return bool(self._verdicts() - self.earlier)
+
+    def _verdicts(self) -> set[tuple[str, int]]:
+        """Returns the records in the run's folder, each with its time."""
+        with contextlib.suppress(OSError):
+            return {(str(file), file.stat().st_mtime_ns) for file in self.folder.glob("rank-*.json")}
+        return set()
+
+    def _read_verdicts(self) -> list[dict]:
+        return [json.loads(Path(file).read_text()) for file, _ in sorted(self._verdicts() - self.earlier)]
 
     def _is_put_aside(self) -> bool:
         """Whether a person stopped a run of one process at a terminal, with Ctrl-Z; such a run may go on any time."""
@@ -121,11 +136,11 @@ class Sidecar:
 
     def _wait_for_others(self) -> None:
         deadline = time.monotonic() + _OTHERS_SECONDS
-        while time.monotonic() < deadline and len(list(self.folder.glob("rank-*.json"))) < self.order["processes"]:
+        while time.monotonic() < deadline and len(self._verdicts() - self.earlier) < self.order["processes"]:
             time.sleep(0.1)
 
     def _say(self, verdict: dict) -> None:
-        suspects = suspected([json.loads(file.read_text()) for file in sorted(self.folder.glob("rank-*.json"))])
+        suspects = suspected(self._read_verdicts())
         named = "; ".join(f"rank {one['rank']} on {one['host']} {one['state']} in {one['section']}" for one in suspects)
         if self.order["rank"] == 0:
             record = {

@@ -112,7 +112,7 @@ class _Watched:
         self._process.wait()
         faulthandler.unregister(sidecar.DUMP_SIGNAL)
         self._file.close()
-        os.unlink(self._stacks)
+        Path(self._stacks).unlink(missing_ok=True)
         self.beacon.close()
 
     def _beat(self) -> None:
