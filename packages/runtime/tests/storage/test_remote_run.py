@@ -7,7 +7,14 @@ import shutil
 import pytest
 from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
-from kanawa.contracts import CheckpointError, LeaseHeldError, StorageRefusedError, open_storage
+from kanawa.contracts import (
+    CheckpointError,
+    LeaseHeldError,
+    StorageConflictError,
+    StorageError,
+    StorageRefusedError,
+    open_storage,
+)
 from kanawa_runtime.checkpoint import ShardedCheckpointer
 from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.storage import mirror
@@ -179,6 +186,45 @@ def test_a_ledger_without_objects_does_not_begin_the_run_anew(address):
     storage.delete(list(storage.sizes()))
     with pytest.raises(CheckpointError, match=rf"the events of {address} record checkpoints, the newest of step 4"):
         go_on(address)
+
+
+def test_a_run_that_was_removed_there_leaves_nothing_to_a_new_one(tmp_path):
+    address, folder = f"file://{tmp_path}/there", tmp_path / "here"
+    (tmp_path / "there").mkdir()
+    first = mirror.Mirror(address, folder)
+    first.pull()
+    (folder / "left_out.json").write_text("{}")
+    first.push()
+    shutil.rmtree(tmp_path / "there")
+    (tmp_path / "there").mkdir()
+    mirror.Mirror(address, folder).pull()
+    assert not (folder / "left_out.json").exists()
+    assert [path.read_text() for path in tmp_path.glob("here.removed-*/left_out.json")] == ["{}"]
+
+
+def test_a_file_of_ours_that_was_taken_for_failed_is_no_other_writer(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    writer = mirror.Mirror(f"file://{tmp_path}/there", tmp_path / "here")
+    writer.pull()
+    log, replace = tmp_path / "here" / "events.jsonl", writer.storage.replace
+
+    def answer_is_lost(*arguments):
+        replace(*arguments)
+        message = "no answer"
+        raise StorageError(message)
+
+    log.write_text("one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.storage, "replace", answer_is_lost)
+        with pytest.raises(StorageError, match="no answer"):
+            writer.push()
+    log.write_text("one\ntwo\n")
+    writer.push()
+    assert (tmp_path / "there" / "events.jsonl").read_text() == "one\ntwo\n"
+    (tmp_path / "there" / "events.jsonl").write_text("somebody else's\n")
+    log.write_text("one\ntwo\nthree\n")
+    with pytest.raises(StorageConflictError):
+        writer.push()
 
 
 def test_long_logs_go_in_parts_and_come_back_whole(address, tmp_path):

@@ -7,6 +7,7 @@ changed goes to the address every few seconds. Checkpoints don't pass through it
 import hashlib
 import logging
 import re
+import tempfile
 import threading
 import zlib
 from pathlib import Path
@@ -36,13 +37,17 @@ class Mirror:
         self._part_bytes = part_bytes
         self._versions: dict[str, str] = {}
         self._pushed: dict[str, tuple[tuple[int, int], list[int]]] = {}
+        self._unsure: dict[str, set[bytes]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_lost = False
 
     def pull(self) -> None:
-        """Brings every small file here; one that continues what is there already is kept: it was not sent yet."""
+        """Brings every small file here; one that continues what is there already is kept: it was not sent yet.
+
+        Where none is there, the run that was here is no more: its files go out of the way of a new one.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / MARK).write_text(self.address)
         files: dict[str, list[str]] = {}
@@ -50,6 +55,8 @@ class Mirror:
             if not key.startswith(_OWN) and not Path(key).name.startswith("."):
                 part = _PART.fullmatch(key)
                 files.setdefault(part["name"] if part else key, []).append(key)
+        if not files:
+            self._put_aside()
         for name, keys in files.items():
             # Parts are newer than a whole file of the name, which a crash may have left beside them.
             parts = [key for key in keys if key != name] or keys
@@ -104,11 +111,40 @@ class Mirror:
         for number, (piece, total) in enumerate(zip(pieces, sums, strict=True)):
             key = name if len(pieces) == 1 else f"{name}.part-{number:05d}"
             if len(pieces) == 1 or number >= len(sent) or len(sent) == 1 or sent[number] != total:
-                self._versions[key] = self.storage.replace(key, piece, self._versions.get(key))
+                self._replace(key, piece)
         if len(pieces) > 1 and name in self._versions:
             self.storage.delete([name])
             del self._versions[name]
         self._pushed[name] = (state, sums)
+
+    def _replace(self, key: str, data: bytes) -> None:
+        try:
+            self._send(key, data, self._versions.get(key))
+        except StorageConflictError:
+            there, version = self.storage.read_version(key)
+            if hashlib.sha256(there).digest() not in self._unsure.get(key, ()):
+                raise
+            # Ours, taken for failed when every answer to it was lost.
+            self._send(key, data, version)
+
+    def _send(self, key: str, data: bytes, version: str | None) -> None:
+        try:
+            self._versions[key] = self.storage.replace(key, data, version)
+        except StorageConflictError:
+            raise
+        except StorageError:
+            self._unsure.setdefault(key, set()).add(hashlib.sha256(data).digest())
+            raise
+        self._unsure.pop(key, None)
+
+    def _put_aside(self) -> None:
+        # Its events, tokenizer or left-out batches would be taken for those of a new run at this address.
+        left = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
+        if left:
+            aside = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.removed-", dir=self.folder.parent))
+            for path in left:
+                path.rename(aside / path.name)
+            logger.warning("%s holds no run; what was here of an earlier one is kept in %s", self.address, aside)
 
     def _run(self) -> None:
         failing = False
