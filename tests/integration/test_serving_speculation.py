@@ -177,5 +177,5 @@ def test_what_can_not_speculate_is_refused(model):
         LLMEngine(*model, config=config, draft=Draft(other, None))
     with pytest.raises(UsageError, match="speculative_tokens is 0; say how many"):
         LLMEngine(*model, config=EngineConfig(**SIZES), draft=Draft(*model))
-    with pytest.raises(ConfigError, match=r"max_batched_tokens \(32\) is less than 40"):
+    with pytest.raises(ConfigError, match=r"max_batched_tokens \(32\) is less than 44"):
         EngineConfig(**SIZES, speculative_tokens=9).clone().freeze()

@@ -138,6 +138,7 @@ def test_tensors_that_are_no_adapter_of_the_model(folder, stored, change, said):
         ({"use_dora": True}, "its use_dora is True, which no sum of two factors does"),
         ({"bias": "all"}, "its bias is all"),
         ({"modules_to_save": ["lm_head"]}, r"its modules_to_save is \['lm_head'\]"),
+        ({"init_lora_weights": "pissa_niter_16"}, "its init_lora_weights is pissa_niter_16"),
         ({"alpha_pattern": [1]}, "its alpha_pattern is a list, expected an object"),
         ({"lora_alpha": "many"}, "the alpha of .* is 'many', expected a number"),
         ({"lora_alpha": float("inf"), "alpha_pattern": {}}, "is 'inf', expected a number"),

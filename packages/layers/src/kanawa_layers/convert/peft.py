@@ -38,6 +38,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
+    # PiSSA, OLoRA, CorDA and LoftQ change the model's own weights when they begin: beside unchanged ones the factors
+    # give another model. Folders that were saved for unchanged weights say true.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
 

@@ -60,12 +60,12 @@ class EngineConfig(Config):
                 f"max_batched_tokens ({self.max_batched_tokens}) is less than max_sequences and page_size together "
                 f"({least}): a step decodes a token of each sequence, and takes in a page of a prompt at least"
             )
-        most = self.max_sequences * (1 + self.speculative_tokens)
+        most = self.max_sequences * (1 + self.speculative_tokens) + self.page_size
         if self.speculative_tokens and self.max_batched_tokens < most:
             problems.append(
                 f"max_batched_tokens ({self.max_batched_tokens}) is less than {most}: a step verifies "
                 f"speculative_tokens ({self.speculative_tokens}) and one more of each of max_sequences "
-                f"({self.max_sequences})"
+                f"({self.max_sequences}), and takes in a page of a prompt at least"
             )
         if self.ngram_least > self.ngram_most:
             problems.append(f"ngram_least ({self.ngram_least}) is more than ngram_most ({self.ngram_most})")
