@@ -195,6 +195,7 @@ def test_the_script_is_golden():
     ("fields", "config", "said"),
     [
         ({"run": "runs/a"}, {}, "give an absolute path on a shared file system with --run"),
+        ({"run": "/my runs/a"}, {}, "run '/my runs/a': sbatch reads blanks"),
         ({"spot": True}, {}, "what may be preempted is a partition or a QOS"),
         ({"priority": "high"}, {}, "priority 'high': Slurm takes a number"),
         ({"resources": {"google.com/tpu": "4"}}, {}, "sbatch takes cpu and memory"),

@@ -341,7 +341,8 @@ class OrbaxCheckpointer(Checkpointer):
         """Makes room. That it can't is said, and no failure: the new step counts by now."""
         try:
             faults.reached("in_gc", self.directory)
-            layout.remove_unfinished(self.directory)
+            with self._root.guarded():
+                layout.remove_unfinished(self.directory)
             steps = layout.committed_steps(self.directory)
             for step in layout.steps_to_delete(steps, self.keep_last_n, self.keep_every_n_steps):
                 with self._root.guarded():

@@ -113,7 +113,6 @@ class GcsStorage(Storage):
         try:
             from google.api_core.exceptions import GoogleAPICallError, RetryError
             from google.auth.exceptions import GoogleAuthError
-            from google.cloud.storage.exceptions import DataCorruption
         except ImportError as error:
             raise missing_extra(self.address, "gcs") from error
 
@@ -131,7 +130,7 @@ class GcsStorage(Storage):
                 raise StorageRefusedError(advice) from error
             raise StorageError(message) from error
         # RetryError is what tries come to when their time is over, and is none of the calls' errors.
-        except (RetryError, DataCorruption, GoogleAuthError, OSError) as error:
+        except (RetryError, GoogleAuthError, OSError) as error:
             message = f"{place}: {type(error).__name__}: {error}"
             kind = StorageRefusedError if isinstance(error, GoogleAuthError) else StorageError
             raise kind(message) from error

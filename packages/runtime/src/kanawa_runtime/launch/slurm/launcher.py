@@ -17,6 +17,8 @@ from kanawa_runtime.launch.slurm.script import batch_script
 _SLURM = "this must be a node of a Slurm cluster, with its client tools"
 _FILE = "job.sbatch"
 _LOG_BYTES = 16_384
+#: What a line of options can't hold as it stands.
+_IN_SBATCH = re.compile(r"[\s\"'#%\\]")
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _STATES: dict[str, State] = {
     "PENDING": "queued",
@@ -70,6 +72,8 @@ class SlurmLauncher(Launcher):
                 f"run {job.run!r}: logs and exit codes lie beside the run, in a folder that every node sees; give an "
                 "absolute path on a shared file system with --run"
             )
+        if _IN_SBATCH.search(job.run):
+            yield f"run {job.run!r}: sbatch reads blanks, quotes, '#', '%' and backslashes in a log's name as others"
         if cfg.time and not _TIME.fullmatch(cfg.time):
             yield f"time {cfg.time!r} is no time limit of sbatch; expected minutes, HH:MM:SS or DAYS-HH:MM:SS"
         if job.spot:

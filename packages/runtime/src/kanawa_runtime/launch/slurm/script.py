@@ -71,7 +71,8 @@ def _parts(job: Job, cfg: Any) -> dict[str, str]:
         "hosts": str(hosts(job)),
         "tasks": str(processes(job)),
         "retries": str(job.retries),
-        "settle": str(int(cfg.settle_seconds)),
+        # To srun, none is for ever.
+        "settle": str(max(1, round(cfg.settle_seconds))),
         "container": " ".join([*container, ""]) if container else "",
         "ports": str(_HIGH_PORTS),
         "span": str(_PORTS),
