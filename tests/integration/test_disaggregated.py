@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from kanawa.errors import UsageError
@@ -248,6 +249,38 @@ def test_pages_of_other_weights_are_not_mixed_in(engines, server):
     finally:
         engines[1].load(params)
     assert engines[1].transfer.layout == before
+
+
+class LoadsMeanwhile(TcpConnector):
+    """Other weights come to the engine that asked while the pages are on their way."""
+
+    engine = params = None
+
+    def prefill(self, *asked):
+        given = super().prefill(*asked)
+        self.engine.load(self.params)
+        return given
+
+
+def test_pages_that_come_after_other_weights_are_dropped(engines, server):
+    _, params = model()
+    other = jax.tree.map(lambda x: x[..., ::-1] * 2.0, params)
+    request = Request(
+        id="late", prompt_ids=tuple(range(3, 24)), sampling=SamplingParams(max_tokens=6, temperature=0.0, logprobs=1)
+    )
+    connector = LoadsMeanwhile("127.0.0.1", server.port, TOKEN)
+    connector.engine, connector.params = engines[1], other
+    try:
+        engines[1].load(other)
+        wanted = answers(engines[1], [request])
+        engines[1].load(params)
+        assert answers(engines[1], [request]) != wanted
+        engines[1].load(params)
+        assert answers(DecodeEngine(engines[1], connector, at_once=1), [request]) == wanted
+        # And nobody finds them later.
+        assert answers(engines[1], [request]) == wanted
+    finally:
+        engines[1].load(params)
 
 
 class Slow:

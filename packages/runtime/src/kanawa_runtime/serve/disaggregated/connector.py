@@ -53,7 +53,7 @@ class TcpConnector:
             first = to_output(request.id, header.get("first") or {})
             arrays = [_receive_array(wire, header.get("pages"), *one) for one in shapes] if header.get("pages") else []
             wire.send({"received": True})
-        return Given(first, arrays)
+        return Given(first, arrays, layout)
 
 
 def _receive_array(wire: Wire, pages: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -27,10 +27,14 @@ _SAMPLED = 256
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A prompt that another engine has taken in: what it said first, and the pages, an array a cache array."""
+    """A prompt that another engine has taken in: what it said first, and the pages, an array a cache array.
+
+    `layout` is that of the engine which asked, when it asked: other weights may have been loaded there since.
+    """
 
     first: Output
     arrays: Sequence[np.ndarray]
+    layout: str
 
 
 class PageTransfer:

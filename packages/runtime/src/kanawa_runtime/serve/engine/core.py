@@ -79,6 +79,9 @@ class Core:
     ) -> None:
         """Takes a request that was checked; one whose adapter is gone by now ends as "error"."""
         sampling = request.sampling
+        if given is not None and given.layout != self.transfer.layout:
+            # Older weights' pages would be found by later prompts too: it is taken in here instead.
+            given = None
         slot, salt, holder, gone = 0, None, None, None
         if request.adapter is not None and self.bank is not None:
             try:
@@ -161,6 +164,7 @@ class Core:
         for sequence in self.sequences.values():
             # What is computed from here on stands on older pages, and may not be found under the tokens' names either.
             sequence.described = 10**9 if sequence.slot >= 0 else 0
+            sequence.given = None
 
     def settle(self) -> None:
         """Waits for all that is being computed."""
