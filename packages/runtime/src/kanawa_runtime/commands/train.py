@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             screen.say(f"stopped by {name} before the run was opened; nothing was changed")
             return _TERMINATED if terminated else _INTERRUPTED
         except Exception as error:
+            _start_again_if_held(error)
             _leave_if_peer_lost(args, screen, error)
             raise
         finally:
@@ -107,6 +108,17 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
     with early_signals(gives_sigterm_back=args.coordinator is None) as check:
         loop = _loop(args, screen, check)
     return loop.execute()
+
+
+def _start_again_if_held(error: Exception) -> None:
+    """Has a job that finds its run held end with 42: its last attempt may be cut off, and will end by itself soon."""
+    from kanawa.contracts import LeaseHeldError
+
+    from kanawa_runtime.train.outcome import EXIT_RETRY
+    from kanawa_runtime.train.run_lock import RunLockedError
+
+    if os.environ.get("KANAWA_JOB") and isinstance(error, LeaseHeldError | RunLockedError):
+        error.exit_code = EXIT_RETRY
 
 
 def _leave_if_peer_lost(args: argparse.Namespace, screen: Screen, error: Exception) -> None:

@@ -1,0 +1,28 @@
+"""A run that another process writes to: a mistake of a person, or a job's own last attempt that is not over yet."""
+
+import pytest
+from kanawa.cli.main import main
+from kanawa.contracts import LeaseHeldError
+from kanawa.errors import UsageError
+from kanawa_runtime.commands import train
+from kanawa_runtime.train.run_lock import RunLockedError
+
+
+@pytest.mark.parametrize(
+    ("error", "job", "code"),
+    [
+        (LeaseHeldError, "", 2),
+        (LeaseHeldError, "seven", 42),
+        (RunLockedError, "seven", 42),
+        (UsageError, "seven", 2),
+    ],
+)
+def test_only_a_job_is_started_again(monkeypatch, capsys, error, job, code):
+    def fails(args, screen):
+        message = "the run is held"
+        raise error(message)
+
+    monkeypatch.setenv("KANAWA_JOB", job)
+    monkeypatch.setattr(train, "_train", fails)
+    assert main(["train", "quickstart"]) == code
+    assert "the run is held" in capsys.readouterr().err
