@@ -148,3 +148,27 @@ def test_a_lock_is_let_go(tmp_path):
     with held(tmp_path):
         pass
     assert json.loads(LocalLauncher.Config().build().render(job(tmp_path, "0"))["job.json"])["name"] == "gang"
+
+
+def test_a_terminal_that_goes_away_asks_the_gang_to_stop(tmp_path):
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+
+    def gone(output):
+        os.kill(os.getpid(), signal.SIGHUP)
+        message = "Input/output error"
+        raise OSError(message)
+
+    supervisor = Supervisor(job(tmp_path, "hang", grace_seconds=5), folder, lambda line: None, gone)
+    assert supervisor.run() == 128 + signal.SIGTERM
+    assert read_state(folder)["state"] == "cancelled"
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_a_disk_that_takes_no_state_ends_no_gang(tmp_path):
+    told = []
+    folder = folder_of(tmp_path)
+    folder.mkdir()
+    (folder / "state.json.part").mkdir()
+    assert Supervisor(job(tmp_path, "0"), folder, told.append).run() == 0
+    assert any("the job's state can't be written, the gang goes on" in line for line in told)

@@ -132,23 +132,28 @@ class Supervisor:
     # --- telling ---------------------------------------------------------------------------------------------
 
     def _show(self, log: Path) -> None:
-        with log.open("rb") as file:
-            file.seek(self._shown)
-            output = file.read()
-        self._shown += len(output)
-        if output:
-            self.show(output)
+        # Whatever a disk or a terminal refuses: nothing that is only told may end the gang.
+        with contextlib.suppress(OSError):
+            with log.open("rb") as file:
+                file.seek(self._shown)
+                output = file.read()
+            self._shown += len(output)
+            if output:
+                self.show(output)
 
     def _note(self, state: str, **facts: Any) -> None:
-        write_state(
-            self.folder,
-            name=self.job.name,
-            state=state,
-            restarts=self.restarts,
-            supervisor=os.getpid(),
-            attempts=self.attempts,
-            **facts,
-        )
+        try:
+            write_state(
+                self.folder,
+                name=self.job.name,
+                state=state,
+                restarts=self.restarts,
+                supervisor=os.getpid(),
+                attempts=self.attempts,
+                **facts,
+            )
+        except OSError as error:
+            self.tell(f"the job's state can't be written, the gang goes on: {error}")
 
     def _ended(self, code: int) -> int:
         meaning = verdict(code)
@@ -160,8 +165,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Inside, SIGTERM and Ctrl-C are kept for the loop, which passes them on."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Inside, SIGTERM, Ctrl-C and the end of the terminal are kept for the loop, which passes them on."""
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else `nohup` has said that it is to stay
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
