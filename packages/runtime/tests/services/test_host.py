@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from kanawa.contracts import Service
 from kanawa_runtime.services.host import ServiceHost
+from kanawa_runtime.train.stop_signals import RunStopped
 
 RUN = SimpleNamespace(directory="/nowhere", attempt=1, start_step=0, config=None)
 
@@ -184,3 +185,14 @@ def test_stopping_twice_is_harmless(calls):
         host.start(RUN)
     host.stop()
     host.stop()
+
+
+def test_a_signal_that_meets_a_service_is_no_failure_of_it(caplog):
+    class Met(Diary):
+        def section(self, run, name, step):
+            raise RunStopped
+
+    host = ServiceHost([Met.Config().build()])
+    with pytest.raises(RunStopped):
+        host.section(RUN, "compile", 0)
+    assert not warnings_of(caplog)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kanawa.contracts import Run, Service
+from kanawa.errors import INTERRUPTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +147,8 @@ class _Lane:
         try:
             call()
         except BaseException as error:  # noqa: BLE001 - a stranger's code may even call sys.exit
+            if isinstance(error, INTERRUPTIONS) and threading.current_thread() is threading.main_thread():
+                raise  # the service was only what a signal met
             self._failures += 1
             if self._failures == 1:
                 logger.warning(
