@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             screen.say(f"stopped by {name} before the run was opened; nothing was changed")
             return _TERMINATED if terminated else _INTERRUPTED
         except Exception as error:
-            _start_again_if_held(error)
+            _start_again_if_it_passes(error)
             _leave_if_peer_lost(args, screen, error)
             raise
         finally:
@@ -110,14 +110,19 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
     return loop.execute()
 
 
-def _start_again_if_held(error: Exception) -> None:
-    """Has a job that finds its run held end with 42: its last attempt may be cut off, and will end by itself soon."""
-    from kanawa.contracts import LeaseHeldError
+def _start_again_if_it_passes(error: Exception) -> None:
+    """Has a job end with 42 for what its engine can wait for, and a person would rather be told.
 
+    Its run is held: the last attempt may be cut off, and will end by itself soon. Or its storage gives no answer now.
+    """
+    from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
+
+    from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
     from kanawa_runtime.train.outcome import EXIT_RETRY
     from kanawa_runtime.train.run_lock import RunLockedError
 
-    if os.environ.get("KANAWA_JOB") and isinstance(error, LeaseHeldError | RunLockedError):
+    passes = LeaseHeldError | RunLockedError | StorageError | CheckpointUnreadableError
+    if os.environ.get("KANAWA_JOB") and isinstance(error, passes) and not isinstance(error, StorageRefusedError):
         error.exit_code = EXIT_RETRY
 
 

@@ -1,9 +1,10 @@
-"""A run that another process writes to: a mistake of a person, or a job's own last attempt that is not over yet."""
+"""What a person must be told, and a job's engine can wait for: a run that is held, a storage that gives no answer."""
 
 import pytest
 from kanawa.cli.main import main
-from kanawa.contracts import LeaseHeldError
+from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 from kanawa.errors import UsageError
+from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.commands import train
 from kanawa_runtime.train.run_lock import RunLockedError
 
@@ -14,6 +15,10 @@ from kanawa_runtime.train.run_lock import RunLockedError
         (LeaseHeldError, "", 2),
         (LeaseHeldError, "seven", 42),
         (RunLockedError, "seven", 42),
+        (StorageError, "", 1),
+        (StorageError, "seven", 42),
+        (CheckpointUnreadableError, "seven", 42),
+        (StorageRefusedError, "seven", 2),
         (UsageError, "seven", 2),
     ],
 )
