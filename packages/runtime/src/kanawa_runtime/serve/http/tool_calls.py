@@ -158,10 +158,11 @@ class CallReader:
         for call in listed:
             name = call.get("name") if isinstance(call, dict) else None
             arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
-            if name not in names or not isinstance(arguments, dict | str):
+            # A model may write anything there, and a list is in no set.
+            if not isinstance(name, str) or name not in names or not isinstance(arguments, dict | str):
                 return []
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            made.append(_delta(self.num_calls + len(made), str(name), text))
+            made.append(_delta(self.num_calls + len(made), name, text))
         self.num_calls += len(made)
         return made
 
