@@ -15,6 +15,9 @@ from kanawa_runtime.launch.local.launcher import LocalLauncher
 from kanawa_runtime.launch.local.state import folder_of, held, read_state
 from kanawa_runtime.launch.local.supervisor import Supervisor
 
+#: The real supervisor imports no JAX; this process has it, and its children are replaced before they run any of it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
+
 #: Each attempt of a process takes its next code; "hang" never ends by itself.
 RANK = """
 import os, pathlib, subprocess, sys, time

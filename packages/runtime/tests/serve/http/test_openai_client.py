@@ -97,10 +97,13 @@ def test_errors_are_the_clients_own(client, server):
 
 def test_a_full_queue_is_a_limit_of_rate():
     """Which the client tries again by itself, after as long as Retry-After says."""
-    with running_server(model=model_of(ScriptedEngine(places=1, max_queued=1, step_seconds=0.01))) as running:
+    with running_server(model=model_of(ScriptedEngine(places=1, max_queued=1, step_seconds=0.05))) as running:
         with openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client:
-            with pytest.raises(openai.RateLimitError) as caught:
-                client.completions.create(model="scripted", prompt=["a", "b", "c"], n=2)
+            with client.completions.create(model="scripted", prompt="a", max_tokens=200, stream=True) as before:
+                next(iter(before))
+                with pytest.raises(openai.RateLimitError) as caught:
+                    # The first may wait for the place that is taken, the second may not.
+                    client.completions.create(model="scripted", prompt=["b", "c"])
             assert caught.value.response.headers["retry-after"] == "2"
 
 
