@@ -1,11 +1,14 @@
 """What a person must be told, and a job's engine can wait for: a run that is held, a storage that gives no answer."""
 
+import errno
+
 import pytest
 from kanawa.cli.main import main
 from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 from kanawa.errors import UsageError
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.commands import train
+from kanawa_runtime.train.ahead import DataReadError
 from kanawa_runtime.train.run_lock import RunLockedError
 
 
@@ -31,3 +34,14 @@ def test_only_a_job_is_started_again(monkeypatch, capsys, error, job, code):
     monkeypatch.setattr(train, "_train", fails)
     assert main(["train", "quickstart"]) == code
     assert "the run is held" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EIO, 42), (errno.ESTALE, 42), (errno.ENOENT, 1)])
+def test_data_that_can_t_be_read_now_is_waited_for_and_lost_data_is_not(monkeypatch, number, code):
+    def fails(args, screen):
+        message = "the next batch can't be read"
+        raise DataReadError(message) from OSError(number, "said the disk")
+
+    monkeypatch.setenv("KANAWA_JOB", "seven")
+    monkeypatch.setattr(train, "_train", fails)
+    assert main(["train", "quickstart"]) == code

@@ -113,16 +113,21 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
 def _start_again_if_it_passes(error: Exception) -> None:
     """Has a job end with 42 for what its engine can wait for, and a person would rather be told.
 
-    Its run is held: the last attempt may be cut off, and will end by itself soon. Or its storage gives no answer now.
+    Its run is held: the last attempt may be cut off, and will end by itself soon. Or a storage fails, the data's too.
     """
     from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 
-    from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
+    from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError, is_storage_failure
+    from kanawa_runtime.train.ahead import DataReadError
     from kanawa_runtime.train.outcome import EXIT_RETRY
     from kanawa_runtime.train.run_lock import RunLockedError
 
-    passes = LeaseHeldError | RunLockedError | StorageError | CheckpointUnreadableError
-    if os.environ.get("KANAWA_JOB") and isinstance(error, passes) and not isinstance(error, StorageRefusedError):
+    if not os.environ.get("KANAWA_JOB") or isinstance(error, StorageRefusedError):
+        return
+    if isinstance(error, LeaseHeldError | RunLockedError | StorageError | CheckpointUnreadableError):
+        error.exit_code = EXIT_RETRY
+    elif isinstance(error, DataReadError) and is_storage_failure(error.__cause__ or error):
+        # Files that are gone are no failure of a storage, and don't come back.
         error.exit_code = EXIT_RETRY
 
 
