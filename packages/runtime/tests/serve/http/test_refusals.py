@@ -2,8 +2,10 @@
 
 import json
 import math
+import threading
 
 import pytest
+from kanawa_runtime.serve.http.fields import Listed
 
 LONG = "a" * 600
 
@@ -128,3 +130,20 @@ def test_numbers_in_answers_are_json(server):
     """Minus infinity, the log-probability of what is masked, has no JSON."""
     answer = server.complete(prompt="ab", max_tokens=1, logprobs=20)
     assert all(math.isfinite(x) for x in answer["choices"][0]["logprobs"]["top_logprobs"][0].values())
+
+
+def test_long_bodies_are_looked_at_beside_the_loop(server):
+    threads = []
+    read = Listed.read
+
+    def noted(self, value, at):
+        if len(value) > 10_000:
+            threads.append(threading.current_thread().name)
+        return read(self, value, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Listed, "read", noted)
+        error = server.refused(400, prompt=[1] * 50_000 + [-1])
+    assert "-1 is out of range" in error["message"]
+    # Seconds of it, for the longest of bodies, are seconds in which nobody else gets a token.
+    assert [name.rpartition("_")[0] for name in threads] == ["kanawa-http"]

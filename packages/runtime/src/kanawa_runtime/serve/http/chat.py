@@ -47,7 +47,7 @@ class Chat:
         """Answers a request."""
         service = self._service
         service.check_ready()
-        body = self.body.read(await exchange.json(), "")
+        body = await service.checked(self.body, exchange)
         if body["top_logprobs"] is not None and not body["logprobs"]:
             raise invalid(at="top_logprobs", why="it needs logprobs, set to true")
         options = StreamOptions.of(body)

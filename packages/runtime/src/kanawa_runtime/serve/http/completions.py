@@ -46,7 +46,7 @@ class Completions:
         """Answers a request."""
         service = self._service
         service.check_ready()
-        body = self.body.read(await exchange.json(), "")
+        body = await service.checked(self.body, exchange)
         if body["best_of"] not in (None, body["n"]):
             raise invalid(at="best_of", why="choosing the best of several isn't offered; n gives them all")
         options = StreamOptions.of(body)

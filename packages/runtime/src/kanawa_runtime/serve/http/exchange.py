@@ -32,6 +32,8 @@ class Exchange:
         self.scope = scope
         self.config = config
         self.status: int | None = None
+        #: Bytes of the body, once it was read.
+        self.size = 0
         self._receive, self._send = receive, send
         self._headers: dict[str, str] | None = None
 
@@ -55,6 +57,7 @@ class Exchange:
             message = f"Content-Type is {kind[:60] or 'missing'}, expected application/json"
             raise ApiError(415, message, param="Content-Type")
         content = await self._body()
+        self.size = len(content)
         try:
             return parsed_json(content, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeVar
 from kanawa.errors import did_you_mean
 
 from kanawa_runtime.serve.http.errors import ApiError, shown, unavailable
+from kanawa_runtime.serve.http.exchange import Exchange
+from kanawa_runtime.serve.http.fields import Kind
 from kanawa_runtime.serve.http.handover import Handover
 from kanawa_runtime.serve.http.hosts import Hosts
 from kanawa_runtime.serve.http.keys import Keys
@@ -20,6 +22,7 @@ from kanawa_runtime.serve.http.served_model import ServedModel
 
 Result = TypeVar("Result")
 Phase = Literal["starting", "ready", "draining", "failed"]
+_LONG_BODY_BYTES = 64 * 1024
 _RETRY_SECONDS = {"starting": 5.0, "draining": 30.0, "failed": 60.0}
 
 
@@ -69,6 +72,14 @@ class Service:
             return name
         message = f"model: there is no {shown(name)} here{did_you_mean(name, self.model.names)}"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def checked(self, kind: Kind, exchange: Exchange) -> Any:
+        """Returns what a body holds as `kind` reads it; raises the ApiError of one that doesn't fit."""
+        content = await exchange.json()
+        if exchange.size < _LONG_BODY_BYTES:
+            return kind.read(content, "")
+        # Millions of ids take seconds, in which the loop would send nobody a token.
+        return await self.in_worker(kind.read, content, "")
 
     async def in_worker(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Returns what `work` does in a thread: prompts are long, and the loop serves everybody."""

@@ -34,7 +34,7 @@ class Tokenize:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers a request."""
-        body = self.body.read(await exchange.json(), "")
+        body = await self._service.checked(self.body, exchange)
         if (body["prompt"] is None) == (body["messages"] is None):
             raise invalid(at="prompt", why="give a prompt or messages, one of them")
         self._service.adapter(body["model"])
@@ -71,7 +71,7 @@ class Detokenize:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers a request."""
-        body = self.body.read(await exchange.json(), "")
+        body = await self._service.checked(self.body, exchange)
         self._service.adapter(body["model"])
         tokenizer = self._service.model.tokenizer
         known = [i for i in body["tokens"] if i < tokenizer.vocab_size]
