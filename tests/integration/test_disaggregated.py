@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import prefill_process
 import pytest
 from kanawa.errors import UsageError
 from kanawa_runtime.serve.disaggregated.connector import TcpConnector
@@ -22,8 +23,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.errors import RequestError
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-
-from .prefill_process import SIZES, model
+from prefill_process import SIZES, model
 
 TOKEN = b"a shared secret"
 KINDS = [
@@ -125,7 +125,7 @@ def test_two_engines_give_the_tokens_of_one(engines, server):
 def test_a_prefill_engine_in_a_process_of_its_own(engines):
     requests = asked(7)
     wanted = answers(engines[1], requests)
-    script = Path(__file__).with_name("prefill_process.py")
+    script = Path(prefill_process.__file__)
     command = [sys.executable, str(script), TOKEN.decode()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:

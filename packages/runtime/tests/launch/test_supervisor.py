@@ -153,7 +153,15 @@ def test_a_lock_is_let_go(tmp_path):
     assert json.loads(LocalLauncher.Config().build().render(job(tmp_path, "0"))["job.json"])["name"] == "gang"
 
 
-def test_a_terminal_that_goes_away_asks_the_gang_to_stop(tmp_path):
+@pytest.fixture
+def hangs_up():
+    """Under nohup the signal is ignored, and so it is by whatever runs there."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_goes_away_asks_the_gang_to_stop(tmp_path, hangs_up):
     folder = folder_of(tmp_path)
     folder.mkdir()
 

@@ -83,7 +83,7 @@ def test_a_run_goes_on_elsewhere_and_every_verb_reads_it(address, machine, unint
     assert "report.html" in open_storage(address).sizes()
     assert main(["train", address, "--steps", "9", "--on", "cpu"]) == 0
     assert f"resuming at step 8 from {address}/checkpoints/8" in capsys.readouterr().err
-    assert main(["train", "tiny-lm", "--set", "seed=5", "--run", address]) == 2
+    assert main(["train", "tiny-lm", "--set", "seed=5", "--on", "cpu", "--run", address]) == 2
     assert f"{address} belongs to another experiment" in capsys.readouterr().err
 
 

@@ -18,7 +18,7 @@ kanawa plan llama2-7b --on v5p-512 --modify remat:policy=full
 kanawa plan llama2-7b --on v5p-512,h100-256 --quick
 kanawa plan llama2-7b --on v5p-512 --search --fix tensor=1 --verify 1
 kanawa plan llama2-7b --on v5p-512,h100-256 --compare --prices prices.toml
-kanawa plan llama2-70b --on h100-10240 --quick --goodput --assume spares=4
+kanawa plan llama2-70b --on h100-10240 --quick --set batch_size=10240 --goodput --assume spares=4
 kanawa plan quickstart --on cpu-8 --picture mesh.svg --json"""
 
 

@@ -1,6 +1,7 @@
 """`kanawa average`: a run whose parameters are the mean of several checkpoints of another."""
 
 import argparse
+import json
 from pathlib import Path
 
 from kanawa.cli.output import write
@@ -28,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", metavar="A,B,…", help="checkpoints to average (default: all that are kept)")
     parser.add_argument("--last", type=int, metavar="N", help="average the newest N checkpoints")
     parser.add_argument("--out", metavar="DIR", help="new run directory (default: RUN-average)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: run, steps")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     out = local_path(args.out, "--out") if args.out else Path(f"{Path(args.run_directory)}-average")
     prepare_process()
     steps = average_checkpoints(readable_folder(args.run_directory), out, _steps(args.steps), args.last)
+    if args.json:
+        write(json.dumps({"run": str(out), "steps": list(steps)}))
+        return 0
     write(f"wrote {out}: the mean of steps {', '.join(map(str, steps))}; kanawa eval {out} evaluates it")
     return 0
 

@@ -5,11 +5,11 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kanawa.cli.output import write, write_piece
 from kanawa.errors import UsageError
+from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
 
@@ -136,8 +136,10 @@ def _check_continues(directory: str) -> None:
     from kanawa.contracts import CausalLM
 
     from kanawa_runtime.serve.imported import outline_of
+    from kanawa_runtime.storage.place import address_of
 
-    stored = outline_of(Path(directory))
+    # Other libraries' folders lie on this machine.
+    stored = None if address_of(directory) else outline_of(local_path(directory))
     kind = None if stored is None else stored.config._target
     if kind is not None and not issubclass(kind, CausalLM):
         message = f"{directory}: {kind.__qualname__} continues no prompt; models that do are CausalLMs"

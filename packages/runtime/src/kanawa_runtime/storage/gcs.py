@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from kanawa.config import Size
 from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
 
 from kanawa_runtime.storage.bucket import bucket_and_prefix, missing_extra, written_by_us
@@ -19,8 +20,8 @@ class GcsStorage(Storage):
     """Objects of a bucket. A version is a generation, and `replace` a write with `ifGenerationMatch`."""
 
     class Config(Storage.Config):
-        read_seconds: int = 30
-        retry_seconds: int = 60
+        read_seconds: Size = 30
+        retry_seconds: Size = 60
 
     def __init__(self, cfg: Any, *, address: str) -> None:
         super().__init__(cfg, address=address)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from kanawa.config import Size
 from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
 
 from kanawa_runtime.storage.bucket import bucket_and_prefix, missing_extra, written_by_us
@@ -36,8 +37,8 @@ class S3Storage(Storage):
     """Objects of a bucket. A version is an ETag; `replace` is a PUT with If-Match or If-None-Match."""
 
     class Config(Storage.Config):
-        connect_seconds: int = 5
-        read_seconds: int = 30
+        connect_seconds: Size = 5
+        read_seconds: Size = 30
 
     def __init__(self, cfg: Any, *, address: str) -> None:
         super().__init__(cfg, address=address)

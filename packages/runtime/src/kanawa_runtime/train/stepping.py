@@ -86,6 +86,7 @@ class Stepper:
         self.left_out = read_left_out(attempt.run.path)
         divergence = attempt.config.divergence
         self._rewinds = divergence.rewinds - self.left_out.returns
+        self._return: RewoundError | None = None
         self._spikes = Spikes(divergence.spike_factor, divergence.spike_window)
         self._read = time.perf_counter()
         self._idleness = Idleness()
@@ -214,6 +215,9 @@ class Stepper:
 
     def _rewind(self, step: int, why: str) -> None:
         """Leaves out the batches since the newest checkpoint from now on; raises RewoundError."""
+        if self._return is not None:
+            # A step that was already under way: it began from what is being left, and leaves out no batch of its own.
+            raise self._return
         self._wait_for_the_save()
         self._provisional = None
         back = self._attempt.checkpoints.latest() or 0
@@ -225,7 +229,8 @@ class Stepper:
             f"({self._rewinds - 1} more such returns are allowed by divergence.rewinds). Start it again with the same "
             "command"
         )
-        raise RewoundError(message)
+        self._return = RewoundError(message)
+        raise self._return
 
     def _wait_for_the_save(self) -> None:
         """Returns when none is under way; one that failed has an event of its own."""

@@ -158,7 +158,8 @@ def test_a_client_that_sends_nothing_more_is_cut_off(beginning):
     with running_server(read_seconds=0.3) as running:
         with connected(running) as made:
             made.sendall(beginning)
-            answer = made.recv(10_000)
+            # Headers and body may come apart; then the connection is closed.
+            answer = b"".join(iter(lambda: made.recv(10_000), b""))
             assert answer == b"" or (b"408" in answer and b"read_seconds" in answer)
         running.complete(prompt="a")
 
