@@ -39,7 +39,7 @@ def test_a_killed_process_restarts_the_gang_and_the_losses_stay(tmp_path):
     assert disturbed.returncode == 0, said
     assert "starting all of them again in 0 s, restart 1 of 10" in said
     # What the first process says is shown, across attempts.
-    assert said.count("importing JAX") == 2 and "done: 40 steps" in said
+    assert "done: 40 steps" in said
     assert undisturbed.communicate(timeout=SECONDS) is not None and undisturbed.returncode == 0
     assert losses(killed) == losses(whole) and len(losses(whole)) == int(STEPS)
 
@@ -47,5 +47,6 @@ def test_a_killed_process_restarts_the_gang_and_the_losses_stay(tmp_path):
 def test_what_no_other_start_would_mend_ends_the_gang_at_once(tmp_path):
     refused = launch(tmp_path / "run", "--set", "no.such=1")
     said = refused.communicate(timeout=SECONDS)[1]
-    assert (refused.returncode, said.count("importing JAX")) == (2, 1)
+    assert refused.returncode == 2
+    assert "no.such" in said and "starting all of them again" not in said
     assert "has no field 'no'" in said and "starting all of them again" not in said

@@ -172,7 +172,7 @@ def test_a_folder_of_another_library_and_a_second_signal(run, tmp_path, installa
         made.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         # While the client still waits: were it gone, there would be nothing left to finish.
-        assert made.end()[0] == 143
+        assert made.end()[0] in (143, -signal.SIGTERM)
 
 
 def test_an_answer_in_the_terminal_is_stopped_and_the_conversation_goes_on(run):
