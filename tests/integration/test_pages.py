@@ -29,7 +29,7 @@ def test_little_is_left_out_and_never_without_a_reason():
     assert not brief, f"say what these would need: {brief}"
     run = sum(block.is_run for blocks in PAGES.values() for block in blocks)
     # Servers, gangs and other people's engines are started by tests of their own.
-    assert len(skipped) <= 0.35 * run, [f"{name}:{block.line}" for name, block in skipped]
+    assert len(skipped) <= 0.4 * run, [f"{name}:{block.line}" for name, block in skipped]
 
 
 def test_a_false_page_is_found(shared_environment, tmp_path):
