@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+from kanawa_runtime.exit_codes import verdict
 from kanawa_runtime.goodput.account import account
 from kanawa_runtime.goodput.ledger import LEDGER, read_ledger
 from nursery import Nursery
@@ -86,7 +87,7 @@ def strike(supervisor, rng, fault):
         gang[rank].kill()
     codes = supervisor.finish(gang)
     # One that ran to its end before it could be struck is no failure; one that gave up for good is.
-    permanent = [code for code in codes if 0 < code < 127 and code != 42 and "exit" not in fault]
+    permanent = [code for code in codes if code > 0 and verdict(code) == "permanent" and "exit" not in fault]
     assert not permanent, (fault, codes, "\n".join(child.text()[-2000:] for child in gang))
 
 

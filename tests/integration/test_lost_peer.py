@@ -8,6 +8,7 @@ import time
 import pytest
 from gangs import finish, start_gang, wait_for
 from kanawa_runtime.checkpoint.layout import committed_steps
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.events import read_events
 
 STEPS = 60
@@ -37,8 +38,8 @@ def kill_one(run, rank, moment, *, processes=2, later=0.0):
 def check(run, codes, err):
     """One that was through already has ended well."""
     finished = any(event["event"] == "run_ended" and event["outcome"] == "done" for event in events_of(run))
-    assert set(codes) <= {42, 0 if finished else 42}, (codes, err)
-    assert len(LINE.findall(err)) == codes.count(42), err
+    assert set(codes) <= {LOST, 0 if finished else LOST}, (codes, err)
+    assert len(LINE.findall(err)) == codes.count(LOST), err
     assert "this is a bug" not in err
     assert "Traceback" not in err, err
 
@@ -52,7 +53,7 @@ def test_the_others_of_a_lost_process_ask_to_be_started_again(tmp_path, rank, mo
     run = tmp_path / "run"
     codes, err = kill_one(run, rank, moment)
     check(run, codes, err)
-    assert codes == [42]
+    assert codes == [LOST]
     assert not [path.name for path in (run / "checkpoints").iterdir() if ".damaged" in path.name]
 
 

@@ -9,6 +9,7 @@ import random
 import time
 
 import pytest
+from kanawa_runtime.exit_codes import LOST
 from nursery import Nursery
 from supervisor import Supervisor, events, last_step, result
 
@@ -48,7 +49,7 @@ def hang(nursery, run, action, rank, processes, *, step=24, again=True):
     codes = supervisor.finish(gang, patience=30)
     seconds = time.monotonic() - began
     said = "\n".join(child.text() for child in gang)
-    assert all(code in (42, -9) for code in codes), (codes, said)
+    assert all(code in (LOST, -9) for code in codes), (codes, said)
     assert seconds < 2 * ALLOWED + SLACK_SECONDS
     folder = run / "stacks" / "attempt-1"
     for index in range(processes):

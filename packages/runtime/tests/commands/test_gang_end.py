@@ -1,4 +1,4 @@
-"""How a process of a gang ends: 42 for what another start may mend, whoever reads its last words."""
+"""How a process of a gang ends: by a code that another start may mend it, whoever reads its last words."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 from kanawa_runtime.commands import abort_watch
 from kanawa_runtime.commands.gang import join_gang
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.peers import PeerLostError
 
 UNHEARD = """
@@ -48,4 +49,4 @@ def test_others_that_do_not_come_are(monkeypatch, text):
 
 def test_the_code_is_left_where_nobody_hears_the_words():
     done = subprocess.run([sys.executable, "-c", UNHEARD], check=False, timeout=60)
-    assert done.returncode == 42
+    assert done.returncode == LOST

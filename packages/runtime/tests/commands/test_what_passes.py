@@ -8,6 +8,7 @@ from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 from kanawa.errors import UsageError
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.commands import train
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.ahead import DataReadError
 from kanawa_runtime.train.run_lock import RunLockedError
 
@@ -16,11 +17,11 @@ from kanawa_runtime.train.run_lock import RunLockedError
     ("error", "job", "code"),
     [
         (LeaseHeldError, "", 2),
-        (LeaseHeldError, "seven", 42),
-        (RunLockedError, "seven", 42),
+        (LeaseHeldError, "seven", LOST),
+        (RunLockedError, "seven", LOST),
         (StorageError, "", 1),
-        (StorageError, "seven", 42),
-        (CheckpointUnreadableError, "seven", 42),
+        (StorageError, "seven", LOST),
+        (CheckpointUnreadableError, "seven", LOST),
         (StorageRefusedError, "seven", 2),
         (UsageError, "seven", 2),
     ],
@@ -36,7 +37,7 @@ def test_only_a_job_is_started_again(monkeypatch, capsys, error, job, code):
     assert "the run is held" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.EIO, 42), (errno.ESTALE, 42), (errno.ENOENT, 1)])
+@pytest.mark.parametrize(("number", "code"), [(errno.EIO, LOST), (errno.ESTALE, LOST), (errno.ENOENT, 1)])
 def test_data_that_can_t_be_read_now_is_waited_for_and_lost_data_is_not(monkeypatch, number, code):
     def fails(args, screen):
         message = "the next batch can't be read"

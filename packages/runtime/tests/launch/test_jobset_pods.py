@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
+from kanawa_runtime.exit_codes import shell_code
 from kanawa_runtime.launch import Job
-from kanawa_runtime.launch.exit_codes import shell_code
 from kanawa_runtime.launch.kubernetes.launcher import JobSetLauncher
 from kanawa_runtime.train.events import read_events, step_records
 from nursery import Nursery

@@ -12,8 +12,8 @@ import pytest
 import slurm_cluster
 import tiny_lm
 from kanawa.errors import KanawaError
+from kanawa_runtime.exit_codes import STOPPED
 from kanawa_runtime.launch import Job
-from kanawa_runtime.launch.exit_codes import STOPPED
 from kanawa_runtime.launch.slurm.launcher import SlurmLauncher
 from kanawa_runtime.launch.slurm.script import batch_script
 from kanawa_runtime.train.events import read_events, step_records

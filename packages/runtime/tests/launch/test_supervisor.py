@@ -14,6 +14,7 @@ from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.local.launcher import LocalLauncher
 from kanawa_runtime.launch.local.state import folder_of, held, read_state
 from kanawa_runtime.launch.local.supervisor import Supervisor
+from kanawa_runtime.launch.restarts import Restarts
 
 #: The real supervisor imports no JAX; this process has it, and its children are replaced before they run any of it.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
@@ -88,6 +89,26 @@ def test_restarts_are_bounded(tmp_path):
     code, told, state = supervise(tmp_path, "kill", retries=2)
     assert (code, state["restarts"], len(state["attempts"])) == (137, 2, 3)
     assert told[-1] == "exit codes 137: no restarts are left of 2"
+
+
+def test_stops_that_saved_everything_cost_no_restart(tmp_path):
+    code, told, state = supervise(tmp_path, "42,42,42,42,0;42,42,200,42,0", retries=1)
+    assert (code, state["restarts"], state["stops"], len(state["attempts"])) == (0, 1, 3, 5)
+    assert told[0] == "exit codes 42, 42: starting all of them again in 0 s, stop 1, saved"
+    assert told[2] == "exit codes 42, 200: starting all of them again in 0 s, restart 1 of 1"
+    assert told[3].endswith("stop 3, saved")
+    line = LocalLauncher.Config().build().status(str(tmp_path)).line()
+    assert line.startswith("done, restarts 1, stops 3, exit code 0")
+
+
+def test_fifty_preemptions_leave_all_restarts_and_a_crash_loop_uses_them_up():
+    restarts = Restarts(2, backoff_seconds=1.0, most_backoff_seconds=60.0)
+    assert all(restarts.after([42, 42], 3600.0) == 1.0 for _ in range(50))
+    assert (restarts.lost, restarts.stops) == (0, 50)
+    # Stops within moments of each other wait longer and longer, as crashes do.
+    assert [restarts.after([42], 1.0) for _ in range(4)] == [2.0, 4.0, 8.0, 16.0]
+    assert [restarts.after([137, 42], 1.0) for _ in range(3)] == [32.0, 60.0, None]
+    assert restarts.after([42, 2], 1.0) is None and restarts.after([0, 0], 1.0) is None
 
 
 def launch(tmp_path, plan, **fields):

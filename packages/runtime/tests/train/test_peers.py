@@ -3,6 +3,7 @@
 import pytest
 from jax.errors import JaxRuntimeError
 from kanawa.contracts import CheckpointSaveError
+from kanawa_runtime.exit_codes import LOST as LOST_CODE
 from kanawa_runtime.train.peers import PeerLostError, lost_peer
 
 LOST = [
@@ -36,7 +37,7 @@ def test_what_a_lost_peer_looks_like(error):
     wrapped = CheckpointSaveError("checkpoint 7 could not be saved")
     wrapped.__cause__ = error
     assert lost_peer(wrapped) == lost_peer(error)
-    assert PeerLostError.exit_code == 42
+    assert PeerLostError.exit_code == LOST_CODE
 
 
 @pytest.mark.parametrize("error", OURS, ids=str)

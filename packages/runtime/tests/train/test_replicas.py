@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.replica_check import ReplicaCheck, ReplicasDifferError
 from kanawa_runtime.train.replicas import Layouts, all_digests, differing, local_digests
 
@@ -84,7 +85,7 @@ def test_one_that_differs_again_ends_the_run(arrays):
     check.take(sound, None, 5)
     with pytest.raises(ReplicasDifferError, match="in step 10, and again when that was taken a second time") as raised:
         check.take(sound, None, 10)
-    assert raised.value.exit_code == 42
+    assert raised.value.exit_code == LOST
     assert (seen[0]["verdict"], back) == ("persistent", [9])
 
 

@@ -12,6 +12,8 @@ from kanawa.cli.arguments import EXPERIMENT_HELP, composition_arguments, json_ar
 from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
+from kanawa_runtime.exit_codes import table_text
+
 if TYPE_CHECKING:
     from kanawa_runtime.launch import Job, Launcher
 
@@ -30,8 +32,8 @@ def command() -> Command:
             "kanawa launch deployment gs://b/7b --on h100-8 --replicas 4 --image my/image:1 --dry-run\n"
             "kanawa launch local --status runs/gang\n"
             "kanawa launch local --cancel runs/gang\n"
-            "engines: `kanawa list launchers`; with --watch the exit code is the job's (0 done; 42, or 127 and above, "
-            "worth a retry; the rest permanent), else 0 once it is submitted"
+            "engines: `kanawa list launchers`; with --watch the exit code is the job's, else 0 once it is submitted\n"
+            f"{table_text()}"
         ),
     )
 

@@ -14,6 +14,8 @@ from kanawa.cli.arguments import compose_from, experiment_arguments
 from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.plugins import Command
 
+from kanawa_runtime.exit_codes import LOST, table_text
+
 if TYPE_CHECKING:
     from kanawa_runtime.train.loop import Loop
     from kanawa_runtime.train.outcome import Outcome
@@ -38,8 +40,7 @@ def command() -> Command:
             "kanawa train downloads/Llama-3.2-1B --data 'mytext/**/*.txt' --run runs/tuned\n"
             "kanawa train quickstart --modify service:name=tensorboard --run runs/watched\n"
             "kanawa train quickstart --modify service:name=status-page --profile steps=20:25 --run runs/profiled\n"
-            "exit codes: 0 done; 42 stopped by SIGTERM or Ctrl-C after saving, or another process was lost, the same "
-            "command goes on; 130 and 143 stopped before anything was saved; 2 usage; others permanent"
+            f"{table_text()}; 130 and 143: stopped before anything was saved"
         ),
     )
 
@@ -111,7 +112,7 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
 
 
 def _start_again_if_it_passes(error: Exception) -> None:
-    """Has a job end with 42 for what its engine can wait for, and a person would rather be told.
+    """Has a job start again for what its engine can wait for, and a person would rather be told.
 
     Its run is held: the last attempt may be cut off, and will end by itself soon. Or a storage fails, the data's too.
     """
@@ -119,16 +120,15 @@ def _start_again_if_it_passes(error: Exception) -> None:
 
     from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError, is_storage_failure
     from kanawa_runtime.train.ahead import DataReadError
-    from kanawa_runtime.train.outcome import EXIT_RETRY
     from kanawa_runtime.train.run_lock import RunLockedError
 
     if not os.environ.get("KANAWA_JOB") or isinstance(error, StorageRefusedError):
         return
     if isinstance(error, LeaseHeldError | RunLockedError | StorageError | CheckpointUnreadableError):
-        error.exit_code = EXIT_RETRY
+        error.exit_code = LOST
     elif isinstance(error, DataReadError) and is_storage_failure(error.__cause__ or error):
         # Files that are gone are no failure of a storage, and don't come back.
-        error.exit_code = EXIT_RETRY
+        error.exit_code = LOST
 
 
 def _leave_if_peer_lost(args: argparse.Namespace, screen: Screen, error: Exception) -> None:

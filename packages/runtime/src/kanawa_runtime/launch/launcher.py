@@ -9,8 +9,8 @@ from typing import Literal
 
 from kanawa.config import Configurable, Positive
 
+from kanawa_runtime.exit_codes import DONE, STOPPED
 from kanawa_runtime.launch.errors import JobError
-from kanawa_runtime.launch.exit_codes import DONE, STOPPED
 from kanawa_runtime.launch.job import Job, problems_of_any
 
 State = Literal["queued", "running", "restarting", "done", "failed", "cancelled", "unknown"]
@@ -19,12 +19,17 @@ ENDED: frozenset[State] = frozenset({"done", "failed", "cancelled"})
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Where a job stands; `restarts` so far, `exit_code` of one that ended, `detail` in the engine's words."""
+    """Where a job stands.
+
+    `restarts` after what was lost so far, `stops` after which everything was saved, `exit_code` of one that ended,
+    `detail` in the engine's words.
+    """
 
     state: State
     restarts: int = 0
     exit_code: int | None = None
     detail: str = ""
+    stops: int = 0
 
     @property
     def ended(self) -> bool:
@@ -42,6 +47,8 @@ class Status:
         told = [str(self.state)]
         if self.restarts:
             told.append(f"restarts {self.restarts}")
+        if self.stops:
+            told.append(f"stops {self.stops}")
         if self.exit_code is not None:
             told.append(f"exit code {self.exit_code}")
         return ", ".join([*told, *filter(None, [self.detail])])

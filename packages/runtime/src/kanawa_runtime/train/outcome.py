@@ -1,10 +1,10 @@
 """How an attempt ended, for the shell, for `train --json` and for people."""
 
 import dataclasses
+import signal
 from typing import Any, Literal
 
-#: What `kanawa train` returns to the shell: all steps done; stopped and saved, run it again.
-EXIT_DONE, EXIT_RETRY = 0, 42
+from kanawa_runtime.exit_codes import DONE, SIGNAL_BASE, STOPPED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Outcome:
     def exit_code(self) -> int:
         """0 when done; 42 after a stop that lost nothing; as shells report a signal where there was nothing to save."""
         if self.kind == "done":
-            return EXIT_DONE
+            return DONE
         if self.saved is not None:
-            return EXIT_RETRY
-        return 143 if self.kind == "preempted" else 130
+            return STOPPED
+        return SIGNAL_BASE + (signal.SIGTERM if self.kind == "preempted" else signal.SIGINT)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the object that `train --json` writes; keys are added, never renamed."""

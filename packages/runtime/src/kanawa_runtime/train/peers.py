@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from kanawa.errors import KanawaError
 
+from kanawa_runtime.exit_codes import LOST
+
 #: These words are about peers whoever says them.
 _WORDS = re.compile(r"(?i)gloo|nccl|heartbeat|coordination service|\bbarrier\b|another task|distributed service")
 #: And in an error of JAX these too: data that is read over a network has connections of its own. Other codes, such as
@@ -25,7 +27,7 @@ _MOST_CHARACTERS = 160
 class PeerLostError(KanawaError):
     """Another process of the run ended or can't be reached: start all of them again."""
 
-    exit_code = 42
+    exit_code = LOST
 
 
 def lost_peer(error: BaseException) -> str | None:

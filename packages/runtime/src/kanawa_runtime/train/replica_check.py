@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from kanawa.errors import KanawaError
 
-from kanawa_runtime.train.outcome import EXIT_RETRY
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.replicas import Layouts, all_digests, differing, local_digests
 
 #: `transient`: taken again, all agree; `persistent`: they differ again; `earlier`: they differed before the step.
@@ -17,7 +17,7 @@ Kind = Literal["transient", "persistent", "earlier"]
 class ReplicasDifferError(KanawaError):
     """Devices that should hold the same numbers don't; the run can go on from a checkpoint."""
 
-    exit_code = EXIT_RETRY
+    exit_code = LOST
 
 
 class ReplicaCheck:

@@ -22,11 +22,11 @@ from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError
 
 from kanawa_runtime import faults
+from kanawa_runtime.exit_codes import STOPPED
 from kanawa_runtime.train.advice import advice
 from kanawa_runtime.train.attempt import Attempt
 from kanawa_runtime.train.idleness import Idleness
 from kanawa_runtime.train.left_out import read_left_out, write_left_out
-from kanawa_runtime.train.outcome import EXIT_RETRY
 from kanawa_runtime.train.placement import global_batch, local_rows
 from kanawa_runtime.train.replica_check import ReplicaCheck
 from kanawa_runtime.train.spikes import Spikes
@@ -51,7 +51,7 @@ class NonFiniteStateError(DivergedError):
 class RewoundError(DivergedError):
     """A run that may go back does: started again it goes on from its newest checkpoint, without what led here."""
 
-    exit_code = EXIT_RETRY
+    exit_code = STOPPED
 
 
 @dataclasses.dataclass(frozen=True)

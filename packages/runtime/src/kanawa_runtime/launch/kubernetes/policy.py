@@ -7,7 +7,7 @@ one new member is no gang.
 
 from typing import Any
 
-from kanawa_runtime.launch.exit_codes import permanent_codes
+from kanawa_runtime.exit_codes import permanent_codes
 from kanawa_runtime.launch.job import Job
 
 WORKERS, SPARES, MAIN = "workers", "spares", "main"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from kanawa_runtime.launch.exit_codes import permanent_codes
+from kanawa_runtime.exit_codes import permanent_codes
 from kanawa_runtime.launch.kubernetes.policy import GAVE_UP
 
 _MOST_NAME = 63

@@ -70,7 +70,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 def status(folder: Path) -> Status:
     """Returns where the job stands; one whose supervisor is gone without a word was killed."""
     state = read_state(folder)
-    told = Status(state["state"], state["restarts"], state.get("exit_code"), state.get("detail", ""))
+    told = Status(
+        state["state"], state["restarts"], state.get("exit_code"), state.get("detail", ""), state.get("stops", 0)
+    )
     if not told.ended and not is_supervised(folder):
         return Status("failed", told.restarts, None, "its supervisor was killed; start it again with the same command")
     return told

@@ -1,7 +1,7 @@
 """Keeps a gang going: starts all its processes, and all of them again when one is lost. Never imports JAX.
 
-A process that is lost takes the others with it: they notice within moments and end with 42, or hang, and are ended
-here after `settle_seconds`. What their codes mean, the table in `exit_codes` says.
+A process that is lost takes the others with it: they notice within moments and end, or hang, and are ended here after
+`settle_seconds`. What their codes mean, the table in `exit_codes` says.
 """
 
 import contextlib
@@ -14,14 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kanawa_runtime.launch.exit_codes import STOPPED, gang_code, shell_code, verdict
+from kanawa_runtime.exit_codes import STOPPED, gang_code, shell_code, verdict
 from kanawa_runtime.launch.job import Job, processes
 from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
 from kanawa_runtime.launch.local.state import attempt_folder, last_attempt, write_state
+from kanawa_runtime.launch.restarts import Restarts
 
 _POLL_SECONDS = 0.05
-#: An attempt that lasted so long was no part of a crash loop: the next one starts without delay.
-_STEADY_SECONDS = 600.0
 
 
 class Supervisor:
@@ -48,9 +47,7 @@ class Supervisor:
         self.tell = tell
         self.show = show
         self.settle_seconds = settle_seconds
-        self.backoff_seconds = backoff_seconds
-        self.most_backoff_seconds = most_backoff_seconds
-        self.restarts = 0
+        self.restarts = Restarts(job.retries, backoff_seconds, most_backoff_seconds)
         self.attempts: list[dict[str, Any]] = []
         self._signals: list[int] = []
         self._shown = 0
@@ -61,27 +58,22 @@ class Supervisor:
             return self._ended(self._attempts())
 
     def _attempts(self) -> int:
-        delay = self.backoff_seconds
         while True:
             began = time.monotonic()
             codes = self._attempt()
             code = gang_code(codes)
-            if verdict(code) != "retry" or self._signals:
+            if self._signals:
                 return code
-            if self.restarts >= self.job.retries:
-                self.tell(f"exit codes {_listed(codes)}: no restarts are left of {self.job.retries}")
+            delay = self.restarts.after(codes, time.monotonic() - began)
+            if delay is None:
+                if verdict(code) == "retry":
+                    self.tell(f"exit codes {_listed(codes)}: no restarts are left of {self.job.retries}")
                 return code
-            if time.monotonic() - began > _STEADY_SECONDS:
-                delay = self.backoff_seconds
-            self.restarts += 1
-            self.tell(
-                f"exit codes {_listed(codes)}: starting all of them again in {delay:.0f} s, restart {self.restarts} of "
-                f"{self.job.retries}"
-            )
+            told = f"exit codes {_listed(codes)}: starting all of them again in {delay:.0f} s"
+            self.tell(f"{told}, {self.restarts.last(codes)}")
             self._note("restarting")
             if self._wait(delay):
                 return STOPPED
-            delay = min(2 * delay, self.most_backoff_seconds)
 
     # --- one attempt -----------------------------------------------------------------------------------------
 
@@ -147,7 +139,8 @@ class Supervisor:
                 self.folder,
                 name=self.job.name,
                 state=state,
-                restarts=self.restarts,
+                restarts=self.restarts.lost,
+                stops=self.restarts.stops,
                 supervisor=os.getpid(),
                 attempts=self.attempts,
                 **facts,

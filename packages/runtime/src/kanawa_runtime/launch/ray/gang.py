@@ -9,9 +9,10 @@ from typing import Any
 
 from kanawa.config import from_json
 
-from kanawa_runtime.launch.exit_codes import SIGNAL_BASE, STOPPED, gang_code, verdict
+from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, verdict
 from kanawa_runtime.launch.job import Job, processes
 from kanawa_runtime.launch.ray.member import Member
+from kanawa_runtime.launch.restarts import Restarts
 
 NAMESPACE = "kanawa"
 _POLL_SECONDS = 0.2
@@ -28,7 +29,7 @@ class Gang:
         self._bundles = bundles
         self._settings = settings
         self._stopping = False
-        self._facts: dict[str, Any] = {"state": "queued", "restarts": 0, "exit_code": None, "detail": ""}
+        self._facts: dict[str, Any] = {"state": "queued", "restarts": 0, "stops": 0, "exit_code": None, "detail": ""}
         self._said = ""
         self._members: list[Any] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -62,18 +63,20 @@ class Gang:
         keep(self._job.name, self._facts, self._said)
 
     def _attempts(self) -> int:
-        delay = self._settings["backoff_seconds"]
+        settings = self._settings
+        restarts = Restarts(self._job.retries, settings["backoff_seconds"], settings["most_backoff_seconds"])
         while True:
-            code = gang_code(self._attempt())
-            if verdict(code) != "retry" or self._stopping or self._facts["restarts"] >= self._job.retries:
-                return code
-            self._facts |= {"state": "restarting", "restarts": self._facts["restarts"] + 1}
+            began = time.monotonic()
+            codes = self._attempt()
+            delay = None if self._stopping else restarts.after(codes, time.monotonic() - began)
+            if delay is None:
+                return gang_code(codes)
+            self._facts |= {"state": "restarting", "restarts": restarts.lost, "stops": restarts.stops}
             deadline = time.monotonic() + delay
             while time.monotonic() < deadline:
                 if self._stopping:
                     return STOPPED
                 time.sleep(_POLL_SECONDS)
-            delay = min(2 * delay, self._settings["most_backoff_seconds"])
 
     def _attempt(self) -> list[int]:
         """Runs all processes to their end and returns their codes; no actor of the attempt is left."""
@@ -119,7 +122,7 @@ class Gang:
         """Returns the codes once all have ended, or the time of those that are left is over."""
         import ray
 
-        attempt = self._facts["restarts"] + 1
+        attempt = self._facts["restarts"] + self._facts["stops"] + 1
         coordinator = ray.get(self._members[0].address.remote())
         starts = [member.start.remote(index, coordinator, attempt) for index, member in enumerate(self._members)]
         self._facts |= {"pids": ray.get(starts), "state": "running", "detail": ""}

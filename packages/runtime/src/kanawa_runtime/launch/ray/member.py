@@ -6,7 +6,7 @@ from typing import Any
 
 from kanawa.config import from_json
 
-from kanawa_runtime.launch.exit_codes import shell_code
+from kanawa_runtime.exit_codes import shell_code
 from kanawa_runtime.launch.job import Job
 from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
 

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from kanawa_runtime.launch.exit_codes import FIRST_INFRASTRUCTURE, LAST, STOPPED
+from kanawa_runtime.exit_codes import FIRST_INFRASTRUCTURE, LAST, STOPPED
 from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, hosts, joining, target
 
 PORT = 8476

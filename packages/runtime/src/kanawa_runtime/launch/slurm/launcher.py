@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kanawa.config import NonNegative
 
+from kanawa_runtime.exit_codes import SIGNAL_BASE
 from kanawa_runtime.launch.client import call
 from kanawa_runtime.launch.errors import EngineError
-from kanawa_runtime.launch.exit_codes import SIGNAL_BASE
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.slurm.script import batch_script

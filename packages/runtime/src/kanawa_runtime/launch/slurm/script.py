@@ -7,7 +7,7 @@ task leaves its own code in a file beside the run, and the script judges them by
 import shlex
 from typing import Any
 
-from kanawa_runtime.launch.exit_codes import STOPPED, shell_test
+from kanawa_runtime.exit_codes import STOPPED, shell_test
 from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, hosts, joining, processes, target
 
 _HIGH_PORTS, _PORTS = 20_000, 20_000

@@ -17,10 +17,10 @@ import jax
 from kanawa.config import Positive
 from kanawa.contracts import Run, Service
 
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.services.watchdog import sidecar
 from kanawa_runtime.services.watchdog.allowance import Allowance
 from kanawa_runtime.services.watchdog.beacon import Beacon
-from kanawa_runtime.train.outcome import EXIT_RETRY
 from kanawa_runtime.train.run_directory import EVENTS, STACKS
 from kanawa_runtime.train.sections import Section
 
@@ -34,7 +34,7 @@ class Watchdog(Service):
 
     A step or a wait for data may take `step_seconds`; after ten of them ten times the slowest seen, but no less than
     `least_seconds`. Everything else (compiling, saving, evaluating) may take `section_seconds`. A run of one process is
-    watched where `alone` says so. Processes end with code 42, those that can't with SIGKILL.
+    watched where `alone` says so. Processes end with the code of a lost peer, those that can't with SIGKILL.
     """
 
     everywhere: ClassVar[bool] = True
@@ -122,6 +122,6 @@ class _Watched:
         """Ends this process when the one that watches says so; it has said why."""
         with cast(Any, self._process.stdout) as words:
             if words.read(1) == sidecar.LEAVE:
-                os._exit(EXIT_RETRY)
+                os._exit(LOST)
         if not self._is_closing:
             logger.warning("the process that watches this one has ended; nobody will notice a hang of this process")

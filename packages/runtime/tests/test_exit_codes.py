@@ -3,8 +3,19 @@
 import subprocess
 
 import pytest
-from kanawa_runtime.launch.exit_codes import gang_code, permanent_codes, saved_by_all, shell_code, shell_test, verdict
-from kanawa_runtime.train.outcome import EXIT_DONE, EXIT_RETRY
+from kanawa.cli.main import main
+from kanawa_runtime.exit_codes import (
+    LOST,
+    STOPPED,
+    gang_code,
+    permanent_codes,
+    saved_by_all,
+    shell_code,
+    shell_test,
+    table_text,
+    verdict,
+)
+from kanawa_runtime.train.outcome import Outcome
 from kanawa_runtime.train.peers import PeerLostError
 
 
@@ -18,8 +29,23 @@ def test_what_codes_mean(code, meaning):
 
 
 def test_the_trainer_ends_by_the_table():
-    assert verdict(EXIT_DONE) == "done"
-    assert verdict(EXIT_RETRY) == verdict(PeerLostError.exit_code) == "retry"
+    saved = {"run": "r", "step": 1, "total_steps": 2, "saved": "r/checkpoints/1"}
+    assert verdict(Outcome("done", **saved).exit_code) == "done"
+    assert Outcome("preempted", **saved).exit_code == STOPPED
+    assert [Outcome(kind, "r", 1, 2).exit_code for kind in ("preempted", "stopped")] == [143, 130]
+    assert verdict(PeerLostError.exit_code) == "retry"
+
+
+def test_a_lost_peer_is_no_stop():
+    """A crash loop must use up its restarts, whichever process's code an engine sees first."""
+    assert PeerLostError.exit_code == LOST != STOPPED
+    assert not saved_by_all([STOPPED, LOST])
+
+
+@pytest.mark.parametrize("verb", ["train", "launch"])
+def test_the_table_is_in_the_help(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    assert table_text() in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_gang_has_one_code():

@@ -1,0 +1,82 @@
+"""What a process's exit code means to whoever started it: the one table from which every engine's policy is made.
+
+`kanawa train` ends by it, `kanawa launch` judges by it, help texts and the documentation print it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+Verdict = Literal["done", "retry", "permanent"]
+
+DONE, USAGE, STOPPED, FIRST_INFRASTRUCTURE, LAST = 0, 2, 42, 127, 255
+#: Nobody asked this process to stop, and another start may mend it: a peer or the storage was lost, or all hung.
+#: Engines count it, as they do a kill: where a process always crashes, Kubernetes may see the code of a peer first,
+#: and what isn't counted would start for ever. The codes of signals end at 192.
+LOST = 200
+#: What a shell reports for a process that a signal ended is this plus the signal's number.
+SIGNAL_BASE = 128
+
+
+#: Codes, what they mean, and what a launcher does about it.
+TABLE = (
+    (f"{DONE}", "done", "ends"),
+    (f"{USAGE}", "usage: an unknown name, a wrong value, a directory of another run", "ends, failed"),
+    (f"{STOPPED}", "stopped on request, everything saved: the same command goes on", "starts again, not counted"),
+    (
+        f"{FIRST_INFRASTRUCTURE} to {LAST}",
+        f"killed (128 and the signal's number), or another process, the machine or the storage was lost ({LOST})",
+        "starts again, at most --retries times",
+    ),
+    ("the rest", "permanent: the same command would fail the same way", "ends, failed"),
+)
+
+
+def table_text() -> str:
+    """Returns the table as help texts show it."""
+    return "exit codes: " + "; ".join(f"{codes} {meaning}" for codes, meaning, _ in TABLE)
+
+
+def table_markdown() -> str:
+    """Returns the table as the documentation shows it."""
+    rows = [("exit code", "means", "`kanawa launch`"), ("---", "---", "---"), *TABLE]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def verdict(code: int) -> Verdict:
+    """Returns what an exit code, as a shell reports it, means."""
+    if code == DONE:
+        return "done"
+    return "retry" if code == STOPPED or code >= FIRST_INFRASTRUCTURE else "permanent"
+
+
+def permanent_codes() -> tuple[int, ...]:
+    """Returns every code that no other start would mend, for engines that want them listed."""
+    return tuple(code for code in range(1, LAST + 1) if verdict(code) == "permanent")
+
+
+def shell_code(returncode: int) -> int:
+    """Returns the code of a child as a shell reports it; Python gives signals as negative numbers."""
+    return returncode if returncode >= 0 else SIGNAL_BASE - returncode
+
+
+def gang_code(codes: Iterable[int]) -> int:
+    """Returns the one code of a gang: a permanent one first, which others ended because of; else a retry; else 0."""
+    known = list(codes)
+    for wanted in ("permanent", "retry"):
+        of_kind = [code for code in known if verdict(code) == wanted]
+        if of_kind:
+            return max(of_kind)
+    return DONE
+
+
+def saved_by_all(codes: Sequence[int]) -> bool:
+    """Returns whether a gang stopped because it was asked to: every process saved, none was killed.
+
+    That costs no restart, however often it happens: a job on machines that are reclaimed is stopped a hundred times.
+    """
+    return bool(codes) and set(codes) == {STOPPED}
+
+
+def shell_test(variable: str) -> str:
+    """Returns a condition of a POSIX shell that holds where the code in a variable is worth another start."""
+    return f'[ "${variable}" -eq {STOPPED} ] || [ "${variable}" -ge {FIRST_INFRASTRUCTURE} ]'
