@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import prefill_process
 import pytest
+from asking import ids_of, outputs_of
 from kanawa.errors import UsageError
 from kanawa_runtime.serve.disaggregated.connector import TcpConnector
 from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
@@ -80,22 +81,13 @@ def asked(count, **more):
 
 
 def answers(engine, requests):
-    outputs = queue.SimpleQueue()
-    for request in requests:
-        engine.submit(request, outputs.put)
-    got, left = {request.id: [] for request in requests}, len(requests)
-    while left:
-        output = outputs.get(timeout=120)
-        got[output.request_id].append(output)
-        left -= output.finish_reason is not None
-    return {name: summed(each) for name, each in got.items()}
+    return {name: summed(outputs) for name, outputs in outputs_of(engine, requests).items()}
 
 
 def summed(outputs):
-    ids = [token for output in outputs for token in output.token_ids]
     logprobs = [round(p.logprob, 3) for output in outputs for p in output.logprobs or ()]
     told = [len(output.prompt_logprobs) for output in outputs if output.prompt_logprobs]
-    return ids, outputs[-1].finish_reason, outputs[-1].stop_token_id, logprobs, told
+    return ids_of(outputs), outputs[-1].finish_reason, outputs[-1].stop_token_id, logprobs, told
 
 
 def decoding(engines, port, token=TOKEN, **options):

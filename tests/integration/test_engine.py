@@ -13,6 +13,7 @@ import kanawa as kn
 import numpy as np
 import optax
 import pytest
+from asking import ids_of, outputs_of
 from kanawa.contracts import Batch
 from kanawa.errors import UsageError
 from kanawa_layers.recipes.llama import llama
@@ -76,16 +77,8 @@ def engine(model):
 
 def answers(engine, requests):
     """Returns the ids and the last output of each request."""
-    outputs = queue.SimpleQueue()
-    for request in requests:
-        engine.submit(request, outputs.put)
-    ids, last = {request.id: [] for request in requests}, {}
-    while len(last) < len(requests):
-        output = outputs.get(timeout=120)
-        ids[output.request_id] += output.token_ids
-        if output.finish_reason is not None:
-            last[output.request_id] = output
-    return ids, last
+    given = outputs_of(engine, requests)
+    return {name: ids_of(outputs) for name, outputs in given.items()}, {name: each[-1] for name, each in given.items()}
 
 
 def mixed_requests(count):

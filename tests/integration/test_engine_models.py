@@ -5,13 +5,12 @@ import os
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
-import queue
-
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
+from asking import ids_of, outputs_of
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.arrays.shardings import param_shardings
 from kanawa.contracts import Cache, Environment
@@ -91,20 +90,15 @@ def through_engine(model, params, state=None, environment=None, **changes):
     )  # fmt: skip
     engine = LLMEngine(model, params, state, environment, config)
     engine.start()
-    outputs, ids, left = queue.SimpleQueue(), {}, len(prompts())
-    for i, prompt in enumerate(prompts()):
-        sampling = SamplingParams(max_tokens=NEW, temperature=0.0)
-        engine.submit(Request(id=str(i), prompt_ids=prompt, sampling=sampling), outputs.put)
-    while left:
-        output = outputs.get(timeout=120)
-        assert output.error is None
-        ids.setdefault(output.request_id, []).extend(output.token_ids)
-        left -= output.finish_reason is not None
+    sampling = SamplingParams(max_tokens=NEW, temperature=0.0)
+    requests = [Request(id=str(i), prompt_ids=prompt, sampling=sampling) for i, prompt in enumerate(prompts())]
+    given = outputs_of(engine, requests)
+    assert {outputs[-1].error for outputs in given.values()} == {None}
     stats = engine.stats()
     engine.stop()
     engine.check_pages()
     assert stats["compilations"] == 0
-    return [ids[str(i)] for i in range(len(ids))], stats
+    return [ids_of(outputs) for outputs in given.values()], stats
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in DAILY else pytest.mark.nightly) for k in KINDS])

@@ -1,7 +1,6 @@
 """Several adapters in one engine: every request gets what its own merged model gives, whoever shares the batch."""
 
 import json
-import queue
 import shutil
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import jax
 import kanawa as kn
 import numpy as np
 import pytest
+from asking import ids_of, outputs_of
 from kanawa.arrays.tree import flatten_paths, map_paths, unflatten_paths
 from kanawa.composition.plain import adapter_factors, to_plain
 from kanawa.contracts import StoredAdapter, StoredModel
@@ -70,16 +70,9 @@ def engine(base, adapters):
 
 
 def answers(engine, requests):
-    outputs = queue.SimpleQueue()
-    for request in requests:
-        engine.submit(request, outputs.put)
-    ids, left, cached = {request.id: [] for request in requests}, len(requests), {}
-    while left:
-        output = outputs.get(timeout=60)
-        ids[output.request_id] += output.token_ids
-        cached[output.request_id] = cached.get(output.request_id, 0) + output.cached_tokens
-        left -= output.finish_reason is not None
-    return ids, cached
+    given = outputs_of(engine, requests)
+    cached = {name: sum(output.cached_tokens for output in outputs) for name, outputs in given.items()}
+    return {name: ids_of(outputs) for name, outputs in given.items()}, cached
 
 
 def wanted(base, adapters, name, prompt):

@@ -1,11 +1,10 @@
 """Weights kept in 8 and 4 bits through the engine: the tokens that the same model gives one prompt at a time."""
 
-import queue
-
 import jax
 import kanawa as kn
 import numpy as np
 import pytest
+from asking import ids_of, outputs_of
 from kanawa.composition.plain import from_plain
 from kanawa_layers.modifiers.weight_forms import WeightOnlyModifier
 from kanawa_layers.recipes.llama import llama
@@ -38,16 +37,11 @@ def test_quantised_weights_give_the_tokens_of_one_at_a_time(bits):
     engine = LLMEngine(module, params, config=CONFIG)
     engine.start()
     try:
-        rng, outputs = np.random.default_rng(0), queue.SimpleQueue()
+        rng = np.random.default_rng(0)
         prompts = [tuple(rng.integers(0, 50, 3 + 4 * i).tolist()) for i in range(6)]
-        for i, prompt in enumerate(prompts):
-            sampling = SamplingParams(max_tokens=9, temperature=0.0)
-            engine.submit(Request(id=str(i), prompt_ids=prompt, sampling=sampling), outputs.put)
-        ids, left = [[] for _ in prompts], len(prompts)
-        while left:
-            output = outputs.get(timeout=60)
-            ids[int(output.request_id)] += output.token_ids
-            left -= output.finish_reason is not None
+        sampling = SamplingParams(max_tokens=9, temperature=0.0)
+        requests = [Request(id=str(i), prompt_ids=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+        ids = [ids_of(outputs) for outputs in outputs_of(engine, requests).values()]
     finally:
         engine.stop()
     alone = Generator(module, params)

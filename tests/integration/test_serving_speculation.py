@@ -1,11 +1,10 @@
 """Speculation changes no token: greedy or sampled, guessed by look-up or by a draft model, alone or in a batch."""
 
-import queue
-
 import jax
 import kanawa as kn
 import numpy as np
 import pytest
+from asking import ids_of, outputs_of
 from kanawa.errors import ConfigError, UsageError
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
@@ -69,15 +68,8 @@ def speculating(request, model, drafts):
 
 
 def answers(engine, requests):
-    outputs = queue.SimpleQueue()
-    for request in requests:
-        engine.submit(request, outputs.put)
-    got, left = {request.id: [] for request in requests}, len(requests)
-    while left:
-        output = outputs.get(timeout=120)
-        got[output.request_id].append(output)
-        left -= output.finish_reason is not None
-    return {name: [token for output in each for token in output.token_ids] for name, each in got.items()}, got
+    given = outputs_of(engine, requests)
+    return {name: ids_of(outputs) for name, outputs in given.items()}, given
 
 
 KINDS = [
