@@ -12,6 +12,7 @@ from kanawa_runtime.checkpoint import (
     CheckpointNotFoundError,
     CheckpointStructureError,
     OrbaxCheckpointer,
+    ShardedCheckpointer,
     array_store,
 )
 from kanawa_runtime.checkpoint.manifest import COMMIT
@@ -199,6 +200,18 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
     assert checkpointer.steps() == [1, 3]
 
 
-def test_a_reader_cannot_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [OrbaxCheckpointer, ShardedCheckpointer])
+def test_a_reader_cannot_save_and_changes_nothing(
+    tmp_path: Path, kind: type[OrbaxCheckpointer | ShardedCheckpointer]
+) -> None:
+    writer = kind.Config().build(directory=tmp_path)
+    for step in (1, 2):
+        _save(writer, step)
+    writer.close()
+    before = sorted(tmp_path.rglob("*"))
+    reader = kind.Config().build(directory=tmp_path, read_only=True)
+    reader.restore(abstract(make_trees()), step=1)
+    assert reader.save(1, **make_trees(1)) is False
     with pytest.raises(CheckpointError, match="for reading only"):
-        _save(OrbaxCheckpointer.Config().build(directory=tmp_path, read_only=True), 1)
+        _save(reader, 2)
+    assert sorted(tmp_path.rglob("*")) == before

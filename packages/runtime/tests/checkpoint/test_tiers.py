@@ -10,6 +10,7 @@ from kanawa.contracts import open_storage
 from kanawa.errors import ConfigError, UsageError
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
 from kanawa_runtime.checkpoint.add_tier import AddTier
+from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.checkpoint.tiers import Tier
 from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
@@ -29,9 +30,12 @@ def place(request, tmp_path):
     shutil.rmtree(storage.root, ignore_errors=True)
 
 
-def checkpointer(directory, place, **more):
+KINDS = [OrbaxCheckpointer, ShardedCheckpointer]
+
+
+def checkpointer(directory, place, kind=ShardedCheckpointer, **more):
     tiers = (Tier(place=place, every_steps=2, keep_last=2),)
-    return ShardedCheckpointer.Config(tiers=tiers).build(directory=directory, **more)
+    return kind.Config(tiers=tiers).build(directory=directory, **more)
 
 
 def save(writer, step, **more):
@@ -50,9 +54,14 @@ def files(place):
     return sorted(path for path in storage.root.rglob("*") if path.is_file() and path.parent.name.isdecimal())
 
 
-def test_the_newest_sound_step_of_all_places_is_gone_on_from(tmp_path, place):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_newest_sound_step_of_all_places_is_gone_on_from(tmp_path, place, kind):
     told = []
-    writer = checkpointer(tmp_path / "run", place, on_event=lambda kind, fields: told.append((kind, fields["step"])))
+
+    def tell(name, fields):
+        told.append((name, fields["step"]))
+
+    writer = checkpointer(tmp_path / "run", place, kind, on_event=tell)
     assert [writer.due(step) for step in (1, 2, 3)] == [False, True, False]
     save(writer, 4)
     for step in (6, 8, 10):
@@ -63,16 +72,16 @@ def test_the_newest_sound_step_of_all_places_is_gone_on_from(tmp_path, place):
     assert [step for kind, step in told if kind == "checkpoint_committed"] == [4]
     assert sorted({int(path.parent.name) for path in files(place)}) == [8, 10]
     writer.close()
-    assert restored(checkpointer(tmp_path / "run", place)).step == 10
+    assert restored(checkpointer(tmp_path / "run", place, kind)).step == 10
     # Of damage the tier's own newest sound step is next, and the run's own where the whole tier is gone.
     (volume,) = [path for path in files(place) if path.parent.name == "10" and path.name.endswith(".00000")]
     volume.write_bytes(volume.read_bytes()[:-9])
-    again = checkpointer(tmp_path / "run", place, on_event=lambda kind, fields: told.append((kind, fields["step"])))
+    again = checkpointer(tmp_path / "run", place, kind, on_event=tell)
     found = restored(again)
     assert (found.step, list(found.damaged), told[-1]) == (8, [10], ("checkpoint_damaged", 10))
     shutil.rmtree(open_storage(place).root)
-    assert restored(checkpointer(tmp_path / "run", place)).step == 4
-    assert restored(ShardedCheckpointer.Config().build(directory=tmp_path / "run", read_only=True)).step == 4
+    assert restored(checkpointer(tmp_path / "run", place, kind)).step == 4
+    assert restored(kind.Config().build(directory=tmp_path / "run", read_only=True)).step == 4
 
 
 def test_another_run_and_a_run_that_went_back_find_nothing_of_it(tmp_path, place):
@@ -88,12 +97,15 @@ def test_another_run_and_a_run_that_went_back_find_nothing_of_it(tmp_path, place
     assert restored(checkpointer(tmp_path / "run", place)).step == 2
 
 
-def test_a_place_that_fails_costs_the_run_nothing(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_place_that_fails_costs_the_run_nothing(tmp_path, kind):
     told = []
     place = f"file://{tmp_path}/disk"
-    writer = checkpointer(
-        tmp_path / "run", place, on_event=lambda kind, fields: told.append((kind, fields.get("tier")))
-    )
+
+    def tell(name, fields):
+        told.append((name, fields.get("tier")))
+
+    writer = checkpointer(tmp_path / "run", place, kind, on_event=tell)
     save(writer, 2)
     writer.wait()
     shutil.rmtree(tmp_path / "disk")
@@ -133,5 +145,9 @@ def test_places_that_are_none_are_told(tmp_path):
         AddTier.Config(place="ram:///x").build()(tiny().model)
     twice = AddTier.Config(place="ram:///x").build()(AddTier.Config(place="ram:///x", keep_last=9).build()(tiny()))
     assert [(tier.place, tier.keep_last) for tier in twice.checkpointer.tiers] == [("ram:///x", 2)]
-    assert isinstance(tiny().checkpointer, OrbaxCheckpointer.Config)
+    # What orbax writes it goes on writing; at an address, where it can't, the tier comes along.
+    assert isinstance(twice.checkpointer, OrbaxCheckpointer.Config)
+    moved = checkpointer_for(twice.checkpointer, "s3://bucket/run")
+    assert isinstance(moved, ShardedCheckpointer.Config)
+    assert [tier.place for tier in moved.tiers] == ["ram:///x"]
     assert kn.host().name_of(AddTier) == "tier"

@@ -117,6 +117,22 @@ def test_many_races_have_one_winner_each(place, record_drill):
     record_drill(f"drill: {MANY} of {MANY} races for a lease on {place[:5]} had one winner")
 
 
+def test_renewals_wake_no_disk_but_what_counts_is_durable(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or fsync(descriptor))
+    mine = lease(f"file://{tmp_path}", renew=0.02)
+    mine.acquire()
+    taken, before = len(synced), mine.storage.read("lease")
+    assert taken > 0
+    deadline = time.monotonic() + 30
+    while mine.storage.read("lease") == before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert mine.storage.read("lease") != before
+    assert len(synced) == taken
+    mine.record(lambda facts: facts.update(step=1))
+    assert len(synced) > taken
+
+
 def test_a_record_of_flipped_bits_is_no_record_and_tokens_still_rise(place):
     first = lease(place)
     first.acquire()

@@ -3,13 +3,12 @@
 import kanawa as kn
 from kanawa.errors import ConfigError
 
-from kanawa_runtime.checkpoint.checkpointer import OrbaxCheckpointer
-from kanawa_runtime.checkpoint.sharded import ShardedCheckpointer
+from kanawa_runtime.checkpoint.background import BackgroundCheckpointer
 from kanawa_runtime.checkpoint.tiers import Tier
 
 
 class AddTier(kn.Modifier):
-    """Adds a tier to the run's checkpointer, in place of orbax's the one that has tiers.
+    """Adds a tier to the run's checkpointer.
 
     `--modify tier:place=ram:///kanawa,every_steps=10`. A place that is there already is configured anew.
     """
@@ -27,10 +26,7 @@ class AddTier(kn.Modifier):
             )
             raise ConfigError(message)
         chosen = cfg.checkpointer
-        if isinstance(chosen, OrbaxCheckpointer.Config):
-            fields = {"timeout_seconds": chosen.timeout_seconds, "patience_seconds": chosen.patience_seconds}
-            chosen = ShardedCheckpointer.Config(**fields)
-        if not isinstance(chosen, ShardedCheckpointer.Config):
+        if not isinstance(chosen, BackgroundCheckpointer.Config):
             message = f"{type(chosen).__qualname__} has no tiers; expected orbax or sharded as the checkpointer"
             raise ConfigError(message)
         own = self.config

@@ -100,19 +100,6 @@ def forget(key: str) -> None:
         client.key_value_delete(f"{key}/")
 
 
-def publish(key: str, outcome: str) -> None:
-    """Lets the other processes' `await_outcome(key)` return; safe from any thread."""
-    client = _client()
-    if client is not None:
-        client.key_value_set(key, outcome)
-
-
-def await_outcome(key: str, timeout_seconds: float) -> str:
-    """Returns what the primary published, from any thread; raises RuntimeError on timeout."""
-    client = _client()
-    return "" if client is None else client.blocking_key_value_get(key, int(timeout_seconds * 1000))
-
-
 def _client() -> Any:
     """Returns the coordination service's client, None in a run of one process."""
     if jax.process_count() == 1:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from kanawa_runtime.checkpoint.errors import CheckpointStructureError
+from kanawa_runtime.checkpoint.structure import empty_array, placed
 
 logger = logging.getLogger(__name__)
 
@@ -64,21 +63,19 @@ class ArrayStore:
 
 def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Returns the arrays of one item in the shardings of the abstract `leaves`; raises whatever orbax raises."""
-    stored = {path: _placed(path, leaf) for path, leaf in leaves.items() if 0 not in leaf.shape}
-    arrays: dict[str, jax.Array] = {}
+    asked = placed(leaves)
+    stored = {path: leaf for path, leaf in asked.items() if 0 not in leaf.shape}
+    arrays = {path: empty_array(leaf) for path, leaf in asked.items() if 0 in leaf.shape}
     if stored:
         from etils import epath  # type: ignore[import-untyped]
 
         orbax = _orbax()
         handler = orbax.PyTreeCheckpointHandler()
         arguments = orbax.checkpoint_utils.construct_restore_args(stored)
-        arrays = handler.restore(
+        arrays |= handler.restore(
             epath.Path(folder) / item,
             args=orbax.args.PyTreeRestore(item=stored, restore_args=arguments),
         )
-    for path, leaf in leaves.items():
-        if 0 in leaf.shape:
-            arrays[path] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
     return arrays
 
 
@@ -115,14 +112,3 @@ class _LateFutures:
             logger.debug("a write came to an end after its save had failed")
             return
         self._otherwise(unraisable)
-
-
-def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns the leaf with a sharding: its own, or the only device's."""
-    if getattr(leaf, "sharding", None) is not None:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-    if jax.process_count() > 1:
-        message = f"{path} needs a sharding: several processes restore it together"
-        raise CheckpointStructureError(message, (message,))
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

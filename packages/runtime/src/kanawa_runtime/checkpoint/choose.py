@@ -15,4 +15,9 @@ def checkpointer_for(chosen: Checkpointer.Config, directory: Path | str) -> Chec
     """
     if isinstance(directory, Path) or not isinstance(chosen, OrbaxCheckpointer.Config):
         return chosen
-    return ShardedCheckpointer.Config(timeout_seconds=chosen.timeout_seconds, patience_seconds=chosen.patience_seconds)
+    return ShardedCheckpointer.Config(
+        timeout_seconds=chosen.timeout_seconds,
+        patience_seconds=chosen.patience_seconds,
+        volume_bytes=chosen.volume_bytes,
+        tiers=tuple(tier.clone() for tier in chosen.tiers),
+    )

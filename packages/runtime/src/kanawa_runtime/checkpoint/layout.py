@@ -46,13 +46,18 @@ def delete_step(directory: Path, step: int) -> None:
 
 def remove_unfinished(directory: Path) -> list[str]:
     """Removes what interrupted saves and deletions left, and returns the names; `lost_commits` first, lest they go."""
-    removed = []
-    for path in _entries(directory):
-        half_done = is_step_name(path.name) and path.is_dir() and not _was_committed(path)
-        if half_done or _UNFINISHED.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
-            removed.append(path.name)
-    return removed
+    half_done = [p for p in _entries(directory) if is_step_name(p.name) and p.is_dir() and not _was_committed(p)]
+    for path in half_done:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in half_done] + remove_leftovers(directory)
+
+
+def remove_leftovers(directory: Path) -> list[str]:
+    """Removes what bears the name of something unfinished, and no step; returns the names."""
+    leftovers = [path for path in _entries(directory) if _UNFINISHED.fullmatch(path.name)]
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in leftovers]
 
 
 def lost_commits(directory: Path, recorded: Collection[int]) -> dict[int, Path]:

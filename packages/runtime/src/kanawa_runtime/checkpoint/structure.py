@@ -23,6 +23,26 @@ def rebuild(tree: Any, leaves: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(structure, [leaves[path] for path in flatten(tree)])
 
 
+def placed(leaves: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns leaves with a sharding: their own, or the only device's. Raises CheckpointStructureError in a gang."""
+    return {path: _placed(path, leaf) for path, leaf in leaves.items()}
+
+
+def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    if getattr(leaf, "sharding", None) is not None:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    if jax.process_count() > 1:
+        message = f"{path} needs a sharding: several processes restore it together"
+        raise CheckpointStructureError(message, (message,))
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def empty_array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns the array of a leaf without elements, of which nothing is stored."""
+    return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+
+
 def _key(key: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):

@@ -1,6 +1,57 @@
-"""What the drivers of object stores have in common: addresses, the missing extra, and an answer that was lost."""
+"""What the drivers of object stores have in common: addresses, one client, the missing extra, and lost answers."""
+
+import abc
+import threading
+from typing import Any
 
 from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageRefusedError
+
+
+class BucketStorage(Storage):
+    """Objects of a bucket below a prefix, by a client that is made when it is first needed, and can be shared."""
+
+    def __init__(self, cfg: Any, *, address: str) -> None:
+        super().__init__(cfg, address=address)
+        self.bucket, self._prefix = bucket_and_prefix(address)
+        self._lock = threading.Lock()
+        self._opened: Any = None
+
+    @abc.abstractmethod
+    def _open(self) -> Any:
+        """Returns a client, safe to use from several threads."""
+
+    @abc.abstractmethod
+    def _condition(self, version: str | None) -> dict[str, Any]:
+        """Returns the arguments of `_put` that have the service refuse where another version is there, or any."""
+
+    @abc.abstractmethod
+    def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: Any) -> str:
+        """Writes an object and returns its version; raises StorageConflictError where a condition doesn't hold."""
+
+    @property
+    def _client(self) -> Any:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
+        """Writes an object; the service answers once it is durable, and refuses a body cut or changed on its way."""
+        return self._put(key, data)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> str:
+        """Writes under a condition that the service checks; see the contract."""
+        try:
+            return self._put(key, data, **self._condition(version))
+        except StorageConflictError:
+            return written_by_us(self, key, data)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:

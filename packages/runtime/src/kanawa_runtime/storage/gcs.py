@@ -4,41 +4,34 @@ Credentials and project come from where every tool of Google takes them; `STORAG
 """
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kanawa.config import Size
-from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
+from kanawa.contracts import ObjectMissingError, StorageConflictError, StorageError, StorageRefusedError
 
-from kanawa_runtime.storage.bucket import bucket_and_prefix, missing_extra, written_by_us
+from kanawa_runtime.storage.bucket import BucketStorage, missing_extra
 
 _NOT_FOUND, _CONFLICT, _REFUSED = 404, 412, {400, 401, 403}
 
 
-class GcsStorage(Storage):
+class GcsStorage(BucketStorage):
     """Objects of a bucket. A version is a generation, and `replace` a write with `ifGenerationMatch`."""
 
-    class Config(Storage.Config):
+    class Config(BucketStorage.Config):
         read_seconds: Size = 30
         retry_seconds: Size = 60
-
-    def __init__(self, cfg: Any, *, address: str) -> None:
-        super().__init__(cfg, address=address)
-        self.bucket, self._prefix = bucket_and_prefix(address)
-        self._lock = threading.Lock()
-        self._opened: Any = None
 
     def _blob(self, key: str) -> Any:
         return self._handle().blob(self._prefix + key)
 
     def _handle(self) -> Any:
-        with self._lock:
-            if self._opened is None:
-                from google.cloud import storage
+        return self._client.bucket(self.bucket)
 
-                self._opened = storage.Client()
-            return self._opened.bucket(self.bucket)
+    def _open(self) -> Any:
+        from google.cloud import storage
+
+        return storage.Client()
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -72,16 +65,8 @@ class GcsStorage(Storage):
                     raise
         raise AssertionError
 
-    def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        """Writes an object; the service checks the CRC-32C that the client sends with it."""
-        return self._put(key, data)
-
-    def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Writes under a condition that the service checks; see the contract."""
-        try:
-            return self._put(key, data, if_generation_match=int(version or 0))
-        except StorageConflictError:
-            return written_by_us(self, key, data)
+    def _condition(self, version: str | None) -> dict[str, Any]:
+        return {"if_generation_match": int(version or 0)}
 
     def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: Any) -> str:
         with self._said(key):
@@ -100,13 +85,6 @@ class GcsStorage(Storage):
         for key in keys:
             with contextlib.suppress(ObjectMissingError), self._said(key):
                 self._blob(key).delete(**self._limits)
-
-    def close(self) -> None:
-        """Closes the connections."""
-        with self._lock:
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
 
     @contextlib.contextmanager
     def _said(self, key: str) -> Iterator[None]:

@@ -157,13 +157,16 @@ class StorageLease(Lease):
         # A damaged record can't say who wrote: its facts are rebuilt, and any version may be written over.
         return _sound(data) or {}, version
 
-    def _write(self, record: dict[str, Any], version: str | None) -> None:
+    def _write(self, record: dict[str, Any], version: str | None, *, renews: bool = False) -> None:
         # Unique, so that a lost answer can be told from somebody else's write.
         record = record | {"nonce": uuid.uuid4().hex, "renewed": round(time.time(), 3), "ttl_seconds": self._ttl}
         record["digest"] = _digest(record)
         data = json.dumps(record, indent=1).encode()
+        # A loss of power ends the holder as well: that it was alive need not outlive that, and a disk that is woken
+        # every two seconds never sleeps.
+        unsynced = {"synced": False} if renews and isinstance(self.storage, LocalStorage) else {}
         try:
-            self._version = self.storage.replace(self.key, data, version)
+            self._version = self.storage.replace(self.key, data, version, **unsynced)
         except ObjectMissingError:
             # Whatever removed it was no other holder, who would have left a record.
             self._version = self.storage.replace(self.key, data, None)
@@ -212,7 +215,7 @@ class StorageLease(Lease):
                 if self._lost is not None or self._ended.is_set():
                     return
                 try:
-                    self._write(self._record, self._version)
+                    self._write(self._record, self._version, renews=True)
                 except StorageConflictError:
                     self._found_lost()
                 except Exception as error:  # noqa: BLE001 - a thread that ended would renew nothing any more

@@ -41,15 +41,15 @@ class LocalStorage(Storage):
         data = self.read(key)
         return data, _version(data)
 
-    def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        """Replaces a file; see the contract."""
+    def write(self, key: str, data: bytes | bytearray | memoryview, *, synced: bool = True) -> str:
+        """Replaces a file; see the contract. Unless `synced`, a loss of power may undo it, or leave nothing."""
         path = self._path(key)
         with _said(path):
             self._make(path.parent)
-            write_durable(path, data, synced=self.survives_power_loss)
+            write_durable(path, data, synced=synced and self.survives_power_loss)
         return _version(data) if len(data) < 1 << 20 else ""
 
-    def replace(self, key: str, data: bytes, version: str | None) -> str:
+    def replace(self, key: str, data: bytes, version: str | None, *, synced: bool = True) -> str:
         """Replaces a file while no other process can; see the contract."""
         with self.alone():
             try:
@@ -62,7 +62,7 @@ class LocalStorage(Storage):
             if there != version:
                 message = f"{self._path(key)} was written by another process meanwhile"
                 raise StorageConflictError(message)
-            return self.write(key, data)
+            return self.write(key, data, synced=synced)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Returns the bytes of every file whose key begins with `prefix`."""

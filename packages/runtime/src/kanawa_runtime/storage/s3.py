@@ -5,14 +5,13 @@ Credentials, region, endpoint (`AWS_ENDPOINT_URL`), retries and proxies come fro
 
 import contextlib
 import http.client
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kanawa.config import Size
-from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
+from kanawa.contracts import ObjectMissingError, StorageConflictError, StorageError, StorageRefusedError
 
-from kanawa_runtime.storage.bucket import bucket_and_prefix, missing_extra, written_by_us
+from kanawa_runtime.storage.bucket import BucketStorage, missing_extra
 
 #: Of one `DeleteObjects`.
 _MOST_DELETED = 1000
@@ -33,34 +32,24 @@ _REFUSED = {
 }
 
 
-class S3Storage(Storage):
+class S3Storage(BucketStorage):
     """Objects of a bucket. A version is an ETag; `replace` is a PUT with If-Match or If-None-Match."""
 
-    class Config(Storage.Config):
+    class Config(BucketStorage.Config):
         connect_seconds: Size = 5
         read_seconds: Size = 30
 
-    def __init__(self, cfg: Any, *, address: str) -> None:
-        super().__init__(cfg, address=address)
-        self.bucket, self._prefix = bucket_and_prefix(address)
-        self._lock = threading.Lock()
-        self._opened: Any = None
+    def _open(self) -> Any:
+        import boto3
+        from botocore.config import Config
 
-    @property
-    def _client(self) -> Any:
-        with self._lock:
-            if self._opened is None:
-                import boto3
-                from botocore.config import Config
-
-                # More connections than the SDK's ten: a save writes, and a restore reads, many objects at once.
-                limits = Config(
-                    connect_timeout=self.config.connect_seconds,
-                    read_timeout=self.config.read_seconds,
-                    max_pool_connections=32,
-                )
-                self._opened = boto3.session.Session().client("s3", config=limits)
-            return self._opened
+        # More connections than the SDK's ten: a save writes, and a restore reads, many objects at once.
+        limits = Config(
+            connect_timeout=self.config.connect_seconds,
+            read_timeout=self.config.read_seconds,
+            max_pool_connections=32,
+        )
+        return boto3.session.Session().client("s3", config=limits)
 
     def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
         """Returns a part of an object; see the contract."""
@@ -89,17 +78,8 @@ class S3Storage(Storage):
                     raise
         raise AssertionError
 
-    def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        """Writes an object; S3 answers once it is durable, and refuses a body that is cut or changed on its way."""
-        return self._put(key, data)
-
-    def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Writes under a condition that S3 checks; see the contract."""
-        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
-        try:
-            return self._put(key, data, **condition)
-        except StorageConflictError:
-            return written_by_us(self, key, data)
+    def _condition(self, version: str | None) -> dict[str, str]:
+        return {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
 
     def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: str) -> str:
         body = data if isinstance(data, bytes) else bytes(data)
@@ -133,13 +113,6 @@ class S3Storage(Storage):
         place = {"Bucket": self.bucket, "Key": self._prefix + source}
         with self._said(source):
             self._client.copy_object(Bucket=self.bucket, Key=self._prefix + target, CopySource=place)
-
-    def close(self) -> None:
-        """Closes the connections."""
-        with self._lock:
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
 
     @contextlib.contextmanager
     def _said(self, key: str) -> Iterator[None]:

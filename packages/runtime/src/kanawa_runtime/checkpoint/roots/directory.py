@@ -54,8 +54,8 @@ class DirectoryRoot(Root):
         """Returns what the step's commit file vouches for."""
         return read_manifest(self.folder / str(step))
 
-    def begin(self, step: int) -> None:
-        """Makes the step's folder; what has its name is set aside, for a run that fell back reaches a number again."""
+    def make_room(self, step: int) -> None:
+        """Sets aside what has the step's name, for a run that fell back reaches a number again."""
         if not self.folder.is_dir():
             # No parents: where a mount was lost, what is written under its name is lost once it is back.
             self.folder.mkdir(parents=self.is_private)
@@ -64,7 +64,16 @@ class DirectoryRoot(Root):
         with self.guarded():
             if (self.folder / str(step)).exists():
                 layout.set_aside_replaced(self.folder, step)
-            (self.folder / str(step)).mkdir()
+
+    def begin(self, step: int) -> None:
+        """Makes the step's folder."""
+        self.make_room(step)
+        (self.folder / str(step)).mkdir()
+
+    def tidy(self) -> None:
+        """Removes leftovers of saves and deletions, but no folder that may be of a save under way."""
+        with self.guarded():
+            layout.remove_leftovers(self.folder)
 
     def commit(self, manifest: Manifest) -> None:
         """Writes manifest and commit file while nobody else can take the lease."""
@@ -82,7 +91,7 @@ class DirectoryRoot(Root):
             if not is_committed(self.folder / str(step)):
                 # By name: a manifest may be there already, and what has one is never taken for unfinished.
                 shutil.rmtree(self.folder / str(step), ignore_errors=True)
-            layout.remove_unfinished(self.folder)
+            layout.remove_leftovers(self.folder)
 
     def delete(self, step: int) -> None:
         """Renames, then removes."""

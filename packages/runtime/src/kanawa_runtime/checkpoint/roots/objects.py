@@ -76,7 +76,7 @@ class ObjectRoot(Root):
         except StorageError as error:
             raise CheckpointUnreadableError(brief(error)) from error
 
-    def begin(self, step: int) -> None:
+    def make_room(self, step: int) -> None:
         """Removes a step of that number; a run that fell back past it reaches the number again."""
         if str(step) in self._lease.facts.get(STEPS, {}):
             self.delete(step)

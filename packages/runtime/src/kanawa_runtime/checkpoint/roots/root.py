@@ -53,8 +53,16 @@ class Root(abc.ABC):
         """Returns a committed step's manifest; raises CheckpointDamagedError, CheckpointUnreadableError."""
 
     @abc.abstractmethod
+    def make_room(self, step: int) -> None:
+        """Has nothing stand where a step is about to be saved. The primary process calls."""
+
     def begin(self, step: int) -> None:
-        """Makes room for a step that is saved anew. The primary process calls."""
+        """Makes room for a step, and what its parts are written into. The primary process calls."""
+        self.make_room(step)
+
+    def tidy(self) -> None:
+        """Removes what needs no longer be kept once a step is committed; other processes may begin the next."""
+        return
 
     def write(self, step: int, name: str, data: Any) -> None:
         """Writes an object of a step, durably; any process calls."""

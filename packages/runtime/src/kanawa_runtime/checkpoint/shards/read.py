@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from kanawa_runtime.checkpoint.errors import CheckpointDamagedError, CheckpointStructureError
+from kanawa_runtime.checkpoint.errors import CheckpointDamagedError
 from kanawa_runtime.checkpoint.shards.index import Box, Part, Piece
+from kanawa_runtime.checkpoint.structure import empty_array, placed
 
 _READERS = 8
 
@@ -30,16 +30,16 @@ def read_arrays(parts: list[Part], item: str, leaves: Mapping[str, Any], fetch: 
     pieces = {
         path: [(part, piece) for part in parts for piece in part.pieces.get(item, {}).get(path, ())] for path in leaves
     }
-    placed = {path: _placed(path, leaf) for path, leaf in leaves.items()}
+    asked = placed(leaves)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="piece") as pool:
         boxes = {
             path: pool.submit(_boxes, f"{item}: {path}", pieces[path], leaf, fetch)
-            for path, leaf in placed.items()
+            for path, leaf in asked.items()
             if 0 not in leaf.shape
         }
         return {
-            path: _assembled(leaf, boxes[path].result()) if path in boxes else _empty(leaf)
-            for path, leaf in placed.items()
+            path: _assembled(leaf, boxes[path].result()) if path in boxes else empty_array(leaf)
+            for path, leaf in asked.items()
         }
 
 
@@ -87,10 +87,6 @@ def _assembled(leaf: jax.ShapeDtypeStruct, boxes: Mapping[Any, np.ndarray]) -> j
     )
 
 
-def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-
-
 def _whole(index: Any, shape: tuple[int, ...]) -> Box:
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
@@ -98,14 +94,3 @@ def _whole(index: Any, shape: tuple[int, ...]) -> Box:
 def _key(box: Box) -> tuple[tuple[int, int], ...]:
     # Slices can't be hashed before Python 3.12.
     return tuple((part.start, part.stop) for part in box)
-
-
-def _placed(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns the leaf with a sharding: its own, or the only device's."""
-    if getattr(leaf, "sharding", None) is not None:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-    if jax.process_count() > 1:
-        message = f"{path} needs a sharding: several processes restore it together"
-        raise CheckpointStructureError(message, (message,))
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

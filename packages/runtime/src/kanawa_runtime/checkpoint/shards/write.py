@@ -1,6 +1,7 @@
 """Copying this process's pieces off the devices, and writing them while training goes on."""
 
 import dataclasses
+import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from kanawa_runtime.checkpoint.manifest import PartEntry
 from kanawa_runtime.checkpoint.shards.index import Extent, Part, Piece, encoded
 
 #: Volumes on their way at once; each holds at most a volume's bytes beside the snapshot.
@@ -54,10 +56,10 @@ def _copy(data: jax.Array) -> np.ndarray:
     return np.array(host) if next(iter(data.devices())).platform == "cpu" or not host.flags.owndata else host
 
 
-def write_part(
+def written_part(
     pieces: list[HostPiece], prefix: str, volume_bytes: int, write: Callable[[str, Any], Any]
-) -> tuple[str, bytes, int]:
-    """Writes pieces as volumes `PREFIX.N` and their index `PREFIX.json`; returns its name, its bytes, and all bytes.
+) -> tuple[PartEntry, int]:
+    """Writes pieces as volumes `PREFIX.N` and their index `PREFIX.json`; returns the index's entry, and all bytes.
 
     `write(name, data)` makes an object durable. What it raises is raised here, once no other write is under way.
     """
@@ -84,7 +86,7 @@ def write_part(
     part = Part(tuple(names), {i: {path: tuple(p) for path, p in leaves.items()} for i, leaves in placed.items()})
     data = encoded(part)
     write(f"{prefix}.json", data)
-    return f"{prefix}.json", data, total
+    return PartEntry(f"{prefix}.json", hashlib.sha256(data).hexdigest()), total
 
 
 def _write_volume(write: Callable[[str, Any], Any], name: str, views: list[memoryview]) -> None:
