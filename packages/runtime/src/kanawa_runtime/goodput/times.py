@@ -42,13 +42,6 @@ def times(records: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, An
     return measured
 
 
-def starts(records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Returns how long each attempt took from its process's start to its first steady step, all that takes included."""
-    attempts = attempts_of(records)
-    typical = typical_step_seconds(line for attempt in attempts for line in attempt.lines)
-    return [whole for _, whole in _starts(attempts, typical)]
-
-
 def _starts(attempts: Sequence[Attempt], typical: float) -> list[tuple[Attempt, float]]:
     # Two attempts can't overlap, whatever clocks say.
     ends = [0.0, *(attempt.last for attempt in attempts)]

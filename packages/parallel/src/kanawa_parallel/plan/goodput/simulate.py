@@ -40,21 +40,49 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One end, at so many seconds from the beginning."""
+    """One end, at so many seconds from the beginning; the next process starts `away_seconds` later.
+
+    Without `away_seconds` that takes as long as the scenario says of such an end.
+    """
 
     seconds: float
     kind: Kind = "crash"
+    away_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Lived:
+    """What one attempt of a real run took, in place of the scenario's; None is the scenario's.
+
+    Attributes:
+        start_seconds: from its process's start to its first step, compiling and restoring included; infinite for one
+            that was killed before.
+        step_seconds: of each of its steps.
+        blocking_seconds, write_seconds: of each of its saves, to every tier.
+    """
+
+    start_seconds: float | None = None
+    step_seconds: float | None = None
+    blocking_seconds: float | None = None
+    write_seconds: float | None = None
+
+    def pace(self, scenario: Scenario) -> Pace:
+        """Returns how the attempt steps and saves."""
+        saves = {"blocking_seconds": self.blocking_seconds, "write_seconds": self.write_seconds}
+        own = {name: value for name, value in saves.items() if value is not None}
+        tiers = tuple(dataclasses.replace(tier, **own) for tier in scenario.tiers)
+        return Pace(scenario.step_seconds if self.step_seconds is None else self.step_seconds, tiers)
 
 
 def simulate(
-    scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None, starts: Sequence[float] = ()
+    scenario: Scenario, seed: int = 0, failures: Sequence[Failure] | None = None, attempts: Sequence[Lived] = ()
 ) -> Outcome:
     """Returns what became of the time.
 
-    `failures`, where given, happen at those times and no others do. `starts` are the seconds that each attempt takes
-    before its first step, in place of the scenario's for as many as there are.
+    `failures`, where given, happen at those times and no others do. `attempts` are the first ones of a real run, which
+    this one's are to be like: what is simulated is then what became of their steps.
     """
-    return _Month(scenario, seed, failures, starts).run()
+    return _Month(scenario, seed, failures, attempts).run()
 
 
 def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
@@ -67,17 +95,18 @@ def average(scenario: Scenario, months: int = 8, seed: int = 0) -> Outcome:
 
 class _Month:
     def __init__(
-        self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None, starts: Sequence[float]
+        self, scenario: Scenario, seed: int, failures: Iterable[Failure] | None, attempts: Sequence[Lived]
     ) -> None:
         self.scenario = scenario
-        self.pace = Pace(scenario.step_seconds, scenario.tiers)
         self.chance = random.Random(seed)
         self.given: Iterator[Failure] | None = (
             None if failures is None else iter(sorted(failures, key=lambda f: f.seconds))
         )
         self.seconds = dict.fromkeys(CATEGORIES, 0.0)
-        self.starts = iter(starts)
+        self.attempts = iter(attempts)
         self.now, self.step, self.failures = 0.0, 0, 0
+        # The seconds of a step of each attempt whose steps are kept so far, and up to which step they are.
+        self.taken: list[tuple[float, int]] = []
         self.kept: dict[str, int] = {}
         self.standing_by = scenario.spares
         self.in_repair: list[float] = []
@@ -92,7 +121,7 @@ class _Month:
                 break
             self.failures += 1
             is_first = False
-            origin = self._recover(failure.kind)
+            origin = self._recover(failure)
         return Outcome(self.seconds, self.failures, self.step)
 
     def _next_failure(self) -> Failure:
@@ -109,29 +138,31 @@ class _Month:
 
     def _attempt(self, until: float, is_first: bool, origin: Tier | None) -> None:
         """Starts, restores and trains up to a moment."""
-        s, known = self.scenario, next(self.starts, None)
-        self._spend("startup", s.start_seconds if known is None else known, until)
-        if known is None:
+        s, lived = self.scenario, next(self.attempts, Lived())
+        if lived.start_seconds is None:
+            self._spend("startup", s.start_seconds, until)
             self._spend("compile", s.cold_compile_seconds if is_first else s.compile_seconds, until)
-        if known is None and origin is not None:
-            self._spend("checkpoint_restore", origin.restore_seconds, until)
+            self._spend("checkpoint_restore", 0.0 if origin is None else origin.restore_seconds, until)
+        else:
+            self._spend("startup", lived.start_seconds, until)
         left = until - self.now
         if left <= 0:
             return
-        start = self.step
-        reached = self.pace.reached(start, left)
-        for tier in s.tiers:
-            newest = self.pace.committed(tier, start, left, reached.step)
+        start, pace = self.step, lived.pace(s)
+        reached = pace.reached(start, left)
+        for tier in pace.tiers:
+            newest = pace.committed(tier, start, left, reached.step)
             if newest is not None:
                 self.kept[tier.name] = newest
+        self.taken.append((pace.step_seconds, reached.step))
         self.seconds["productive"] += reached.stepping_seconds
         self.seconds["checkpoint_save"] += reached.saving_seconds
         self.seconds["wasted"] += reached.partial_seconds
         self.step, self.now = reached.step, until
 
-    def _recover(self, kind: Kind) -> Tier | None:
+    def _recover(self, failure: Failure) -> Tier | None:
         """Loses what the end took, waits until there are hosts to go on, and returns where to restore from."""
-        s = self.scenario
+        s, kind = self.scenario, failure.kind
         for tier in s.tiers:
             if not tier.outlives(kind):
                 self.kept.pop(tier.name, None)
@@ -139,17 +170,33 @@ class _Month:
         # Of two as new, the one that is read sooner.
         origin = min(there, key=lambda tier: (-self.kept[tier.name], tier.restore_seconds), default=None)
         back = 0 if origin is None else self.kept[origin.name]
-        lost = (self.step - back) * s.step_seconds
-        # Steps of earlier attempts too, where this one began from a place that is gone now.
+        lost = self._take_away(back)
         self.seconds["productive"] -= lost
         self.seconds["wasted"] += lost
-        self.step = back
         horizon = s.horizon_seconds
+        if failure.away_seconds is not None:
+            self._spend("down", failure.away_seconds, horizon)
+            return origin
         self._spend("detection", s.hang_seconds if kind == "hang" else s.detect_seconds, horizon)
         if kind == "host":
             self._replace_host()
         self._spend("down", s.restart_seconds, horizon)
         return origin
+
+    def _take_away(self, back: int) -> float:
+        """Returns the seconds of the steps after `back`, which are lost.
+
+        They may be of earlier attempts too, where the last one began from a place that is gone now.
+        """
+        lost = 0.0
+        while self.step > back:
+            seconds, _ = self.taken.pop()
+            began = max(back, self.taken[-1][1] if self.taken else 0)
+            lost += (self.step - began) * seconds
+            self.step = began
+            if began == back:
+                self.taken.append((seconds, back))
+        return lost
 
     def _replace_host(self) -> None:
         s, horizon = self.scenario, self.scenario.horizon_seconds
