@@ -9,7 +9,7 @@ from kanawa_backends_tpu.schedule.table import CASES, TARGETS, Case, read, rende
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kernel} {case.purpose}")
 def test_every_kernel_takes_its_cases(case: Case):
     for selector in TARGETS:
-        assert component("kernels", case.kernel)().supports(case.problem, parse_target(selector).device)
+        assert component("kernels", case.kernel)().verdict(case.problem, parse_target(selector).device)
 
 
 def test_cells_are_kept_where_nothing_is_compiled():

@@ -5,6 +5,7 @@ Tiles are small, so that a few rows make several blocks of either side, the last
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -103,6 +104,13 @@ def striped(q, k):
 def gathers(q, k):
     """A predicate that no kernel can compute."""
     return jnp.take(jnp.arange(200), q) >= k
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    """Shapes that only rank promotion fits together are errors, as wherever a user's tests are strict."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
 
 
 @pytest.fixture(autouse=True)

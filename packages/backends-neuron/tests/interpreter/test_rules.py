@@ -110,6 +110,12 @@ BROKEN = {
     "along (0,) of (8, 8): the last axes, never 0": lambda: nisa.tensor_reduce(
         dst=sbuf((8, 1)), op=nl.add, data=full((8, 8)), axis=(0,)
     ),
+    "predicate is float32; uint8, 16 or 32": lambda: nisa.tensor_copy_predicated(
+        dst=full((8, 4)), src=0.0, predicate=full((8, 4))
+    ),
+    "tensor_copy_predicated of 0 to float32": lambda: nisa.tensor_copy_predicated(
+        dst=full((8, 4)), src=0, predicate=full((8, 4), 1, nl.uint8)
+    ),
     "as many partitions and elements a partition": lambda: nisa.tensor_copy(dst=sbuf((8, 4)), src=full((8, 8))),
     "activation bias 1.0: one a partition": lambda: nisa.activation(
         dst=sbuf((8, 8)), op=nl.exp, data=full((8, 8)), bias=1.0
@@ -233,6 +239,17 @@ def test_matmul_accumulates_and_transposes_turn():
     left, right = X[:, :128], X[:, 128:]
     np.testing.assert_allclose(doubled, 2 * left.T @ right, rtol=1e-4, atol=1e-4)
     assert np.array_equal(result, left + left.T)
+
+
+def test_a_predicated_copy_replaces_nans_too():
+    def cleared(x, numbers):
+        tile, where = loaded(x), sbuf((128, 256), nl.uint8)
+        nisa.tensor_scalar(dst=where, data=loaded(numbers), op0=nl.greater, operand0=0.0)
+        nisa.tensor_copy_predicated(dst=tile, src=0.0, predicate=where)
+        return stored(tile)
+
+    given = np.where(X > 1, np.nan, X).astype(np.float32)
+    np.testing.assert_array_equal(nki.simulate(cleared)(given, X), np.where(X > 0, 0, X))
 
 
 def test_affine_select_and_iota():

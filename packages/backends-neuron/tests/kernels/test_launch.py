@@ -38,7 +38,8 @@ KERNELS = {
         attention_decode,
         *(normal(3, 2, 1, 16), normal(6, 32, 32), normal(6, 32, 32)),
         *(np.arange(6, dtype=np.int32)[:, None], np.array([[0, 2], [2, 3], [4, 6]], np.int32)),
-        *(np.tile(np.array([[0.0], [32.0]], np.float32), (3, 1)), np.tile(np.float32([0, 40]), (3, 1, 1))),
+        *(np.tile(np.array([[0.0], [32.0]], np.float32), (3, 1)), np.array([[41], [32], [64]], np.float32)),
+        np.tile(np.float32([0, 40]), (3, 1, 1)),
         *(0.25, 0.0, 32, 1),
     ),
     "grouped_rows": (

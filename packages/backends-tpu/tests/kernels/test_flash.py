@@ -1,6 +1,8 @@
 """Flash in Pallas's interpreter against the fp64 reference, what it visits, and what it refuses."""
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
@@ -12,8 +14,11 @@ from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.operation import Kernel
+from kanawa.plugins import PluginHost, host, set_host
+from kanawa.plugins.discovery import Entry, Provider
 from kanawa.testing.kernel import KernelConformance
-from kanawa_backends_tpu.kernels.attention.flash.kernel import FlashAttention
+from kanawa_backends_tpu.kernels.attention.flash.kernel import FlashAttention, _scalar_bytes
+from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks, tables, vectors
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, side
 
 
@@ -30,7 +35,12 @@ class Interpreted(FlashAttention):
 class TestFlash(KernelConformance):
     """On the operation's own problems, and on generated ones."""
 
-    narrow: ClassVar = {"mode": ("train", "prefill"), "dtype": ("float32", "bfloat16"), "batch": (1, 2)}
+    narrow: ClassVar = {
+        **{"mode": ("train", "prefill"), "dtype": ("float32", "bfloat16"), "batch": (1, 2), "page_size": (None,)},
+        # A bias that all keys of a query share has no gradient without sinks, and what is left of it is rounding.
+        **{"bias": (None, "bhqk", "hqk", "bk", "qk"), "ragged_sequences": (None,)},
+    }
+    generated = 8
 
     def kernel(self) -> Kernel:
         return Interpreted()
@@ -49,6 +59,7 @@ PLAIN = AttentionProblem(
     scale=0.11,
 )
 PACKED = MaskSpec(causal=True, segments=True)
+CACHE: dict[str, Any] = {"mode": "prefill", "has_kv_lengths": True, "q_length": 200}
 #: What small generated problems hardly meet: several blocks of each side, whole ones and cut ones.
 LARGER = {
     "causal": {"q_length": 512, "kv_length": 512},
@@ -59,6 +70,22 @@ LARGER = {
     "queries that see nothing": {"mask": sliding_window(8), "q_length": 768, "kv_length": 384, "has_sinks": True},
     "blocks seen whole or not at all": {"mask": MaskSpec(chunk=256), "q_length": 512, "kv_length": 256},
     "keys that nobody sees, none cut": {"mask": MaskSpec(chunk=256), "q_length": 256, "kv_length": 512},
+    "ALiBi": {"has_alibi": True, "has_sinks": True, "q_length": 512, "kv_length": 512},
+    "ALiBi both ways": {"has_alibi": True, "mask": FULL, "logit_cap": 5.0, "q_length": 512, "kv_length": 512},
+    "ALiBi, positions": {"has_alibi": True, "has_q_positions": True, "has_kv_positions": True, "batch": 2},
+    "bias": {"bias_shape": (1, 2, 384, 384), "logit_cap": 5.0},
+    "bias that rows and heads share": {"bias_shape": (1, 1, 384, 384), "batch": 2, "mask": FULL},
+    "bias of keys": {"bias_shape": (2, 1, 1, 384), "batch": 2, "mask": FULL},
+    "bias of queries": {"bias_shape": (1, 2, 300, 1), "batch": 2, "has_sinks": True, "q_length": 300, "kv_length": 300},
+    "bias of heads": {"bias_shape": (1, 2, 1, 1), "has_sinks": True},
+    "dropout": {"dropout_rate": 0.4, "q_length": 512, "kv_length": 512, "batch": 2},
+    "dropout with bias and ALiBi": {"dropout_rate": 0.2, "bias_shape": (1, 2, 384, 384), "has_alibi": True},
+    "predicate": {"mask": MaskSpec(causal=True, predicates=("dilated",)), "q_length": 512, "kv_length": 512},
+    "predicate of positions": {"mask": MaskSpec(predicates=("dilated",)), "has_q_positions": True, "batch": 2},
+    "either of two": {"mask": MaskSpec(any_of=((MaskSpec(chunk=100), PACKED & sliding_window(40)),)), "batch": 2},
+    "rows of a cache, ALiBi": {**CACHE, "has_alibi": True, "batch": 3},
+    "rows of a cache, bias": {**CACHE, "bias_shape": (1, 2, 200, 384)},
+    "rows of a cache, prefix": {**CACHE, "mask": MaskSpec(causal=True, prefix=True), "batch": 2},
 }
 
 
@@ -94,13 +121,19 @@ def test_backward_for_a_part_of_the_keys():
         np.testing.assert_allclose(jnp.concatenate([p[name] for p in parts], axis=1), expected[name], **close)
 
 
+def test_a_nan_behind_a_rows_end_reaches_nobody():
+    problem = dataclasses.replace(PLAIN, **CACHE, has_alibi=True)
+    operands = operands_of(problem) | {"kv_lengths": jnp.asarray([250]), "alibi_slopes": jnp.asarray([0.1, 0.2])}
+    broken = {name: operands[name].at[:, 250:].set(jnp.nan) for name in ("k", "v")}
+    clean, poisoned = (jax.jit(lambda o: Interpreted().apply(problem, o))(operands | some) for some in ({}, broken))
+    np.testing.assert_array_equal(poisoned, clean)
+
+
 def test_documents_of_a_packed_row_load_only_their_own_keys():
     """Two documents of 512 in a row of 1,024: of the ten pairs that causality leaves, four share nothing."""
     kernel = Interpreted()
     problem = dataclasses.replace(PLAIN, mask=PACKED, q_length=1024, kv_length=1024)
     ids = jnp.repeat(jnp.asarray([[1, 2]]), 512, axis=1)
-    from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks, tables, vectors
-
     operands = operands_of(problem) | {"q_segment_ids": ids, "kv_segment_ids": ids}
     tiles = kernel._tiles(problem)
     steps = tiles.steps(queries_first=True)
@@ -113,6 +146,64 @@ def test_documents_of_a_packed_row_load_only_their_own_keys():
     np.testing.assert_array_equal(loaded[np.asarray(some)], steps.kv[np.asarray(some)])
     # A block is loaded where it differs from the step before.
     assert 1 + int(np.sum(loaded[1:] != loaded[:-1])) <= 6
+
+
+def striped(q, k):
+    """A predicate, for the catalog: keys of the query's own stripe of 16, and every fifth one."""
+    return (q // 16 == k // 16) | (k % 5 == 0)
+
+
+def by_quarters(q, k):
+    """Another, which leaves few blocks."""
+    return q // 256 == k // 256
+
+
+def gathers(q, k):
+    """One that no kernel can compute."""
+    return jnp.take(jnp.arange(2000), q) >= k
+
+
+@pytest.fixture
+def catalog(monkeypatch):
+    names = {"striped": striped, "by_quarters": by_quarters, "gathers": gathers}
+    # Under pytest's importlib mode this file has no name that a plugin could give.
+    monkeypatch.setitem(sys.modules, "mask_predicates", SimpleNamespace(**names))
+    entries = tuple(Entry(kind="masks", name=name, value=f"mask_predicates:{name}") for name in names)
+    before = host()
+    set_host(PluginHost(discover=lambda: [Provider(name="mine", version="1", entries=entries)]))
+    yield
+    set_host(before)
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_predicate_that_divides():
+    problem = dataclasses.replace(PLAIN, mask=CAUSAL & MaskSpec(predicates=("striped",)), has_q_positions=True)
+    (agreement,) = compare_with_reference(Interpreted(), [problem])
+    assert agreement.ok, agreement.describe()
+
+
+@pytest.mark.usefixtures("catalog")
+def test_blocks_that_a_predicate_hides_are_not_loaded():
+    mask = CAUSAL & MaskSpec(predicates=("by_quarters",))
+    problem = dataclasses.replace(PLAIN, mask=mask, q_length=1024, kv_length=1024)
+    tiles = Interpreted()._tiles(problem)
+    steps = tiles.steps(queries_first=True)
+    given = vectors(problem, {}, tiles)
+    scalars = tables(problem, {}, tiles, steps, given, queries_first=True)
+    some, every = reach_of_blocks(scalars, tiles, 1, 0, steps.q, steps.kv)
+    assert (len(steps), int(np.sum(some)), int(np.sum(every))) == (10, 4, 0)
+    parts, _ = reach_of_blocks(scalars, tiles, 1, 0, steps.q, steps.kv, (0, 1))
+    assert not np.any(parts), "the first half of a block of queries sees nothing of the second half of its keys"
+    loaded = np.asarray(scalars["fetched"])
+    assert 1 + int(np.sum(loaded[1:] != loaded[:-1])) == 4
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_predicate_that_reads_an_array_is_refused():
+    verdict = FlashAttention().supports(dataclasses.replace(PLAIN, mask=MaskSpec(predicates=("gathers",))), None)
+    assert not verdict
+    assert "predicate 'gathers' " in verdict.reason
+    assert "TPU" in verdict.reason or "a kernel only sees positions" in verdict.reason
 
 
 MASKS = {
@@ -160,9 +251,7 @@ def test_what_is_worth_measuring_differs_from_the_kernels_own_choice():
 REFUSALS = {
     "in pages": {"page_size": 16},
     "mode decode": {"mode": "decode"},
-    "dense bias": {"bias_shape": (1, 2, 384, 384)},
-    "lengths are operands": {"has_kv_lengths": True},
-    "mask has predicates": {"mask": MaskSpec(causal=True, predicates=("dilated",))},
+    "lengths are operands": {"has_kv_lengths": True, "mode": "prefill"},
     "dtype float16": {"dtype": "float16"},
     "head dim 320": {"head_dim": 320},
     "MiB a row in backward": {"q_length": 2**17, "kv_length": 2**17},
@@ -179,11 +268,11 @@ def test_refusals_say_why(reason):
     assert reason in verdict.reason
 
 
-@pytest.mark.parametrize("mask", [CAUSAL, PACKED], ids=MaskSpec.describe)
-def test_what_tables_are_counted_as_is_what_they_take(mask):
-    from kanawa_backends_tpu.kernels.attention.flash.kernel import _scalar_bytes
-    from kanawa_backends_tpu.kernels.attention.flash.scalars import tables, vectors
+DILATED = MaskSpec(causal=True, predicates=("dilated",))
 
+
+@pytest.mark.parametrize("mask", [CAUSAL, PACKED, DILATED], ids=MaskSpec.describe)
+def test_what_tables_are_counted_as_is_what_they_take(mask):
     problem = dataclasses.replace(PLAIN, mask=mask, q_length=700, kv_length=700, batch=2)
     ids = jnp.ones((2, 700), jnp.int32)
     operands = operands_of(problem) | {"q_segment_ids": ids, "kv_segment_ids": ids}

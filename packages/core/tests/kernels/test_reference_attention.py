@@ -1,5 +1,7 @@
 """The reference against a NumPy oracle, its gradients, its cost against hand-written JAX."""
 
+import dataclasses
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from jax.test_util import check_grads
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
-from kanawa.kernels.attention.examples import EXAMPLES
+from kanawa.kernels.attention.blockwise import BlockwiseAttention
+from kanawa.kernels.attention.examples import BASE, EXAMPLES, example_operands
+from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.compare import compare_with_reference
 
 _spec = importlib.util.spec_from_file_location("attention_oracle", Path(__file__).with_name("attention_oracle.py"))
@@ -192,3 +196,29 @@ def test_causal_is_the_default_and_dtype_is_kept(qkv):
     assert found.dtype == jnp.bfloat16
     exact = run(*(x.astype(jnp.float32) for x in (q, k, v)), mask=CAUSAL)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=3e-2)
+
+
+UNUSED = {
+    "one token": {"mode": "decode", "q_length": 1},
+    "pages": {"mode": "decode", "q_length": 1, "page_size": 16},
+    "a prompt": {"mode": "prefill", "q_length": 80, "mask": FULL},
+    "ragged, pages": {"mode": "prefill", "batch": 1, "q_length": 40, "page_size": 16, "ragged_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("case", UNUSED)
+def test_a_nan_behind_a_rows_end_reaches_nobody(case):
+    """What a sequence that broke leaves in a cache is weighed with zero by the next one that gets its place."""
+    problem = dataclasses.replace(BASE, has_kv_lengths=True, **UNUSED[case])
+    operands = example_operands(problem, np.random.default_rng(0))
+    size = problem.page_size or problem.kv_length
+    table = operands.get("page_table", np.arange(operands["k"].shape[0])[:, None])
+    owned = np.zeros(operands["k"].shape[:2], bool)
+    for row, length in zip(table, operands["kv_lengths"], strict=True):
+        at = np.arange(length)
+        owned[row[at // size], at % size] = True
+    broken = {name: np.where(owned[..., None, None], operands[name], np.float32("nan")) for name in ("k", "v")}
+    for kernel in (ReferenceAttention(), BlockwiseAttention()):
+        if kernel.supports(problem, None):
+            attend = jax.jit(functools.partial(kernel.apply, problem))
+            np.testing.assert_array_equal(attend(operands | broken), attend(operands))

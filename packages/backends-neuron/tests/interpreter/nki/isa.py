@@ -55,6 +55,24 @@ def tensor_copy(dst: Tensor, src: Tensor) -> None:
     dst.write(src.read().reshape(dst.shape))
 
 
+def tensor_copy_predicated(dst: Tensor, src: Any, predicate: Tensor, reverse_pred: bool = False) -> None:
+    """dst = src, a tile or a number, where the predicate isn't zero; elsewhere dst stays as it was."""
+    unsigned = (nl.uint8, nl.uint16, nl.uint32)
+    require(predicate.dtype in unsigned, f"tensor_copy_predicated predicate is {predicate.dtype}; uint8, 16 or 32")
+    _elementwise("tensor_copy_predicated", dst, predicate)
+    is_tile = isinstance(src, Tensor)
+    if is_tile:
+        _elementwise("tensor_copy_predicated", dst, src)
+        require(src.dtype == dst.dtype, f"tensor_copy_predicated of {src.dtype} to {dst.dtype}")
+        require({src.space, predicate.space} != {"psum"}, "tensor_copy_predicated: src and predicate lie in PSUM")
+    else:
+        require(_is_float(dst) == isinstance(src, float), f"tensor_copy_predicated of {src!r} to {dst.dtype}")
+    require(not (is_tile and reverse_pred), "tensor_copy_predicated reverses its predicate for a number only")
+    values = src.read().reshape(dst.shape) if is_tile else np.full(dst.shape, src, dst.dtype)
+    chosen = (predicate.read().reshape(dst.shape) != 0) != reverse_pred
+    dst.write(np.where(chosen, values, dst.read()))
+
+
 def nc_matmul(dst: Tensor, stationary: Tensor, moving: Tensor, accumulate: bool | None = None) -> None:
     """dst = stationary.T @ moving, the contraction along partitions; accumulated in fp32."""
     for what, tensor in (("stationary", stationary), ("moving", moving)):

@@ -20,7 +20,7 @@ from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.laboratory import halves
-from kanawa.kernels.masks import CAUSAL, sliding_window
+from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
 from kanawa.plugins import component
 
 from kanawa_backends_tpu.schedule.compiled import compiler
@@ -65,8 +65,22 @@ def _experts(purpose: str, rows: int, inner: int, columns: int, groups: int) -> 
     return Case("grouped_matmul.tpu.megablox", purpose, problem)
 
 
+def _trained(**changes: Any) -> Case:
+    return Case("attention.tpu.flash", "train", dataclasses.replace(_TRAINED, **changes))
+
+
 CASES = (
-    Case("attention.tpu.flash", "train", _TRAINED),
+    _trained(),
+    _trained(mask=MaskSpec(causal=True, segments=True)),
+    _trained(has_alibi=True),
+    _trained(dropout_rate=0.1),
+    _trained(bias_shape=(1, 32, 4096, 4096)),
+    _trained(mask=MaskSpec(causal=True, predicates=("dilated",))),
+    _trained(
+        **{"mask": MaskSpec(causal=True, segments=True), "has_alibi": True, "dropout_rate": 0.1, "has_sinks": True},
+        **{"bias_shape": (1, 1, 4096, 4096), "logit_cap": 30.0},
+    ),
+    _trained(head_dim=256, v_head_dim=256, num_heads=16, scale=0.0625, logit_cap=50.0, has_sinks=True),
     Case("attention.tpu.splash", "train", _TRAINED),
     Case("attention.tpu.splash", "train", dataclasses.replace(_TRAINED, mask=sliding_window(1024), **_NARROW)),
     _paged("decode"),
@@ -88,7 +102,7 @@ def compiled_bytes(case: Case, target: Target) -> int:
     from kanawa_backends_tpu.plugin import BACKEND
 
     kernel = component("kernels", case.kernel)()
-    verdict = kernel.supports(case.problem, target.device)
+    verdict = kernel.verdict(case.problem, target.device)
     assert verdict, f"{case.kernel} refuses {case.problem.describe()}: {verdict.reason}"
     mesh = Mesh(np.array(BACKEND.kanawa_topology(target)[:1]), ("one",), axis_types=(AxisType.Auto,))
     whole = NamedSharding(mesh, PartitionSpec())

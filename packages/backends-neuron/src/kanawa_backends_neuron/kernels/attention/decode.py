@@ -24,6 +24,7 @@ def attention_decode(
     table: Any,
     limits: Any,
     starts: Any,
+    ends: Any,
     bounds: Any,
     scale: float,
     cap: float,
@@ -34,7 +35,7 @@ def attention_decode(
 
     q [B, K, M, D]; k [P, N, K * D]; v [P, N, K * Dv]; table int32 [steps of all rows, pages]; limits int32 [B, 2], a
     row's first step and the one after its last, counted over all rows; starts fp32 [steps, 1], the position of a step's
-    first key; bounds fp32 [B, M, 2], the first and last key of each query.
+    first key; ends fp32 [B, 1], how many keys a row has; bounds fp32 [B, M, 2], the first and last key of each query.
     """
     batch, heads, queries, _ = q.shape
     value_width = v.shape[2] // heads
@@ -44,12 +45,13 @@ def attention_decode(
     def one_row(row: Any) -> None:
         first_step, end_step = bound(limits, row, 0), bound(limits, row, 1)
         places = sc.block_places(PARTITIONS)
+        rest = _Rest(_everywhere(ends, row), _numbers(max(k.shape[2], v.shape[2]) // heads))
         for head in range(heads):
             for first in range(0, queries, TILE):
                 count, at = min(TILE, queries - first), head * queries + first
                 asked = _Asked(head, _columns(q, row, at, count), sc.query_mask(None, bounds, row, first, count).bounds)
                 state = online.nothing(count, value_width)
-                pool = _Pool(k, v, table, starts, page_size, pages, heads)
+                pool = _Pool(k, v, table, starts, rest, page_size, pages, heads)
                 body = functools.partial(_one_step, state, asked, pool, places, scale, cap)
                 nl.fori_loop(first_step, end_step, body)
                 result, sums = online.finish(state, q.dtype)
@@ -68,13 +70,21 @@ class _Asked(NamedTuple):
     bounds: Any
 
 
+class _Rest(NamedTuple):
+    """A row's end, and a key's number in a tile, which it is compared with: fp32 [128, 1] and [128, width]."""
+
+    end: Any
+    numbers: Any
+
+
 class _Pool(NamedTuple):
-    """Where keys lie, and how."""
+    """Where a row's keys lie, how, and where they end."""
 
     k: Any
     v: Any
     table: Any
     starts: Any
+    rest: _Rest
     page_size: int
     pages: int
     heads: int
@@ -92,19 +102,52 @@ def _one_step(
 ) -> None:
     """Takes in one step's keys and values."""
     count, keys = asked.bounds.shape[0], pool.page_size * pool.pages
+    start = _everywhere(pool.starts, step)
     k_tiles, v_tiles = (_tiles(source, pool, asked.head, step) for source in (pool.k, pool.v))
+    for tiles in (k_tiles, v_tiles):
+        _clear(tiles, pool.rest, start)
     width = k_tiles[0].shape[1]
     parts = chunks(width)
     turned = nl.ndarray((parts[0][1], len(parts), keys), dtype=pool.k.dtype, buffer=nl.sbuf)
     for number, tile in enumerate(k_tiles):
         columns_into(turned, tile, number * PARTITIONS, width)
     scores, _ = sc.scaled(product(asked.columns, turned, 0, keys, width), scale, cap)
-    # The step's first position, on every partition that has a query.
-    start = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
-    pattern = [[0, count], [1, 1]]
-    nisa.dma_copy(dst=start, src=pool.starts.ap(pattern=pattern, scalar_offset=step, indirect_dim=0))
-    sc.hide_out_of_bounds(scores, places, asked.bounds, start)
+    sc.hide_out_of_bounds(scores, places, asked.bounds, start[0:count, :])
     online.absorb(state, scores, v_tiles)
+
+
+def _everywhere(source: Any, row: Any) -> Any:
+    """Returns a number of a table [rows, 1], fp32, on every partition."""
+    tile = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    pattern = [[0, PARTITIONS], [1, 1]]
+    nisa.dma_copy(dst=tile, src=source.ap(pattern=pattern, scalar_offset=row, indirect_dim=0))
+    return tile
+
+
+def _numbers(width: int) -> Any:
+    """Returns each partition's number, `width` times: fp32 [128, width]."""
+    numbers = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=numbers, pattern=[[0, width]], offset=0, channel_multiplier=1)
+    return numbers
+
+
+def _clear(tiles: list[Any], rest: _Rest, start: Any) -> None:
+    """Zeroes what lies behind the row's end, in place.
+
+    Nobody sees it, but it is weighed with zero, and zero times a NaN that another sequence left in a page is NaN.
+    """
+    for number, tile in enumerate(tiles):
+        count, width = tile.shape
+        left = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=left, data=rest.end, op0=nl.subtract, operand0=start, op1=nl.subtract, operand1=number * PARTITIONS
+        )
+        behind = nl.ndarray((count, width), dtype=nl.uint8, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=behind, data=rest.numbers[0:count, 0:width], op0=nl.greater_equal, operand0=left[0:count, :]
+        )
+        # Copied over, not multiplied with: no product gets rid of a NaN.
+        nisa.tensor_copy_predicated(dst=tile, src=0.0, predicate=behind)
 
 
 def _tiles(source: Any, pool: _Pool, head: int, step: Any) -> list[Any]:

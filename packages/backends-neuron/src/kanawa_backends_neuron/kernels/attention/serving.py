@@ -72,6 +72,7 @@ class NkiDecodeAttention(Kernel):
         arrays = (
             *(q, *pool, _table(problem, operands, steps), _limits(bounds, steps)),
             _starts(problem.batch, steps),
+            operands["kv_lengths"].astype(jnp.float32)[:, None],
             # Queries of one key head lie one head after the other.
             jnp.tile(bounds, (1, problem.group_size, 1)),
         )

@@ -11,6 +11,7 @@ import jax
 from kanawa.kernels.attention import blockwise_loop, blockwise_tiles
 from kanawa.kernels.attention.blocks import block_size
 from kanawa.kernels.attention.blockwise_tiles import Tiling, tiling
+from kanawa.kernels.attention.paged import with_existing_values
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
@@ -58,6 +59,7 @@ class BlockwiseAttention(Kernel):
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
+        operands = with_existing_values(operands)
         cut = self._written_out(problem)
         if cut is not None:
             return blockwise_tiles.forward(problem, operands, cut)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kanawa.kernels.attention.dropout import dropout_ids
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.attention.space import SPACE
@@ -91,7 +90,9 @@ def example_operands(problem: AttentionProblem, rng: np.random.Generator) -> dic
         operands["alibi_slopes"] = rng.uniform(0.01, 0.5, p.num_heads).astype(np.float32)
     if p.dropout_rate:
         operands["dropout_key"] = rng.integers(0, 2**32, 2, np.uint32)
-        operands |= {n: np.asarray(x) for n, x in dropout_ids(p).items()}
+        # `dropout_ids` by NumPy: examples are also made where the devices in force can only compile.
+        queries = np.arange(p.batch * p.q_length, dtype=np.uint32).reshape(p.batch, p.q_length)
+        operands |= {"dropout_queries": queries, "dropout_heads": np.arange(p.num_heads, dtype=np.uint32)}
     operands |= _positions(p, rng)
     if p.mask.needs_segments:
         ids = _segments(rng, p.batch, max(p.q_length, p.kv_length))

@@ -13,13 +13,13 @@ from kanawa.kernels.operation import Operands
 
 
 def gather_pages(problem: AttentionProblem, operands: Operands) -> tuple[AttentionProblem, Operands]:
-    """Returns an equal dense problem and its operands; the very same ones if there are no pages.
+    """Returns an equal dense problem and its operands, values of keys that don't exist being zero.
 
     k, v: [P, N, K, D]; page_table: int32 [rows, R]; key j of a row sits at position j, and exists if it is less than
     kv_lengths[row].
     """
     if problem.page_size is None:
-        return problem, operands
+        return problem, with_existing_values(operands)
     table = operands["page_table"]
     dense = {name: x for name, x in operands.items() if name not in ("k", "v", "page_table")}
     for name in ("k", "v"):
@@ -28,9 +28,22 @@ def gather_pages(problem: AttentionProblem, operands: Operands) -> tuple[Attenti
         rows, entries, size, heads, width = pages.shape
         dense[name] = as_floats(problem, pages.reshape(rows, entries * size, heads, width))
     problem = dataclasses.replace(problem, page_size=None, kv_bits=False)
+    dense = with_existing_values(dense)
     if problem.ragged_sequences is None:
         return problem, dense
     return _one_row(problem, dense)
+
+
+def with_existing_values(operands: Operands) -> dict[str, jax.Array]:
+    """Returns the operands of a cache [B, S, K, D] with zeros for values behind a row's end.
+
+    They are weighed with zero, and zero times a NaN that another sequence left there is NaN.
+    """
+    if "kv_lengths" not in operands:
+        return dict(operands)
+    v = operands["v"]
+    exists = jnp.arange(v.shape[1], dtype=jnp.int32)[None] < operands["kv_lengths"][:, None]
+    return {**operands, "v": jnp.where(exists[:, :, None, None], v, jnp.zeros((), v.dtype))}
 
 
 def as_floats(problem: AttentionProblem, x: jax.Array) -> jax.Array:

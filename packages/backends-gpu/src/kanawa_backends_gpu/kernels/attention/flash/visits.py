@@ -85,7 +85,7 @@ def visits(blocks: BlockMap, mask: MaskSpec) -> Visits:
     seen, whole = blocks
     xp = np if isinstance(seen, np.ndarray) else jnp
     count = seen.shape[-1]
-    index = np.arange(count, dtype=np.int32)
+    index = np.arange(count, dtype=np.int32)[None, None]
     if has_holes(mask):
         rank = xp.where(whole, 0, xp.where(seen, 1, 2))
         order = xp.argsort(rank, axis=-1, stable=True).astype(np.int32)

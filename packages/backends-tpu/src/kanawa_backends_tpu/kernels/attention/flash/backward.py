@@ -16,7 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.flash.masking import LANES, Masking
+from kanawa_backends_tpu.kernels.attention.flash.block import KEPT, OF_KEYS, Block, block, keep, kept_shapes
+from kanawa_backends_tpu.kernels.attention.flash.masking import LANES
 from kanawa_backends_tpu.kernels.attention.flash.products import (
     COLUMNS_BY_COLUMNS,
     ROWS_BY_COLUMNS,
@@ -46,9 +47,9 @@ class BackwardKernel:
 
     def __call__(self, *references: Any) -> None:
         """Computes one step of the grid (batch, key head, query head of the group, step)."""
-        names = (*self.scalars, *self.operands, "dq", "dk", "dv", "dq_sum", "dk_sum", "dv_sum", "ids", "places")
+        names = (*self.scalars, *self.operands, "dq", "dk", "dv", "dq_sum", "dk_sum", "dv_sum", *KEPT)
         refs = dict(zip(names, references, strict=False))
-        row, member, step = pl.program_id(0), pl.program_id(2), pl.program_id(3)
+        row, kv_head, member, step = (pl.program_id(axis) for axis in range(4))
         i, j, flags = refs["q"][step], refs["kv"][step], refs["flags"][step]
         q = self.tiles.q.block
 
@@ -61,14 +62,15 @@ class BackwardKernel:
             self._start_keys(refs, member, j)
 
         some, every = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j)
+        head = kv_head * self.problem.group_size + member
+        of = block(refs, self.problem, self.tiles, (row, head, i, j), queries_down=False)
         if not self.tiles.has_cut_blocks:
-            self._whole(refs, i, j)
+            self._whole(refs, of, i, j)
         else:
-            masking = self._masking(refs, row, i, j)
 
             @pl.when(some)
             def visit() -> None:
-                whole, parts = lambda: self._whole(refs, i, j), lambda: self._parts(refs, masking, row, i, j)
+                whole, parts = lambda: self._whole(refs, of, i, j), lambda: self._parts(refs, of, row, i, j)
                 jax.lax.cond(every, whole, parts)
 
         @pl.when(flags & 2 != 0)
@@ -81,7 +83,8 @@ class BackwardKernel:
             # The queries that it was multiplied with were scaled already, to base 2.
             dk = refs["dk_sum"][at, :] * (self.problem.scale / self.base.queries)
             refs["dk"][...] = dk.astype(refs["dk"].dtype)
-            refs["dv"][...] = refs["dv_sum"][at, :].astype(refs["dv"].dtype)
+            dv = refs["dv_sum"][at, :]
+            refs["dv"][...] = (dv * of.dropping.factor if self.problem.dropout_rate else dv).astype(refs["dv"].dtype)
 
     def _keys(self, j: Any, start: Any, count: int) -> Any:
         """Returns where keys' sums lie: all blocks are kept where query heads share keys, else the present one."""
@@ -96,37 +99,20 @@ class BackwardKernel:
             for name in ("dk_sum", "dv_sum"):
                 refs[name][at, :] = jnp.zeros((self.tiles.kv.block, refs[name].shape[1]), jnp.float32)
 
-        for name, kept in (("kv_segments_across", "ids"), ("kv_positions_across", "places")):
-            if name in refs:
-                refs[kept][...] = jnp.broadcast_to(refs[name][...], (LANES, self.tiles.kv.block)).T
+        keep(refs, OF_KEYS)
 
-    def _masking(self, refs: dict[str, Any], row: Any, i: Any, j: Any) -> Masking:
-        down, across = {}, {}
-        for what, kept in (("segments", "ids"), ("positions", "places")):
-            if f"q_{what}_across" in refs:
-                down[what], across[what] = refs[kept], refs[f"q_{what}_across"]
-        return Masking(
-            tiles=self.tiles,
-            queries_down=False,
-            down=down,
-            across=across,
-            first_down=j * self.tiles.kv.block,
-            first_across=i * self.tiles.q.block,
-            prefix=refs["prefix"][row] if "prefix" in refs else None,
-        )
-
-    def _whole(self, refs: dict[str, Any], i: Any, j: Any) -> None:
+    def _whole(self, refs: dict[str, Any], of: Block, i: Any, j: Any) -> None:
         q, kv = self.tiles.q.block, self.tiles.kv.block
         rows, keys = divisor(q, self.group[0]), divisor(kv, self.group[1])
         groups = [(r, k) for k in range(0, kv, keys) for r in range(0, q, rows)]
-        products = self._products(refs, *groups[0], rows, keys)
+        products = self._products(refs, of, *groups[0], rows, keys)
         for index, (r, k) in enumerate(groups):
             following = groups[index + 1] if index + 1 < len(groups) else None
-            ahead = None if following is None else self._products(refs, *following, rows, keys)
-            self._add(refs, *products, r, k, i, j)
+            ahead = None if following is None else self._products(refs, of, *following, rows, keys)
+            self._add(refs, of, products, r, k, i, j)
             products = ahead
 
-    def _parts(self, refs: dict[str, Any], masking: Masking, row: Any, i: Any, j: Any) -> None:
+    def _parts(self, refs: dict[str, Any], of: Block, row: Any, i: Any, j: Any) -> None:
         q, kv = self.tiles.q, self.tiles.kv
 
         def one(index: Any, carry: None) -> None:
@@ -136,39 +122,37 @@ class BackwardKernel:
             @pl.when(some)
             def visit() -> None:
                 first, key = pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES)
-                scores, bent, dweights = self._products(refs, first, key, q.part, kv.part)
-                self._add(refs, masking(scores, key, first), bent, dweights, first, key, i, j)
+                scores, bent, dweights = self._products(refs, of, first, key, q.part, kv.part)
+                self._add(refs, of, (of.masking(scores, key, first), bent, dweights), first, key, i, j)
 
             return carry
 
         jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
 
-    def _products(self, refs: dict[str, Any], first: Any, key: Any, rows: int, keys: int) -> tuple[Any, Any, Any]:
+    def _products(
+        self, refs: dict[str, Any], of: Block, first: Any, key: Any, rows: int, keys: int
+    ) -> tuple[Any, Any, Any]:
         """Returns scores, the cap's tanh and the weights' gradients, all [keys, rows]."""
         queries, at = pl.ds(first, rows), pl.ds(key, keys)
         scores, bent = self.base.capped(product(refs["k"][at, :], refs["queries"][queries, :], ROWS_BY_ROWS))
+        scores = of.additions(scores, key, first)
         return scores, bent, product(refs["v"][at, :], refs["dout"][queries, :], ROWS_BY_ROWS)
 
     def _add(
-        self,
-        refs: dict[str, Any],
-        scores: jax.Array,
-        bent: jax.Array | None,
-        dweights: jax.Array,
-        first: Any,
-        key: Any,
-        i: Any,
-        j: Any,
+        self, refs: dict[str, Any], of: Block, products: tuple[Any, Any, Any], first: Any, key: Any, i: Any, j: Any
     ) -> None:
+        scores, bent, dweights = products
         keys, rows = scores.shape
         queries, at, kept = pl.ds(first, rows), pl.ds(key, keys), self._keys(j, key, keys)
         k, q, dout = refs["k"][at, :], refs["queries"][queries, :], refs["dout"][queries, :]
         weights = jnp.exp2(scores - refs["lse"][:, queries])
+        if self.problem.dropout_rate:
+            dweights = of.dropping(dweights * of.dropping.factor, key, first)
         dscores = weights * (dweights - refs["delta"][:, queries])
         if bent is not None:
             dscores = dscores * (1 - bent * bent)
         dscores = dscores.astype(k.dtype)
-        refs["dv_sum"][kept, :] += product(weights.astype(dout.dtype), dout, ROWS_BY_COLUMNS)
+        refs["dv_sum"][kept, :] += product(of.dropping(weights, key, first).astype(dout.dtype), dout, ROWS_BY_COLUMNS)
         refs["dk_sum"][kept, :] += product(dscores, q, ROWS_BY_COLUMNS)
         lane = pl.multiple_of(i * self.tiles.q.block + first, LANES)
         refs["dq_sum"][:, pl.ds(lane, rows)] += product(k, dscores, COLUMNS_BY_COLUMNS)
@@ -206,8 +190,7 @@ def backward_call(
     kept = kv if group == 1 else tiles.kv.padded
     scratch = [pltpu.VMEM((wide, tiles.q.padded), jnp.float32), pltpu.VMEM((kept, wide), jnp.float32)]
     scratch.append(pltpu.VMEM((kept, v_wide), jnp.float32))
-    across = ("kv_segments_across", "kv_positions_across")
-    scratch += [pltpu.VMEM((kv if name in arrays else 8, LANES), jnp.int32) for name in across]
+    scratch += kept_shapes(OF_KEYS, body.operands, kv)
     keys_shape = (problem.batch, problem.num_kv_heads, tiles.kv.padded)
     call = pl.pallas_call(
         body,

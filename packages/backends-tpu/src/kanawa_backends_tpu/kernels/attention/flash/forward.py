@@ -15,7 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES, Masking
+from kanawa_backends_tpu.kernels.attention.flash.block import KEPT, OF_QUERIES, Block, block, keep, kept_shapes
+from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES
 from kanawa_backends_tpu.kernels.attention.flash.products import ROWS_BY_COLUMNS, ROWS_BY_ROWS, Base, product
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
@@ -39,7 +40,7 @@ class ForwardKernel:
 
     def __call__(self, *references: Any) -> None:
         """Computes one step of the grid (batch, head, step)."""
-        names = (*self.scalars, *self.operands, "out", "lse", "top", "total", "sum", "ids", "places")
+        names = (*self.scalars, *self.operands, "out", "lse", "top", "total", "sum", *KEPT)
         refs = dict(zip(names, references, strict=False))
         row, head, step = (pl.program_id(axis) for axis in range(3))
         i, j, flags = refs["q"][step], refs["kv"][step], refs["flags"][step]
@@ -49,14 +50,14 @@ class ForwardKernel:
             self._start(refs, head)
 
         some, every = reach_of_blocks(refs, self.tiles, self.problem.batch, row, i, j)
-        masking = self._masking(refs, row, i, j)
+        of = block(refs, self.problem, self.tiles, (row, head, i, j), queries_down=True)
         if not self.tiles.has_cut_blocks:
-            self._whole(refs)
+            self._whole(refs, of)
         else:
 
             @pl.when(some)
             def visit() -> None:
-                whole, parts = lambda: self._whole(refs), lambda: self._parts(refs, masking, row, i, j)
+                whole, parts = lambda: self._whole(refs, of), lambda: self._parts(refs, of, row, i, j)
                 jax.lax.cond(every, whole, parts)
 
         @pl.when(flags & 2 != 0)
@@ -75,37 +76,20 @@ class ForwardKernel:
             refs["top"][...] = jnp.full(shape, HIDDEN, jnp.float32)
             refs["total"][...] = jnp.zeros(shape, jnp.float32)
         refs["sum"][...] = jnp.zeros_like(refs["sum"])
-        for name, kept in (("q_segments_across", "ids"), ("q_positions_across", "places")):
-            if name in refs:
-                refs[kept][...] = jnp.broadcast_to(refs[name][...], (LANES, shape[0])).T
+        keep(refs, OF_QUERIES)
 
-    def _masking(self, refs: dict[str, Any], row: Any, i: Any, j: Any) -> Masking:
-        down, across = {}, {}
-        for what, kept in (("segments", "ids"), ("positions", "places")):
-            if f"kv_{what}_across" in refs:
-                down[what], across[what] = refs[kept], refs[f"kv_{what}_across"]
-        return Masking(
-            tiles=self.tiles,
-            queries_down=True,
-            down=down,
-            across=across,
-            first_down=i * self.tiles.q.block,
-            first_across=j * self.tiles.kv.block,
-            prefix=refs["prefix"][row] if "prefix" in refs else None,
-        )
-
-    def _whole(self, refs: dict[str, Any]) -> None:
+    def _whole(self, refs: dict[str, Any], of: Block) -> None:
         q, kv = self.tiles.q.block, self.tiles.kv.block
         rows, keys = divisor(q, self.group[0]), divisor(kv, self.group[1])
         groups = [(r, k) for r in range(0, q, rows) for k in range(0, kv, keys)]
-        scores = self._scores(refs, *groups[0], rows, keys)
+        scores = self._scores(refs, of, *groups[0], rows, keys)
         for index, (r, k) in enumerate(groups):
             following = groups[index + 1] if index + 1 < len(groups) else None
-            ahead = None if following is None else self._scores(refs, *following, rows, keys)
-            self._attend(refs, scores, r, k)
+            ahead = None if following is None else self._scores(refs, of, *following, rows, keys)
+            self._attend(refs, of, scores, r, k)
             scores = ahead
 
-    def _parts(self, refs: dict[str, Any], masking: Masking, row: Any, i: Any, j: Any) -> None:
+    def _parts(self, refs: dict[str, Any], of: Block, row: Any, i: Any, j: Any) -> None:
         q, kv = self.tiles.q, self.tiles.kv
 
         def one(index: Any, carry: None) -> None:
@@ -115,18 +99,18 @@ class ForwardKernel:
             @pl.when(some)
             def visit() -> None:
                 first, key = pl.multiple_of(r * q.part, LANES), pl.multiple_of(k * kv.part, LANES)
-                scores = self._scores(refs, first, key, q.part, kv.part)
-                self._attend(refs, masking(scores, first, key), first, key)
+                scores = self._scores(refs, of, first, key, q.part, kv.part)
+                self._attend(refs, of, of.masking(scores, first, key), first, key)
 
             return carry
 
         jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
 
-    def _scores(self, refs: dict[str, Any], first: Any, key: Any, rows: int, keys: int) -> jax.Array:
+    def _scores(self, refs: dict[str, Any], of: Block, first: Any, key: Any, rows: int, keys: int) -> jax.Array:
         scores = product(refs["queries"][pl.ds(first, rows), :], refs["k"][pl.ds(key, keys), :], ROWS_BY_ROWS)
-        return self.base.capped(scores)[0]
+        return of.additions(self.base.capped(scores)[0], first, key)
 
-    def _attend(self, refs: dict[str, Any], scores: jax.Array, first: Any, key: Any) -> None:
+    def _attend(self, refs: dict[str, Any], of: Block, scores: jax.Array, first: Any, key: Any) -> None:
         rows, keys = scores.shape
         queries = pl.ds(first, rows)
         pieces = [scores[:, lane : lane + LANES] for lane in range(0, keys, LANES)]
@@ -138,15 +122,18 @@ class ForwardKernel:
         refs["total"][queries, :] = refs["total"][queries, :] * shrunk + functools.reduce(jnp.add, weights)
         refs["top"][queries, :] = top
         v = refs["v"][pl.ds(key, keys), :]
-        weighed = product(jnp.concatenate(weights, axis=1).astype(v.dtype), v, ROWS_BY_COLUMNS)
+        if self.problem.has_kv_lengths:
+            v = of.masking.existing(v, key)
+        kept = of.dropping(jnp.concatenate(weights, axis=1), first, key)
+        weighed = product(kept.astype(v.dtype), v, ROWS_BY_COLUMNS)
         refs["sum"][queries, :] = refs["sum"][queries, :] * widened(shrunk, weighed.shape[1]) + weighed
 
     def _finish(self, refs: dict[str, Any]) -> None:
         top = refs["top"][...]
         total = jnp.broadcast_to(jnp.sum(refs["total"][...], axis=1, keepdims=True), top.shape)
-        sees = top > HIDDEN / 2
+        sees = top > HIDDEN
         # A query that sees nothing has summed as many ones as it has hidden keys.
-        share = jnp.where(sees, 1.0 / total, 0.0)
+        share = jnp.where(sees, 1.0 / (total * (1.0 - self.problem.dropout_rate)), 0.0)
         out = refs["sum"][...]
         refs["out"][...] = (out * widened(share, out.shape[1])).astype(refs["out"].dtype)
         lse = jnp.where(sees, (top + jnp.log2(total)) * self.base.to_natural, -jnp.inf)
@@ -167,10 +154,9 @@ def forward_call(
     steps = scalars["q"].shape[0]
     windows = Windows(tiles, tuple(scalars), steps, problem.group_size, loaded="kv")
     rows, wide = tiles.q.block, problem.v_head_dim
-    kept = [("q_segments_across", jnp.int32), ("q_positions_across", jnp.int32)]
     scratch = [pltpu.VMEM((rows, LANES), jnp.float32)] * 2
     scratch.append(pltpu.VMEM((rows, wide), jnp.float32))
-    scratch += [pltpu.VMEM((rows if name in arrays else 8, LANES), dtype) for name, dtype in kept]
+    scratch += kept_shapes(OF_QUERIES, body.operands, rows)
     out_shape = (
         jax.ShapeDtypeStruct((problem.batch, heads, tiles.q.padded, wide), jnp.dtype(problem.dtype)),
         jax.ShapeDtypeStruct((problem.batch, heads, 1, tiles.q.padded), jnp.float32),

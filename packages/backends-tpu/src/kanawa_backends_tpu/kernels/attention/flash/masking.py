@@ -1,4 +1,4 @@
-"""A mask on scores inside a kernel, 128 lanes at a time, in either orientation."""
+"""What scores of a block are of, and what the mask hides of them, 128 lanes at a time, in either orientation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from kanawa.kernels.masks import MaskSpec
 
-from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles
-from kanawa_backends_tpu.kernels.attention.flash.visibility import both, visible
+from kanawa_backends_tpu.kernels.attention.flash.visibility import Pairs, both, visible
 
 LANES = 128
 #: A score that the mask hides: finite, so that the difference of two of them is none to worry about.
@@ -16,24 +17,60 @@ HIDDEN = -0.7 * 3.4028235e38
 
 
 @dataclass(frozen=True)
-class Masking:
-    """Hides scores of a block.
+class Places:
+    """Where the queries and keys of a block are.
 
     Attributes:
         queries_down: queries lie along sublanes and keys along lanes, as the forward kernel has them; or the reverse.
         down, across: references to positions and segment ids: [n, 128], equal along lanes, of what lies along
             sublanes, and [1, n] of the other, by "positions" and "segments", if they are operands.
         first_down, first_across: index of the block's first query or key.
-        prefix: the row's prefix length, if the mask has one.
     """
 
-    tiles: Tiles
     queries_down: bool
     down: Mapping[str, Any]
     across: Mapping[str, Any]
     first_down: Any
     first_across: Any
+
+    def indices(self, rows: int, start_down: Any, start_across: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns which query and which key of their rows, int32 [rows, 128], scores that start there are of."""
+        along = jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) + (self.first_down + start_down)
+        lane = jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 1) + (self.first_across + start_across)
+        return self._ordered(along, lane)
+
+    def positions(self, rows: int, start_down: Any, start_across: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the positions of queries and keys, int32, [rows, 128] or [1, 128]."""
+        given = self._given("positions", rows, start_down, start_across)
+        return self.indices(rows, start_down, start_across) if given is None else given
+
+    def segments(self, rows: int, start_down: Any, start_across: Any) -> tuple[Any, Any]:
+        """Returns the segment ids of queries and keys; (None, None) where there are none."""
+        return self._given("segments", rows, start_down, start_across) or (None, None)
+
+    def _given(self, what: str, rows: int, start_down: Any, start_across: Any) -> tuple[jax.Array, jax.Array] | None:
+        if what not in self.down:
+            return None
+        down, across = pl.ds(start_down, rows), pl.ds(start_across, LANES)
+        return self._ordered(self.down[what][down, :], self.across[what][:, across])
+
+    def _ordered(self, along: jax.Array, lane: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return (along, lane) if self.queries_down else (lane, along)
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Hides scores of a block.
+
+    Attributes:
+        prefix: the row's prefix length, if the mask has one.
+        end: how many keys the row has; None where the block holds no more.
+    """
+
+    mask: MaskSpec
+    places: Places
     prefix: Any
+    end: Any
 
     def __call__(self, scores: jax.Array, start_down: Any, start_across: Any) -> jax.Array:
         """Returns scores [n, m] of a part of the block that starts there, what is hidden being `HIDDEN`."""
@@ -45,25 +82,15 @@ class Masking:
             pieces.append(piece if seen is None else jnp.where(seen, piece, HIDDEN))
         return jnp.concatenate(pieces, axis=1)
 
-    def _visible(self, rows: int, start_down: Any, start_across: Any) -> jax.Array | None:
-        from jax.experimental import pallas as pl
+    def existing(self, v: jax.Array, start: Any) -> jax.Array:
+        """Returns values [n, D] of the block's keys from `start` on, zero behind the row's end; keys lie across.
 
-        down, across = pl.ds(start_down, rows), pl.ds(start_across, LANES)
+        They are weighed with zero, and zero times a NaN that was left in a cache is NaN.
+        """
+        key = jax.lax.broadcasted_iota(jnp.int32, v.shape, 0) + (self.places.first_across + start)
+        # In fp32: the vector units of v5e and older select no 16-bit numbers.
+        return jnp.where(key < self.end, v.astype(jnp.float32), 0.0).astype(v.dtype)
 
-        def indices() -> tuple[jax.Array, jax.Array]:
-            along = jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) + (self.first_down + start_down)
-            lane = jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 1) + (self.first_across + start_across)
-            return along, lane
-
-        if "positions" in self.down:
-            pair = self.down["positions"][down, :], self.across["positions"][:, across]
-        else:
-            pair = indices()
-        q, k = pair if self.queries_down else pair[::-1]
-        seen = visible(self.tiles.mask, q, k, self.prefix)
-        if "segments" in self.down:
-            seen = both(seen, self.down["segments"][down, :] == self.across["segments"][:, across])
-        kv = self.tiles.kv
-        if kv.padded != kv.length:
-            seen = both(seen, indices()[1 if self.queries_down else 0] < kv.length)
-        return seen
+    def _visible(self, *at: Any) -> jax.Array | None:
+        seen = visible(self.mask, Pairs(*self.places.positions(*at), *self.places.segments(*at), self.prefix))
+        return seen if self.end is None else both(seen, self.places.indices(*at)[1] < self.end)

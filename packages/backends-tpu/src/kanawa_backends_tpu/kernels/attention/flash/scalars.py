@@ -1,21 +1,24 @@
 """What a kernel knows before it loads anything: which blocks a step is of, and what their mask leaves.
 
 Prefetched to scalar memory. Where segments, positions or prefixes are operands, so are the least and greatest of each
-block and part: a step whose blocks share nothing loads nothing and computes nothing.
+block and part, and of a predicate whether it allows some or all pairs of two parts: a step whose blocks share nothing
+loads nothing and computes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from kanawa.kernels.attention import operands as given_operands
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.masks import MaskSpec
 from kanawa.kernels.operation import Operands
 
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Steps, Tiles
-from kanawa_backends_tpu.kernels.attention.flash.visibility import Range, reach, same_segment
+from kanawa_backends_tpu.kernels.attention.flash.visibility import Range, Ranges, predicates_of, reach
 
 #: Segment ids of padding: unlike each other, and unlike any that a caller may give.
 _NO_QUERY, _NO_KEY = -(2**31) + 1, -(2**31)
@@ -34,24 +37,17 @@ class Vectors:
 def vectors(problem: AttentionProblem, operands: Operands, tiles: Tiles) -> Vectors:
     """Returns the operands that the mask compares, one row a row of the batch."""
 
-    def rows(name: str, side: Side, padding: int | None) -> jax.Array:
-        x = jnp.broadcast_to(operands[name].astype(jnp.int32), (problem.batch, side.length))
+    def rows(x: jax.Array, side: Side, padding: int | None) -> jax.Array:
+        x = jnp.broadcast_to(x.astype(jnp.int32), (problem.batch, side.length))
         widths = ((0, 0), (0, side.padded - side.length))
         return jnp.pad(x, widths, mode="edge") if padding is None else jnp.pad(x, widths, constant_values=padding)
 
-    def positions(name: str, side: Side) -> jax.Array | None:
-        if tiles.known:
-            return None
-        if name in operands:
-            return rows(name, side, None)
-        return jnp.broadcast_to(jnp.arange(side.padded, dtype=jnp.int32), (problem.batch, side.padded))
-
-    segments = problem.has_segments
+    segments, moved = problem.has_segments, not tiles.known
     return Vectors(
-        q_positions=positions("q_positions", tiles.q),
-        kv_positions=positions("kv_positions", tiles.kv),
-        q_segments=rows("q_segment_ids", tiles.q, _NO_QUERY) if segments else None,
-        kv_segments=rows("kv_segment_ids", tiles.kv, _NO_KEY) if segments else None,
+        q_positions=rows(given_operands.q_positions(problem, operands), tiles.q, None) if moved else None,
+        kv_positions=rows(given_operands.kv_positions(problem, operands), tiles.kv, None) if moved else None,
+        q_segments=rows(operands["q_segment_ids"], tiles.q, _NO_QUERY) if segments else None,
+        kv_segments=rows(operands["kv_segment_ids"], tiles.kv, _NO_KEY) if segments else None,
     )
 
 
@@ -65,16 +61,51 @@ def tables(
         "flags": jnp.asarray(steps.flags()),
         "queries_done": jnp.asarray(steps.queries_done()),
     }
-    if problem.mask.prefix:
-        result["prefix"] = operands["prefix_lengths"].astype(jnp.int32)
+    for name, operand in (("prefix", "prefix_lengths"), ("lengths", "kv_lengths")):
+        if operand in operands:
+            result[name] = operands[operand].astype(jnp.int32)
     for name, x in vars(given).items():
         if x is not None:
             side = tiles.q if name.startswith("q_") else tiles.kv
             result[name] = _limits(x, side.block)
             result[f"{name}_of_parts"] = _limits(x, side.part)
-    if "prefix" in result or "q_positions" in result or "q_segments" in result:
+    for name in predicates_of(problem.mask):
+        result[f"pairs_{name}"], result[f"pairs_{name}_of_parts"] = _pairs(name, given, tiles)
+    if has_data(problem, tiles):
         result["fetched"] = _fetched(result, tiles, steps, problem.batch, queries_first)
     return result
+
+
+def has_data(problem: AttentionProblem, tiles: Tiles) -> bool:
+    """Returns whether a table says which blocks meet beyond what is known when compiling."""
+    mask = problem.mask
+    return bool(not tiles.known or mask.needs_prefix or mask.needs_segments or predicates_of(mask))
+
+
+def rows_of_pairs(problem: AttentionProblem, tiles: Tiles) -> int:
+    """Returns how many rows a predicate's tables have: one for all rows where their positions are alike."""
+    return 1 if tiles.known else problem.batch
+
+
+def _pairs(name: str, given: Vectors, tiles: Tiles) -> tuple[jax.Array, jax.Array]:
+    """Returns 1 where a predicate allows some pairs, plus 2 where all: of blocks and of parts, flat int32."""
+    at = [
+        jnp.arange(side.padded, dtype=jnp.int32)[None] if x is None else x
+        for side, x in ((tiles.q, given.q_positions), (tiles.kv, given.kv_positions))
+    ]
+    q, kv = tiles.q, tiles.kv
+    # Evaluated for every pair; XLA fuses it with what sums it up, so that no pair is stored.
+    allowed = jnp.broadcast_to(MaskSpec(predicates=(name,)).allowed(*at), (at[0].shape[0], q.padded, kv.padded))
+    split = allowed.reshape(-1, q.blocks * q.parts, q.part, kv.blocks * kv.parts, kv.part)
+    some, every = jnp.any(split, axis=(2, 4)), jnp.all(split, axis=(2, 4))
+
+    def whole(x: jax.Array, reduced: Callable[..., jax.Array]) -> jax.Array:
+        return reduced(x.reshape(-1, q.blocks, q.parts, kv.blocks, kv.parts), axis=(2, 4))
+
+    def flat(some: jax.Array, every: jax.Array) -> jax.Array:
+        return (some.astype(jnp.int32) + 2 * every.astype(jnp.int32)).reshape(-1)
+
+    return flat(whole(some, jnp.any), whole(every, jnp.all)), flat(some, every)
 
 
 def _limits(x: jax.Array, size: int) -> jax.Array:
@@ -87,6 +118,8 @@ def _fetched(result: Mapping[str, jax.Array], tiles: Tiles, steps: Steps, batch:
     """Returns which block each row's step loads, [B * steps]: the one loaded before where it needs none."""
     row = jnp.arange(batch, dtype=jnp.int32)[:, None]
     some, _ = reach_of_blocks(result, tiles, batch, row, steps.q[None], steps.kv[None])
+    # Where only a predicate decides, all rows are alike.
+    some = jnp.broadcast_to(some, (batch, len(steps)))
     step = np.arange(len(steps), dtype=np.int32)
     latest = jax.lax.cummax(jnp.where(some, step, -1), axis=1)
     # Before the first step that needs one: its own, so that it is there by then.
@@ -116,16 +149,35 @@ def reach_of_blocks(
         first = block * side.block + (0 if parts is None else part * side.part)
         return first, first + size - 1
 
+    def pairs(name: str) -> tuple[Any, Any]:
+        table = scalars[f"pairs_{name}" if parts is None else f"pairs_{name}_of_parts"]
+        q, kv = (i, j) if parts is None else (i * tiles.q.parts + parts[0], j * tiles.kv.parts + parts[1])
+        counts = [side.blocks if parts is None else side.blocks * side.parts for side in (tiles.q, tiles.kv)]
+        first = 0 if tiles.known else row * (counts[0] * counts[1])
+        flags = table[first + q * counts[1] + kv]
+        return flags & 1 != 0, flags & 2 != 0
+
     q_part, kv_part = parts or (0, 0)
-    prefix = scalars["prefix"][row] if "prefix" in scalars else None
-    q = positions("q_positions", tiles.q, i, q_part)
-    k = positions("kv_positions", tiles.kv, j, kv_part)
-    some, every = reach(tiles.mask, q, k, prefix)
-    if "q_segments" in scalars:
-        alike = same_segment(limits("q_segments", tiles.q, i, q_part), limits("kv_segments", tiles.kv, j, kv_part))
-        some, every = some & alike[0], every & alike[1]
-    if tiles.kv.padded != tiles.kv.length:
+    segments = "q_segments" in scalars
+    at = Ranges(
+        q=positions("q_positions", tiles.q, i, q_part),
+        k=positions("kv_positions", tiles.kv, j, kv_part),
+        q_segments=limits("q_segments", tiles.q, i, q_part) if segments else None,
+        k_segments=limits("kv_segments", tiles.kv, j, kv_part) if segments else None,
+        prefix=scalars["prefix"][row] if "prefix" in scalars else None,
+        predicates={name: pairs(name) for name in predicates_of(tiles.mask)},
+    )
+    some, every = reach(tiles.mask, at)
+    end = row_end(scalars, tiles, row)
+    if end is not None:
         size = tiles.kv.block if parts is None else tiles.kv.part
         first = j * tiles.kv.block + (0 if parts is None else kv_part * tiles.kv.part)
-        some, every = some & (first < tiles.kv.length), every & (first + size <= tiles.kv.length)
+        some, every = some & (first < end), every & (first + size <= end)
     return some, every
+
+
+def row_end(scalars: Mapping[str, Any], tiles: Tiles, row: Any) -> Any:
+    """Returns how many keys a row has; None where its blocks hold no more."""
+    if "lengths" in scalars:
+        return scalars["lengths"][row]
+    return None if tiles.kv.padded == tiles.kv.length else tiles.kv.length

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from kanawa.kernels.masks import MaskSpec
 
-from kanawa_backends_tpu.kernels.attention.flash.visibility import reach
+from kanawa_backends_tpu.kernels.attention.flash.visibility import Ranges, predicates_of, reach
 
 _LANES = 128
 #: What a step of the grid costs beside its matmuls, in queries or keys of a block: small blocks pay it more often.
@@ -69,21 +69,22 @@ class Tiles:
     def has_cut_blocks(self) -> bool:
         """True where the mask, padding or operands may hide a part of a block."""
         some, every = self._reach()
-        dynamic = not self.known or self.mask.segments or self.mask.prefix
+        mask = self.mask
+        dynamic = not self.known or mask.needs_segments or mask.needs_prefix or predicates_of(mask)
         # A block that sees, or is seen by, nothing is visited all the same (`steps`), and all of it is hidden.
         alone = not (some.any(axis=0).all() and some.any(axis=1).all())
-        return dynamic or alone or self.kv.padded != self.kv.length or bool((some & ~every).any())
+        return bool(dynamic) or alone or self.kv.padded != self.kv.length or bool((some & ~every).any())
 
     def _reach(self) -> tuple[np.ndarray, np.ndarray]:
         shape = (self.q.blocks, self.kv.blocks)
-        if not self.known or self.mask.prefix:
+        if not self.known:
             return np.ones(shape, bool), np.zeros(shape, bool)
         first_q = np.arange(self.q.blocks)[:, None] * self.q.block
         first_k = np.arange(self.kv.blocks)[None, :] * self.kv.block
         # Positions that are padding aren't there: the last block ends where its side does.
         q = (first_q, np.minimum(first_q + self.q.block, self.q.length) - 1)
         k = (first_k, np.minimum(first_k + self.kv.block, self.kv.length) - 1)
-        some, every = reach(self.mask, q, k)
+        some, every = reach(self.mask, Ranges(q, k))
         return np.broadcast_to(some, shape), np.broadcast_to(every, shape)
 
     def steps(self, queries_first: bool) -> "Steps":

@@ -7,6 +7,10 @@ from jax.experimental import pallas as pl
 
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles
 
+#: Numbers of each query of each head, [B, H, 1, T].
+_OF_QUERIES = ("lse", "delta", "drop_first", "drop_second")
+_LANES = 128
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -37,20 +41,42 @@ class Windows:
 
     def operand(self, name: str, shape: tuple[int, ...], backward: bool) -> pl.BlockSpec:
         """Returns an operand's window, for the grid (batch, head, step) or (batch, key head, query head, step)."""
-        side = "q" if name in ("queries", "dout", "lse", "delta") or name.startswith("q_") else "kv"
-        size = (self.tiles.q if side == "q" else self.tiles.kv).block
+        if name.startswith("bias"):
+            return self._bias(name, shape, backward)
+        side = "q" if name in ("queries", "dout", *_OF_QUERIES) or name.startswith("q_") else "kv"
+        size = self._size(side)
 
         def at(*index: Any) -> tuple[Any, Any, Any]:
-            count = 4 if backward else 3
-            (row, *heads, step), scalars = index[:count], index[count:]
-            if backward:
-                head = heads[0] * self.group + heads[1] if side == "q" else heads[0]
-            else:
-                head = heads[0] if side == "q" else heads[0] // self.group
-            return row, head, self.block(side, row, step, scalars)
+            row, head, step, scalars = self._place(index, backward)
+            return row, head if side == "q" else head // self.group, self.block(side, row, step, scalars)
 
         if len(shape) == 3:  # Positions and segment ids, which all heads share.
             return pl.BlockSpec((None, 1, size), lambda *index: (at(*index)[0], 0, at(*index)[2]))
-        if name in ("lse", "delta"):
+        if name in _OF_QUERIES:
             return pl.BlockSpec((None, None, 1, size), lambda *index: (*at(*index)[:2], 0, at(*index)[2]))
         return pl.BlockSpec((None, None, size, shape[3]), lambda *index: (*at(*index), 0))
+
+    def _bias(self, name: str, shape: tuple[int, ...], backward: bool) -> pl.BlockSpec:
+        """Returns the window of a bias as `additions.bias_arrays` makes it."""
+        down, across = ("kv", "q") if backward else ("q", "kv")
+
+        def at(*index: Any) -> tuple[Any, Any, Any, Any]:
+            row, head, step, scalars = self._place(index, backward)
+            blocks = [self.block(side, row, step, scalars) for side in (down, across)]
+            place = row if shape[0] > 1 else 0, head if shape[1] > 1 else 0
+            return *place, 0 if name == "bias_across" else blocks[0], 0 if name == "bias_down" else blocks[1]
+
+        height = 1 if name == "bias_across" else self._size(down)
+        width = _LANES if name == "bias_down" else self._size(across)
+        return pl.BlockSpec((None, None, height, width), at)
+
+    def _place(self, index: tuple[Any, ...], backward: bool) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+        """Returns row, query head and step of an index of the grid, and the scalars behind it."""
+        if backward:
+            row, kv_head, member, step = index[:4]
+            return row, kv_head * self.group + member, step, index[4:]
+        row, head, step = index[:3]
+        return row, head, step, index[3:]
+
+    def _size(self, side: str) -> int:
+        return (self.tiles.q if side == "q" else self.tiles.kv).block

@@ -1,0 +1,87 @@
+"""What is added to the scores of a block after the cap, ALiBi and a dense bias, both to base 2."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from kanawa.kernels.attention.problem import AttentionProblem
+
+from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES, Places
+from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Tiles
+
+_TO_BASE_2 = 1 / math.log(2)
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Adds to scores of a block.
+
+    Attributes:
+        slope: the head's, to base 2; None without ALiBi.
+        biases: references to what `bias_arrays` made, by name.
+    """
+
+    places: Places
+    slope: Any
+    biases: Mapping[str, Any]
+
+    def __call__(self, scores: jax.Array, start_down: Any, start_across: Any) -> jax.Array:
+        """Returns scores [n, m] of a part of the block that starts there, with what they get."""
+        if self.slope is None and not self.biases:
+            return scores
+        rows, width = scores.shape
+        pieces = []
+        for lane in range(0, width, LANES):
+            piece, across = scores[:, lane : lane + LANES], start_across + lane
+            if self.slope is not None:
+                q, k = self.places.positions(rows, start_down, across)
+                piece = piece - self.slope * jnp.abs(q - k).astype(jnp.float32)
+            if self.biases:
+                added = self._bias(rows, start_down, across).astype(jnp.float32) * _TO_BASE_2
+                # A bias of -inf hides a key, as a mask does.
+                piece = jnp.maximum(piece + added, HIDDEN)
+            pieces.append(piece)
+        return jnp.concatenate(pieces, axis=1)
+
+    def _bias(self, rows: int, start_down: Any, start_across: Any) -> jax.Array:
+        down, across = pl.ds(start_down, rows), pl.ds(start_across, LANES)
+        if "bias_across" in self.biases:
+            return self.biases["bias_across"][:, across]
+        if "bias_down" in self.biases:
+            return self.biases["bias_down"][down, :]
+        return self.biases["bias"][down, across]
+
+
+def bias_arrays(problem: AttentionProblem, bias: jax.Array, tiles: Tiles, *, queries_down: bool) -> dict[str, Any]:
+    """Returns a bias as kernels take it, padded to whole blocks, under one name.
+
+    "bias": [b, h, down, across]; of keys or queries alone "bias_across": [b, h, 1, across], or "bias_down":
+    [b, h, down, 128], equal along lanes. b and h are 1 where all rows or heads share it.
+    """
+    bias = bias.astype(jnp.bfloat16 if bias.dtype == jnp.bfloat16 else jnp.float32)
+    sides = (tiles.q, tiles.kv) if queries_down else (tiles.kv, tiles.q)
+    lengths = (problem.q_length, problem.kv_length) if queries_down else (problem.kv_length, problem.q_length)
+    bias = bias if queries_down else bias.swapaxes(2, 3)
+    down, across = bias.shape[2:]
+    if down == 1:
+        # The same for all keys: one row of as many.
+        row = jnp.broadcast_to(bias, (*bias.shape[:3], lengths[1]))
+        return {"bias_across": _padded(row, 3, sides[1])}
+    if across == 1:
+        return {"bias_down": _padded(jnp.broadcast_to(bias, (*bias.shape[:3], LANES)), 2, sides[0])}
+    return {"bias": _padded(_padded(bias, 2, sides[0]), 3, sides[1])}
+
+
+def slopes(operands: Mapping[str, Any]) -> jax.Array:
+    """Returns ALiBi's slopes to base 2, fp32 [H]."""
+    return operands["alibi_slopes"].astype(jnp.float32) * _TO_BASE_2
+
+
+def _padded(x: jax.Array, axis: int, of: Side) -> jax.Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, of.padded - of.length)
+    return jnp.pad(x, widths)
