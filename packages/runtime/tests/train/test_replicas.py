@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.replica_check import ReplicaCheck, ReplicasDifferError
-from kanawa_runtime.train.replicas import Layouts, all_digests, differing, local_digests
+from kanawa_runtime.train.replicas import Layouts, all_digests, copied, differing, local_digests
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
 
@@ -23,7 +23,7 @@ def flipped(array, device_number, bit=12):
         part = np.array(shard.data)
         if shard.device == jax.devices()[device_number]:
             part.reshape(-1).view(np.uint32)[0] ^= 1 << bit
-        parts.append(jax.device_put(part, shard.device))
+        parts.append(jax.device_put(part, shard.data.sharding))
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
@@ -58,6 +58,19 @@ def test_without_a_majority_all_are_named():
     array = jax.device_put(jnp.arange(8.0), NamedSharding(pair, PartitionSpec()))
     layouts = Layouts.of([flipped(array, 1)])
     assert len(differing({0: ("a",), 1: ("b",)}, layouts)) == 2
+
+
+def test_state_that_is_kept_in_the_hosts_memory_is_compared_and_copied_there(arrays):
+    host = [jax.device_put(array, array.sharding.with_memory_kind("pinned_host")) for array in arrays]
+    host[0] = flipped(host[0], 5)
+    assert {shard.data.sharding.memory_kind for shard in host[0].addressable_shards} == {"pinned_host"}
+    assert odd(*host) == (jax.devices()[5].id,)
+    for array in (*host, *arrays):
+        again = copied(array)
+        assert again.sharding == array.sharding
+        for one, other in zip(again.addressable_shards, array.addressable_shards, strict=True):
+            assert one.data.unsafe_buffer_pointer() != other.data.unsafe_buffer_pointer()
+            np.testing.assert_array_equal(one.data, other.data)
 
 
 def check_of(results, every_steps=5):

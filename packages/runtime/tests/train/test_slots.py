@@ -10,6 +10,7 @@ import tiny_lm
 from kanawa.composition.experiment import compose
 from kanawa.contracts import Batch, Checkpointer, CheckpointSaveError, Loader, Restored, Service
 from kanawa.errors import ConfigError
+from kanawa_runtime.exit_codes import verdict
 from kanawa_runtime.services.tensorboard import TensorBoardLogger
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.events import read_events, step_records
@@ -133,10 +134,11 @@ def test_a_run_made_with_one_checkpointer_is_used_with_it(tmp_path):
     assert open_run(tmp_path / "run").step == 3
 
 
-def test_an_end_that_cannot_be_saved_is_an_error_and_not_exit_0(tmp_path):
+def test_an_end_that_cannot_be_saved_is_worth_another_start(tmp_path):
     cfg = config(checkpointer=PickleCheckpointer.Config(full_at=4))
-    with pytest.raises(CheckpointSaveError, match="the disk is full"):
+    with pytest.raises(CheckpointSaveError, match="the disk is full") as failed:
         run(cfg, tmp_path / "run", 4)
+    assert verdict(failed.value.exit_code) == "retry"
     assert read_events(tmp_path / "run" / "events.jsonl")[-1]["outcome"] == "failed"
 
 

@@ -18,6 +18,7 @@ from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.choose import checkpointer_for
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.goodput.ledger import Ledger
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.ahead import ReadAhead
@@ -139,6 +140,8 @@ class _Running:
                 kind = "rewound"
             if isinstance(error, CheckpointSaveError):
                 error.add_note(self._after_a_failed_save())
+                # Storage that refused this save may take the next one: from the newest checkpoint on, steps are lost.
+                error.exit_code = LOST
             if jax.process_count() > 1 and lost_peer(error) is not None:
                 kind = "peer_lost"
                 self._wait_a_little_for_the_save()

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from kanawa.errors import KanawaError
 
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.train.replicas import Layouts, all_digests, differing, local_digests
+from kanawa_runtime.train.replicas import Layouts, all_digests, copied, differing, local_digests
 
 #: `transient`: taken again, all agree; `persistent`: they differ again; `earlier`: they differed before the step.
 Kind = Literal["transient", "persistent", "earlier"]
@@ -47,7 +46,7 @@ class ReplicaCheck:
 
     def take(self, state: Any, batch: Any, step: int) -> Any:
         """Returns what the step gives for a state, which is donated; raises ReplicasDifferError."""
-        kept = jax.tree.map(jnp.copy, state)
+        kept = jax.tree.map(copied, state)
         after = self._program(state, batch)
         first = self._odd(after[0])
         if not first:

@@ -81,8 +81,27 @@ def differing(digests: Mapping[int, tuple[str, ...]], layouts: Layouts) -> tuple
     return tuple(sorted(odd))
 
 
+def copied(array: jax.Array) -> jax.Array:
+    """Returns the array again, in memory of its own of the same kind."""
+    if not _is_offloaded(array):
+        return jnp.copy(array)
+    # A program computes in a device's memory: what lies in the host's is copied there, part by part.
+    parts = [jax.device_put(shard.data, shard.data.sharding, may_alias=False) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
 def _part(array: jax.Array, device: jax.Device) -> jax.Array | None:
-    return next((shard.data for shard in array.addressable_shards if shard.device == device), None)
+    part = next((shard.data for shard in array.addressable_shards if shard.device == device), None)
+    if part is None or not _is_offloaded(part):
+        return part
+    # The device alone for a target means "where it is" to jax (as of 0.11), and then fails over the kind of memory.
+    own = jax.sharding.SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
+    return jax.device_put(part, own)
+
+
+def _is_offloaded(array: jax.Array) -> bool:
+    kind = array.sharding.memory_kind
+    return kind is not None and kind != next(iter(array.sharding.addressable_devices)).default_memory().kind
 
 
 @jax.jit
