@@ -1,8 +1,8 @@
 """What a run does for its records beside each step: events, ledger, watchdog, hooks; against a step of 20 ms.
 
-Run: `nox -s benchmarks -- step_services` or `python benchmarks/step_services.py [--steps 5000]`. Prints one JSON object;
-exit code 1 where it takes more than a hundredth of the step. Processor time of all threads of the process is what
-counts, since all of them take the interpreter's lock from the one that trains: so this can run beside other work.
+Run: `nox -s benchmarks -- step_services` or `python benchmarks/step_services.py [--steps 5000]`. Prints one JSON
+object; exit code 1 where it takes more than a hundredth of the step. Processor time of all threads of the process is
+what counts, since all of them take the interpreter's lock from the one that trains: this can run beside other work.
 """
 
 import argparse

@@ -41,8 +41,8 @@ class Watchdog(Service):
 
     class Config(Service.Config):
         step_seconds: Positive = 600.0
-        # A storage that refuses for a minute is tried again for as long: that is no hang of whoever reads from it, nor of
-        # the others of a gang, which wait for it in their step.
+        # A storage that refuses for a minute is tried again for as long: that is no hang of whoever reads from it, nor
+        # of the others of a gang, which wait for it in their step.
         least_seconds: Positive = 180.0
         section_seconds: Positive = 3600.0
         alone: bool = False
