@@ -1,6 +1,7 @@
 """The arrays every kind of key-value cache keeps: `keys`, and `values` unless they are part of the keys."""
 
 import jax
+import jax.numpy as jnp
 import kanawa as kn
 from kanawa.contracts import Cache
 
@@ -21,3 +22,19 @@ def layout(
 def kept_arrays(k: jax.Array, v: jax.Array | None) -> dict[str, jax.Array]:
     """Returns new keys and values under the names they are kept by."""
     return {"keys": k} if v is None else {"keys": k, "values": v}
+
+
+def apart(k: jax.Array, v: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    """Returns new keys and values [B, T, K, D] whose numbers can harm nobody but the tokens that see them.
+
+    Kernels weigh a hidden value with zero, and zero times NaN is NaN: in a pool, where pages change hands, one row's
+    NaN would reach whoever gets its page. Scores of hidden keys are replaced instead, so it is the key that becomes
+    NaN, and the value zero. Where keys serve as values too, such a token becomes as large as its dtype allows.
+    """
+    if not jnp.issubdtype(k.dtype, jnp.floating):
+        return k, v
+    if v is None:
+        finite = jnp.all(jnp.isfinite(k), axis=-1, keepdims=True)
+        return jnp.where(finite, k, jnp.finfo(k.dtype).max), None
+    finite = jnp.all(jnp.isfinite(v), axis=-1, keepdims=True)
+    return jnp.where(finite, k, jnp.nan), jnp.where(finite, v, jnp.zeros((), v.dtype))

@@ -212,9 +212,13 @@ def _merged(sums: _Sums, new: _Sums, row: jax.Array, real: jax.Array) -> _Sums:
         top = jnp.maximum(sums.top, jnp.max(owned, axis=0))
         share = jnp.exp(new.top - top[row])
         # A scatter adds chunk by chunk on one core; a product with a matrix of zeros and ones does all at once.
+        # Zero times NaN would be NaN in every row, so what isn't finite is left out of it and told to its own row.
         to_rows = owner.astype(jnp.float32).T
-        total = _dot(to_rows, new.total * share)
-        values = _dot(to_rows, new.values * share[..., None])
+        total, values = new.total * share, new.values * share[..., None]
+        finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(values), axis=-1)
+        broken = jnp.any(owner[:, :, None, None] & ~finite[:, None], axis=0)
+        total = jnp.where(broken, jnp.nan, _dot(to_rows, jnp.where(finite, total, 0.0)))
+        values = _dot(to_rows, jnp.where(finite[..., None], values, 0.0))
     kept = jnp.exp(sums.top - top)
     return _Sums(top, sums.total * kept + total, sums.values * kept[..., None] + values)
 

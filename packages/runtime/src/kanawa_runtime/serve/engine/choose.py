@@ -14,6 +14,8 @@ from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES
 
 #: Tokens in a block of `_draw`.
 _BLOCK = 128
+#: In place of a token: a row's logits aren't finite, or nothing may follow it.
+NOT_FINITE, NOTHING = -2, -3
 
 
 class Tables(NamedTuple):
@@ -29,6 +31,8 @@ class Chosen(NamedTuple):
 
     ids: Int[Array, " B"]
     details: Int[Array, "B details"]
+    #: The ids, or what is wrong with a row: NOT_FINITE or NOTHING.
+    told: Int[Array, " B"]
 
 
 def choose(
@@ -55,8 +59,15 @@ def choose(
         return jnp.where(rows.temperature > 0, _draw(scaled, rows.uniform), likeliest)
 
     ids = jax.lax.cond(asked(RANDOM), drawn, lambda _: likeliest, adjusted)
-    told = jax.lax.cond(asked(LOGPROBS), _told, _untold, logits, ids, jnp.zeros(num_logprobs))
-    return Chosen(ids, told)
+    details = jax.lax.cond(asked(LOGPROBS), _told, _untold, logits, ids, jnp.zeros(num_logprobs))
+    return Chosen(ids, details, or_fault(ids, adjusted, likeliest))
+
+
+def or_fault(ids: Int[Array, "*rows"], logits: Float[Array, "*rows V"], likeliest: Int[Array, "*rows"]) -> Array:
+    """Returns the ids; NOT_FINITE or NOTHING for rows that have no token to give."""
+    # The likeliest is where the first NaN is, if there is one.
+    best = jnp.take_along_axis(logits, likeliest[..., None], axis=-1)[..., 0]
+    return jnp.where(jnp.isfinite(best), ids, jnp.where(best == -jnp.inf, NOTHING, NOT_FINITE))
 
 
 def _adjusted(logits: Float[Array, "B V"], rows: Rows, tables: Tables) -> Float[Array, "B V"]:

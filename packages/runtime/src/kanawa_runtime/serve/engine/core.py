@@ -21,6 +21,7 @@ from kanawa_runtime.serve.adapters.bank import Bank
 from kanawa_runtime.serve.disaggregated.pages import Given
 from kanawa_runtime.serve.engine import prefix
 from kanawa_runtime.serve.engine.buckets import smallest_holding
+from kanawa_runtime.serve.engine.choose import NOT_FINITE, NOTHING
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, Request, TokenLogprobs
 from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, RANDOM, TABLES, UNIFORM
@@ -32,6 +33,11 @@ logger = logging.getLogger(__name__)
 
 #: Steps whose results are still to be looked at while the next one is sent.
 _DEPTH = 1
+#: What is told of a row that has no token to give.
+_FAULTS = {
+    NOT_FINITE: "the model's numbers are no longer finite for this request: what follows its text can't be said",
+    NOTHING: "no token may follow: the allowed tokens, the biases and the bad words exclude each other",
+}
 #: Deadlines of requests that have ended, before they are looked for.
 _FORGOTTEN = 64
 
@@ -247,7 +253,7 @@ class Core:
         for row, (sequence, _) in enumerate(sent.rows):
             if sequence.finished:
                 continue
-            gained = [token for token in ids[row] if token >= 0]
+            gained = [token for token in ids[row] if token != -1]
             sequence.pending -= 1
             # The pages behind hold what was guessed wrong, and is written over.
             sequence.computed += len(gained)
@@ -336,6 +342,11 @@ class Core:
         reason: FinishReason | None = None
         stop = error = None
         for token in ids:
+            if token in _FAULTS:
+                # Whoever comes with this prompt has it computed again: who knows what went wrong.
+                self.scheduler.distrust(sequence)
+                reason, error = "error", _FAULTS[token]
+                break
             if token in sequence.stops and len(tokens) - sequence.prompt_length >= sampling.min_tokens:
                 reason, stop = "stop", token
                 break

@@ -102,6 +102,10 @@ class PagePool:
         self._pages.clear()
         self._digests = [None] * self.total
 
+    def forget_page(self, page: int) -> None:
+        """Forgets what a used page holds; whoever shares it keeps it."""
+        self._forget(page)
+
     def _forget(self, page: int) -> None:
         digest, self._digests[page] = self._digests[page], None
         if digest is not None:

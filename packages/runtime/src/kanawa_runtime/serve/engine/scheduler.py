@@ -256,6 +256,11 @@ class Scheduler:
             self.pool.describe(sequence.pages[index], sequence.digests[index])
         sequence.described = full
 
+    def distrust(self, sequence: Sequence) -> None:
+        """Has nobody share the pages that a sequence filled, from now on."""
+        for page in sequence.pages:
+            self.pool.forget_page(page)
+
     def _digest(self, sequence: Sequence, tokens: int) -> None:
         """Names the content of the first full pages of a sequence, as far as it isn't yet."""
         size, digests = self.page_size, sequence.digests

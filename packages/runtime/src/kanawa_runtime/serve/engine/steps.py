@@ -9,7 +9,7 @@ import kanawa as kn
 from jaxtyping import Array, Bool, Float, Int
 from kanawa.contracts import CausalLM, Sequences
 
-from kanawa_runtime.serve.engine.choose import Tables, choose, tell
+from kanawa_runtime.serve.engine.choose import Tables, choose, or_fault, tell
 from kanawa_runtime.serve.engine.rows import Rows, unpacked
 
 
@@ -37,7 +37,8 @@ class Steps:
     ) -> tuple[Caches, Int[Array, "K B"], Float[Array, "B V"]]:
         """Feeds each row's last token, then the likeliest ones, `steps` times in all.
 
-        Returns the likeliest tokens, -1 where a row had stopped, and the last step's logits, for `sample`.
+        Returns the likeliest tokens, -1 where a row had stopped (or what `choose.or_fault` says), and the last step's
+        logits, for `sample`.
         """
         rows, count = unpacked(packed), packed.shape[0]
         ids = jnp.full((self._fused_steps, count), -1, jnp.int32)
@@ -53,8 +54,9 @@ class Steps:
             (logits, caches), _ = self._decode(params, model_state, last[:, None], sequences, caches)
             logits = self._only_known(logits[:, 0])
             chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            ids = ids.at[step].set(jnp.where(alive, chosen, -1))
-            alive = alive & ~jnp.any(chosen[:, None] == rows.stops, axis=1) & (step + 1 < rows.count)
+            told = or_fault(chosen, logits, chosen)
+            ids = ids.at[step].set(jnp.where(alive, told, -1))
+            alive = alive & ~jnp.any(told[:, None] == rows.stops, axis=1) & (told >= 0) & (step + 1 < rows.count)
             return step + 1, caches, chosen, alive, ids, logits
 
         _, caches, last, _, ids, logits = jax.lax.while_loop(going, body, carry)
@@ -96,7 +98,7 @@ class Steps:
         rows = unpacked(packed)
         chosen = choose(logits, rows, tables, flags, mask, num_logprobs=self.num_logprobs)
         counted = tables.counts.at[rows.slot, chosen.ids].add((rows.count > 0).astype(jnp.int32))
-        return last.at[rows.slot].set(chosen.ids), tables._replace(counts=counted), chosen.ids[None], chosen.details
+        return last.at[rows.slot].set(chosen.ids), tables._replace(counts=counted), chosen.told[None], chosen.details
 
     def _chunk(self, packed: Array, ids: Array) -> tuple[Rows, Sequences]:
         rows = unpacked(packed)
@@ -106,7 +108,8 @@ class Steps:
     def _after(self, logits: Array, rows: Rows, caches: Any, kept: Caches) -> tuple[Caches, Array, Array]:
         logits = self._only_known(logits)
         chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return Caches(caches, kept.last.at[rows.slot].set(chosen)), chosen[None], logits
+        told = or_fault(chosen, logits, chosen)
+        return Caches(caches, kept.last.at[rows.slot].set(chosen)), told[None], logits
 
     def _only_known(self, logits: Array) -> Array:
         return logits if self._known is None else jnp.where(self._known[None], logits, -jnp.inf)

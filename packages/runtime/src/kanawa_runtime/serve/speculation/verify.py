@@ -47,7 +47,8 @@ def verify(
     right = (chosen[:, :-1] == guesses) & (places[:, 1:] < rows.count[:, None])
     accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
     last = jnp.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
-    gained = jnp.where((places <= accepted[:, None]) & (rows.count > 0)[:, None], chosen, -1)
+    told = drawn.told.reshape(count, length)
+    gained = jnp.where((places <= accepted[:, None]) & (rows.count > 0)[:, None], told, -1)
     details = drawn.details.reshape(count, length, -1)
     return Caches(caches, kept.last.at[rows.slot].set(last)), gained.T, details
 
