@@ -1,8 +1,10 @@
 """Two engines, one that takes prompts in and one that goes on: the tokens of a single one, and no page left behind."""
 
 import contextlib
+import dataclasses
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -10,11 +12,16 @@ import time
 from pathlib import Path
 
 import jax
+import kanawa as kn
 import numpy as np
 import prefill_process
 import pytest
 from asking import ids_of, outputs_of
+from kanawa.arrays.tree import flatten_paths, map_paths, unflatten_paths
+from kanawa.composition.plain import adapter_factors
+from kanawa.contracts import StoredAdapter
 from kanawa.errors import UsageError
+from kanawa_layers.modifiers.adapters import LoRAModifier
 from kanawa_runtime.serve.disaggregated.connector import TcpConnector
 from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
 from kanawa_runtime.serve.disaggregated.messages import of_request
@@ -137,6 +144,7 @@ def asking(port, request, token=TOKEN):
     """Returns a wire on which a request has been sent, and its socket."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=20)
     wire = Wire(connection, token, listens=False, timeout=20)
+    wire.send({"hello": True})
     return connection, wire, of_request(request, 0)
 
 
@@ -147,6 +155,7 @@ from kanawa_runtime.serve.disaggregated.wire import Wire
 from kanawa_runtime.serve.engine.request import Request
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 wire = Wire(connection, sys.argv[2].encode(), listens=False, timeout=60)
+wire.send({"hello": True})
 wire.send({"layout": sys.argv[3], "request": of_request(Request(id="x", prompt_ids=tuple(range(20))), 0)})
 print(wire.receive()[0]["pages"], flush=True)
 time.sleep(600)
@@ -197,7 +206,7 @@ def test_who_does_not_know_the_token_gets_nothing_and_costs_nothing(engines, ser
 def test_rubbish_is_hung_up_on(engines, server, sent):
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         greeting = connection.recv(1000)
-        assert greeting.startswith(b"kanawa-pages-1\n")
+        assert greeting.startswith(b"kanawa-pages-2\n")
         connection.sendall(sent)
         # Closed before all was read, a connection is reset, and has no end left to shut.
         with contextlib.suppress(OSError):
@@ -295,3 +304,108 @@ def test_a_request_under_way_can_be_cancelled_and_ended(engines):
     assert not decode.drain(0.1)
     decode.cancel("0")
     assert outputs.get(timeout=20).request_id == "0"
+
+
+def holding(engine, name, tokens):
+    """Has an engine hold the pages of a prompt."""
+    outputs = queue.SimpleQueue()
+    prompt = tuple((7 * place + len(engine.held_pages())) % 50 for place in range(tokens))
+    request = Request(id=name, prompt_ids=prompt, sampling=SamplingParams(max_tokens=1, temperature=0.0))
+    engine.submit(request, outputs.put, keeps_pages=True)
+    assert outputs.get(timeout=60).finish_reason == "length"
+
+
+def test_an_engine_whose_pages_are_all_held_waits_without_working(engines):
+    engine, outputs = engines[0], queue.SimpleQueue()
+    for i in range(3):
+        holding(engine, f"held {i}", 49 + i % 2)
+    plans, plan = [], engine._core.scheduler.plan
+    engine._core.scheduler.plan = lambda **how: plans.append(how) or plan(**how)
+    try:
+        long = Request(id="waits", prompt_ids=tuple(range(40)), sampling=SamplingParams(max_tokens=2, temperature=0.0))
+        engine.submit(long, outputs.put)
+        late = Request(id="late", prompt_ids=tuple(range(40)), deadline=time.monotonic() + 0.5)
+        engine.submit(late, outputs.put)
+        ended = outputs.get(timeout=20)
+        assert (ended.request_id, ended.finish_reason) == ("late", "abort")
+        assert engine.stats()["num_requests_waiting"] == 1
+        assert len(plans) < 20
+    finally:
+        engine._core.scheduler.plan = plan
+        for name in engine.held_pages():
+            engine.release_pages(name)
+    last = outputs.get(timeout=20)
+    while last.finish_reason is None:
+        last = outputs.get(timeout=20)
+    assert last.finish_reason == "length"
+
+
+def test_more_connections_than_may_be_open_are_hung_up_on_and_slow_ones_too(engines):
+    server = PrefillServer(engines[0], TOKEN, at_once=3, hello_seconds=1.0)
+    try:
+        address = ("127.0.0.1", server.port)
+        silent = [socket.create_connection(address, timeout=20) for _ in range(3)]
+        assert all(connection.recv(100) for connection in silent)
+        with socket.create_connection(address, timeout=20) as more:
+            assert more.recv(100) == b""
+        assert server.turned_away == 1
+        # The request is answered all the same: by the engine that asked.
+        decode = decoding(engines, server.port)
+        assert answers(decode, asked(1)) == answers(engines[1], asked(1))
+        assert decode.stats()["kv_transfer_failures"] == 1
+        began = time.monotonic()
+        for byte in b"\0\0\0\x09\0\0\0\0":
+            # A byte at a time, which no wait for the next one would ever end.
+            with contextlib.suppress(OSError):
+                silent[0].sendall(bytes([byte]))
+            time.sleep(0.2)
+        with contextlib.suppress(ConnectionResetError):
+            assert [connection.recv(100) for connection in silent] == [b""] * 3
+        assert time.monotonic() - began < 15
+        assert answers(decode, asked(2)) == answers(engines[1], asked(2))
+        assert decode.stats()["kv_transfer_prompts"] == 2
+        # What has not proved the token may not send much either.
+        with socket.create_connection(address, timeout=20) as large:
+            large.recv(100)
+            large.sendall(struct.pack("!IQ", 2**20, 0) + b"x" * 100)
+            with contextlib.suppress(ConnectionResetError):
+                assert large.recv(100) == b""
+        for connection in silent:
+            connection.close()
+    finally:
+        server.stop()
+
+
+def adapter(seed):
+    """Returns an adapter of the model, changed by a seed."""
+    built = LoRAModifier.Config(rank=2, alpha=6.0, targets=("**.stack.**",)).build()(model()[0].config.clone()).build()
+    rng = np.random.default_rng(seed)
+    own = map_paths(lambda _, s: np.asarray(0.15 * rng.standard_normal(s.shape), np.float32), kn.param_specs(built))
+    own = {path: leaf for path, leaf in flatten_paths(own).items() if ".adapter." in path}
+    return StoredAdapter(adapter_factors(built, unflatten_paths(own)))
+
+
+def test_adapters_are_known_by_what_they_hold():
+    config = EngineConfig(**SIZES, adapter_slots=2, adapter_rank=2)
+    pair = [LLMEngine(*model(), config=config) for _ in range(2)]
+    for engine, (same, other) in zip(pair, [(1, 2), (1, 3)], strict=True):
+        engine.start()
+        engine.add_adapter("same", adapter(same))
+        engine.add_adapter("other", adapter(other))
+    server = PrefillServer(pair[0], TOKEN)
+    try:
+        decode = decoding(pair, server.port)
+        for name, transfers, failures in [("same", 3, 0), ("other", 3, 3), (None, 6, 3)]:
+            requests = [dataclasses.replace(request, adapter=name) for request in asked(3, temperature=0.0)]
+            assert answers(decode, requests) == answers(pair[1], requests)
+            stats = decode.stats()
+            assert (stats["kv_transfer_prompts"], stats["kv_transfer_failures"]) == (transfers, failures)
+        connection, wire, message = asking(server.port, asked(1)[0])
+        with connection:
+            wire.send({"layout": pair[1].pages_layout("other"), "request": {**message, "adapter": "other"}})
+            assert "in adapter 'other' the same numbers" in wire.receive()[0]["refused"]
+    finally:
+        server.stop()
+        for engine in pair:
+            engine.stop()
+            engine.check_pages()

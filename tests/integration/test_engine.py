@@ -363,28 +363,25 @@ def test_a_callback_that_raises_ends_its_own_request_alone(engine, caplog):
     assert engine.stats()["kv_cache_usage_perc"] == 0
 
 
-class Broken:
-    """A grammar with a defect."""
-
-    def allowed(self):
-        message = "a defect"
-        raise RuntimeError(message)
-
-
 def test_an_error_of_a_step_ends_every_request_and_says_so(engine, caplog):
     # The last test of this engine: it is dead after it.
     outputs = queue.SimpleQueue()
     long = SamplingParams(max_tokens=60, temperature=0.0)
     engine.submit(Request(id="0", prompt_ids=(1, 2), sampling=long), outputs.put)
-    broken = SamplingParams(temperature=0.0, grammar=Broken())
-    engine.submit(Request(id="1", prompt_ids=(1, 2), sampling=broken), outputs.put)
+    engine.submit(Request(id="1", prompt_ids=(1, 2), sampling=long), outputs.put)
+
+    def defect():
+        engine._programs.params = None
+
+    engine._between_steps(defect)
     ended = {}
     while len(ended) < 2:
         output = outputs.get(timeout=60)
         if output.finish_reason is not None:
             ended[output.request_id] = (output.finish_reason, output.error)
-    assert set(ended.values()) == {("error", "RuntimeError: a defect")}
-    with pytest.raises(EngineStoppedError, match="ended with an error: RuntimeError: a defect"):
+    ((reason, error),) = set(ended.values())
+    assert (reason, error.split(":")[0]) == ("error", "TypeError")
+    with pytest.raises(EngineStoppedError, match="ended with an error: TypeError"):
         engine.submit(Request(id="2", prompt_ids=(1, 2)), outputs.put)
     assert "the engine ended with an error" in caplog.text
     assert not engine.is_alive

@@ -1,6 +1,7 @@
 """Numbers that aren't finite in one request: it ends with an error, and nobody else gets a different token."""
 
 import queue
+import threading
 
 import jax
 import kanawa as kn
@@ -45,8 +46,9 @@ def serve(kind, compute="float32", **changes):
     params = {**params, "embedding": {**params["embedding"], "weight": jax.numpy.asarray(table)}}
     known = np.arange(VOCAB) != EVIL
     config = EngineConfig(
-        max_sequences=4, max_length=48, page_size=4, prefill_tokens=16, num_pages=30, batch_sizes=(4,), prefill_sizes=(16,),
-        page_widths=(12,), max_logprobs=0, prompt_logprobs=False, **{"max_batched_tokens": 24, **changes},
+        max_sequences=4, max_length=48, page_size=4, prefill_tokens=16, num_pages=30, batch_sizes=(4,),
+        prefill_sizes=(16,), page_widths=(12,), max_logprobs=0, prompt_logprobs=False,
+        **{"max_batched_tokens": 24, **changes},
     )  # fmt: skip
     state = kn.initial_state(model, jax.random.key(0))
     engine = LLMEngine(model, params, state, environment, config, known)
@@ -73,7 +75,8 @@ def good(count=10):
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(0, EVIL, int(rng.integers(1, 30))).tolist()) for _ in range(count)]
     warm = [SamplingParams(max_tokens=8, temperature=float(i % 3 == 2), seed=i) for i in range(count)]
-    return [Request(id=f"good {i}", prompt_ids=p, sampling=s) for i, (p, s) in enumerate(zip(prompts, warm, strict=True))]
+    both = enumerate(zip(prompts, warm, strict=True))
+    return [Request(id=f"good {i}", prompt_ids=prompt, sampling=sampling) for i, (prompt, sampling) in both]
 
 
 def evil(count=10):
@@ -115,3 +118,79 @@ def test_what_is_not_finite_in_one_request_reaches_no_other(kind, changes):
     finally:
         engine.stop()
     engine.check_pages()
+
+
+@pytest.fixture(scope="module")
+def engine():
+    built = serve("llama")
+    yield built
+    built.stop()
+    built.check_pages()
+
+
+class OnceOnly(tuple):
+    """Stop tokens that can be read while a request is checked, and never again."""
+
+    reads = 0
+
+    def __iter__(self):
+        OnceOnly.reads += 1
+        if threading.current_thread().name == "kanawa-engine":
+            message = "read on the engine's thread"
+            raise RuntimeError(message)
+        return super().__iter__()
+
+
+def test_a_request_that_cannot_be_taken_is_told_so_and_leaves_nothing(engine):
+    request = Request(id="odd", prompt_ids=(1, 2, 3), sampling=SamplingParams(stop_token_ids=OnceOnly((5,))))
+    for _ in range(2):
+        # The same id again: nothing of the first one is left.
+        told = answers(engine, [request, good(1)[0]])
+        assert told["odd"] == "the request couldn't be taken: read on the engine's thread"
+        assert len(told["good 0"]) == 8
+    stats = engine.stats()
+    assert (stats["kv_cache_usage_perc"], stats["num_requests_running"], stats["num_requests_waiting"]) == (0, 0, 0)
+
+
+class Broken:
+    """A stranger's grammar with a defect in one of its methods."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def allowed(self):
+        if self.where == "allowed":
+            raise ZeroDivisionError
+        return np.full(1, -1, np.int32) if self.where == "short" else np.full(2, -1, np.int32)
+
+    def accept(self, token_id):
+        raise ZeroDivisionError
+
+    def fork(self):
+        return self
+
+
+@pytest.mark.parametrize("where", ["allowed", "accept"])
+def test_a_strangers_grammar_that_raises_ends_its_own_request(engine, where):
+    request = Request(id="odd", prompt_ids=(1, 2, 3), sampling=SamplingParams(grammar=Broken(where)))
+    told = answers(engine, [request, good(1)[0]])
+    assert told["odd"].startswith("the grammar failed (ZeroDivisionError")
+    assert len(told["good 0"]) == 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"allowed_token_ids": (3, 4), "bad_words": ((3,), (4,))},
+        {"allowed_token_ids": (3,), "stop_token_ids": (3,), "min_tokens": 3},
+        {"allowed_token_ids": (3,), "bad_words": ((1, 3), (3, 3))},
+        {"allowed_token_ids": (EVIL,)},
+    ],
+    ids=str,
+)
+def test_a_row_that_may_give_no_token_ends_with_an_error_that_says_so(engine, temperature, asked):
+    sampling = SamplingParams(max_tokens=4, temperature=temperature, **asked)
+    told = answers(engine, [Request(id="none", prompt_ids=(2, 1), sampling=sampling), good(1)[0]])
+    assert str(told["none"]).startswith("no token may follow: "), told
+    assert len(told["good 0"]) == 8

@@ -47,16 +47,23 @@ class ScriptedEngine:
             raise self.fails
         self._thread.start()
 
+    def check_room(self):
+        with self._lock:
+            self._check_room()
+
+    def _check_room(self):
+        if self.broken:
+            raise EngineStoppedError(self.broken, 1.0)
+        if self._draining or len(self._queue) >= self.limits.max_queued:
+            message = f"{len(self._queue)} requests wait already, as many as may (max_queued)"
+            raise QueueFullError(message, 2.0)
+
     def submit(self, request, on_output):
         if len(request.prompt_ids) + request.sampling.max_tokens > self.limits.max_length:
             message = "too long for the engine"
             raise RequestError(message, "prompt")
         with self._lock:
-            if self.broken:
-                raise EngineStoppedError(self.broken, 1.0)
-            if self._draining or len(self._queue) >= self.limits.max_queued:
-                message = f"{len(self._queue)} requests wait already, as many as may (max_queued)"
-                raise QueueFullError(message, 2.0)
+            self._check_room()
             self._queue.append(Running(request, on_output))
             self._lock.notify()
 

@@ -5,12 +5,18 @@ import json
 import random
 import resource
 import socket
+import threading
 import time
 
+import httpx2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from kanawa_runtime.serve.http.long_json import json_bytes
+from kanawa_runtime.serve.structured.grammars import Grammars
 
-from .running_server import running_server, wait_for
+from .running_server import BYTES, model_of, running_server, wait_for
 from .scripted_engine import ScriptedEngine
 
 
@@ -202,3 +208,114 @@ def test_time_is_limited():
         assert choice["text"].startswith("abab")
         engine.submit(Request(id="endless", prompt_ids=(1,), sampling=SamplingParams(max_tokens=500)), lambda _: None)
         assert running.refused(503, prompt="a")["code"] == "deadline_exceeded"
+
+
+class SlowGrammars:
+    """Compiles as the real ones do, but for an expression that takes as long as a test wants."""
+
+    def __init__(self):
+        self.real, self.begun, self.go_on = Grammars(BYTES, 320), [], threading.Event()
+
+    def compile(self, kind, spec=None, *, field=None):
+        if spec == "slow":
+            self.begun.append(time.monotonic())
+            assert self.go_on.wait(60)
+        return self.real.compile(kind, spec, field=field)
+
+
+def structured(server, regex):
+    return server.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "structured_outputs": {"regex": regex}})
+
+
+def test_slow_grammars_hold_nobody_up_and_are_bounded():
+    grammars, engine = SlowGrammars(), ScriptedEngine()
+    model = model_of(engine, grammars=grammars)
+    with running_server(model=model, max_slow_grammars=3, grammar_seconds=30.0) as running:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            slow = [pool.submit(structured, running, "slow") for _ in range(3)]
+            wait_for(lambda: len(grammars.begun) == 3, 20)
+            began = time.monotonic()
+            # More than the threads that compile, and each of them has a slow one by now.
+            assert running.complete(prompt="ab", max_tokens=2)["choices"][0]["text"] == "ab"
+            wait_for(lambda: structured(running, "(a|b)+").status_code == 503, 20)
+            refused = structured(running, "(a|b)+").json()["error"]
+            assert (refused["code"], "max_slow_grammars" in refused["message"]) == ("grammars_busy", True)
+            assert time.monotonic() - began < 25
+            grammars.go_on.set()
+            assert [done.result().status_code for done in slow] == [200] * 3
+        wait_for(lambda: structured(running, "(a|b)+").status_code == 200, 20)
+
+
+def test_quick_grammars_pass_slow_ones():
+    grammars = SlowGrammars()
+    model = model_of(ScriptedEngine(), grammars=grammars)
+    with running_server(model=model, worker_threads=1, grammar_seconds=1.0) as running:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            slow = pool.submit(structured, running, "slow")
+            wait_for(lambda: grammars.begun, 20)
+            assert structured(running, "(a|b)+").status_code == 200
+            assert slow.result().status_code == 422
+            assert "longer than 1 s to compile" in slow.result().json()["error"]["message"]
+        grammars.go_on.set()
+
+
+def test_a_full_queue_refuses_before_it_reads(slow):
+    def submit(count):
+        for _ in range(count):
+            request = Request(id=f"{time.monotonic_ns()}", prompt_ids=(97,), sampling=SamplingParams(max_tokens=400))
+            slow.engine.submit(request, lambda _: None)
+
+    submit(8)
+    # Two seconds of work for all places; what comes now waits.
+    wait_for(lambda: slow.engine.stats()["num_requests_running"] == 8)
+    submit(8)
+    # Not even JSON: with a full queue nothing is made of a body.
+    answer = slow.http.post("/v1/completions", content=b"{", headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert slow.http.post("/tokenize", json={"prompt": "ab"}).status_code == 200
+
+
+def test_long_answers_do_not_hold_the_loop_up():
+    with running_server(ScriptedEngine(max_length=200_000), max_body_bytes=2**22) as running:
+        gaps, ended = [], threading.Event()
+
+        def look():
+            with httpx2.Client(base_url=running.url, timeout=30) as client:
+                while not ended.is_set():
+                    began = time.monotonic()
+                    client.get("/health")
+                    gaps.append(time.monotonic() - began)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        prompt, began = [97 + i % 20 for i in range(100_000)], time.monotonic()
+        answer = running.complete(prompt=prompt, max_tokens=1, prompt_logprobs=5, echo=True, return_token_ids=True)
+        took = time.monotonic() - began
+        ended.set()
+        looking.join()
+    (choice,) = answer["choices"]
+    assert len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"]) == 100_000
+    assert choice["prompt_logprobs"][7]["104"]["rank"] == 1
+    # Made and written on the loop, it would have been the longest wait of them all.
+    assert max(gaps) < took / 4
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.lists(st.integers(), min_size=250, max_size=530)
+            | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+)
+@settings(deadline=None, max_examples=50)
+def test_json_in_slices_is_json(content):
+    assert json_bytes(content) == json.dumps(content, separators=(",", ":")).encode()

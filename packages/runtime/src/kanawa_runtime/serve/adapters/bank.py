@@ -1,6 +1,7 @@
 """A model with room for adapters, and the table of who sits where."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,13 @@ from kanawa_runtime.serve.engine.errors import RequestError
 
 
 @dataclasses.dataclass
-class _Seat:
+class Seat:
     """A slot in use: `users` are the sequences that run with it; a removed one is free when they have ended."""
 
     slot: int
     salt: str
+    #: Tells what it holds from what others hold, in any process.
+    digest: bytes
     users: int = 0
     is_removed: bool = False
 
@@ -44,8 +47,8 @@ class Bank:
         self._arrays = {
             path: np.zeros(spec.shape, spec.dtype) for path, spec in self._specs.items() if path.startswith(prefixes)
         }
-        self._seats: dict[str, _Seat] = {}
-        self._leaving: list[_Seat] = []
+        self._seats: dict[str, Seat] = {}
+        self._leaving: list[Seat] = []
         self._free = list(range(slots, 0, -1))
         self._generations = 0
         self.slots, self.rank = slots, rank
@@ -55,7 +58,7 @@ class Bank:
         """Those that requests may name."""
         return tuple(self._seats)
 
-    def seat_of(self, name: str) -> "_Seat":
+    def seat_of(self, name: str) -> "Seat":
         """Returns where an adapter sits; raises RequestError for an unknown name."""
         seat = self._seats.get(name)
         if seat is None:
@@ -64,13 +67,13 @@ class Bank:
             raise RequestError(message, "adapter")
         return seat
 
-    def take(self, name: str) -> tuple[int, str, "_Seat"]:
+    def take(self, name: str) -> tuple[int, str, "Seat"]:
         """Returns slot, salt and seat for one more sequence; give the seat back with `leave`."""
         seat = self.seat_of(name)
         seat.users += 1
         return seat.slot, seat.salt, seat
 
-    def leave(self, seat: "_Seat") -> None:
+    def leave(self, seat: "Seat") -> None:
         """Counts one sequence less."""
         seat.users -= 1
         if seat.is_removed and not seat.users:
@@ -96,6 +99,10 @@ class Bank:
                 if np.delete(factor.shape, rank_axis).tolist() != expected:
                     message = f"adapter {name!r} was made for other weights: {path} has shape {list(factor.shape)}"
                     raise UsageError(message)
+                if not np.isfinite(np.asarray(factor, np.float32)).all():
+                    # All adapters' products are of one matrix: zero times NaN would be NaN for who uses another one.
+                    message = f"adapter {name!r} holds numbers that aren't finite, in lora_{half} of {path}"
+                    raise UsageError(message)
 
     def add(self, name: str, adapter: StoredAdapter) -> None:
         """Puts an adapter in a free slot; raises UsageError where there is none, or the name is taken."""
@@ -110,7 +117,7 @@ class Bank:
         self._write(slot, adapter)
         self._generations += 1
         # Not the name alone: pages that an earlier adapter of this name wrote hold another one's keys.
-        self._seats[name] = _Seat(slot, f"{self._generations}:{name}")
+        self._seats[name] = Seat(slot, f"{self._generations}:{name}", _digest(adapter))
 
     def remove(self, name: str) -> None:
         """Takes a name away; sequences that run with it go on, and their slot is free when they have ended."""
@@ -141,6 +148,17 @@ class Bank:
     def replaced(self, unstacked: Any) -> Any:
         """Returns unstacked parameters with the banks' arrays put in place of those there, on their devices."""
         return _laid_over(unstacked, self.model.unstacked(unflatten_paths(self._arrays)))
+
+
+def _digest(adapter: StoredAdapter) -> bytes:
+    """Returns a digest of every number of an adapter and where it goes; its name is no part of it."""
+    digest = hashlib.sha256()
+    for path, factors in sorted(adapter.factors.items()):
+        for factor in factors:
+            array = np.ascontiguousarray(factor)
+            digest.update(f"{path} {array.dtype} {array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8))
+    return digest.digest()
 
 
 def _slot_arrays(bank: AdapterBank, depth: int, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:

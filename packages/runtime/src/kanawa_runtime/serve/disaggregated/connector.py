@@ -44,6 +44,8 @@ class TcpConnector:
         with connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
+            # First of all a few bytes that prove the token: before them nothing long is read there.
+            wire.send({"hello": True})
             wire.send({"layout": layout, "request": of_request(request, seed)})
             wire.await_frame(gone)
             header, _ = wire.receive()

@@ -63,23 +63,33 @@ class DecodeEngine:
             request = dataclasses.replace(request, sampling=sampling)
         gone = threading.Event()
         with self._lock:
-            if self._is_draining:
-                message = f"the engine finishes what it has, {len(self._under_way)} prompts among it"
-                raise QueueFullError(message, 1.0)
             if request.id in self._under_way:
                 message = f"a request with the id {request.id!r} is running already; give each its own"
                 raise RequestError(message, "id")
-            # Whoever is taken here must find room there: refused later, it would be lost.
-            self._engine.check_takes_more(request.id, also=len(self._under_way))
+            self._check_room()
+            self._engine.check_takes_more(request.id)
             self._under_way[request.id] = gone, on_output
         self._workers.submit(self._prefill, request, on_output, gone)
+
+    def check_room(self) -> None:
+        """Raises QueueFullError where one more request would be refused now."""
+        with self._lock:
+            self._check_room()
+
+    def _check_room(self) -> None:
+        if self._is_draining:
+            message = f"the engine finishes what it has, {len(self._under_way)} prompts among it"
+            raise QueueFullError(message, 1.0)
+        # Whoever is taken here must find room there: refused later, it would be lost.
+        self._engine.check_takes_more("", also=len(self._under_way))
 
     def _prefill(self, request: Request, on_output: OnOutput, gone: threading.Event) -> None:
         given = None
         try:
             if not gone.is_set():
                 seed = request.sampling.seed or 0
-                given = self._connector.prefill(request, seed, self._transfer.layout, self._transfer.shapes, gone)
+                layout = self._engine.pages_layout(request.adapter)
+                given = self._connector.prefill(request, seed, layout, self._transfer.shapes, gone)
                 self.transfers += 1
                 self.bytes += sum(array.nbytes for array in given.arrays)
         except WireError as error:
@@ -94,7 +104,10 @@ class DecodeEngine:
                 return  # Cancelled, and told so.
             try:
                 self._hand_on(request, on_output, given)
-            except KanawaError as error:
+            except Exception as error:
+                # In a worker's thread nobody would hear of it, and who asked would wait for ever.
+                if not isinstance(error, KanawaError):
+                    logger.exception("request %s couldn't be handed on", request.id)
                 on_output(Output(request_id=request.id, finish_reason="error", error=str(error)))
 
     def _hand_on(self, request: Request, on_output: OnOutput, given: Any) -> None:

@@ -61,6 +61,10 @@ class PageTransfer:
         text = json.dumps([[list(shape), dtype.name] for shape, dtype in self.shapes])
         return hashlib.sha256(self._weights + text.encode()).hexdigest()
 
+    def layout_with(self, adapter: bytes | None) -> str:
+        """Names the same where an adapter of this digest has changed what pages hold; its name says nothing."""
+        return self.layout if adapter is None else hashlib.sha256(self.layout.encode() + adapter).hexdigest()
+
     def know_weights(self, params: Any) -> None:
         """Remembers what tells these parameters from others: a sample of every array, as they were trained."""
         digest = hashlib.sha256()

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 #: How often it is looked whether the one who asked is still there.
 _LOOK_SECONDS = 0.05
 _BACKLOG = 128
+#: Of a frame that says next to nothing.
+_MOST_HELLO_BYTES = 1024
 
 
 class PrefillServer:
@@ -29,9 +31,14 @@ class PrefillServer:
     """
 
     def __init__(
-        self, engine: LLMEngine, token: bytes, *, host: str = "127.0.0.1", port: int = 0, expiry: float = 30.0
-    ) -> None:
-        """Binds at once; `port` 0 takes any. Raises UsageError without `transfers_pages` in the engine's config."""
+        self, engine: LLMEngine, token: bytes, *, host: str = "127.0.0.1", port: int = 0, expiry: float = 30.0,
+        at_once: int = 64, hello_seconds: float = 5.0,
+    ) -> None:  # fmt: skip
+        """Binds at once; `port` 0 takes any. Raises UsageError without `transfers_pages` in the engine's config.
+
+        More than `at_once` connections are hung up on. Until it has proved the token, which it has `hello_seconds` for,
+        a connection may send a few bytes only.
+        """
         if engine.transfer is None:
             message = "this engine can't hand pages over: set transfers_pages in its config"
             raise UsageError(message)
@@ -39,6 +46,8 @@ class PrefillServer:
             message = "an empty token protects nothing; give both engines the same secret"
             raise UsageError(message)
         self._engine, self._token, self._expiry = engine, token, expiry
+        self._at_once, self._hello_seconds = at_once, hello_seconds
+        self.turned_away = 0
         self._listening = socket.create_server((host, port), backlog=_BACKLOG)
         self._listening.settimeout(0.2)
         self._stopping = threading.Event()
@@ -71,6 +80,12 @@ class PrefillServer:
                 logger.warning("a connection couldn't be taken: %s", error)
                 self._stopping.wait(0.1)
                 continue
+            if len(self._threads) >= self._at_once:
+                # Whoever asks takes its prompt in itself then, which is better than waiting here.
+                self.turned_away += 1
+                logger.warning("a connection is turned away: %d are open, the limit", self._at_once)
+                connection.close()
+                continue
             self._count += 1
             name = f"prefill-{self._count}"
             thread = threading.Thread(target=self._serve, args=(connection, name), name=name, daemon=True)
@@ -81,7 +96,8 @@ class PrefillServer:
         with connection:
             try:
                 wire = Wire(connection, self._token, listens=True, timeout=self._expiry)
-                header, _ = wire.receive()
+                wire.receive(most_header=_MOST_HELLO_BYTES, within=self._hello_seconds)
+                header, _ = wire.receive(within=self._expiry)
                 self._answer(wire, header, name)
             except WireError as error:
                 logger.info("%s: %s", name, error)
@@ -94,16 +110,15 @@ class PrefillServer:
                 self._threads.discard(threading.current_thread())
 
     def _answer(self, wire: Wire, header: dict[str, Any], name: str) -> None:
-        engine = self._engine
-        if engine.transfer is None or header.get("layout") != engine.transfer.layout:
-            wire.send(
-                {"refused": "its pages are others: both engines need one model, the same weights, page_size and dtype"}
-            )
-            return
-        asked = header.get("request")
-        request = to_request({**asked, "id": name} if isinstance(asked, dict) else {})
+        engine, asked = self._engine, header.get("request")
+        fields = {**asked, "id": name} if isinstance(asked, dict) else {}
+        adapter = None if fields.get("adapter") is None else str(fields["adapter"])
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         try:
+            if header.get("layout") != engine.pages_layout(adapter):
+                wire.send({"refused": _others(adapter)})
+                return
+            request = to_request(fields)
             engine.submit(request, outputs.put, keeps_pages=True)
         except (UsageError, TypeError, ValueError) as error:  # the last two of fields of a wrong kind
             wire.send({"refused": str(error)})
@@ -117,7 +132,7 @@ class PrefillServer:
         for array in arrays:
             # As bytes: bfloat16 arrays offer no buffer of their own type.
             wire.send({}, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
-        wire.receive()
+        wire.receive(most_header=_MOST_HELLO_BYTES, within=self._expiry)
 
     def _output(self, wire: Wire, outputs: "queue.SimpleQueue[Output]") -> Output:
         while not self._stopping.is_set():
@@ -128,3 +143,10 @@ class PrefillServer:
                     break
         message = "the one who asked is gone"
         raise WireError(message)
+
+
+def _others(adapter: str | None) -> str:
+    needed = "one model, the same weights, page_size and dtype"
+    if adapter is not None:
+        needed += f", and in adapter {adapter!r} the same numbers"
+    return f"its pages are others: both engines need {needed}"

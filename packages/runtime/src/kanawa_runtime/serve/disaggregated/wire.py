@@ -21,7 +21,7 @@ from kanawa.guarded_read import parsed_json
 
 _LENGTHS = struct.Struct("!IQ")
 _DIGEST_BYTES = 32
-_MAGIC = b"kanawa-pages-1\n"
+_MAGIC = b"kanawa-pages-2\n"
 #: A prompt of a million tokens takes seven.
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_PAYLOAD_BYTES = 2**36
@@ -44,6 +44,8 @@ class Wire:
             raise WireError(message)
         self._connection, self._listens = connection, listens
         self._sent = self._received = 0
+        self._timeout: float = timeout
+        self._until: float | None = None
         connection.settimeout(timeout)
         try:
             if listens:
@@ -72,19 +74,27 @@ class Wire:
         except OSError as error:
             raise _gone(error) from error
 
-    def receive(self, *, most_payload: int = 0) -> tuple[dict[str, Any], bytearray]:
-        """Returns one frame; raises WireError for one that is too long, or that another token or nobody signed."""
+    def receive(
+        self, *, most_payload: int = 0, most_header: int = MOST_HEADER_BYTES, within: float | None = None
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Returns one frame; raises WireError for one that is too long, or that another token or nobody signed.
+
+        `within` so many seconds all of it has to be there: without, a byte at a time may take for ever.
+        """
+        self._until = None if within is None else time.monotonic() + within
         try:
             lengths = self._exactly(_LENGTHS.size)
             header_bytes, payload_bytes = _LENGTHS.unpack(lengths)
             # Before a byte of it is read: whoever connects could ask for all memory.
-            if header_bytes > MOST_HEADER_BYTES or payload_bytes > min(most_payload, MOST_PAYLOAD_BYTES):
+            if header_bytes > most_header or payload_bytes > min(most_payload, MOST_PAYLOAD_BYTES):
                 message = f"a frame of {header_bytes} and {payload_bytes} bytes came, longer than what was asked for"
                 raise WireError(message)
             text, payload = self._exactly(header_bytes), self._exactly(payload_bytes)
             digest = self._exactly(_DIGEST_BYTES)
         except OSError as error:
             raise _gone(error) from error
+        finally:
+            self._connection.settimeout(self._timeout)
         wanted = self._digest(not self._listens, self._received, bytes(lengths + text), payload)
         if not hmac.compare_digest(digest, wanted):
             message = "a frame came that isn't signed with this engine's token; give both engines the same one"
@@ -126,6 +136,9 @@ class Wire:
         # Grown as it arrives: a length alone must not take memory.
         content = bytearray()
         while len(content) < count:
+            if self._until is not None:
+                # Zero would be no timeout but a socket that never waits.
+                self._connection.settimeout(min(self._timeout, max(1e-3, self._until - time.monotonic())))
             piece = self._connection.recv(min(count - len(content), _PIECE_BYTES))
             if not piece:
                 message = "the connection was closed"

@@ -74,6 +74,8 @@ class Core:
         self._arrivals = 0
         self._in_flight: collections.deque[list[_Sent]] = collections.deque()
         self._deadlines: list[tuple[float, int, Sequence]] = []
+        #: Whether the last step found nothing it could do: all that wait, wait for pages that are held for others.
+        self.is_stuck = False
 
     @property
     def is_idle(self) -> bool:
@@ -83,38 +85,51 @@ class Core:
     def add(
         self, request: Request, on_output: OnOutput, *, keeps_pages: bool = False, given: Given | None = None
     ) -> None:
-        """Takes a request that was checked; one whose adapter is gone by now ends as "error"."""
+        """Takes a request that was checked; one that can't be taken all the same ends as "error", and so it is told."""
+        sequence = None
+        try:
+            sequence = self._begin(request, on_output, keeps_pages=keeps_pages)
+            self._take(sequence, given)
+        except Exception as error:
+            # Its own fault or ours: nobody else's request shall pay for it, and nobody wait for an answer.
+            if not isinstance(error, UsageError):
+                logger.exception("request %s couldn't be taken", request.id)
+            text = f"the request couldn't be taken: {error}"
+            if sequence is None:
+                self._report(on_output, Output(request_id=request.id, finish_reason="error", error=text))
+            else:
+                self._finish(sequence, "error", error=text)
+
+    def _begin(self, request: Request, on_output: OnOutput, *, keeps_pages: bool) -> Sequence:
         sampling = request.sampling
-        if given is not None and given.layout != self.transfer.layout:
-            # Older weights' pages would be found by later prompts too: it is taken in here instead.
-            given = None
-        slot, salt, holder, gone = 0, None, None, None
-        if request.adapter is not None and self.bank is not None:
-            try:
-                slot, salt, holder = self.bank.take(request.adapter)
-            except UsageError as error:
-                gone = str(error)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         sequence = Sequence(
             request=request,
             on_output=on_output,
             arrival=self._arrivals,
             tokens=list(request.prompt_ids),
             prompt_length=len(request.prompt_ids),
-            seed=seed,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             stops=frozenset(sampling.stop_token_ids),
             flags=needs(request),
-            root=prefix.root(request.cache_salt, salt),
+            root=prefix.root(request.cache_salt, None),
             digests=[],
             bad_words=tuple(word for word in sampling.bad_words if len(word) > 1),
-            seat=holder,
-            adapter=slot,
         )
         sequence.keeps_pages = keeps_pages
         # What penalties, biases and masks say of a token depends on each one before it: those go one at a time.
         sequence.speculates = self.speculator is not None and not sequence.flags & (TABLES | MASK)
         self._arrivals += 1
         self.sequences[request.id] = sequence
+        return sequence
+
+    def _take(self, sequence: Sequence, given: Given | None) -> None:
+        request, digest = sequence.request, None
+        if request.adapter is not None and self.bank is not None:
+            sequence.adapter, salt, sequence.seat = self.bank.take(request.adapter)
+            sequence.root, digest = prefix.root(request.cache_salt, salt), sequence.seat.digest
+        if given is not None and given.layout != self.transfer.layout_with(digest):
+            # Older weights' pages would be found by later prompts too: it is taken in here instead.
+            given = None
         self.prompt_tokens += sequence.prompt_length
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.arrival, sequence))
@@ -122,8 +137,6 @@ class Core:
             self._take_first(sequence, given)
         if not sequence.finished:
             self.scheduler.add(sequence)
-        if gone is not None:
-            self._finish(sequence, "error", error=gone)
 
     def _take_first(self, sequence: Sequence, given: Given) -> None:
         """Goes on where another engine stopped: its token counts, and is told of here."""
@@ -163,6 +176,10 @@ class Core:
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             self._finish(heapq.heappop(self._deadlines)[2], "abort")
 
+    def seconds_to_deadline(self) -> float | None:
+        """Returns how long until a request's deadline passes; None where none has any."""
+        return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else None
+
     def forget_prefixes(self) -> None:
         """Forgets what cached pages hold: other weights would have written something else."""
         self.settle()
@@ -186,6 +203,7 @@ class Core:
             self.settle()
             plan = self.scheduler.plan(settled=True)
         sent = self._send(plan)
+        self.is_stuck = not (sent or self._in_flight or self.scheduler.running)
         if sent:
             self.steps += 1
             self._in_flight.append(sent)
@@ -310,9 +328,9 @@ class Core:
             if sequence.flags & MASK:
                 try:
                     row[:] = allowed_bits(sequence, words)
-                except UsageError as error:
+                except Exception as error:
                     # Its row is computed all the same, and thrown away.
-                    self._finish(sequence, "error", error=str(error))
+                    self._finish(sequence, "error", error=_of_grammar(error), is_refused=True)
         return bits
 
     def _collect(self) -> None:
@@ -341,11 +359,12 @@ class Core:
         gained: list[int] = []
         reason: FinishReason | None = None
         stop = error = None
+        refused = False
         for token in ids:
             if token in _FAULTS:
                 # Whoever comes with this prompt has it computed again: who knows what went wrong.
                 self.scheduler.distrust(sequence)
-                reason, error = "error", _FAULTS[token]
+                reason, error, refused = "error", _FAULTS[token], token == NOTHING
                 break
             if token in sequence.stops and len(tokens) - sequence.prompt_length >= sampling.min_tokens:
                 reason, stop = "stop", token
@@ -354,8 +373,8 @@ class Core:
             gained.append(token)
             try:
                 complete = sampling.grammar is not None and sampling.grammar.accept(token)
-            except UsageError as refusal:
-                reason, error = "error", str(refusal)
+            except Exception as refusal:
+                reason, error, refused = "error", _of_grammar(refusal), True
                 break
             if complete or len(tokens) >= most:
                 reason = "stop" if complete else "length"
@@ -370,7 +389,8 @@ class Core:
         if reason is None:
             self._tell(sequence, Output(request_id=sequence.request.id, token_ids=tuple(gained), logprobs=logprobs))
         else:
-            self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, stop_token_id=stop, error=error)
+            told = {"stop_token_id": stop, "error": error, "is_refused": refused}
+            self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, **told)
 
     def _keep_prompt_logprobs(self, chunk: Chunk, told: np.ndarray) -> None:
         sequence, most = chunk.sequence, self.programs.num_logprobs
@@ -409,12 +429,25 @@ class Core:
                 told = tuple(sequence.prompt_logprobs or [None])
             first = {"cached_tokens": sequence.cached_tokens, "scheduled_at": sequence.scheduled_at}
             output = dataclasses.replace(output, prompt_logprobs=told, **first)
+        if not self._report(sequence.on_output, output):
+            self._drop(sequence, "error")
+
+    def _report(self, on_output: OnOutput, output: Output) -> bool:
+        """Calls whoever asked; returns False where that raised."""
         try:
-            sequence.on_output(output)
+            on_output(output)
         except Exception:
             # It may not raise; if it does all the same, nobody else's request shall pay for it.
-            logger.exception("the callback of request %s raised; the request is dropped", sequence.request.id)
-            self._drop(sequence, "error")
+            logger.exception("the callback of request %s raised; the request is dropped", output.request_id)
+            return False
+        return True
+
+
+def _of_grammar(error: Exception) -> str:
+    """Returns what to tell of a grammar that raised; one of a stranger's may raise anything."""
+    if not isinstance(error, UsageError):
+        logger.error("a grammar raised", exc_info=error)
+    return str(error) if isinstance(error, UsageError) else f"the grammar failed ({type(error).__name__}: {error})"
 
 
 def _sent(

@@ -15,7 +15,7 @@ import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.adapters.bank import Bank
+from kanawa_runtime.serve.adapters.bank import Bank, Seat
 from kanawa_runtime.serve.disaggregated.pages import Given, PageTransfer
 from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -178,10 +178,13 @@ class LLMEngine:
         """Raises RequestError for what could never be served here."""
         check_request(request, self.limits, prompt_logprobs=self.config.prompt_logprobs)
         if request.adapter is not None:
-            if self._bank is None:
-                message = f"this engine has no adapters, and the request asks for {request.adapter!r}"
-                raise RequestError(message, "adapter")
-            self._bank.seat_of(request.adapter)
+            self._seat_of(request.adapter)
+
+    def _seat_of(self, adapter: str) -> Seat:
+        if self._bank is None:
+            message = f"this engine has no adapters, and the request asks for {adapter!r}"
+            raise RequestError(message, "adapter")
+        return self._bank.seat_of(adapter)
 
     def check_takes_more(self, request_id: str, also: int = 0) -> None:
         """Raises QueueFullError, and RequestError for an id that is running already; `also` more are to come."""
@@ -190,6 +193,11 @@ class LLMEngine:
                 message = f"a request with the id {request_id!r} is running already; give each its own"
                 raise RequestError(message, "id")
             self._check_takes_more(also)
+
+    def check_room(self) -> None:
+        """Raises QueueFullError where one more request would be refused now."""
+        with self._wake:
+            self._check_takes_more()
 
     def submit(
         self, request: Request, on_output: OnOutput, *, keeps_pages: bool = False, given: Given | None = None
@@ -210,6 +218,13 @@ class LLMEngine:
             self._ids.add(request.id)
             self._submitted.append(_Submitted(request, on_output, keeps_pages, given))
             self._wake.notify()
+
+    def pages_layout(self, adapter: str | None = None) -> str:
+        """Names what pages of a prompt hold; equal in engines that may exchange them. Raises as `check` does."""
+        if self.transfer is None:
+            message = "this engine can't hand pages over: set transfers_pages in its config"
+            raise UsageError(message)
+        return self.transfer.layout_with(None if adapter is None else self._seat_of(adapter).digest)
 
     def export_pages(self, request_id: str) -> list[np.ndarray]:
         """Returns what the held pages of a request hold; raises UsageError where there are none."""
@@ -383,8 +398,12 @@ class LLMEngine:
     def _take_in(self) -> bool:
         """Takes in what was asked for since the last step, waiting for it if there is nothing to do; False to stop."""
         with self._wake:
-            while not (self._submitted or self._cancelled or self._orders or self._is_stopping) and self._core.is_idle:
-                self._wake.wait()
+            core, until = self._core, None
+            if core.is_stuck and not core.is_idle:
+                until = core.seconds_to_deadline()
+            if not self._is_asked and (core.is_idle or core.is_stuck):
+                # Who waits for held pages is woken by the order that frees them.
+                self._wake.wait_for(lambda: self._is_asked, until)
             if self._is_stopping:
                 return False
             submitted, cancelled, orders = list(self._submitted), list(self._cancelled), list(self._orders)
@@ -403,6 +422,10 @@ class LLMEngine:
                 # The caller's own (weights of other shapes, no memory for them): the engine goes on with what it has.
                 done.set_exception(error)
         return True
+
+    @property
+    def _is_asked(self) -> bool:
+        return bool(self._submitted or self._cancelled or self._orders or self._is_stopping)
 
     def _until_finished(self, on_output: OnOutput) -> OnOutput:
         def tell(output: Output) -> None:

@@ -99,6 +99,8 @@ class Output:
     #: When it left the queue, of time.monotonic; on the first output at the latest, for metrics.
     scheduled_at: float | None = None
     error: str | None = None
+    #: Whether the error is of what was asked: asked again, it would come again.
+    is_refused: bool = False
 
 
 #: Called on the engine's thread for each gain; it must return at once (hand over to a queue), and may not raise.
@@ -132,6 +134,9 @@ class Engine(Protocol):
 
     def submit(self, request: Request, on_output: OnOutput) -> None:
         """Queues a request. Raises QueueFullError, and RequestError naming field and limit; never waits."""
+
+    def check_room(self) -> None:
+        """Raises QueueFullError where a request would be refused now, whatever it asks for."""
 
     def cancel(self, request_id: str) -> None:
         """Ends a request as "abort" within two steps; an id that isn't there is no error."""

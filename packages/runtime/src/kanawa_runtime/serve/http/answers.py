@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import Engine, Output, Request, TokenLogprobs
-from kanawa_runtime.serve.http.errors import ApiError, invalid, unavailable, whole_seconds
+from kanawa_runtime.serve.http.errors import invalid, queue_full, unavailable, unprocessable
 from kanawa_runtime.serve.http.growing_text import GrowingText
 from kanawa_runtime.serve.http.handover import Handover
 from kanawa_runtime.serve.http.metrics import Metrics
@@ -42,6 +42,7 @@ class Answer:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
+        self.is_refused = False
         self.cached_tokens = 0
         self.num_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -71,6 +72,7 @@ class Answer:
         if output.finish_reason is not None:
             self._add(self._text.finish())
             self.finish_reason, self.error = output.finish_reason, output.error
+            self.is_refused = output.is_refused
             if self._text.stop is not None:
                 self.finish_reason, self.stop_reason = "stop", self._text.stop
             elif output.stop_token_id is not None:
@@ -119,8 +121,7 @@ class Answers:
             raise unavailable(str(error), error.retry_after, "engine_stopped") from error
         except QueueFullError as error:
             self._end("abort")
-            after = {"Retry-After": whole_seconds(error.retry_after)}
-            raise ApiError(429, str(error), code="queue_full", headers=after) from error
+            raise queue_full(error) from error
         except RequestError as error:
             self._end("abort")
             raise invalid(_FIELDS.get(error.field, error.field), str(error)) from error
@@ -173,6 +174,8 @@ class Answers:
             changed, self._changed = self._changed, {}
             running -= sum(answer.finish_reason is not None for answer in changed.values())
             failed = next((a for a in changed.values() if a.finish_reason == "error"), None)
+            if failed is not None and failed.is_refused:
+                raise unprocessable(at="", why=f"the request can't be gone on with: {failed.error}")
             if failed is not None:
                 message = f"the engine failed at this request: {failed.error or 'it gave no reason'}"
                 raise unavailable(message, 1, "engine_error")

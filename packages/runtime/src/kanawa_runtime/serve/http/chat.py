@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: conversations, by the model's own template; tools, formats, and deltas as they come."""
 
+import functools
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ class Chat:
         """Answers a request."""
         service = self._service
         service.check_ready()
-        body = await service.checked(self.body, exchange)
+        body = await service.checked(self.body, exchange, is_queued=True)
         if body["top_logprobs"] is not None and not body["logprobs"]:
             raise invalid(at="top_logprobs", why="it needs logprobs, set to true")
         options = StreamOptions.of(body)
@@ -64,8 +65,9 @@ class Chat:
             if body["stream"]:
                 await exchange.unless_gone(exchange.events(self._events(job, answers, body, options, tools)))
             else:
-                content = await exchange.unless_gone(self._whole(job, answers, body, tools))
-                await exchange.answer(content)
+                pieces = await exchange.unless_gone(answers.whole())
+                made = functools.partial(self._whole, job, answers, body, tools, pieces)
+                await service.answer(exchange, made, is_long=job.is_long(body))
 
     def _job(self, body: Mapping[str, Any], grammar: Any) -> Job:
         service = self._service
@@ -84,9 +86,11 @@ class Chat:
         sampling = service.sampling.read(body, max_tokens=most, logprobs=logprobs, grammar=grammar)
         return make_job(service, body, "chatcmpl", [ids], [sampling])
 
-    async def _whole(self, job: Job, answers: Answers, body: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
+    def _whole(
+        self, job: Job, answers: Answers, body: Mapping[str, Any], tools: Tools | None, pieces: list[Piece]
+    ) -> dict[str, Any]:
         choices = []
-        for answer, piece in zip(answers.answers, await answers.whole(), strict=True):
+        for answer, piece in zip(answers.answers, pieces, strict=True):
             reader = CallReader(tools)
             deltas = reader.push(piece.text) + reader.finish()
             choice = {"index": answer.index, "message": message_of(deltas)}

@@ -1,5 +1,6 @@
 """`/v1/completions`: texts or ids, gone on from; whole or as a stream, echoed and scored where asked."""
 
+import functools
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from kanawa_runtime.serve.http.errors import invalid
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.fields import Field, Flag, Shaped, Text, Whole
 from kanawa_runtime.serve.http.jobs import STREAM_FIELDS, Job, StreamOptions, make_job, running
+from kanawa_runtime.serve.http.long_json import json_bytes
 from kanawa_runtime.serve.http.prompts import PromptKind
 from kanawa_runtime.serve.http.sampling import IGNORED, sampling_fields
 from kanawa_runtime.serve.http.service import Service
@@ -46,7 +48,7 @@ class Completions:
         """Answers a request."""
         service = self._service
         service.check_ready()
-        body = await service.checked(self.body, exchange)
+        body = await service.checked(self.body, exchange, is_queued=True)
         if body["best_of"] not in (None, body["n"]):
             raise invalid(at="best_of", why="choosing the best of several isn't offered; n gives them all")
         options = StreamOptions.of(body)
@@ -58,8 +60,9 @@ class Completions:
             if body["stream"]:
                 await exchange.unless_gone(exchange.events(self._events(job, answers, body, options)))
             else:
-                content = await exchange.unless_gone(self._whole(job, answers, body))
-                await exchange.answer(content)
+                pieces = await exchange.unless_gone(answers.whole())
+                made = functools.partial(self._whole, job, answers, body, pieces)
+                await service.answer(exchange, made, is_long=job.is_long(body))
 
     def _job(self, body: Mapping[str, Any], grammar: Any) -> Job:
         service = self._service
@@ -79,23 +82,30 @@ class Completions:
             prompts.append(ids)
         return make_job(service, body, "cmpl", prompts, samplings)
 
-    async def _whole(self, job: Job, answers: Answers, body: Mapping[str, Any]) -> dict[str, Any]:
-        pieces = await answers.whole()
+    def _whole(self, job: Job, answers: Answers, body: Mapping[str, Any], pieces: list[Piece]) -> dict[str, Any]:
         choices = [self._choice(job, answers.answers[i], piece, body, first=True) for i, piece in enumerate(pieces)]
         return job.head(_KIND) | {"choices": choices, "usage": job.usage(0 if body["max_tokens"] == 0 else None)}
 
     async def _events(
         self, job: Job, answers: Answers, body: Mapping[str, Any], options: StreamOptions
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[dict[str, Any] | bytes]:
         begun: set[int] = set()
         async for changes in answers.pieces():
             for answer, piece in changes:
                 first = answer.index not in begun
                 begun.add(answer.index)
-                choice = self._choice(job, answer, piece, body, first=first)
-                yield options.added_to(job.head(_KIND) | {"choices": [choice]}, job)
+                made = functools.partial(self._event, job, answer, piece, body, options, first=first)
+                # The first one may tell of a long prompt.
+                is_long = first and job.is_long(body)
+                yield await self._service.in_worker(lambda: json_bytes(made())) if is_long else made()  # noqa: B023
         if options.at_end:
             yield job.head(_KIND) | {"choices": [], "usage": job.usage(0 if body["max_tokens"] == 0 else None)}
+
+    def _event(
+        self, job: Job, answer: Answer, piece: Piece, body: Mapping[str, Any], options: StreamOptions, *, first: bool
+    ) -> dict[str, Any]:
+        choice = self._choice(job, answer, piece, body, first=first)
+        return options.added_to(job.head(_KIND) | {"choices": [choice]}, job)
 
     def _choice(
         self, job: Job, answer: Answer, piece: Piece, body: Mapping[str, Any], *, first: bool

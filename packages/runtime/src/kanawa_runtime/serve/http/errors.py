@@ -5,6 +5,8 @@ from typing import Any
 
 from kanawa.errors import UsageError
 
+from kanawa_runtime.serve.engine.errors import QueueFullError
+
 #: What each status is called in an error's `type`.
 _TYPES = {
     400: "invalid_request_error",
@@ -60,6 +62,11 @@ def unprocessable(at: str, why: str) -> ApiError:
 def unavailable(message: str, retry_after_seconds: float, code: str | None = None) -> ApiError:
     """Returns the 503 of a server that will be back."""
     return ApiError(503, message, code=code, headers={"Retry-After": whole_seconds(retry_after_seconds)})
+
+
+def queue_full(error: QueueFullError) -> ApiError:
+    """Returns the 429 of an engine that takes no more."""
+    return ApiError(429, str(error), code="queue_full", headers={"Retry-After": whole_seconds(error.retry_after)})
 
 
 def whole_seconds(seconds: float) -> str:

@@ -32,8 +32,6 @@ class Exchange:
         self.scope = scope
         self.config = config
         self.status: int | None = None
-        #: Bytes of the body, once it was read.
-        self.size = 0
         self._receive, self._send = receive, send
         self._headers: dict[str, str] | None = None
 
@@ -49,15 +47,17 @@ class Exchange:
         """The value of the path's parameter `name`."""
         return str(self.scope["path_params"]["name"])
 
-    async def json(self) -> Any:
-        """Returns the body's JSON; raises ApiError 400, 408, 413 or 415."""
+    async def content(self) -> bytes:
+        """Returns the body; raises ApiError 408, 413 or 415."""
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             # A page of another site can make a browser send any of the other kinds here, unasked.
             message = f"Content-Type is {kind[:60] or 'missing'}, expected application/json"
             raise ApiError(415, message, param="Content-Type")
-        content = await self._body()
-        self.size = len(content)
+        return await self._body()
+
+    def json(self, content: bytes) -> Any:
+        """Returns the JSON that a body holds; raises ApiError 400."""
         try:
             return parsed_json(content, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -181,7 +181,8 @@ class Exchange:
 
 
 def _event(data: Any) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    text = data if isinstance(data, bytes) else json.dumps(data, separators=(",", ":")).encode()
+    return b"data: " + text + b"\n\n"
 
 
 def _refuse_constant(name: str) -> None:

@@ -22,6 +22,9 @@ STREAM_FIELDS = {
     ),
 }
 
+#: Tokens, each log-probability told beside one counted as another, that take some milliseconds to write.
+_LONG_ANSWER_TOKENS = 2000
+
 
 @dataclasses.dataclass
 class Job:
@@ -49,6 +52,12 @@ class Job:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
         }
+
+    def is_long(self, body: Mapping[str, Any]) -> bool:
+        """Returns whether the answer tells so much of so many tokens that writing it would hold the loop up."""
+        scored = int(body.get("prompt_logprobs") or 0) + int(body.get("top_logprobs") or 0) + int(body["logprobs"] or 0)
+        tokens = sum(len(ids) for ids in self.prompts) + sum(answer.num_tokens for answer in self.answers)
+        return tokens * (1 + scored) > _LONG_ANSWER_TOKENS
 
     def prompt_of(self, answer: Answer) -> Sequence[int]:
         """Returns the ids that a choice goes on from."""

@@ -26,7 +26,9 @@ class ServerConfig(Config):
     drain_seconds: NonNegative = 30.0
     #: Names besides localhost that a server without keys, which only its own machine reaches, may be asked for under.
     allowed_hosts: tuple[str, ...] = ()
-    #: Threads that tokenize prompts, render chats and compile grammars.
+    #: Threads that read long bodies, tokenize prompts, render chats and write long answers; as many compile grammars.
     worker_threads: Size = 2
     #: For a grammar to be compiled.
     grammar_seconds: Positive = 10.0
+    #: Grammars that take longer than a moment, at once; nothing interrupts them.
+    max_slow_grammars: Size = 8

@@ -90,7 +90,7 @@ class Load:
         """Answers once the engine has them; requests that run go on with them."""
         service, model = self._service, self._service.model
         service.check_ready()
-        body = self.body.read(await exchange.json(), "")
+        body = self.body.read(exchange.json(await exchange.content()), "")
         reload = model.reload
         if reload is None:
             raise unprocessable(at="", why="this server's weights came from no folder that they could be read from")

@@ -8,13 +8,16 @@ from typing import Any, Literal, TypeVar
 
 from kanawa.errors import did_you_mean
 
-from kanawa_runtime.serve.http.errors import ApiError, shown, unavailable
+from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError
+from kanawa_runtime.serve.http.compilers import Compilers
+from kanawa_runtime.serve.http.errors import ApiError, queue_full, shown, unavailable
 from kanawa_runtime.serve.http.exchange import Exchange
 from kanawa_runtime.serve.http.fields import Kind
 from kanawa_runtime.serve.http.handover import Handover
 from kanawa_runtime.serve.http.hosts import Hosts
 from kanawa_runtime.serve.http.keys import Keys
 from kanawa_runtime.serve.http.limits import ServerConfig
+from kanawa_runtime.serve.http.long_json import json_bytes
 from kanawa_runtime.serve.http.metrics import Metrics
 from kanawa_runtime.serve.http.prompts import PromptReader
 from kanawa_runtime.serve.http.sampling import SamplingReader
@@ -44,7 +47,7 @@ class Service:
         make = concurrent.futures.ThreadPoolExecutor
         self._workers = make(config.worker_threads, thread_name_prefix="kanawa-http")
         # Apart: a grammar that takes its whole time must not keep prompts waiting.
-        self._compilers = make(1, thread_name_prefix="kanawa-grammar")
+        self._compilers = Compilers(config.worker_threads, config.max_slow_grammars)
         self.loading = asyncio.Lock()
 
     @property
@@ -73,22 +76,40 @@ class Service:
         message = f"model: there is no {shown(name)} here{did_you_mean(name, self.model.names)}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def checked(self, kind: Kind, exchange: Exchange) -> Any:
-        """Returns what a body holds as `kind` reads it; raises the ApiError of one that doesn't fit."""
-        content = await exchange.json()
-        if exchange.size < _LONG_BODY_BYTES:
-            return kind.read(content, "")
+    async def checked(self, kind: Kind, exchange: Exchange, *, is_queued: bool = False) -> Any:
+        """Returns what a body holds as `kind` reads it; raises the ApiError of one that doesn't fit.
+
+        `is_queued` raises the 429 of a full queue before anything is made of the body.
+        """
+        content = await exchange.content()
+        if is_queued:
+            self._check_room()
+        if len(content) < _LONG_BODY_BYTES:
+            return kind.read(exchange.json(content), "")
         # Millions of ids take seconds, in which the loop would send nobody a token.
-        return await self.in_worker(kind.read, content, "")
+        return await self.in_worker(lambda: kind.read(exchange.json(content), ""))
+
+    def _check_room(self) -> None:
+        """Raises the 429 of a full queue: whoever overruns a server must cost it next to nothing."""
+        try:
+            self.model.engine.check_room()
+        except EngineStoppedError as error:
+            raise unavailable(str(error), error.retry_after, "engine_stopped") from error
+        except QueueFullError as error:
+            raise queue_full(error) from error
+
+    async def answer(self, exchange: Exchange, made: Callable[[], Any], *, is_long: bool) -> None:
+        """Sends what `made` returns, as JSON; a long answer is made and written in a worker's thread."""
+        content = await self.in_worker(lambda: json_bytes(made())) if is_long else made()
+        await exchange.answer(content)
 
     async def in_worker(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Returns what `work` does in a thread: prompts are long, and the loop serves everybody."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
 
     async def in_compiler(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Returns what `work` does in the thread for grammars; raises TimeoutError after `grammar_seconds`."""
-        task = asyncio.get_running_loop().run_in_executor(self._compilers, work, *arguments)
-        return await asyncio.wait_for(task, self.config.grammar_seconds)
+        """Returns what `work` does in a thread for grammars; raises TimeoutError after `grammar_seconds`."""
+        return await self._compilers.run(work, *arguments, seconds=self.config.grammar_seconds)
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -102,4 +123,3 @@ class Service:
     def close(self) -> None:
         """Lets go of the threads."""
         self._workers.shutdown(wait=False, cancel_futures=True)
-        self._compilers.shutdown(wait=False, cancel_futures=True)

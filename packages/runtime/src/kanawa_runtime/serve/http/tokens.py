@@ -1,5 +1,6 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,8 @@ class Tokenize:
         if (body["prompt"] is None) == (body["messages"] is None):
             raise invalid(at="prompt", why="give a prompt or messages, one of them")
         self._service.adapter(body["model"])
-        await exchange.answer(await self._service.in_worker(self._tokenize, body))
+        made = functools.partial(self._tokenize, body)
+        await self._service.answer(exchange, made, is_long=True)
 
     def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
         model = self._service.model
@@ -75,7 +77,7 @@ class Detokenize:
         self._service.adapter(body["model"])
         tokenizer = self._service.model.tokenizer
         known = [i for i in body["tokens"] if i < tokenizer.vocab_size]
-        await exchange.answer({"prompt": await self._service.in_worker(tokenizer.decode, known)})
+        await self._service.answer(exchange, lambda: {"prompt": tokenizer.decode(known)}, is_long=True)
 
 
 class TokenizerInfo:
