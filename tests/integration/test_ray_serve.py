@@ -19,9 +19,12 @@ from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.ray.serve_launcher import RayServeLauncher
 from kanawa_runtime.serve.model_store import RunStore
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray isn't installed; `nox -s ray` has it"
-)
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed; `nox -s ray` has it"),
+    # Ray's own, of what it imports.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 TEXT = [path.read_bytes() for path in sorted(pathlib.Path(json.__file__).parent.glob("*.py"))]
 SIZES = (
     "max_length=128",

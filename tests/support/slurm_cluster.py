@@ -97,7 +97,7 @@ def _configuration(folder: pathlib.Path) -> str:
         "MpiDefault": "none",
         "SlurmdParameters": "config_overrides",
         "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched_interval=1",
-        "KillWait": 20,
+        "KillWait": 2,
         "ReturnToService": 2,
         "NodeName": f"{name} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN",
         "PartitionName": "main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",

@@ -1,48 +1,16 @@
 """One job on every kind of node, as JobSets: golden manifests, the schema and rules, and what is refused."""
 
-import copy
-import os
-import pathlib
 import random
 import re
 
 import pytest
 import yaml
 from kanawa.errors import KanawaError
-from kanawa.plugins import DeviceSpec
-from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.kubernetes import check
 from kanawa_runtime.launch.kubernetes.launcher import DeploymentLauncher, JobSetLauncher, PathwaysLauncher, status_of
+from kanawa_runtime.launch.yaml_text import to_yaml
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
-COMMAND = ["kanawa", "train", "llama2-7b", "--run", "gs://bucket/seven", "--set", "model.name=a b"]
-FIGURES = {
-    "memory_bytes": 1,
-    "memory_bandwidth": 1.0,
-    "link_bandwidth": 1.0,
-    "network_bandwidth": 1.0,
-    "source": "made up",
-}
-#: Chips of the shapes that clouds sell; the real ones come from the backends, which aren't installed here.
-DEVICES = {
-    "v5p": DeviceSpec(name="v5p", platform="tpu", chips_per_host=4, topologies={16: "2x2x4"}, **FIGURES),
-    "h100": DeviceSpec(name="h100", platform="gpu", chips_per_host=8, **FIGURES),
-    "trn2": DeviceSpec(name="trn2", platform="neuron", chips_per_host=16, **FIGURES),
-}
-
-
-@pytest.fixture(autouse=True)
-def devices(monkeypatch):
-    from kanawa.composition import target
-    from kanawa.plugins.devices import cpu_spec
-
-    monkeypatch.setattr(target, "device_specs", lambda: {"cpu": cpu_spec(), **DEVICES})
-
-
-def job(target, **fields):
-    given = {"name": "seven", "command": COMMAND, "image": "registry/image:1", "run": "gs://bucket/seven"}
-    return Job(**{**given, "target": target, **fields})
-
+from .jobs import check_golden, job, mutated, refusal, served
 
 VARIANTS = {
     "cpu": (
@@ -77,61 +45,12 @@ def test_manifests_are_golden_and_pass_the_checks(variant):
     adapter = config.build()
     adapter.check(wanted)
     text = adapter.render(wanted)["jobset.yaml"]
-    golden = GOLDEN / f"jobset-{variant}.yaml"
-    if os.environ.get("KANAWA_UPDATE_GOLDENS"):
-        golden.write_text(text)
-    assert text == golden.read_text(), "KANAWA_UPDATE_GOLDENS=1 writes it anew"
+    check_golden(f"jobset-{variant}.yaml", text)
     assert yaml.safe_load(text) == manifest(variant)
     assert adapter.render(wanted) == {"jobset.yaml": text}, "the same job gives the same files"
 
 
 # --- what a typing error or a careless edit makes of a manifest ------------------------------------------------------
-
-
-def places(tree, path=()):
-    """Yields the path of every node below a tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in items:
-        yield (*path, key)
-        yield from places(value, (*path, key))
-
-
-def mutated(original, rng):
-    """Returns a manifest with one mistake, and what it is."""
-    tree = copy.deepcopy(original)
-    path = rng.choice([p for p in places(tree) if not set(p) & {"labels", "annotations"}])
-    holder = tree
-    for key in path[:-1]:
-        holder = holder[key]
-    key, value = path[-1], holder[path[-1]]
-    mistakes = ["remove", "type", "none"]
-    if isinstance(key, str):
-        mistakes += ["misspell", "add"]
-    if isinstance(value, int) and not isinstance(value, bool):
-        mistakes += ["negative", "off by one"]
-    if isinstance(value, str):
-        mistakes += ["empty", "blank"]
-    if isinstance(value, list) and value:
-        mistakes += ["double", "empty list"]
-    mistake = rng.choice(mistakes)
-    if mistake == "remove":
-        del holder[key]
-    elif mistake == "misspell":
-        holder[key[:-1] + "x" if len(key) > 1 else key + "x"] = holder.pop(key)
-    elif mistake == "add":
-        holder[key + "Extra"] = value
-    else:
-        holder[key] = {
-            "type": {"a": 1} if not isinstance(value, dict) else "text",
-            "none": None,
-            "negative": -1,
-            "off by one": value + 1 if isinstance(value, int) else None,
-            "empty": "",
-            "blank": f"{value} {value}",
-            "double": [*value, value[0]] if isinstance(value, list) and value else None,
-            "empty list": [],
-        }[mistake]
-    return tree, f"{mistake} at {'.'.join(map(str, path))}"
 
 
 def test_mutated_manifests_are_refused():
@@ -170,7 +89,28 @@ POD = WORKERS + "template__spec__template__spec__"
         ("cpu", {WORKERS + "template__spec__completionMode": "NonIndexed"}, "'NonIndexed' is not one of"),
         ("cpu", {"spec__coordinator__replicatedJob": "worker"}, "no replicated job 'worker'; there are"),
         ("cpu", {"spec__network__subdomain": "other"}, "the first pod is seven-workers-0-0.other"),
-        ("cpu", {"spec__failurePolicy__rules__0__action": "RestartJobSet"}, "what is permanent would be started again"),
+        (
+            "cpu",
+            {"spec__failurePolicy__rules__0__action": "RestartJobSet"},
+            "a stopped pod of 'workers' gives RestartJobSet",
+        ),
+        (
+            "cpu",
+            {"spec__failurePolicy__rules__1__action": "RestartJobSet"},
+            "a permanent pod of .* expected FailJobSet",
+        ),
+        (
+            "cpu",
+            {"spec__failurePolicy__rules__0__onJobFailureMessagePatterns": ["FailJob"]},
+            "a permanent pod of 'workers' gives RestartJobSetAndIgnoreMaxRestarts, expected FailJobSet",
+        ),
+        (
+            "cpu",
+            {POD + "containers__0__env__3__value": "$(NAME)"},
+            r"is made of NAME, not set before it; write \$\$\(",
+        ),
+        ("cpu", {POD + "containers__0__env__0__value": "eight"}, "KANAWA_JOB is 'eight', the object is called 'seven'"),
+        ("cpu", {POD + "containers__0__command__2": "kanawa train a"}, "must take the shell's place"),
         ("cpu", {POD + "containers__0__env__1__name": "SLICE"}, "--process-id reads KANAWA_SLICE, which isn't set"),
         ("cpu", {POD + "containers__0__volumeMounts__0__name": "none"}, "no volume 'none'; there are"),
         ("kueue", {POD + "containers__0__resources": {}}, "a queue counts requests, and its pods have none"),
@@ -186,6 +126,21 @@ POD = WORKERS + "template__spec__template__spec__"
 def test_rules_between_fields(variant, changes, said):
     wrong = check.problems_of(edit(variant, **changes))
     assert any(re.search(said, each) for each in wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"spec__replicatedJobs__1__replicas": 3}, "--instance_count=2, there are 3 slices"),
+        ({POD + "initContainers__0__args__1": "--gcs_scratch_location=gs://a"}, "expected one bucket for all servers"),
+        ({POD + "initContainers__1__ports__0__containerPort": 1}, r"pathways-proxy: serves at 29000 and opens \[1\]"),
+        ({POD + "containers__0__env__2__value": "tpu"}, "main: JAX_PLATFORMS is 'tpu', expected 'proxy'"),
+    ],
+)
+def test_the_servers_of_pathways_find_each_other(changes, said):
+    text = to_yaml(edit("pathways", **changes))
+    with pytest.raises(KanawaError, match=said):
+        VARIANTS["pathways"][0].build().check_files({"jobset.yaml": text})
 
 
 def test_order_is_told_one_way():
@@ -229,9 +184,7 @@ def test_order_is_told_one_way():
 )
 def test_what_a_cluster_can_t_give_is_told_before_anything_is_submitted(config, fields, said):
     wanted = job(**{"target": "v5p-16", "slices": 1, "hosts_per_slice": 4, **fields})
-    with pytest.raises(KanawaError) as error:
-        config.build().check(wanted)
-    assert said in str(error.value)
+    assert said in refusal(config, wanted)
 
 
 def test_a_missing_client_is_told(monkeypatch, tmp_path):
@@ -261,18 +214,11 @@ def test_what_a_status_means(status, labels, state):
 # --- replicas of a server ---------------------------------------------------------------------------------------------
 
 
-def served(**fields):
-    given = {"command": ["kanawa", "serve", "gs://b/seven", "--on", "h100-8"], "run": "gs://b/seven", "is_gang": False}
-    return job(**{**given, "target": "h100-8", "replicas": 3, "grace_seconds": 60, **fields})
-
-
 def test_replicas_are_a_deployment_with_a_service():
     adapter = DeploymentLauncher.Config(api_keys="clients", namespace="ml").build()
     adapter.check(served())
-    golden, text = GOLDEN / "deployment.yaml", adapter.render(served())["deployment.yaml"]
-    if os.environ.get("KANAWA_UPDATE_GOLDENS"):
-        golden.write_text(text)
-    assert text == golden.read_text(), "KANAWA_UPDATE_GOLDENS=1 writes it anew"
+    text = adapter.render(served())["deployment.yaml"]
+    check_golden("deployment.yaml", text)
     deployment, service = yaml.safe_load_all(text)
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
@@ -286,17 +232,4 @@ def test_replicas_are_a_deployment_with_a_service():
     ],
 )
 def test_what_a_deployment_can_t_give(fields, said):
-    with pytest.raises(KanawaError) as error:
-        DeploymentLauncher.Config().build().check(served(**fields))
-    assert said in str(error.value)
-
-
-def test_mutated_deployments_are_refused():
-    rng, taken = random.Random(5), []
-    items = DeploymentLauncher.Config(api_keys="clients").build().manifest(served())["items"]
-    for index in range(200):
-        which = index % 2
-        wrong, mistake = mutated(items[which], rng)
-        if not check.serving_problems(*(wrong if each == which else items[each] for each in range(2))):
-            taken.append(mistake)
-    assert len(taken) <= 10, taken
+    assert said in refusal(DeploymentLauncher.Config(), served(**fields))

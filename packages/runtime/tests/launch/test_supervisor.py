@@ -43,12 +43,12 @@ def job(tmp_path, plan, **fields):
     return Job(name="gang", command=command, run=str(tmp_path), processes_per_host=count, **{"retries": 5, **fields})
 
 
-def supervise(tmp_path, plan, **fields):
+def supervise(tmp_path, plan, settle_seconds=60.0, **fields):
     told = []
     folder = folder_of(tmp_path)
     folder.mkdir(exist_ok=True)
     wanted = job(tmp_path, plan, **fields)
-    code = Supervisor(wanted, folder, told.append, settle_seconds=0.5, backoff_seconds=0.01).run()
+    code = Supervisor(wanted, folder, told.append, settle_seconds=settle_seconds, backoff_seconds=0.01).run()
     return code, told, read_state(folder)
 
 
@@ -74,7 +74,7 @@ def test_all_start_again_when_one_is_killed(tmp_path):
 
 
 def test_one_that_hangs_when_another_is_lost_is_killed_with_its_children(tmp_path):
-    code, told, _ = supervise(tmp_path, "hang,0;kill,0")
+    code, told, _ = supervise(tmp_path, "hang,0;kill,0", settle_seconds=0.5)
     assert code == 0
     assert told[0] == "processes 0 haven't ended in time: they are killed"
     assert not alive(int((tmp_path / "child-0").read_text()))

@@ -3,6 +3,7 @@
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 from kanawa.composition.target import parse_target
 from kanawa.errors import UsageError
@@ -12,8 +13,6 @@ from kanawa_runtime.launch.job import NAME, Job
 
 #: A server answers what it has for 30 s (server.drain_seconds) once routers have left it.
 SERVER_GRACE_SECONDS = 60
-
-
 #: What only training takes, as options and as names in the arguments.
 _OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused")
 
@@ -48,16 +47,9 @@ def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = 
         slices=target.slices,
         hosts_per_slice=hosts,
         processes_per_host=processes,
-        image=args.image or "",
-        environment=_pairs(args.env, "--env"),
-        resources=_pairs(args.resource, "--resource"),
-        spot=args.spot,
-        queue=args.queue or "",
-        priority=args.priority or "",
         grace_seconds=measured_grace(run).seconds if args.grace is None else args.grace,
-        retries=args.retries,
         run=run,
-        spares=args.spares,
+        **_treatment(args),
     )
 
 
@@ -78,18 +70,25 @@ def _serving(args: argparse.Namespace) -> Job:
         is_gang=False,
         slices=target.slices,
         hosts_per_slice=target.hosts // target.slices,
-        image=args.image or "",
-        environment=_pairs(args.env, "--env"),
-        resources=_pairs(args.resource, "--resource"),
-        spot=args.spot,
-        queue=args.queue or "",
-        priority=args.priority or "",
         grace_seconds=SERVER_GRACE_SECONDS if args.grace is None else args.grace,
-        retries=args.retries,
         run=args.experiment,
-        spares=args.spares,
+        **_treatment(args),
         replicas=1 if args.replicas is None else args.replicas,
     )
+
+
+def _treatment(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the fields of a job that are asked for alike, whether it trains or serves."""
+    return {
+        "image": args.image or "",
+        "environment": _pairs(args.env, "--env"),
+        "resources": _pairs(args.resource, "--resource"),
+        "spot": args.spot,
+        "queue": args.queue or "",
+        "priority": args.priority or "",
+        "retries": args.retries,
+        "spares": args.spares,
+    }
 
 
 def _command(args: argparse.Namespace, run: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 import abc
 import dataclasses
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from kanawa_runtime.launch.errors import JobError
 from kanawa_runtime.launch.job import Job, problems_of_any
 
 State = Literal["queued", "running", "restarting", "done", "failed", "cancelled", "unknown"]
+#: Names of variables that are secrets wherever they occur; a path of a file with credentials isn't one.
+_SECRET = re.compile(r"(?i)(^|_)(token|password|passwd|secret|(api|secret|access|private|secret_access)_?keys?)$")
 ENDED: frozenset[State] = frozenset({"done", "failed", "cancelled"})
 
 
@@ -60,8 +63,10 @@ class Launcher(Configurable):
     `render` is pure: the same job gives the same files, without asking the engine. The other methods name a job by what
     `submit` returned. `watched` says whether `kanawa launch` stays until the end unless told otherwise, `serves`
     whether it runs replicas of `kanawa serve` in place of `kanawa train`, `is_here` whether jobs run on this machine.
+    `secrets_by` says in messages how a secret reaches the processes without a file of ours.
     """
 
+    secrets_by = "give it by the engine's own means"
     watched = False
     is_here = False
     serves = False
@@ -73,6 +78,10 @@ class Launcher(Configurable):
     @abc.abstractmethod
     def render(self, job: Job) -> dict[str, str]:
         """Returns the files that describe the job to the engine, by name."""
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for files that the engine would refuse or misread: of `render`, or changed since."""
+        del files
 
     @abc.abstractmethod
     def submit(self, job: Job, folder: Path) -> str:
@@ -97,9 +106,13 @@ class Launcher(Configurable):
 
     def check(self, job: Job) -> None:
         """Raises JobError with all that is wrong with the job."""
-        wrong = [*problems_of_any(job), *self.problems(job)]
+        wrong = [*problems_of_any(job), *self._secrets_in_clear(job), *self.problems(job)]
         if wrong:
             raise JobError(self.engine, wrong)
+
+    def _secrets_in_clear(self, job: Job) -> Iterator[str]:
+        for name in filter(_SECRET.search, job.environment):
+            yield f"environment variable {name} would stand in clear in the job's files; {self.secrets_by}"
 
     @property
     def engine(self) -> str:

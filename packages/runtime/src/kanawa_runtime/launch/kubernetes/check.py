@@ -3,7 +3,7 @@
 from typing import Any
 
 from kanawa_runtime.launch.kubernetes.deployment import DEPLOYMENT, SERVICE
-from kanawa_runtime.launch.kubernetes.rules import broken_rules, pod_rules
+from kanawa_runtime.launch.kubernetes.rules import broken_rules, pod_rules, process_rules
 from kanawa_runtime.launch.kubernetes.schema import JOB_SET
 from kanawa_runtime.launch.strict import schema_problems
 
@@ -21,6 +21,8 @@ def serving_problems(deployment: Any, service: Any) -> list[str]:
         return wrong
     template, selected = deployment["spec"]["template"], deployment["spec"]["selector"]["matchLabels"]
     wrong = list(pod_rules(template["spec"], "spec.template"))
+    for container in template["spec"]["containers"]:
+        wrong += process_rules(container, deployment["metadata"]["name"], ("KANAWA_JOB",))
     for what, selector in (("Deployment", selected), ("Service", service["spec"]["selector"])):
         if not selector.items() <= template["metadata"]["labels"].items():
             wrong.append(f"the {what} selects {selector}, its pods have {template['metadata']['labels']}")

@@ -9,10 +9,13 @@ from typing import Any
 
 from kanawa_runtime.launch.job import Job, device_environment
 from kanawa_runtime.launch.kubernetes.accelerators import accelerator
-from kanawa_runtime.launch.kubernetes.jobset import named, pod, resources
+from kanawa_runtime.launch.kubernetes.container import asked, from_secret, literal, named, resources
+from kanawa_runtime.launch.kubernetes.jobset import pod
 from kanawa_runtime.launch.kubernetes.policy import MAIN
 from kanawa_runtime.launch.kubernetes.schema import (
+    ENV,
     LABEL_VALUE,
+    LINE,
     MOUNT,
     NAME,
     PORT,
@@ -20,9 +23,7 @@ from kanawa_runtime.launch.kubernetes.schema import (
     REQUIREMENTS,
     SUBDOMAIN,
     TOLERATION,
-    VARIABLE,
     VOLUME,
-    WORDS,
     integer,
     list_of,
     map_of,
@@ -62,15 +63,14 @@ def deployment(job: Job, cfg: Any, cloud: str) -> list[dict[str, Any]]:
 
 def _server(job: Job, cfg: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     listen = ["--host", "0.0.0.0", "--port", str(SERVER_PORT)]
-    environment = named({"KANAWA_JOB": job.name} | device_environment(job) | dict(job.environment))
+    environment = [*named({"KANAWA_JOB": job.name} | device_environment(job)), *asked(job, cfg)]
     if cfg.api_keys:
-        reference = {"name": cfg.api_keys, "key": "keys"}
-        environment.append({"name": "KANAWA_API_KEYS", "valueFrom": {"secretKeyRef": reference}})
+        environment.append(from_secret("KANAWA_API_KEYS", f"{cfg.api_keys}/keys"))
     return {
         "name": MAIN,
         "image": job.image,
         # In place of the shell, so that SIGTERM reaches it.
-        "command": ["sh", "-c", shlex.join(["exec", *job.command, *listen])],
+        "command": ["sh", "-c", literal(shlex.join(["exec", *job.command, *listen]))],
         "env": environment,
         "resources": wanted,
         "ports": [{"containerPort": SERVER_PORT}],
@@ -91,13 +91,6 @@ def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
     }
 
 
-_SECRET = strict_object({"secretKeyRef": strict_object({"name": text_like(SUBDOMAIN), "key": WORDS})})
-_ENV = {
-    "oneOf": [
-        strict_object({"name": text_like(VARIABLE), "value": {"type": "string"}}),
-        strict_object({"name": text_like(VARIABLE), "valueFrom": _SECRET}),
-    ]
-}
 _PROBE = strict_object(
     {
         "httpGet": strict_object({"path": one_of("/ready", "/health"), "port": one_of(SERVER_PORT)}),
@@ -106,13 +99,14 @@ _PROBE = strict_object(
         "failureThreshold": integer(1),
     }
 )
-_STOP = strict_object({"preStop": strict_object({"exec": strict_object({"command": list_of(WORDS, 1)})})})
+_SLEEP = one_of(["sleep", str(UNROUTED_SECONDS)])
+_STOP = strict_object({"preStop": strict_object({"exec": strict_object({"command": _SLEEP})})})
 _CONTAINER = strict_object(
     {
         "name": NAME,
         "image": text_like(r"^[^\s]+$"),
-        "command": list_of(WORDS, 1),
-        "env": list_of(_ENV),
+        "command": LINE,
+        "env": list_of(ENV),
         "resources": REQUIREMENTS,
         "ports": list_of(PORT, 1, unique=True),
         "startupProbe": _PROBE,

@@ -5,11 +5,11 @@ from typing import Any
 
 from kanawa_runtime.launch.job import Job, device_environment, joining
 from kanawa_runtime.launch.kubernetes.accelerators import Accelerator, accelerator, slice_environment
+from kanawa_runtime.launch.kubernetes.container import asked, from_label, literal, named, resources
 from kanawa_runtime.launch.kubernetes.policy import MAIN, SPARES, WORKERS, job_set_policy, pod_policy, spare_policy
 
 API = "jobset.x-k8s.io/v1alpha2"
 PORT = 8476
-_LABEL = "metadata.labels['jobset.sigs.k8s.io/{}']"
 
 
 def job_set(job: Job, cfg: Any, cloud: str) -> dict[str, Any]:
@@ -58,12 +58,13 @@ def _workers(job: Job, cfg: Any, needs: Accelerator) -> dict[str, Any]:
         {"name": "KANAWA_JOB", "value": job.name},
         from_label("KANAWA_SLICE", "job-index"),
         from_label("KANAWA_ATTEMPT", "restart-attempt"),
-        *named(slice_environment(job, host_name(job)) | device_environment(job) | dict(job.environment)),
+        *named(slice_environment(job, host_name(job)) | device_environment(job)),
+        *asked(job, cfg),
     ]
     container = {
         "name": MAIN,
         "image": job.image,
-        "command": ["sh", "-c", line],
+        "command": ["sh", "-c", literal(line)],
         "env": environment,
         "resources": resources(job, needs),
     }
@@ -125,22 +126,6 @@ def pod(job: Job, cfg: Any, needs: Accelerator, container: dict[str, Any], prior
     if cfg.topology:
         template["metadata"] = {"annotations": {"kueue.x-k8s.io/podset-required-topology": cfg.topology}}
     return template
-
-
-def resources(job: Job, needs: Accelerator) -> dict[str, Any]:
-    """Returns requests and limits, alike: devices can't be overcommitted, and Kueue counts requests."""
-    wanted = {**needs.resources, **job.resources}
-    return {"requests": wanted, "limits": wanted} if wanted else {}
-
-
-def from_label(name: str, label: str) -> dict[str, Any]:
-    """Returns a variable that holds what JobSet writes on each pod."""
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": _LABEL.format(label)}}}
-
-
-def named(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns variables as containers take them."""
-    return [{"name": name, "value": value} for name, value in environment.items()]
 
 
 def _volumes(cfg: Any, needs: Accelerator) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -1,8 +1,9 @@
 """`jobset` and `pathways`: jobs on Kubernetes by kubectl."""
 
 import json
+import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,15 @@ from kanawa_runtime.launch.kubernetes.accelerators import cloud_of
 from kanawa_runtime.launch.kubernetes.check import problems_of, serving_problems
 from kanawa_runtime.launch.kubernetes.deployment import UNROUTED_SECONDS, deployment
 from kanawa_runtime.launch.kubernetes.jobset import job_set
-from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, pathways_set
+from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, pathways_problems, pathways_set
 from kanawa_runtime.launch.kubernetes.policy import MAIN
+from kanawa_runtime.launch.kubernetes.schema import SECRET_KEY, SUBDOMAIN, VARIABLE
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.yaml_text import to_yaml
+from kanawa_runtime.launch.yaml_text import documents, from_yaml, to_yaml
 
 _KUBECTL = "install kubectl and log in to the cluster"
 _FILE, _SERVING = "jobset.yaml", "deployment.yaml"
+_PLACE = re.compile(f"{SUBDOMAIN[:-1]}/{SECRET_KEY[1:]}")
 _STATES: dict[str, State] = {"Completed": "done", "Failed": "failed", "Suspended": "queued"}
 
 
@@ -37,10 +40,14 @@ class KubernetesLauncher(Launcher, abstract=True):
         node_selector: dict[str, str] = {}
         tolerations: list[str] = []
         service_account: str = ""
+        #: Variable to SECRET/KEY, an entry of a Secret of the namespace: {"WANDB_API_KEY": "wandb/key"}.
+        secrets: dict[str, str] = {}
         #: Node label within one value of which Kueue must place a slice.
         topology: str = ""
         #: How long the cluster remembers a job that ended.
         keep_seconds: Count = 604_800
+
+    secrets_by = 'give --option \'secrets={"NAME": "SECRET/KEY"}\', an entry of a Secret of the cluster'
 
     @abstractmethod
     def manifest(self, job: Job) -> dict[str, Any]:
@@ -48,11 +55,15 @@ class KubernetesLauncher(Launcher, abstract=True):
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns the manifest, which was checked against schema and rules; raises JobError where it breaks one."""
-        manifest = self.manifest(job)
-        wrong = problems_of(manifest)
+        files = {_FILE: to_yaml(self.manifest(job))}
+        self.check_files(files)
+        return files
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a manifest that the cluster would refuse, or that isn't a gang's."""
+        wrong = problems_of(from_yaml(files[_FILE]))
         if wrong:
             raise JobError(self.engine, wrong)
-        return {_FILE: to_yaml(manifest)}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what a pod can't do."""
@@ -68,6 +79,11 @@ class KubernetesLauncher(Launcher, abstract=True):
         cloud = cloud_of(target(job), self.config.cloud)
         if job.spot and not cloud:
             yield "spot: which nodes are reclaimable depends on the cloud; give --option cloud=gke or cloud=eks"
+        for name, place in self.config.secrets.items():
+            if not (re.fullmatch(VARIABLE, name) and _PLACE.fullmatch(place)):
+                yield f"secret {name}={place!r}: expected SECRET/KEY for a variable, such as WANDB_API_KEY=wandb/key"
+            if name in job.environment:
+                yield f"{name} is given by --env and by a Secret; leave --env {name} out"
         if target(job).device.platform == "cpu" and not job.resources:
             yield "resources are empty: a CPU pod gets next to nothing; give --resource cpu=8 --resource memory=32Gi"
 
@@ -152,11 +168,20 @@ class DeploymentLauncher(KubernetesLauncher):
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns the manifests; raises JobError where one breaks its schema."""
-        items = self.manifest(job)["items"]
-        wrong = serving_problems(*items)
+        files = {_SERVING: "---\n".join(to_yaml(item) for item in self.manifest(job)["items"])}
+        self.check_files(files)
+        return files
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for manifests that the cluster would refuse, or that don't belong together."""
+        items = documents(files[_SERVING])
+        wrong = (
+            serving_problems(*items)
+            if len(items) == 2
+            else [f"{len(items)} objects, expected a Deployment and a Service"]
+        )
         if wrong:
             raise JobError(self.engine, wrong)
-        return {_SERVING: "---\n".join(to_yaml(item) for item in items)}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what a Deployment can't do."""
@@ -212,6 +237,13 @@ class PathwaysLauncher(KubernetesLauncher):
         """Returns the JobSet."""
         return pathways_set(job, self.config, "gke")
 
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a manifest that the cluster would refuse, or whose servers wouldn't find each other."""
+        super().check_files(files)
+        wrong = list(pathways_problems(from_yaml(files[_FILE])))
+        if wrong:
+            raise JobError(self.engine, wrong)
+
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Pathways can't do."""
         yield from super().problems(job)
@@ -227,7 +259,9 @@ class PathwaysLauncher(KubernetesLauncher):
 def status_of(job_set: dict[str, Any]) -> Status:
     """Returns what a JobSet's status means; `permanent` failures and used-up restarts are both "failed"."""
     status = job_set.get("status", {})
-    restarts = int(status.get("restarts", 0))
+    every = int(status.get("restarts", 0))
+    restarts = int(status.get("restartsCountTowardsMax", every))
+    stops = every - restarts
     for condition in status.get("conditions", ()):
         if condition.get("status") == "True" and condition.get("type") in _STATES:
             state = _STATES[condition["type"]]
@@ -237,11 +271,11 @@ def status_of(job_set: dict[str, Any]) -> Status:
                 and not job_set["metadata"]["labels"].get("kueue.x-k8s.io/queue-name")
             ):
                 state = "cancelled"
-            return Status(state, restarts, None, condition.get("message", ""))
+            return Status(state, restarts, None, condition.get("message", ""), stops)
     jobs = status.get("replicatedJobsStatus", ())
     told = ", ".join(f"{each['name']}: {each.get('ready', 0)} ready, {each.get('failed', 0)} failed" for each in jobs)
     running = any(each.get("ready") or each.get("active") for each in jobs)
-    return Status("running" if running else "queued", restarts, None, told)
+    return Status("running" if running else "queued", restarts, None, told, stops)
 
 
 def _inside(run: str, path: str) -> bool:

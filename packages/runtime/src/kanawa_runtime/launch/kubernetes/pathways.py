@@ -4,12 +4,15 @@ The controller outlives its workers, so there is no gang: a worker that is lost 
 arguments are those of Google's public description of Pathways on Cloud; never run here.
 """
 
+import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.kubernetes.accelerators import Accelerator, accelerator
-from kanawa_runtime.launch.kubernetes.jobset import envelope, from_label, host_name, named, pod, replicated, resources
+from kanawa_runtime.launch.kubernetes.container import asked, from_label, literal, named, resources
+from kanawa_runtime.launch.kubernetes.jobset import envelope, host_name, pod, replicated
 from kanawa_runtime.launch.kubernetes.policy import MAIN, WORKERS, pod_policy
 
 HEAD = "head"
@@ -30,7 +33,7 @@ def _head(job: Job, cfg: Any) -> dict[str, Any]:
     container = {
         "name": MAIN,
         "image": job.image,
-        "command": ["sh", "-c", shlex.join(["exec", *job.command])],
+        "command": ["sh", "-c", literal(shlex.join(["exec", *job.command]))],
         "env": [
             {"name": "KANAWA_JOB", "value": job.name},
             from_label("KANAWA_ATTEMPT", "restart-attempt"),
@@ -40,15 +43,15 @@ def _head(job: Job, cfg: Any) -> dict[str, Any]:
                     "JAX_BACKEND_TARGET": f"grpc://127.0.0.1:{PROXY_PORT}",
                     "XCLOUD_ENVIRONMENT": "GCP",
                 }
-                | dict(job.environment)
             ),
+            *asked(job, cfg),
         ],
         "resources": {},
     }
-    scratch = f"--gcs_scratch_location={cfg.scratch}"
+    scratch = f"--gcs_scratch_location={literal(cfg.scratch)}"
     manager = [
         f"--server_port={MANAGER_PORT}",
-        f"--gcs_scratch_location={cfg.scratch}",
+        f"--gcs_scratch_location={literal(cfg.scratch)}",
         "--node_type=resource_manager",
         f"--instance_count={job.slices}",
         f"--instance_type={INSTANCES.get(wanted.device.name, wanted.device.name)}:{wanted.topology}",
@@ -72,7 +75,7 @@ def _workers(job: Job, cfg: Any, needs: Accelerator) -> dict[str, Any]:
         "args": [
             f"--server_port={WORKER_PORT}",
             f"--resource_manager_address={host_name(job, HEAD)}:{MANAGER_PORT}",
-            f"--gcs_scratch_location={cfg.scratch}",
+            f"--gcs_scratch_location={literal(cfg.scratch)}",
         ],
         "env": [
             from_label("MEGASCALE_SLICE_ID", "job-index"),
@@ -96,3 +99,40 @@ def _server(name: str, image: str, arguments: list[str], port: int, environment:
         "resources": {},
         "ports": [{"containerPort": port}],
     }
+
+
+def pathways_problems(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yields where the servers of Pathways contradict each other: they find one another by port, and share a bucket."""
+    jobs = {job["name"]: job for job in manifest["spec"]["replicatedJobs"]}
+    if set(jobs) != {HEAD, WORKERS}:
+        yield f"spec.replicatedJobs: {sorted(jobs)}, expected {HEAD} and {WORKERS}"
+        return
+    head, workers = (jobs[name]["template"]["spec"]["template"]["spec"] for name in (HEAD, WORKERS))
+    servers = {each["name"]: each for each in (*head.get("initContainers", ()), *workers["containers"])}
+    missing = sorted({"pathways-rm", "pathways-proxy", "pathways-worker"} - set(servers))
+    if missing:
+        yield f"there is no container {', '.join(missing)}"
+        return
+    told = {name: _arguments(server) for name, server in servers.items()}
+    for name, port in (("pathways-rm", MANAGER_PORT), ("pathways-proxy", PROXY_PORT), ("pathways-worker", WORKER_PORT)):
+        opened = [each["containerPort"] for each in servers[name].get("ports", ())]
+        if told[name].get("--server_port") != str(port) or opened != [port]:
+            yield f"{name}: serves at {told[name].get('--server_port')} and opens {opened}, expected {port}"
+    scratch = {arguments.get("--gcs_scratch_location", "") for arguments in told.values()}
+    if len(scratch) != 1 or not re.fullmatch(r"gs://\S+", next(iter(scratch))):
+        yield f"--gcs_scratch_location is {sorted(scratch)}, expected one bucket for all servers"
+    slices = str(jobs[WORKERS]["replicas"])
+    if told["pathways-rm"].get("--instance_count") != slices:
+        yield f"pathways-rm: --instance_count={told['pathways-rm'].get('--instance_count')}, there are {slices} slices"
+    variables = {each["name"]: each.get("value", "") for each in servers["pathways-worker"]["env"]}
+    if variables.get("MEGASCALE_NUM_SLICES") != slices or "MEGASCALE_SLICE_ID" not in variables:
+        yield f"pathways-worker: MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID are those of {slices} slices"
+    (main, *_) = head["containers"]
+    given = {each["name"]: each.get("value", "") for each in main["env"]}
+    for name, value in (("JAX_PLATFORMS", "proxy"), ("JAX_BACKEND_TARGET", f"grpc://127.0.0.1:{PROXY_PORT}")):
+        if given.get(name) != value:
+            yield f"{main['name']}: {name} is {given.get(name)!r}, expected {value!r}"
+
+
+def _arguments(container: dict[str, Any]) -> dict[str, str]:
+    return dict(text.partition("=")[::2] for text in container.get("args", ()))

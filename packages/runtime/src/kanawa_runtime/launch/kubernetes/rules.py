@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from kanawa_runtime.exit_codes import permanent_codes
-from kanawa_runtime.launch.kubernetes.policy import GAVE_UP
+from kanawa_runtime.exit_codes import STOPPED, permanent_codes
+from kanawa_runtime.launch.command import line_problems
+from kanawa_runtime.launch.kubernetes.policy import COUNTED, FAILED, FREE, GAVE_UP, RULE_MESSAGE
 
 _MOST_NAME = 63
 #: What Kubernetes appends to the name of a pod.
@@ -30,6 +31,22 @@ def broken_rules(manifest: Tree) -> Iterator[str]:
     yield from _order(spec, list(jobs))
     yield from _gang(manifest, jobs)
     yield from _queue(manifest, jobs)
+    for name in dict.fromkeys(spec["successPolicy"]["targetReplicatedJobs"]):
+        pods = jobs[name]["template"]["spec"]["template"]["spec"] if name in jobs else {"containers": []}
+        for container in pods["containers"]:
+            yield from process_rules(container, manifest["metadata"]["name"], ("KANAWA_JOB", "KANAWA_ATTEMPT"))
+
+
+def process_rules(container: Tree, name: str, needed: tuple[str, ...]) -> Iterator[str]:
+    """Yields what is wrong with the container in which a process of ours runs: its command, and what it is told."""
+    variables = {each["name"]: each.get("value", "") for each in container["env"]}
+    for variable in needed:
+        if variable not in variables:
+            yield f"{container['name']}: {variable} isn't set"
+    if variables.get("KANAWA_JOB", name) != name:
+        yield f"{container['name']}: KANAWA_JOB is {variables['KANAWA_JOB']!r}, the object is called {name!r}"
+    line = container["command"][-1] if "command" in container else ""
+    yield from (f"{container['name']}: {problem}" for problem in line_problems(line.replace("$$", "$")))
 
 
 def _names(name: str, job: Tree, where: str) -> Iterator[str]:
@@ -59,8 +76,15 @@ def _pod_failure(spec: Tree, where: str) -> Iterator[str]:
             continue
         if codes["containerName"] not in containers:
             yield f"{where}.podFailurePolicy: no container {codes['containerName']!r}; there are {sorted(containers)}"
-        if codes["values"] != list(permanent_codes()):
-            yield f"{where}.podFailurePolicy: the codes aren't 1 to 126 without 42, those that no restart would mend"
+        if codes["values"] not in (list(permanent_codes()), [STOPPED]):
+            yield (
+                f"{where}.podFailurePolicy: the codes are neither 1 to 126 without {STOPPED}, which no restart would "
+                f"mend, nor {STOPPED}, a stop that saved everything"
+            )
+    if any("onPodConditions" in rule and rule["action"] != "Ignore" for rule in rules) and not any(
+        "onExitCodes" in rule for rule in rules
+    ):
+        yield f"{where}.podFailurePolicy: an eviction fails pods that only hold hosts; expected Ignore"
     if not spec["backoffLimit"] and not any("onExitCodes" in rule for rule in rules):
         yield f"{where}: backoffLimit 0 without a podFailurePolicy on exit codes restarts what can't be mended"
 
@@ -75,12 +99,25 @@ def pod_rules(pod: Tree, where: str) -> Iterator[str]:
     for container in everyone:
         own = f"{where}.{container['name']}"
         yield from _twice((each["name"] for each in container["env"]), f"{own}: variable")
+        yield from _references(container["env"], own)
         mounts = container.get("volumeMounts", ())
         yield from _twice((mount["mountPath"] for mount in mounts), f"{own}: mountPath")
         yield from (f"{own}: no volume {m['name']!r}; there are {volumes}" for m in mounts if m["name"] not in volumes)
         mounted |= {mount["name"] for mount in mounts}
         yield from _resources(container["resources"], pod, own)
     yield from (f"{where}: volume {name!r} is mounted nowhere" for name in volumes if name not in mounted)
+
+
+def _references(variables: list[Tree], where: str) -> Iterator[str]:
+    """Yields the `$(NAME)` that Kubernetes would leave as they are: it knows what stands before a variable only."""
+    known: set[str] = set()
+    for variable in variables:
+        # Twice the sign stands for one of it, which begins nothing.
+        asked = re.findall(r"\$\(([^)]*)\)", variable.get("value", "").replace("$$", ""))
+        unknown = sorted(set(asked) - known)
+        if unknown:
+            yield f"{where}: {variable['name']} is made of {', '.join(unknown)}, not set before it; write $$( for $("
+        known.add(variable["name"])
 
 
 def _resources(resources: Tree, pod: Tree, where: str) -> Iterator[str]:
@@ -108,8 +145,37 @@ def _policies(spec: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
     yield from (
         f"spec.{where}: no replicated job {n!r}; there are {sorted(jobs)}" for where, n in named if n not in jobs
     )
-    if not any(rule["action"] == "FailJobSet" and rule["onJobFailureReasons"] == [GAVE_UP] for rule in rules):
-        yield f"spec.failurePolicy: no rule FailJobSet on {GAVE_UP} alone: what is permanent would be started again"
+    for name in dict.fromkeys(spec["successPolicy"]["targetReplicatedJobs"]):
+        if name in jobs:
+            yield from _outcomes(rules, name, jobs[name]["template"]["spec"].get("podFailurePolicy", {"rules": []}))
+
+
+def _outcomes(rules: list[Tree], name: str, policy: Tree) -> Iterator[str]:
+    """Yields each end of a pod on which the set would do something else than the table says."""
+    wanted = [("a lost process", "BackoffLimitExceeded", "", COUNTED)]
+    kinds = {"permanent": False, "stopped": False, "disrupted": False}
+    for index, rule in enumerate(policy["rules"]):
+        values = rule.get("onExitCodes", {}).get("values")
+        kind = "disrupted" if values is None else "stopped" if values == [STOPPED] else "permanent"
+        kinds[kind] |= rule["action"] == "FailJob"
+        wanted.append((f"a {kind} pod", GAVE_UP, RULE_MESSAGE.format(index), FAILED if kind == "permanent" else FREE))
+    missing = [kind for kind, is_there in kinds.items() if not is_there]
+    if missing:
+        yield f"{name}: podFailurePolicy has no rule FailJob for pods that are {', '.join(missing)}"
+    for what, reason, message, action in wanted:
+        given = outcome(rules, name, reason, message)
+        if given != action:
+            yield f"spec.failurePolicy: {what} of {name!r} gives {given}, expected {action}"
+
+
+def outcome(rules: list[Tree], name: str, reason: str, message: str) -> str:
+    """Returns what a JobSet does about a failed Job: the action of the first rule that it fits."""
+    for rule in rules:
+        patterns = rule.get("onJobFailureMessagePatterns", ())
+        says = not patterns or any(re.search(pattern, message) for pattern in patterns)
+        if says and reason in rule["onJobFailureReasons"] and name in rule["targetReplicatedJobs"]:
+            return str(rule["action"])
+    return COUNTED
 
 
 def _coordinator(spec: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
@@ -149,7 +215,7 @@ def _gang(manifest: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
             if address and int(address[2]) not in [port["containerPort"] for port in container.get("ports", ())]:
                 yield f"{job['name']}: --coordinator's port {address[2]} isn't among the container's ports"
             known = {each["name"] for each in container["env"]} | {"JOB_COMPLETION_INDEX"}
-            index = re.search(r"--process-id \$\(\((.*?)\)\)", line)
+            index = re.search(r"--process-id \$\$\(\((.*?)\)\)", line)
             unknown = set(re.findall(r"[A-Z_]{2,}", index[1] if index else "")) - known
             yield from (
                 f"{job['name']}: --process-id reads {variable}, which isn't set" for variable in sorted(unknown)

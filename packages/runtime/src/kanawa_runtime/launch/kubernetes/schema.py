@@ -56,25 +56,27 @@ NAME = text_like(LABEL)
 _AMOUNTS = map_of(QUALIFIED, text_like(_QUANTITY))
 REQUIREMENTS = {"anyOf": [strict_object({"requests": _AMOUNTS, "limits": _AMOUNTS}), strict_object({})]}
 _FIELD_PATH = text_like(r"^metadata\.(labels|annotations)\['[a-z0-9./-]+'\]$")
-_ENV = {
+SECRET_KEY = r"^[-._a-zA-Z0-9]{1,253}$"
+_SOURCES = (
+    strict_object({"fieldRef": strict_object({"fieldPath": _FIELD_PATH})}),
+    strict_object({"secretKeyRef": strict_object({"name": text_like(SUBDOMAIN), "key": text_like(SECRET_KEY)})}),
+)
+ENV = {
     "oneOf": [
         strict_object({"name": text_like(VARIABLE), "value": {"type": "string"}}),
-        strict_object(
-            {
-                "name": text_like(VARIABLE),
-                "valueFrom": strict_object({"fieldRef": strict_object({"fieldPath": _FIELD_PATH})}),
-            }
-        ),
+        *(strict_object({"name": text_like(VARIABLE), "valueFrom": source}) for source in _SOURCES),
     ]
 }
-MOUNT = strict_object({"name": NAME, "mountPath": text_like(r"^/[^:]*$")})
+MOUNT = strict_object({"name": NAME, "mountPath": text_like(r"^/[^:\s]*$")})
 PORT = strict_object({"containerPort": integer(1, 65535)})
-_CONTAINER_REQUIRED = {"name": NAME, "image": text_like(r"^[^\s]+$"), "env": list_of(_ENV), "resources": REQUIREMENTS}
+_CONTAINER_REQUIRED = {"name": NAME, "image": text_like(r"^[^\s]+$"), "env": list_of(ENV), "resources": REQUIREMENTS}
 _CONTAINER_OPTIONAL = {"ports": list_of(PORT, 1, unique=True), "volumeMounts": list_of(MOUNT, 1, unique=True)}
-_ARGUMENTS = {"args": list_of(WORDS, 1)}
+_ARGUMENTS = {"args": list_of(WORDS, 1, unique=True)}
+#: A shell, whose one line becomes the process.
+LINE = {"type": "array", "prefixItems": [one_of("sh"), one_of("-c"), WORDS], "minItems": 3, "maxItems": 3}
 _CONTAINER = {
     "oneOf": [
-        strict_object({**_CONTAINER_REQUIRED, "command": list_of(WORDS, 1)}, _CONTAINER_OPTIONAL),
+        strict_object({**_CONTAINER_REQUIRED, "command": LINE}, _CONTAINER_OPTIONAL),
         strict_object({**_CONTAINER_REQUIRED, **_ARGUMENTS}, _CONTAINER_OPTIONAL),
     ]
 }
@@ -120,7 +122,7 @@ _CODE_RULE = strict_object(
     }
 )
 _CONDITION = strict_object({"type": one_of("DisruptionTarget"), "status": one_of("True")})
-_CONDITION_RULE = strict_object({"action": one_of("Ignore"), "onPodConditions": list_of(_CONDITION, 1)})
+_CONDITION_RULE = strict_object({"action": one_of("FailJob", "Ignore"), "onPodConditions": list_of(_CONDITION, 1)})
 _JOB = strict_object(
     {
         "completionMode": one_of("Indexed"),
@@ -147,7 +149,8 @@ _RULE = strict_object(
             unique=True,
         ),
         "targetReplicatedJobs": list_of(NAME, 1, unique=True),
-    }
+    },
+    {"onJobFailureMessagePatterns": list_of(WORDS, 1, unique=True)},
 )
 _DEPENDS = list_of(strict_object({"name": NAME, "status": one_of("Ready", "Complete")}), 1)
 _SPEC = strict_object(

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kanawa.config import NonNegative, Positive, to_json
@@ -16,6 +16,7 @@ from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.local import state
 from kanawa_runtime.launch.local.supervisor import Supervisor
+from kanawa_runtime.launch.record import job_record, read_job, read_json
 
 _START_SECONDS = 30.0
 _LOG_BYTES = 16_384
@@ -29,6 +30,7 @@ class LocalLauncher(Launcher):
 
     watched = True
     is_here = True
+    secrets_by = "export it in this shell, from which processes inherit it"
 
     class Config(Launcher.Config):
         poll_seconds: Positive = 0.2
@@ -43,7 +45,12 @@ class LocalLauncher(Launcher):
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns the job itself, which the supervisor reads."""
-        return {state.JOB: json.dumps(to_json(job), indent=1) + "\n"}
+        return {state.JOB: json.dumps(job_record(job), indent=1) + "\n"}
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a record that isn't a job for this machine."""
+        record = read_json(files[state.JOB], job_record(Job(name="a", command=["b"])), self.engine)
+        self.check(read_job(record, self.engine))
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what one machine can't do."""

@@ -85,7 +85,7 @@ class Supervisor:
         coordinator = f"127.0.0.1:{free_port()}"
         self._shown = 0
         ranks: list[subprocess.Popen[bytes]] = []
-        record = {"attempt": attempt, "started": time.time()}
+        record: dict[str, Any] = {"attempt": attempt, "started": time.time()}
         self.attempts.append(record)
         try:
             for index in range(processes(self.job)):

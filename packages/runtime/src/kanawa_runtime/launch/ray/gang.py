@@ -7,11 +7,11 @@ import threading
 import time
 from typing import Any
 
-from kanawa.config import from_json
-
 from kanawa_runtime.exit_codes import SIGNAL_BASE, STOPPED, gang_code, verdict
-from kanawa_runtime.launch.job import Job, processes
+from kanawa_runtime.launch.job import processes
+from kanawa_runtime.launch.launcher import ENDED
 from kanawa_runtime.launch.ray.member import Member
+from kanawa_runtime.launch.record import job_of
 from kanawa_runtime.launch.restarts import Restarts
 
 NAMESPACE = "kanawa"
@@ -21,19 +21,25 @@ _LOST = SIGNAL_BASE + signal.SIGKILL
 
 
 class Gang:
-    """Runs the attempts of a job on placement groups of Ray; `local/supervisor.py` does it on one machine."""
+    """Runs the attempts of a job on placement groups of Ray; `local/supervisor.py` does it on one machine.
+
+    Where the host of this actor is lost, Ray makes it anew elsewhere, and it goes on from what it kept in the cluster.
+    """
 
     def __init__(self, job: dict[str, Any], bundles: list[dict[str, float]], settings: dict[str, Any]) -> None:
         self._record = job
-        self._job: Job = from_json(job)
+        self._job = job_of(job)
         self._bundles = bundles
         self._settings = settings
         self._stopping = False
         self._facts: dict[str, Any] = {"state": "queued", "restarts": 0, "stops": 0, "exit_code": None, "detail": ""}
         self._said = ""
         self._members: list[Any] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._restarts = Restarts(self._job.retries, settings["backoff_seconds"], settings["most_backoff_seconds"])
+        self._was_lost = self._recall()
+        if self._facts["state"] not in ENDED:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
 
     def status(self) -> dict[str, Any]:
         """Returns the fields of a Status."""
@@ -50,6 +56,7 @@ class Gang:
     def stop(self) -> None:
         """Asks the gang to save and end; returns at once."""
         self._stopping = True
+        self._keep()
 
     def _run(self) -> None:
         try:
@@ -60,18 +67,36 @@ class Gang:
         except Exception as error:  # noqa: BLE001 - nobody reads this thread's traceback: whoever watches gets the words
             self._facts |= {"state": "failed", "detail": f"{type(error).__name__}: {error}"}
         self._facts.pop("pids", None)
-        keep(self._job.name, self._facts, self._said)
+        self._keep()
+
+    def _recall(self) -> bool:
+        """Takes up what the actor before this one kept, if there was one; returns whether it was lost at work."""
+        import ray
+
+        before = kept(self._job.name) if ray.get_runtime_context().was_current_actor_reconstructed else None
+        if before is None:
+            self._keep()
+            return False
+        self._facts, self._said, self._stopping = before["facts"], before["said"], before["stopping"]
+        self._restarts.lost, self._restarts.stops = self._facts["restarts"], self._facts["stops"]
+        return True
+
+    def _keep(self) -> None:
+        facts = {name: value for name, value in self._facts.items() if name != "pids"}
+        keep(self._job.name, {"facts": facts, "said": self._said, "stopping": self._stopping})
 
     def _attempts(self) -> int:
-        settings = self._settings
-        restarts = Restarts(self._job.retries, settings["backoff_seconds"], settings["most_backoff_seconds"])
+        restarts = self._restarts
         while True:
             began = time.monotonic()
-            codes = self._attempt()
+            # The members of an actor that was lost were lost with it.
+            codes = [_LOST] if self._was_lost else self._attempt()
+            self._was_lost = False
             delay = None if self._stopping else restarts.after(codes, time.monotonic() - began)
             if delay is None:
                 return gang_code(codes)
             self._facts |= {"state": "restarting", "restarts": restarts.lost, "stops": restarts.stops}
+            self._keep()
             deadline = time.monotonic() + delay
             while time.monotonic() < deadline:
                 if self._stopping:
@@ -161,16 +186,16 @@ def _asked(method: Any, *arguments: Any) -> Any:
         return _LOST
 
 
-def keep(name: str, facts: dict[str, Any], said: str) -> None:
-    """Keeps how a job ended in the cluster's own store, where it outlives the job's actors."""
+def keep(name: str, record: dict[str, Any]) -> None:
+    """Keeps how a job stands in the cluster's own store, where it outlives the job's actors."""
     from ray.experimental import internal_kv
 
-    record = json.dumps({"facts": facts, "said": said})
-    internal_kv._internal_kv_put(name.encode(), record.encode(), overwrite=True, namespace=NAMESPACE.encode())
+    text = json.dumps(record).encode()
+    internal_kv._internal_kv_put(name.encode(), text, overwrite=True, namespace=NAMESPACE.encode())
 
 
 def kept(name: str) -> dict[str, Any] | None:
-    """Returns how a job ended: {"facts", "said"}; None where the cluster knows of no such end."""
+    """Returns how a job stood last: {"facts", "said", "stopping"}; None where the cluster has had none of its name."""
     from ray.experimental import internal_kv
 
     record = internal_kv._internal_kv_get(name.encode(), namespace=NAMESPACE.encode())

@@ -2,23 +2,27 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kanawa.config import NonNegative, Positive, to_json
+from kanawa.config import NonNegative, Positive
 
 from kanawa_runtime.launch.errors import EngineError
-from kanawa_runtime.launch.job import Job, chips_per_host, hosts, target
+from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, Status
+from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
+from kanawa_runtime.launch.record import check_derived, job_record, read_job, read_json
 
 _FILE = "ray.json"
-_RESOURCE = {"gpu": "GPU", "tpu": "TPU", "neuron": "neuron_cores"}
+_ENTRIES = ("job", "bundles", "settings")
 _SECONDS = 60.0
 
 
 class RayLauncher(Launcher):
     """A gang of actors, one for each process, with a detached actor that restarts them; named by the job's name."""
+
+    secrets_by = "export it where Ray's nodes are started, from which processes inherit it"
 
     class Config(Launcher.Config):
         #: Of the cluster; "auto" is the one this machine belongs to.
@@ -35,6 +39,17 @@ class RayLauncher(Launcher):
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns what the detached actor is made with: the job, a bundle of resources a host, its settings."""
+        return {_FILE: json.dumps(self._facts(job), indent=1) + "\n"}
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a record that isn't a job for Ray, or asks for other bundles than its job needs."""
+        record = read_json(files[_FILE], _ENTRIES, self.engine)
+        job = read_job(record["job"], self.engine)
+        self.check(job)
+        for entry, derived in self._facts(job).items():
+            check_derived(record[entry], derived, entry, self.engine)
+
+    def _facts(self, job: Job) -> dict[str, Any]:
         cfg = self.config
         settings = {
             "settle_seconds": cfg.settle_seconds,
@@ -42,24 +57,11 @@ class RayLauncher(Launcher):
             "most_backoff_seconds": cfg.most_backoff_seconds,
             "runtime_env": {"image_uri": job.image} if job.image else {},
         }
-        facts = {"job": to_json(job), "bundles": [bundle(job)] * hosts(job), "settings": settings}
-        return {_FILE: json.dumps(facts, indent=1) + "\n"}
+        return dict(zip(_ENTRIES, (job_record(job), [bundle(job)] * hosts(job), settings), strict=True))
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Ray can't do."""
-        for name, given in (("queue", job.queue), ("priority", job.priority)):
-            if given:
-                yield f"{name} {given!r}: Ray has none, it places what fits; leave --{name} out"
-        if job.spot:
-            yield "spot: which nodes there are is the cluster's own configuration; leave --spot out"
-        if job.spares:
-            yield f"{job.spares} spares: every idle node of the cluster is one; leave --spares out"
-        if "://" not in job.run and not job.run.startswith("/"):
-            yield f"run {job.run!r}: every node must find it; give an absolute path on a shared disk, or a bucket"
-        wrong = sorted(name for name, amount in job.resources.items() if not _number(name, amount))
-        yield from (
-            f"resource {name}={job.resources[name]}: Ray takes numbers, and memory such as 64Gi" for name in wrong
-        )
+        yield from problems_of_ray(job, "every idle node of the cluster is one; leave --spares out")
 
     def submit(self, job: Job, folder: Path) -> str:
         """Starts the detached actor; one of this name that still runs is left as it is."""
@@ -73,6 +75,9 @@ class RayLauncher(Launcher):
             lifetime="detached",
             num_cpus=0,
             max_concurrency=8,
+            # Where its host is lost it starts elsewhere, and calls wait for it.
+            max_restarts=-1,
+            max_task_retries=-1,
             get_if_exists=True,
         )
         if self._gang(job.name) is None or self.status(job.name).ended:
@@ -84,18 +89,25 @@ class RayLauncher(Launcher):
         """Returns what the actor says, or what the cluster kept of its end."""
         ray = connected(self.config.address)
         gang = self._gang(name)
-        if gang is not None:
+        if gang is None:
+            return Status(**self._kept(name)["facts"])
+        try:
             facts = ray.get(gang.status.remote(), timeout=_SECONDS)
-        else:
-            facts = self._kept(name)["facts"]
-        facts.pop("pids", None)
-        return Status(**facts)
+        except ray.exceptions.RayError as error:
+            return Status("restarting", detail=f"its actor gives no answer: {type(error).__name__}")
+        return Status(**{key: value for key, value in facts.items() if key != "pids"})
 
     def logs(self, name: str) -> str:
         """Returns the newest of what the first process wrote."""
         ray = connected(self.config.address)
         gang = self._gang(name)
-        return ray.get(gang.logs.remote(), timeout=_SECONDS) if gang is not None else self._kept(name)["said"]
+        if gang is None:
+            return self._kept(name)["said"]
+        try:
+            return ray.get(gang.logs.remote(), timeout=_SECONDS)
+        except ray.exceptions.RayError as error:
+            message = f"the actor of {name} gives no answer ({type(error).__name__}): Ray may be starting it elsewhere"
+            raise EngineError(message) from error
 
     def cancel(self, name: str) -> None:
         """Asks the gang to save, waits until its processes have ended, and lets its actor go."""
@@ -155,24 +167,3 @@ def connected(address: str) -> Any:
             )
             raise EngineError(message) from error
     return ray
-
-
-def bundle(job: Job) -> dict[str, float]:
-    """Returns what one host of the placement group must have."""
-    wanted = target(job)
-    resources = {"CPU": 1.0} | {_NAMES.get(name, name): _number(name, amount) for name, amount in job.resources.items()}
-    kind = _RESOURCE.get(wanted.device.platform)
-    cores = wanted.device.jax_devices_per_chip if kind == "neuron_cores" else 1
-    return resources | ({kind: float(chips_per_host(job) * cores)} if kind else {})
-
-
-_NAMES = {"cpu": "CPU"}
-_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-def _number(name: str, amount: str) -> float:
-    """Returns an amount as Ray counts it, 0 for one it can't read."""
-    unit = amount[-2:]
-    factor = _UNITS.get(unit, 1) if name == "memory" else 1
-    digits = amount[:-2] if factor > 1 else amount
-    return float(digits) * factor if digits.replace(".", "", 1).isdigit() else 0.0

@@ -1,14 +1,13 @@
 """The actor on each host: starts one process of the gang and says how it ended. Dies with it, and it with the actor."""
 
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from kanawa.config import from_json
-
 from kanawa_runtime.exit_codes import shell_code
-from kanawa_runtime.launch.job import Job
 from kanawa_runtime.launch.local.rank import free_port, kill_rank, start_rank
+from kanawa_runtime.launch.record import job_of
 
 _LOG_BYTES = 16_384
 
@@ -17,8 +16,8 @@ class Member:
     """One process of a job. Ray runs it on a host of the placement group."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._job: Job = from_json(job)
-        self._rank = None
+        self._job = job_of(job)
+        self._rank: subprocess.Popen[bytes] | None = None
         self._log = Path()
 
     def address(self) -> str:

@@ -1,7 +1,7 @@
 """`ray-serve`: replicas of a server behind the proxies of Ray Serve, on a Ray cluster that is there."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,12 @@ from kanawa.config import Positive, Size
 from kanawa_runtime.launch.errors import EngineError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.ray.launcher import bundle, connected
+from kanawa_runtime.launch.ray.launcher import connected
+from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
+from kanawa_runtime.launch.record import check_derived, job_record, read_job, read_json
 
 _FILE = "serve.json"
+_ENTRIES = ("job", "host", "deployment")
 _STATES: dict[str, State] = {
     "NOT_STARTED": "queued",
     "DEPLOYING": "queued",
@@ -27,6 +30,8 @@ class RayServeLauncher(Launcher):
     """An application of Ray Serve; it is named by the job's name. Ray's proxies, one a node, route and restart."""
 
     serves = True
+
+    secrets_by = "export it where Ray's nodes are started, from which processes inherit it"
 
     class Config(Launcher.Config):
         address: str = "auto"
@@ -45,7 +50,17 @@ class RayServeLauncher(Launcher):
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns what the application is made from."""
-        words = job.command
+        return {_FILE: json.dumps(self._facts(job), indent=1) + "\n"}
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a record that isn't a server for Ray, or deploys something else than its job."""
+        record = read_json(files[_FILE], _ENTRIES, self.engine)
+        job = read_job(record["job"], self.engine)
+        self.check(job)
+        for entry, derived in self._facts(job).items():
+            check_derived(record[entry], derived, entry, self.engine)
+
+    def _facts(self, job: Job) -> dict[str, Any]:
         needs = bundle(job)
         others = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU", "memory")}
         actor: dict[str, Any] = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0.0), "resources": others}
@@ -60,24 +75,13 @@ class RayServeLauncher(Launcher):
             "health_check_timeout_s": 60,
             "ray_actor_options": actor,
         }
-        overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
-        target = job.target if "--on" in words else None
-        facts = {"name": job.name, "run": job.run, "target": target, "overrides": overrides, "deployment": deployment}
-        return {_FILE: json.dumps(facts, indent=1) + "\n"}
+        return dict(zip(_ENTRIES, (job_record(job), self.config.host, deployment), strict=True))
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Ray Serve can't do."""
         if hosts(job) > 1:
             yield f"target {job.target} has {hosts(job)} hosts: a replica is on one; give a target of one with --on"
-        for name, given in (("queue", job.queue), ("priority", job.priority)):
-            if given:
-                yield f"{name} {given!r}: Ray has none, it places what fits; leave --{name} out"
-        if job.spot:
-            yield "spot: which nodes there are is the cluster's own configuration; leave --spot out"
-        if job.spares:
-            yield f"{job.spares} spares: one more replica is one; raise --replicas"
-        if "://" not in job.run and not job.run.startswith("/"):
-            yield f"run {job.run!r}: every node must find it; give an absolute path on a shared disk, or a bucket"
+        yield from problems_of_ray(job, "one more replica is one; raise --replicas")
 
     def submit(self, job: Job, folder: Path) -> str:
         """Deploys the application and waits until its replicas are ready; one that is there is replaced in turn."""
@@ -89,7 +93,8 @@ class RayServeLauncher(Launcher):
         try:
             serve.run(application_of(facts), name=job.name, route_prefix=self.config.route_prefix)
         except RuntimeError as error:
-            message = f"the replicas of {job.name} didn't start: {error}; see `serve status` and Ray's logs"
+            said = [one.message for one in self._application(job.name).deployments.values() if one.message]
+            message = f"the replicas of {job.name} didn't start: {' '.join(said) or error}; Ray's logs say more"
             raise EngineError(message) from error
         return job.name
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kanawa_runtime.launch.record import job_of
+
 #: The application of this replica; a replica has a process of its own.
 _SERVED: dict[str, Any] = {}
 
@@ -20,11 +22,15 @@ class Forward:
 class Server:
     """One replica. Ray calls the constructor, `check_health` from time to time, and `__del__` once it has drained."""
 
-    async def __init__(self, directory: str, target: str | None, overrides: Sequence[str]) -> None:
+    async def __init__(  # type: ignore[misc] - Ray awaits it
+        self, directory: str, target: str | None, overrides: Sequence[str], host: str
+    ) -> None:
+        """Takes the address at which Ray's proxies listen: on this machine alone, or for others."""
         from kanawa_runtime.commands.process import prepare_process
         from kanawa_runtime.commands.serve import serve_config
         from kanawa_runtime.serve.http.app import application
         from kanawa_runtime.serve.http.from_run import served_model
+        from kanawa_runtime.serve.http.hosts import Hosts
         from kanawa_runtime.serve.http.keys import keys_from
         from kanawa_runtime.serve.http.service import Service
 
@@ -32,7 +38,9 @@ class Server:
         config = serve_config(list(overrides))
         model = served_model(Path(directory), config.engine, target=target)
         self._engine = model.engine
-        self._service = Service(model, config.server, keys_from(None, None))
+        keys = keys_from(None, None)
+        hosts = Hosts(host, config.server.allowed_hosts, with_keys=keys.are_asked_for)
+        self._service = Service(model, config.server, keys, hosts)
         _SERVED["application"] = application(self._service)
         # Compiling takes minutes; Ray sends nothing before the constructor is through.
         await asyncio.to_thread(model.engine.start)
@@ -40,7 +48,7 @@ class Server:
 
     def check_health(self) -> None:
         """Raises once the engine has failed: Ray replaces the replica."""
-        if self._service.phase == "failed":
+        if self._service.current_phase == "failed":
             message = "the engine has failed"
             raise RuntimeError(message)
 
@@ -55,5 +63,8 @@ def application_of(facts: dict[str, Any]) -> Any:
     """Returns Ray's application of what `render` wrote: replicas of the server behind one ingress."""
     from ray import serve
 
+    job = job_of(facts["job"])
+    words = list(job.command)
+    overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
     deployment = serve.deployment(**facts["deployment"])(serve.ingress(Forward())(Server))
-    return deployment.bind(facts["run"], facts["target"], facts["overrides"])
+    return deployment.bind(job.run, job.target if "--on" in words else None, overrides, facts["host"])

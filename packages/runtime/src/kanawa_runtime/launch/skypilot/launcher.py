@@ -1,6 +1,7 @@
 """`skypilot`: managed jobs by `sky jobs`."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -8,9 +9,8 @@ from kanawa_runtime.launch.client import call
 from kanawa_runtime.launch.errors import EngineError, JobError
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.skypilot.task import TASK, task
-from kanawa_runtime.launch.strict import schema_problems
-from kanawa_runtime.launch.yaml_text import to_yaml
+from kanawa_runtime.launch.skypilot.task import VARIABLE, task, task_problems
+from kanawa_runtime.launch.yaml_text import from_yaml, to_yaml
 
 _SKY = "pip install 'skypilot[aws]' or another of its clouds, and `sky check`"
 _FILE = "task.yaml"
@@ -33,6 +33,8 @@ class SkyPilotLauncher(Launcher):
     It has no bound for those: `retries` of 0 leaves the recovery of processes out, any other number leaves it on.
     """
 
+    secrets_by = "give --option 'secrets=[\"NAME\"]', whose value SkyPilot takes from this shell"
+
     class Config(Launcher.Config):
         #: Where, such as `gcp/us-east5` or `kubernetes`; empty for the cheapest that has it.
         infra: str = ""
@@ -41,6 +43,8 @@ class SkyPilotLauncher(Launcher):
         setup: list[str] = []
         #: Path on each machine to the bucket that is mounted there: {"/runs": "gs://bucket"}.
         mounts: dict[str, str] = {}
+        #: Variables of this shell that hold secrets: SkyPilot hands them on, no file holds them.
+        secrets: list[str] = []
 
     @property
     def engine(self) -> str:
@@ -49,11 +53,15 @@ class SkyPilotLauncher(Launcher):
 
     def render(self, job: Job) -> dict[str, str]:
         """Returns the task; raises JobError where it breaks the schema."""
-        described = task(job, self.config)
-        wrong = schema_problems(described, TASK)
+        files = {_FILE: to_yaml(task(job, self.config))}
+        self.check_files(files)
+        return files
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a task that breaks the schema, or whose command doesn't fit its nodes."""
+        wrong = task_problems(from_yaml(files[_FILE]))
         if wrong:
             raise JobError(self.engine, wrong)
-        return {_FILE: to_yaml(described)}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what SkyPilot can't do."""
@@ -72,6 +80,8 @@ class SkyPilotLauncher(Launcher):
                 yield f"{name} {given!r}: a task has none; leave --{name} out"
         if job.spares:
             yield f"{job.spares} spares: it looks for a new machine when one is lost; leave --spares out"
+        wrong = [name for name in self.config.secrets if not re.fullmatch(VARIABLE, name) or name in job.environment]
+        yield from (f"secret {name!r}: expected a variable of this shell that --env doesn't give" for name in wrong)
         unknown = sorted(set(job.resources) - {"cpu", "memory"})
         if unknown:
             yield f"resources {', '.join(unknown)}: a task takes cpu, and memory in Gi"
@@ -79,8 +89,9 @@ class SkyPilotLauncher(Launcher):
     def submit(self, job: Job, folder: Path) -> str:
         """Submits the task; a job of this name that still runs is left as it is."""
         if self._state(job.name) is None or self.status(job.name).ended:
-            command = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / _FILE)]
-            call(command, _SKY)
+            secrets = [word for name in self.config.secrets for word in ("--secret", name)]
+            command = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, *secrets]
+            call([*command, str(folder / _FILE)], _SKY)
         return job.name
 
     def status(self, name: str) -> Status:

@@ -1,12 +1,17 @@
 """A job as a SkyPilot task, and the fields of it that we write as a strict schema. Pure functions."""
 
+import re
 import shlex
 from typing import Any
 
 from kanawa_runtime.exit_codes import FIRST_INFRASTRUCTURE, LAST, STOPPED
+from kanawa_runtime.launch.command import line_problems
 from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, hosts, joining, target
+from kanawa_runtime.launch.strict import schema_problems
 
 PORT = 8476
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_RETRIED = [STOPPED, *range(FIRST_INFRASTRUCTURE, LAST + 1)]
 #: SkyPilot's names of chips whose names aren't ours in capitals.
 _CHIPS = {"a100": "A100-80GB", "a100_40gb": "A100", "trn1": "Trainium", "trn2": "Trainium2"}
 _TPUS = {"v5e": "tpu-v5litepod", "v4": "tpu-v4", "v5p": "tpu-v5p", "v6e": "tpu-v6e"}
@@ -20,6 +25,9 @@ def task(job: Job, cfg: Any) -> dict[str, Any]:
     parts["num_nodes"] = 1 if is_tpu else hosts(job)
     variables = {"KANAWA_JOB": job.name} | device_environment(job) | dict(job.environment)
     parts["envs"] = variables
+    if cfg.secrets:
+        # Without a value: submitting fails where the shell has none.
+        parts["secrets"] = dict.fromkeys(cfg.secrets)
     if cfg.mounts:
         parts["file_mounts"] = dict(cfg.mounts)
     if cfg.setup:
@@ -50,7 +58,7 @@ def _resources(job: Job, cfg: Any) -> dict[str, Any]:
     recovery: dict[str, Any] = {"strategy": cfg.strategy, "max_restarts_on_errors": 0}
     if job.retries:
         # Lost machines are recovered from in any case; these are the codes of processes.
-        recovery["recover_on_exit_codes"] = [STOPPED, *range(FIRST_INFRASTRUCTURE, LAST + 1)]
+        recovery["recover_on_exit_codes"] = _RETRIED
     return asked | {"job_recovery": recovery}
 
 
@@ -90,11 +98,38 @@ TASK = _object(
         "name": {"type": "string", "pattern": r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"},
         "resources": _RESOURCES,
         "num_nodes": {"type": "integer", "minimum": 1},
-        "envs": {**_TEXTS, "propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"}, "minProperties": 1},
+        "envs": {**_TEXTS, "propertyNames": {"pattern": VARIABLE}, "minProperties": 1},
         "run": {"type": "string", "minLength": 1},
     },
     {
+        "secrets": {
+            "type": "object",
+            "propertyNames": {"pattern": VARIABLE},
+            "additionalProperties": {"type": "null"},
+            "minProperties": 1,
+        },
         "setup": {"type": "string", "minLength": 1},
-        "file_mounts": {**_TEXTS, "propertyNames": {"pattern": "^/"}, "minProperties": 1},
+        "file_mounts": {**_TEXTS, "additionalProperties": _WORD, "propertyNames": {"pattern": "^/"}},
     },
 )
+
+
+def task_problems(given: Any) -> list[str]:
+    """Returns what is wrong with a task: its fields first, then its command against its nodes."""
+    wrong = schema_problems(given, TASK)
+    if wrong:
+        return wrong
+    line, nodes = given["run"], given["num_nodes"]
+    told = re.search(r"--processes (\d+)", line)
+    is_tpu = given["resources"].get("accelerators", "").startswith("tpu-")
+    if told and not is_tpu and int(told[1]) != nodes:
+        wrong.append(f"run: --processes {told[1]}, but there are {nodes} nodes")
+    if bool(told) != ("SKYPILOT_NODE_IPS" in line) or (nodes > 1 and not told and "kanawa train" in line):
+        wrong.append(f"run: {nodes} nodes, and the command joins {told[1] if told else 'no'} processes by no address")
+    wrong += [f"run: {problem}" for problem in line_problems(line.rstrip("\n"))]
+    if given["envs"].get("KANAWA_JOB") != given["name"]:
+        wrong.append(f"envs: KANAWA_JOB is {given['envs'].get('KANAWA_JOB')!r}, the task is called {given['name']!r}")
+    codes = given["resources"]["job_recovery"].get("recover_on_exit_codes", _RETRIED)
+    if codes != _RETRIED:
+        wrong.append(f"recover_on_exit_codes: expected {STOPPED} and {FIRST_INFRASTRUCTURE} to {LAST}, worth a retry")
+    return wrong

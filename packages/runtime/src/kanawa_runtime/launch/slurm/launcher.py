@@ -1,17 +1,19 @@
 """`slurm`: jobs by sbatch, looked after by squeue, scontrol and scancel."""
 
+import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kanawa.config import NonNegative
 
 from kanawa_runtime.exit_codes import SIGNAL_BASE
 from kanawa_runtime.launch.client import call
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import EngineError, JobError
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
+from kanawa_runtime.launch.slurm.check import script_problems
 from kanawa_runtime.launch.slurm.script import batch_script
 
 _SLURM = "this must be a node of a Slurm cluster, with its client tools"
@@ -41,6 +43,8 @@ class SlurmLauncher(Launcher):
     back to the queue with `scontrol requeue`. The run directory must lie where all nodes see it.
     """
 
+    secrets_by = "export it in the shell that submits, whose variables sbatch hands on"
+
     class Config(Launcher.Config):
         #: Time limit, as sbatch takes it: 1-12:00:00. Empty for the partition's.
         time: str = ""
@@ -61,8 +65,16 @@ class SlurmLauncher(Launcher):
         return "slurm"
 
     def render(self, job: Job) -> dict[str, str]:
-        """Returns the batch script."""
-        return {_FILE: batch_script(job, self.config)}
+        """Returns the batch script; raises JobError where its parts contradict each other."""
+        files = {_FILE: batch_script(job, self.config)}
+        self.check_files(files)
+        return files
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises JobError for a script whose options, exports or body aren't those of a gang."""
+        wrong = list(script_problems(files[_FILE], tuple(self.config.options)))
+        if wrong:
+            raise JobError(self.engine, wrong)
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Slurm can't do."""
@@ -107,7 +119,9 @@ class SlurmLauncher(Launcher):
         told = _STATES.get(state, "failed")
         exit_code = ended if told in ("done", "failed") else None
         reason = facts.get("Reason", "None")
-        return Status(told, int(facts.get("Restarts", 0)), exit_code, "" if reason == "None" else reason)
+        # What was lost, the script counts; the queue those that it got back.
+        lost = int(_beside(facts, f"restarts-{name}") or 0)
+        return Status(told, lost, exit_code, "" if reason == "None" else reason, int(facts.get("Restarts", 0)))
 
     def logs(self, name: str) -> str:
         """Returns the end of the job's log."""
@@ -115,10 +129,27 @@ class SlurmLauncher(Launcher):
         return path.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if path.is_file() else ""
 
     def cancel(self, name: str) -> None:
-        """Cancels the job and waits until Slurm has ended all of it."""
-        self._facts(name)
+        """Asks the gang to save, for as long as its grace; then cancels the job and waits until all of it has ended."""
+        facts = self._facts(name)
+        grace = int(_beside(facts, f"grace-{name}") or 0)
+        if grace and facts["JobState"].startswith("RUNNING"):
+            Path(facts["StdOut"]).with_name(f"cancelled-{name}").touch()
+            call(["scancel", "--signal=TERM", name], _SLURM)
+            self._gone(name, grace)
         call(["scancel", name], _SLURM)
-        while call(["squeue", "--noheader", f"--jobs={name}", "--format=%T"], _SLURM).strip():
+        self._gone(name, math.inf)
+
+    def _gone(self, name: str, seconds: float) -> None:
+        """Returns once a job has left the queue, or so long after."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if not call(["squeue", "--noheader", f"--jobs={name}", "--format=%T"], _SLURM).strip():
+                    return
+            except EngineError as error:
+                if "Invalid job id" in str(error):
+                    return
+                raise
             time.sleep(min(1.0, self.config.poll_seconds))
 
     def _facts(self, name: str) -> dict[str, str]:
@@ -147,3 +178,9 @@ class SlurmLauncher(Launcher):
             raise EngineError(message)
         state, _, code = said[-1].partition("|")
         return {"JobState": state, "ExitCode": code}
+
+
+def _beside(facts: dict[str, str], file: str) -> str:
+    """Returns what the script wrote to a file beside the job's log, nothing where there is none."""
+    path = Path(facts.get("StdOut", "")).with_name(file) if facts.get("StdOut") else None
+    return path.read_text().strip() if path is not None and path.is_file() else ""

@@ -10,13 +10,15 @@ from typing import Any
 from kanawa_runtime.exit_codes import STOPPED, shell_test
 from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, hosts, joining, processes, target
 
+#: What follows, up to the body, is the user's own.
+SETUP = "# --- setup"
 _HIGH_PORTS, _PORTS = 20_000, 20_000
 
 
 def batch_script(job: Job, cfg: Any) -> str:
     """Returns the text for sbatch; `cfg` is the launcher's config."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options(job, cfg))]
-    lines += ["", *_environment(job), *cfg.setup, "", _SCRIPT.format(**_parts(job, cfg))]
+    lines += ["", *_environment(job), SETUP, *cfg.setup, "", SCRIPT.format(**_parts(job, cfg))]
     return "\n".join(lines)
 
 
@@ -71,6 +73,7 @@ def _parts(job: Job, cfg: Any) -> dict[str, str]:
         "hosts": str(hosts(job)),
         "tasks": str(processes(job)),
         "retries": str(job.retries),
+        "grace": str(job.grace_seconds),
         # To srun, none is for ever.
         "settle": str(max(1, round(cfg.settle_seconds))),
         "container": " ".join([*container, ""]) if container else "",
@@ -81,18 +84,21 @@ def _parts(job: Job, cfg: Any) -> dict[str, str]:
     }
 
 
-_SCRIPT = """\
+SCRIPT = """\
 home={home}
 mkdir -p "$home"
 # The tasks get Slurm's signals themselves; this shell stays to read how they end.
 trap : TERM
 restarts=$(cat "$home/restarts-$SLURM_JOB_ID" 2>/dev/null || echo 0)
+attempts=$(cat "$home/attempts-$SLURM_JOB_ID" 2>/dev/null || echo 0)
+echo {grace} > "$home/grace-$SLURM_JOB_ID"
 
 while :; do
-  echo "$restarts" > "$home/restarts-$SLURM_JOB_ID"
-  export KANAWA_ATTEMPT=$((restarts + 1))
+  attempts=$((attempts + 1))
+  echo "$attempts" > "$home/attempts-$SLURM_JOB_ID"
+  export KANAWA_ATTEMPT=$attempts
   export KANAWA_CODES="$home/codes-$SLURM_JOB_ID-$KANAWA_ATTEMPT"
-  export KANAWA_PORT=$(({ports} + (SLURM_JOB_ID * 31 + restarts) % {span}))
+  export KANAWA_PORT=$(({ports} + (SLURM_JOB_ID * 31 + attempts) % {span}))
   rm -rf "$KANAWA_CODES"; mkdir -p "$KANAWA_CODES"
 
   # --wait: what the others get to end by themselves once one has ended. A task that is killed at once for it might be
@@ -125,18 +131,24 @@ while :; do
   unset worst
   echo "$KANAWA_JOB: attempt $KANAWA_ATTEMPT ended with $code"
   if [ "${{verdict:-}}" = permanent ] || [ "$code" -eq 0 ]; then exit "$code"; fi
+  if [ -e "$home/cancelled-$SLURM_JOB_ID" ]; then
+    # It was to save first; what Slurm gives a job that is cancelled outright is the cluster's KillWait.
+    scancel "$SLURM_JOB_ID" && sleep infinity
+    exit "$code"
+  fi
+  if [ "$all_stopped" = yes ]; then
+    # Asked to stop, and saved: by the time limit or for another job, then again in the queue, which costs no restart;
+    # or by scancel.
+    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --states=all --format=%T) in
+      RUNNING) scontrol requeue "$SLURM_JOB_ID" && sleep infinity ;;
+    esac
+    exit "$code"
+  fi
   if [ "$restarts" -ge {retries} ]; then
     echo "$KANAWA_JOB: no restarts are left of {retries}"
     exit "$code"
   fi
   restarts=$((restarts + 1))
   echo "$restarts" > "$home/restarts-$SLURM_JOB_ID"
-  if [ "$all_stopped" = yes ]; then
-    # Asked to stop, and saved: by the time limit or for another job, then again in the queue; or by scancel.
-    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --states=all --format=%T) in
-      RUNNING) scontrol requeue "$SLURM_JOB_ID" && sleep infinity ;;
-    esac
-    exit "$code"
-  fi
 done
 """

@@ -1,0 +1,152 @@
+"""Every adapter, from one job: what it renders is golden and checked, 200 careless edits of it are refused."""
+
+import json
+import random
+
+import pytest
+import yaml
+from kanawa.errors import KanawaError
+from kanawa_runtime.launch.kubernetes.launcher import DeploymentLauncher, JobSetLauncher, PathwaysLauncher
+from kanawa_runtime.launch.local.launcher import LocalLauncher
+from kanawa_runtime.launch.ray.launcher import RayLauncher
+from kanawa_runtime.launch.ray.serve_launcher import RayServeLauncher
+from kanawa_runtime.launch.skypilot.launcher import SkyPilotLauncher
+from kanawa_runtime.launch.slurm.launcher import SlurmLauncher
+
+from .jobs import check_golden, job, mutated, refusal, served
+
+#: A note that shells and Kubernetes would read as something else.
+NOTE = "costs $5 in $(HOME), $$ and 'quotes'"
+COMMON = {"environment": {"NOTE": NOTE}, "grace_seconds": 300, "retries": 7, "run": "/runs/seven", "image": ""}
+GANG = {**COMMON, "target": "h100-16", "hosts_per_slice": 2}
+IMAGE = {"image": "registry/image:1"}
+#: An adapter, and what of the one job differs for it: an image where there are containers, hardware that it has.
+ADAPTERS = {
+    "local": (LocalLauncher.Config(), job(**{**COMMON, "target": "h100-8", "processes_per_host": 2})),
+    "slurm": (SlurmLauncher.Config(time="1-00:00:00"), job(**GANG)),
+    "ray": (RayLauncher.Config(), job(**GANG, resources={"memory": "64Gi"})),
+    "jobset": (JobSetLauncher.Config(claims={"/runs": "shared"}, secrets={"A_TOKEN": "a/b"}), job(**{**GANG, **IMAGE})),
+    "pathways": (
+        PathwaysLauncher.Config(scratch="gs://bucket/scratch", claims={"/runs": "shared"}, secrets={"A_TOKEN": "a/b"}),
+        job(**{**COMMON, **IMAGE, "target": "v5p-16", "hosts_per_slice": 4}),
+    ),
+    "skypilot": (
+        SkyPilotLauncher.Config(mounts={"/runs": "s3://bucket"}, secrets=["A_TOKEN"]),
+        job(**{**GANG, **IMAGE}),
+    ),
+    "deployment": (
+        DeploymentLauncher.Config(claims={"/runs": "shared"}, secrets={"A_TOKEN": "a/b"}),
+        served(**{**COMMON, **IMAGE}),
+    ),
+    "ray-serve": (RayServeLauncher.Config(), served(**COMMON)),
+}
+MANY = 200
+
+
+def rendered(engine):
+    config, wanted = ADAPTERS[engine]
+    adapter = config.build()
+    adapter.check(wanted)
+    files = adapter.render(wanted)
+    assert adapter.render(wanted) == files, "the same job gives the same files"
+    return adapter, files
+
+
+@pytest.mark.parametrize("engine", ADAPTERS)
+def test_one_job_on_every_engine(engine):
+    adapter, files = rendered(engine)
+    adapter.check_files(files)
+    ((name, text),) = files.items()
+    check_golden(f"one-{engine}.{name.rpartition('.')[2]}", text)
+    assert "A_TOKEN" not in text or "secretKeyRef" in text or "A_TOKEN: null" in text
+
+
+# --- a file as a tree, and back --------------------------------------------------------------------------------------
+
+
+def opened(name, text):
+    """Returns the tree that mistakes are made in: of a script its options and its lines."""
+    if name.endswith("json"):
+        return json.loads(text)
+    if name.endswith("yaml"):
+        trees = list(yaml.safe_load_all(text))
+        return trees if len(trees) > 1 else trees[0]
+    head, _, rest = text.partition("\n\n")
+    lines = [line.removeprefix("#SBATCH --").partition("=") for line in head.split("\n")[1:]]
+    return {"options": {name: int(v) if v.isdigit() else v for name, _, v in lines}, "lines": rest.split("\n")}
+
+
+def closed(name, tree):
+    """Returns the text of a tree."""
+    if name.endswith("json"):
+        return json.dumps(tree, indent=1)
+    if name.endswith("yaml"):
+        # In C, ten times as quick: a manifest lists a hundred codes.
+        return yaml.dump_all(
+            tree if isinstance(tree, list) else [tree], Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        )
+    options, lines = tree.get("options", {}), tree.get("lines", [])
+    told = (
+        [f"#SBATCH --{n}" + (f"={v}" if v != "" else "") for n, v in options.items()]
+        if isinstance(options, dict)
+        else []
+    )
+    body = "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+    return "\n".join(["#!/bin/bash", *told]) + "\n\n" + body
+
+
+@pytest.mark.parametrize("engine", ADAPTERS)
+def test_careless_edits_are_refused(engine, record_drill):
+    adapter, files = rendered(engine)
+    ((name, text),) = files.items()
+    tree = opened(name, text)
+    adapter.check_files({name: closed(name, tree)})
+    rng, taken = random.Random(7), []
+    for _ in range(MANY):
+        edited, mistake = tree, ""
+        while edited == tree:
+            edited, mistake = mutated(tree, rng)
+        try:
+            adapter.check_files({name: closed(name, edited)})
+        except KanawaError:
+            continue
+        taken.append(mistake)
+    record_drill(f"drill: {MANY - len(taken)} of {MANY} edited files for {engine} refused")
+    # What is left are numbers and words that only their author can know: a time, a variable's value.
+    assert len(taken) <= MANY // 20, taken
+
+
+# --- what no engine may write down -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ADAPTERS)
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_secrets_are_never_in_the_files(engine, name):
+    config, wanted = ADAPTERS[engine]
+    said = refusal(config, wanted.clone().set(environment={name: "hush"}))
+    assert f"environment variable {name} would stand in clear in the job's files; {config.build().secrets_by}" in said
+
+
+def test_names_that_only_sound_so_are_no_secrets():
+    names = ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "GOOGLE_APPLICATION_CREDENTIALS", "AWS_ACCESS_KEY_ID", "KEY_FILE"]
+    LocalLauncher.Config().build().check(job(image="", environment=dict.fromkeys(names, "x")))
+
+
+@pytest.mark.parametrize("engine", ["jobset", "pathways", "deployment"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("wandb", "expected SECRET/KEY for a variable, such as WANDB_API_KEY=wandb/key"),
+        ("Big/key", "expected SECRET/KEY"),
+    ],
+)
+def test_a_secret_is_named_with_its_entry(engine, place, said):
+    config, wanted = ADAPTERS[engine]
+    assert said in refusal(config.clone().set(secrets={"A_TOKEN": place}), wanted)
+    twice = refusal(config.clone().set(secrets={"NOTE": "a/b"}), wanted)
+    assert "NOTE is given by --env and by a Secret; leave --env NOTE out" in twice
+
+
+def test_a_secret_of_skypilot_is_a_variable():
+    config, wanted = ADAPTERS["skypilot"]
+    assert "secret 'a b': expected a variable of this shell" in refusal(config.clone().set(secrets=["a b"]), wanted)
