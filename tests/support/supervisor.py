@@ -33,7 +33,15 @@ class Result:
 class Supervisor:
     """One run of a gang of `processes`, each on one device; `options` are those of every attempt."""
 
-    def __init__(self, nursery: Nursery, run: pathlib.Path, processes: int = 1, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        run: pathlib.Path,
+        processes: int = 1,
+        options: Sequence[str] = (),
+        experiment: str = "tiny-lm",
+    ) -> None:
+        self._experiment = experiment
         self.run = run
         self.processes = processes
         self._nursery = nursery
@@ -47,7 +55,7 @@ class Supervisor:
         if self.processes > 1:
             gang = ["--coordinator", f"127.0.0.1:{_free_port()}", "--processes", str(self.processes)]
             joined = [[*gang, "--process-id", str(rank)] for rank in range(self.processes)]
-        command = ["train", "tiny-lm", "--run", str(self.run), *self._options, *options]
+        command = ["train", self._experiment, "--run", str(self.run), *self._options, *options]
         self.run.parent.mkdir(parents=True, exist_ok=True)
         return [
             self._nursery.start(

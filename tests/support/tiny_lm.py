@@ -19,7 +19,7 @@ from kanawa.arrays.init import normal, zeros
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Config
 from kanawa.contracts import Batch, CausalLM, DataSource, FeedForward, Sequences, token_of_each_row
-from kanawa.module import Mean, Module, nowrap, scan, unstack
+from kanawa.module import Mean, Module, Sum, nowrap, scan, unstack
 
 FOLDER = str(Path(__file__).parent)
 
@@ -139,6 +139,17 @@ class TinyLM(CausalLM):
         return {**params, "layer": unstack(params["layer"], self.config.num_layers)}
 
 
+class TellingLM(TinyLM):
+    """Counts in its metrics which rows of `CountingTokens` a step has learned from: `row_K` for the first token K."""
+
+    def forward(self, batch: Batch) -> None:
+        """Adds the loss of a batch, and the counts."""
+        counts = jnp.bincount(batch.input_ids[:, 0], length=self.config.vocab_size)
+        for number in range(self.config.vocab_size):
+            self.record(f"row_{number}", Sum(counts[number].astype(jnp.float32)))
+        super().forward(batch)
+
+
 class CountingTokens(DataSource):
     """Row r counts up from r modulo the vocabulary: learnable, endless, and each row tells its index."""
 
@@ -195,3 +206,8 @@ def tiny() -> Config:
         learner=Learner.Config(schedule=Constant.Config(peak=3e-2)),
         checkpoints=CheckpointPolicy(every_steps=20),
     )
+
+
+def telling() -> Config:
+    """Returns the experiment that tells which rows it has seen; an epoch is eight steps."""
+    return tiny().set(model=TellingLM.Config())

@@ -46,8 +46,10 @@ def stopped(tmp_path_factory):
 
 
 @pytest.fixture
-def rng():
-    return random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+def rng(record_drill):
+    seed = int(os.environ.get("PYTEST_SEED", time.time_ns()))
+    record_drill(f"drill: damage by the seed {seed}")
+    return random.Random(seed)
 
 
 def flip(rng, run):
@@ -65,6 +67,17 @@ def cut(rng, run):
     file = rng.choice(sorted(p for p in (run / "checkpoints").rglob("*") if p.is_file() and p.stat().st_size))
     os.truncate(file, rng.randrange(file.stat().st_size))
     return f"cut {file.relative_to(run)}"
+
+
+def newest(rng, run):
+    """Flips a bit of an array of the newest step."""
+    files = [p for p in (run / "checkpoints" / str(SAVED[-1])).glob("*/ocdbt.process_0/d/*") if p.stat().st_size]
+    # The largest, for most of the arrays lies there.
+    file = rng.choice(sorted(files, key=lambda path: path.stat().st_size)[-1:])
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    return f"the middle of {file.relative_to(run)}"
 
 
 def uncommit(rng, run):
@@ -96,6 +109,19 @@ def drill(rng, stopped, folder, count, damage, uninterrupted):
     return went_on
 
 
+def fall_back(rng, stopped, folder, count, uninterrupted):
+    """Damages the newest step of copies of a run; each goes on from the one before, and says so."""
+    for index in range(count):
+        run = shutil.copytree(stopped, folder / f"newest-{index}")
+        what = newest(rng, run)
+        outcome = go_on(run)
+        assert (outcome.start_step, outcome.step) == (SAVED[-2], STEPS), what
+        (told,) = [event for event in read_events(run / "events.jsonl") if event["event"] == "checkpoint_damaged"]
+        assert (told["step"], told["used"], bool(told["reasons"])) == (SAVED[-1], SAVED[-2], True), what
+        assert (run / "checkpoints" / f"{SAVED[-1]}.damaged").is_dir()
+        assert losses(run) == uninterrupted, what
+
+
 def outcome_of(run):
     return read_events(run / "events.jsonl")[-1]["outcome"]
 
@@ -107,6 +133,12 @@ def told(record_drill, count, went_on, name):
 @pytest.mark.parametrize(("damage", "name"), [(flip, "flipped bits"), (cut, "cut files"), (uncommit, "lost commits")])
 def test_a_few(rng, stopped, tmp_path, uninterrupted, record_drill, damage, name):
     told(record_drill, 2, drill(rng, stopped, tmp_path, 2, damage, uninterrupted), name)
+
+
+@pytest.mark.nightly
+def test_many_fall_back_and_say_so(rng, stopped, tmp_path, uninterrupted, record_drill):
+    fall_back(rng, stopped, tmp_path, MANY, uninterrupted)
+    record_drill(f"drill: {MANY} of {MANY} damaged newest steps were passed over and told, and resumed bit for bit")
 
 
 @pytest.mark.nightly

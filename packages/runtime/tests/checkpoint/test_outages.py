@@ -126,16 +126,19 @@ def s3(folder: Path):
         yield Outage(f"s3://{BUCKET}/run", server.fail, server.mend, environment)
 
 
-def start(run: str, kind: str, said: Path, environment: dict[str, str], slow_steps: bool = True) -> subprocess.Popen:
+def start(run: str, kind: str, said: Path, environment: dict[str, str], *, slow_steps: bool = True) -> subprocess.Popen:
     options = {"checkpoints.every_steps": EVERY, "checkpoints.keep_last": 1000, "checkpointer": kind}
     fault = {"KANAWA_FAULT": f"in_step:sleep={STEP}:1+"} if slow_steps else {}
-    return subprocess.Popen(
-        [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", run, "--steps", str(STEPS), "--on", "cpu"]
-        + [f"--set={name}={value}" for name, value in options.items()],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER, "XLA_FLAGS": ""} | fault | environment,
-        stdout=said.open("w"),
-        stderr=subprocess.STDOUT,
-    )
+    command = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", run, "--steps", str(STEPS)]
+    with said.open("w") as stream:
+        return subprocess.Popen(
+            command + ["--on", "cpu"] + [f"--set={name}={value}" for name, value in options.items()],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER, "XLA_FLAGS": ""}
+            | fault
+            | environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A run whose disk is full, read-only or gone for a while: it trains on, keeps what it had, and saves again."""
 
 import errno
+import gc
 import os
 import resource
 import time
@@ -65,6 +66,22 @@ def test_training_goes_on_and_the_next_save_counts(tmp_path, monkeypatch, undist
     assert os.strerror(number) in next(event["error"] for event in told if event["event"] == "checkpoint_failed")
     assert committed_steps(tmp_path / "run" / "checkpoints") == [2, 8]
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "8"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saves_leave_no_objects_behind(tmp_path, kind):
+    params = {"w": jnp.ones((4, 4)), "v": jnp.ones(4)}
+    writer = kind.Config().build(directory=tmp_path, keep_last_n=2)
+    left = []
+    for step in range(1, 31):
+        writer.save(step, params=params, opt={}, data={"row": step})
+        if step % 10 == 0:
+            writer.wait()
+            gc.collect()
+            left.append(len(gc.get_objects()))
+    writer.close()
+    # The first ten fill caches.
+    assert left[2] - left[1] < 50
 
 
 @pytest.mark.nightly
