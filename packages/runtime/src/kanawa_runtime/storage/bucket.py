@@ -4,7 +4,11 @@ import abc
 import threading
 from typing import Any
 
-from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageRefusedError
+from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, StorageError, StorageRefusedError
+
+
+class PastTheEndError(StorageError):
+    """A range begins where the object has ended: of a whole one it is damage, and no failure of the service."""
 
 
 class BucketStorage(Storage):
@@ -28,12 +32,25 @@ class BucketStorage(Storage):
     def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: Any) -> str:
         """Writes an object and returns its version; raises StorageConflictError where a condition doesn't hold."""
 
+    @abc.abstractmethod
+    def _get(self, key: str, start: int, size: int | None) -> bytes:
+        """Returns a part of an object; raises PastTheEndError where the service refuses the range."""
+
     @property
     def _client(self) -> Any:
         with self._lock:
             if self._opened is None:
                 self._opened = self._open()
             return self._opened
+
+    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
+        """Returns a part of an object; see the contract."""
+        if size == 0:
+            return b""
+        try:
+            return self._get(key, start, size)
+        except PastTheEndError:
+            return b""
 
     def write(self, key: str, data: bytes | bytearray | memoryview) -> str:
         """Writes an object; the service answers once it is durable, and refuses a body cut or changed on its way."""

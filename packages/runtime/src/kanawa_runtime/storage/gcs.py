@@ -10,9 +10,9 @@ from typing import Any
 from kanawa.config import Size
 from kanawa.contracts import ObjectMissingError, StorageConflictError, StorageError, StorageRefusedError
 
-from kanawa_runtime.storage.bucket import BucketStorage, missing_extra
+from kanawa_runtime.storage.bucket import BucketStorage, PastTheEndError, missing_extra
 
-_NOT_FOUND, _CONFLICT, _REFUSED = 404, 412, {400, 401, 403}
+_NOT_FOUND, _CONFLICT, _PAST_THE_END, _REFUSED = 404, 412, 416, {400, 401, 403}
 
 
 class GcsStorage(BucketStorage):
@@ -40,10 +40,7 @@ class GcsStorage(BucketStorage):
         # Every write here is one that may be repeated: it puts a whole object, or is conditional.
         return {"timeout": self.config.read_seconds, "retry": DEFAULT_RETRY.with_timeout(self.config.retry_seconds)}
 
-    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
-        """Returns a part of an object; see the contract."""
-        if size == 0:
-            return b""
+    def _get(self, key: str, start: int, size: int | None) -> bytes:
         last = None if size is None else start + size - 1
         with self._said(key):
             data: bytes = self._blob(key).download_as_bytes(start=start or None, end=last, **self._limits)
@@ -104,6 +101,8 @@ class GcsStorage(BucketStorage):
                 raise ObjectMissingError(message) from error
             if error.code == _CONFLICT:
                 raise StorageConflictError(message) from error
+            if error.code == _PAST_THE_END:
+                raise PastTheEndError(message) from error
             if error.code in _REFUSED or error.code == _NOT_FOUND:
                 advice = f"{message}. Check the bucket's name and your rights"
                 raise StorageRefusedError(advice) from error

@@ -11,12 +11,13 @@ from typing import Any
 from kanawa.config import Size
 from kanawa.contracts import ObjectMissingError, StorageConflictError, StorageError, StorageRefusedError
 
-from kanawa_runtime.storage.bucket import BucketStorage, missing_extra
+from kanawa_runtime.storage.bucket import BucketStorage, PastTheEndError, missing_extra
 
 #: Of one `DeleteObjects`.
 _MOST_DELETED = 1000
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _CONFLICT = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+_PAST_THE_END = {"InvalidRange", "416"}
 _REFUSED = {
     "AccessDenied",
     "AllAccessDisabled",
@@ -51,19 +52,16 @@ class S3Storage(BucketStorage):
         )
         return boto3.session.Session().client("s3", config=limits)
 
-    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
-        """Returns a part of an object; see the contract."""
-        if size == 0:
-            return b""
+    def _get(self, key: str, start: int, size: int | None) -> bytes:
         last = "" if size is None else start + size - 1
         span = {} if start == 0 and size is None else {"Range": f"bytes={start}-{last}"}
-        return self._get(key, **span)[0]
+        return self._got(key, **span)[0]
 
     def read_version(self, key: str) -> tuple[bytes, str]:
         """Returns an object and its ETag."""
-        return self._get(key)
+        return self._got(key)
 
-    def _get(self, key: str, **span: str) -> tuple[bytes, str]:
+    def _got(self, key: str, **span: str) -> tuple[bytes, str]:
         tries = 3
         for attempt in range(tries):
             try:
@@ -71,7 +69,7 @@ class S3Storage(BucketStorage):
                     answer = self._client.get_object(Bucket=self.bucket, Key=self._prefix + key, **span)
                     # The SDK retries a request, but not a body that ends before its time.
                     return answer["Body"].read(), answer["ETag"]
-            except (ObjectMissingError, StorageRefusedError):
+            except (ObjectMissingError, PastTheEndError, StorageRefusedError):
                 raise
             except StorageError:
                 if attempt == tries - 1:
@@ -139,6 +137,8 @@ class S3Storage(BucketStorage):
                 raise ObjectMissingError(message) from error
             if code in _CONFLICT:
                 raise StorageConflictError(message) from error
+            if code in _PAST_THE_END:
+                raise PastTheEndError(message) from error
             if code in _REFUSED:
                 advice = f"{message}. Check the bucket's name, its region and your rights"
                 raise StorageRefusedError(advice) from error
