@@ -3,6 +3,7 @@
 KANAWA_DRILLS sets how often the nightly ones strike, PYTEST_SEED repeats their chances.
 """
 
+import concurrent.futures
 import os
 import random
 import signal
@@ -112,12 +113,26 @@ def test_killed_at_every_point(nursery, golden, tmp_path, record_drill, processe
     record_drill(f"drill: {len(ENDS)} of {len(ENDS)} ends at fault points, {processes} processes, bit for bit")
 
 
+def several(folder, count, each, one):
+    """Drills `count` times, `each` with one run, by `one(folder, rng, times)`, two runs at a time."""
+    seed = os.environ.get("PYTEST_SEED", time.time_ns())
+
+    def drill(index):
+        one(folder / str(index), random.Random(f"{seed} {index}"), min(each, count - index))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(drill, range(0, count, each)))
+
+
 @pytest.mark.nightly
 def test_killed_many_times(nursery, golden, tmp_path, record_drill):
-    rng, each = chance(), 5
-    for index in range(0, MANY, each):
-        processes = rng.choice([2, 4, 4])
-        drilled(nursery, tmp_path / str(index), golden, rng, processes, [rng.choice(["", *ENDS]) for _ in range(each)])
+    def one(folder, rng, times):
+        drilled(nursery, folder, golden, rng, rng.choice(sizes), [rng.choice(["", *ENDS]) for _ in range(times)])
+
+    sizes = [2, 4, 4]
+    for processes in sorted(set(sizes)):
+        golden(processes)
+    several(tmp_path, MANY, 10, one)
     record_drill(f"drill: {MANY} of {MANY} kills of a gang resumed bit for bit")
 
 
@@ -147,18 +162,18 @@ def test_sigterm_to_one_of_four_saves_one_step_for_all(nursery, tmp_path):
 
 @pytest.mark.nightly
 def test_sigterm_many_times(nursery, golden, tmp_path, record_drill):
-    rng, count, seen = chance(), max(1, MANY // 2), 0
-    while seen < count:
-        supervisor = Supervisor(nursery, tmp_path / str(seen) / "run", 4, ("--steps", "4000", *OPTIONS[2:]))
-        for _ in range(min(5, count - seen)):
+    expected, count = golden(4).losses, max(1, MANY // 2)
+
+    def one(folder, rng, times):
+        supervisor = Supervisor(nursery, folder / "run", 4, ("--steps", "4000", *OPTIONS[2:]))
+        for _ in range(times):
             stopped(supervisor, rng)
-            seen += 1
         computed = result(supervisor.run).losses
-        expected = golden(4).losses
-        assert {step: computed[step] for step in expected if step in computed} == {
-            step: loss for step, loss in expected.items() if step in computed
-        }
-    record_drill(f"drill: {seen} of {seen} stops of one of four saved one step for all within {GRACE_SECONDS:g} s")
+        both = expected.keys() & computed.keys()
+        assert {step: computed[step] for step in both} == {step: expected[step] for step in both}
+
+    several(tmp_path, count, 5, one)
+    record_drill(f"drill: {count} of {count} stops of one of four saved one step for all within {GRACE_SECONDS:g} s")
 
 
 def drawn(supervisor):
