@@ -180,29 +180,49 @@ def drawn(supervisor):
     return account(read_ledger(supervisor.run / LEDGER))
 
 
-def test_the_ledger_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, record_drill):
-    """The seconds between the first process's start and the end of the last, as this test sees them."""
-    count, rng = int(os.environ.get("KANAWA_KILLS", "2")), chance()
-    supervisor = Supervisor(nursery, tmp_path / "run", 1, OPTIONS)
+def killed_and_stalled(nursery, folder, processes, kills, stalls):
+    """Kills a gang so many times and lets it finish with stalls; returns its account, having checked its sum."""
+    rng = chance()
+    supervisor = Supervisor(nursery, folder / "run", processes, OPTIONS)
     began = time.time()
-    for _ in range(count):
+    for _ in range(kills):
         gang = supervisor.start("in_step:sleep=0.05:1+")
         supervisor.wait_for_step(rng.randrange(1, STEPS), gang)
-        gang[0].kill()
+        rng.choice(gang).kill()
         supervisor.finish(gang)
-    gang = supervisor.start("in_data:sleep=3:4,in_evaluation:sleep=2:1,in_compile:sleep=1:1")
-    assert supervisor.finish(gang) == [0]
+    gang = supervisor.start(stalls)
+    assert supervisor.finish(gang) == [0] * processes
     wall = time.time() - began
     seen = drawn(supervisor)
     # One that is killed while it imports leaves no line: that time lies between two attempts.
-    assert 2 <= seen.attempts <= count + 1
+    assert 2 <= seen.attempts <= kills + 1
     assert sum(seen.seconds.values()) == pytest.approx(seen.wall_seconds, rel=0.01)
     # The command's last words and the fork are no part of it.
     assert wall - 3 < seen.wall_seconds <= wall + 0.2
+    return seen, f"a ledger over {kills} kills adds up, {seen.wall_seconds:.1f} s of {wall:.1f} s seen outside"
+
+
+def test_the_ledger_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, record_drill):
+    """The seconds between the first process's start and the end of the last, as this test sees them."""
+    stalls = "in_data:sleep=3:4,in_evaluation:sleep=2:1,in_compile:sleep=1:1"
+    seen, said = killed_and_stalled(nursery, tmp_path, 1, 2, stalls)
     assert 3 <= seen.seconds["data"] < 6
     assert seen.seconds["evaluation"] >= 2
     assert seen.seconds["compile"] >= 1
-    record_drill(f"drill: a ledger over {count} kills adds up, {seen.wall_seconds:.1f} s of {wall:.1f} s seen outside")
+    record_drill(f"drill: {said}")
+
+
+@pytest.mark.nightly
+def test_the_ledger_adds_up_across_many_kills_and_knows_long_stalls(nursery, tmp_path, record_drill):
+    """A stall of the first process's own data, and one that it sees as a step that another one keeps waiting."""
+    kills, seconds = int(os.environ.get("KANAWA_KILLS", "10")), 30
+    # Before the last save, since the step after a save may be the one that is tried twice.
+    stalls = f"in_data:sleep={seconds}:2:0,in_step:sleep={seconds}:5:1"
+    seen, said = killed_and_stalled(nursery, tmp_path, 4, kills, stalls)
+    assert seconds <= seen.seconds["data"] < seconds + 5, seen
+    assert seconds - 1 <= seen.seconds["stalled"] < seconds + 5, seen
+    each = ", ".join(f"{name} {seen.seconds[name]:.1f} s" for name in ("data", "stalled"))
+    record_drill(f"drill: {said}; two stalls of {seconds} s: {each}")
 
 
 def test_a_run_that_may_go_back_leaves_out_what_led_it_astray(nursery, tmp_path):

@@ -1,8 +1,9 @@
 """JAX's persistent compilation cache, with entries that are checked before they are run.
 
 An entry is machine code. One that a full disk, a crash or a bad sector has changed could crash the process, or change a
-loss without a word: JAX reads what it finds. Ours end with a SHA-256 of what precedes it; one that doesn't match is
-removed, and the program compiled anew. It guards against accidents: whoever may write the folder may run code here.
+loss without a word: JAX reads what it finds. Ours end with a SHA-256 of their key and of what precedes it; one that
+doesn't match, be it another program's, is removed, and the program compiled anew. It guards against accidents: whoever
+may write the folder may run code here.
 """
 
 import contextlib
@@ -16,8 +17,13 @@ from kanawa_runtime import faults
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = "-checked"
+SUFFIX = "-sealed"
 _DIGEST_BYTES = 32
+
+
+def sealed(key: str, value: bytes) -> bytes:
+    """Returns what an entry ends with: whole entries whose names were swapped are none, either."""
+    return hashlib.sha256(key.encode() + b"\0" + value).digest()
 
 
 class CheckedFiles:
@@ -34,7 +40,7 @@ class CheckedFiles:
         except OSError:
             return None
         value, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        if hashlib.sha256(value).digest() == digest:
+        if sealed(key, value) == digest:
             return value
         logger.warning("%s is damaged: it is removed, and its program compiled anew", path)
         with contextlib.suppress(OSError):
@@ -47,7 +53,7 @@ class CheckedFiles:
         beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             self._path.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(value + hashlib.sha256(value).digest())
+            beside.write_bytes(value + sealed(key, value))
             faults.reached("in_cache_write", beside)
             # Renamed, so that whoever reads meanwhile sees no half of it.
             beside.replace(path)

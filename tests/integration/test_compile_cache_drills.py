@@ -1,0 +1,96 @@
+"""A warm start of a gang compiles its step no time, and whatever becomes of the cache's files, every loss is the same.
+
+KANAWA_DRILLS sets how often the nightly one strikes, PYTEST_SEED repeats its chances.
+"""
+
+import os
+import pathlib
+import random
+import time
+
+import pytest
+from kanawa_runtime.commands.compile_cache import SUFFIX
+from nursery import Nursery
+from supervisor import Supervisor, events, result
+
+OPTIONS = ("--steps", "6", "--set", "checkpoints.every_steps=6")
+MANY = int(os.environ.get("KANAWA_DRILLS", "20"))
+
+
+def flipped(files, rng):
+    """Flips one bit of each."""
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        file.write_bytes(data)
+
+
+def cut(files, rng):
+    """Leaves the beginning of each, or nothing."""
+    for file in files:
+        os.truncate(file, rng.choice([0, rng.randrange(file.stat().st_size)]))
+
+
+def swapped(files, rng):
+    """Each has what another one had, whole."""
+    contents = [file.read_bytes() for file in files]
+    for file, content in zip(files, contents[1:] + contents[:1], strict=True):
+        file.write_bytes(content)
+
+
+def replaced(files, rng):
+    """Each has bytes of no meaning, or is a folder."""
+    for file in files:
+        if rng.random() < 0.2:
+            file.unlink()
+            file.mkdir()
+        else:
+            file.write_bytes(rng.randbytes(file.stat().st_size))
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Returns what starts a gang of so many on one cache; gives whether its step was kept, and what it computed."""
+    cache = tmp_path / "cache"
+    cached = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with Nursery(cached) as nursery:
+
+        def once(name, processes):
+            supervisor = Supervisor(nursery, tmp_path / name, processes, OPTIONS)
+            gang = supervisor.start()
+            assert supervisor.finish(gang) == [0] * processes, "\n".join(child.text()[-2000:] for child in gang)
+            (program,) = [event for event in events(supervisor.run) if event["event"] == "program"]
+            return program["from_cache"], result(supervisor.run)
+
+        once.entries = lambda: sorted(pathlib.Path(cache).glob(f"*{SUFFIX}"))
+        yield once
+
+
+def drilled(train, rng, processes, spoils):
+    """Spoils the cache of a gang in each way, one after the other."""
+    was_kept, cold = train("cold", processes)
+    assert not was_kept
+    assert train("warm", processes) == (True, cold)
+    for number, spoil in enumerate(spoils):
+        files = train.entries()
+        assert any("train_step" in file.name for file in files)
+        spoil(files, rng)
+        assert train(f"spoilt-{number}", processes) == (False, cold), spoil.__name__
+        for file in train.entries():
+            if file.is_dir():
+                file.rmdir()
+        # What was compiled anew is kept anew.
+        assert train(f"again-{number}", processes)[1] == cold
+
+
+def test_entries_that_are_whole_but_of_other_programs_are_none(train):
+    drilled(train, random.Random(0), 1, [swapped])
+
+
+@pytest.mark.nightly
+def test_a_poisoned_cache_changes_nothing_of_a_gang(train, record_drill):
+    rng = random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+    drilled(train, rng, 4, [rng.choice([flipped, cut, swapped, replaced]) for _ in range(MANY)])
+    record_drill(
+        f"drill: {MANY} of {MANY} poisoned caches of a gang of four gave the same bits; a warm one compiled 0 steps"
+    )
