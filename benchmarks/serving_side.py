@@ -3,7 +3,8 @@
     python serving_side.py kanawa|vllm|transformers FOLDER DTYPE
 
 Prints a line once it is ready, with its versions. For each line of JSON it is sent, {"prompts": [[id, …], …],
-"lengths": [n, …]}, it answers all prompts greedily and prints {"seconds": s, "tokens": [[id, …], …]}.
+"lengths": [n, …]}, it answers all prompts greedily and prints {"seconds": s, "tokens": [[id, …], …]}. Kanawa's side is
+also sent {"rows": n}: what the engine makes of n rows that decode all the time, beside its program in a bare loop.
 """
 
 import json
@@ -15,6 +16,8 @@ from typing import Any
 
 Serve = Callable[[list[list[int]], list[int]], list[list[int]]]
 
+#: What our side measures of itself.
+COMPARE: list[Callable[[int], dict[str, float]]] = []
 #: As many sequences at once on every side.
 MAX_SEQUENCES = 32
 MAX_LENGTH = 2048
@@ -24,7 +27,7 @@ def kanawa(folder: str, dtype: str) -> tuple[Serve, dict[str, Any]]:
     """Returns our engine, in process."""
     from kanawa_runtime.commands.process import prepare_process
 
-    prepare_process()
+    prepare_process(serves=True)
     import threading
     from pathlib import Path
 
@@ -62,6 +65,12 @@ def kanawa(folder: str, dtype: str) -> tuple[Serve, dict[str, Any]]:
         ended.wait()
         return [tokens[name] for name in names]
 
+    def compare(rows: int) -> dict[str, float]:
+        from engine_overhead import compared
+
+        return compared(engine, rows)
+
+    COMPARE.append(compare)
     return serve, {"jax": jax.__version__, "programs": engine.num_programs}
 
 
@@ -125,6 +134,9 @@ def main() -> None:
     answers.write(json.dumps({"ready": time.perf_counter() - began, "versions": versions}) + "\n")
     for line in sys.stdin:
         asked = json.loads(line)
+        if "rows" in asked:
+            answers.write(json.dumps(COMPARE[0](asked["rows"])) + "\n")
+            continue
         started = time.perf_counter()
         tokens = serve(asked["prompts"], asked["lengths"])
         answers.write(json.dumps({"seconds": time.perf_counter() - started, "tokens": tokens}) + "\n")

@@ -66,7 +66,7 @@ def model():
 def engine(model):
     config = EngineConfig(
         max_sequences=8, max_length=LENGTH, page_size=4, prefill_tokens=16, num_pages=36, max_batched_tokens=40,
-        batch_sizes=(8,), page_widths=(24,), prefill_sizes=(16,), max_logprobs=3, max_queued=2000,
+        batch_sizes=(8,), page_widths=(24,), prefill_sizes=(8,), prefill_rows=(1, 4), max_logprobs=3, max_queued=2000,
     )  # fmt: skip
     built = LLMEngine(*model, config=config)
     built.start()

@@ -27,7 +27,7 @@ from kanawa_runtime.serve.sampling import SamplingConfig
 
 CONFIG = EngineConfig(
     max_sequences=4, max_length=64, page_size=4, prefill_tokens=16, num_pages=40, max_batched_tokens=32,
-    batch_sizes=(4,), page_widths=(16,), prefill_sizes=(16,), max_logprobs=1, prompt_logprobs=False,
+    batch_sizes=(4,), page_widths=(16,), prefill_sizes=(8,), prefill_rows=(4,), max_logprobs=1, prompt_logprobs=False,
     adapter_slots=2, adapter_rank=4,
 )  # fmt: skip
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)

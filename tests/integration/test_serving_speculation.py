@@ -17,8 +17,8 @@ from kanawa_runtime.serve.speculation.programs import Draft
 VOCAB = 50
 SIZES = {
     "max_sequences": 4, "max_length": 64, "page_size": 4, "prefill_tokens": 16, "num_pages": 18,
-    "max_batched_tokens": 32, "batch_sizes": (4,), "page_widths": (16,), "prefill_sizes": (16,), "max_logprobs": 2,
-    "prompt_logprobs": False, "fused_steps": 2,
+    "max_batched_tokens": 32, "batch_sizes": (4,), "page_widths": (16,), "prefill_sizes": (8,), "prefill_rows": (4,),
+    "max_logprobs": 2, "prompt_logprobs": False, "fused_steps": 2,
 }  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_look_up_finds_what_followed_the_longest_run():
 
 
 def test_what_can_not_speculate_is_refused(model):
-    config = EngineConfig(**SIZES, speculative_tokens=2)
+    config = EngineConfig(**{**SIZES, "prefill_rows": None}, speculative_tokens=2)
     recurrent = mamba2(num_layers=1, input_dim=32, vocab_size=VOCAB).build()
     params = jax.jit(lambda key: kn.initialize(recurrent, key))(jax.random.key(0))
     with pytest.raises(UsageError, match="can't speculate: some of its layers keep a state.*speculative_tokens=0"):

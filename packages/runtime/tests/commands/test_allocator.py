@@ -10,7 +10,7 @@ from kanawa_runtime.commands.allocator import keep_freed_memory
 PROBE = """
 import resource
 from kanawa_runtime.commands.allocator import keep_freed_memory
-print(keep_freed_memory())
+print(keep_freed_memory(in_threads=IN_THREADS))
 def once():
     block = bytearray(2**28)
     block[::4096] = b"x" * len(block[::4096])
@@ -21,10 +21,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def probed(**environment):
+def probed(in_threads=False, **environment):
     """Returns (kept, page faults of the second time) in a process of its own: the setting can't be undone."""
+    probe = PROBE.replace("IN_THREADS", str(in_threads))
     run = subprocess.run(
-        [sys.executable, "-c", PROBE], env={"PATH": "", **environment}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", probe], env={"PATH": "", **environment}, capture_output=True, text=True, check=True
     )
     kept, faults = run.stdout.split()
     return kept == "True", int(faults)
@@ -36,6 +37,10 @@ def test_memory_of_one_step_serves_the_next():
     given_back, many = probed(JAX_PLATFORMS="cuda,cpu")
     assert (kept, given_back) == (True, False)
     assert faults < 1000 < 30_000 < many
+    # A server's main thread keeps its memory too.
+    kept, faults = probed(in_threads=True, JAX_PLATFORMS="cpu")
+    assert kept
+    assert faults < 1000
 
 
 @pytest.mark.parametrize(

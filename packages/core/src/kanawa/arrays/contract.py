@@ -28,7 +28,7 @@ def contract(x: Float[Array, "..."], weight: Float[Array, "..."], num_contracted
 
 #: Rows up to which a weight is better the left operand; elements of a float32 weight, and rows, from which on oneDNN is
 #: quicker than XLA.
-_FEW_ROWS = 256
+_FEW_ROWS = 64
 _LARGE_WEIGHT = 2**17
 _ROWS_IN_FLOAT32 = 4
 

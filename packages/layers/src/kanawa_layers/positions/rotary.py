@@ -13,6 +13,9 @@ from kanawa.errors import ConfigError
 
 from kanawa_layers.positions.frequency_scaling import FrequencyScaling
 
+#: Tokens of a serving step from which on cosines are better computed once than once a head.
+_MANY_TOKENS = 64
+
 
 class Rotary(Positions):
     """Turns pairs of the first `fraction` of each head by angles that grow with position.
@@ -64,7 +67,7 @@ class Rotary(Positions):
         # fp32 throughout: at position 100,000 bfloat16 angles would be off by hundreds of radians.
         angles = self._of_each_frequency(positions) * along_last(self.inverse_frequencies(), 3)
         # YaRN's temperature is put on cos and sin of both sides, so scores get its square and no kernel has to know.
-        cos, sin = factor * jnp.cos(angles)[:, :, None, :], factor * jnp.sin(angles)[:, :, None, :]
+        cos, sin = (factor * wave[:, :, None, :] for wave in _waves(angles))
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
 
     def _of_each_frequency(self, positions: Int[Array, "B T *streams"]) -> Float[Array, "B T half_or_1"]:
@@ -110,6 +113,16 @@ class Rotary(Positions):
             return x[..., 0::2], x[..., 1::2]
         half = self.rotated_dim // 2
         return x[..., :half], x[..., half:]
+
+
+def _waves(angles: Float[Array, "B T half"]) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
+    """Returns cosines and sines."""
+    if not kn.current_plan().few_rows or angles.shape[0] * angles.shape[1] < _MANY_TOKENS:
+        return jnp.cos(angles), jnp.sin(angles)
+    # XLA's CPU compiler computes them anew for each head in whatever reads them, a sixth of a layer's time in prefill;
+    # it fuses nothing with what a branch returns, where it drops a barrier. No angle is infinite: one branch is taken.
+    branches = (lambda x: (jnp.cos(x), jnp.sin(x))), (lambda x: (x, x))
+    return jax.lax.cond(angles[0, 0, 0] < jnp.inf, *branches, angles)
 
 
 @jax.custom_vjp

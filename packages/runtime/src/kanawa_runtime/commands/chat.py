@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         message = f"--max-tokens {args.max_tokens}: expected at least 1"
         raise UsageError(message)
-    prepare_process()
+    prepare_process(serves=True)
     from kanawa_runtime.serve.conversation import Conversation
     from kanawa_runtime.serve.engine.config import EngineConfig
     from kanawa_runtime.serve.engine.request import SamplingParams

@@ -20,7 +20,7 @@ def generate_file(args: argparse.Namespace) -> int:
     from kanawa_runtime.serve.open_run import open_run, tokenizer_of
 
     source, output = _files(args)
-    prepare_process()
+    prepare_process(serves=True)
     with stage(f"reading {args.run_directory}"):
         opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
     tokenizer = tokenizer_of(opened)

@@ -3,8 +3,10 @@
 import os
 
 
-def prepare_process() -> None:
+def prepare_process(*, serves: bool = False) -> None:
     """Keeps freed memory where a CPU does the work, and turns on the persistent compilation cache.
+
+    `serves` says that it runs a serving engine.
 
     With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor and versions,
     because compiled CPU code is not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
@@ -14,7 +16,7 @@ def prepare_process() -> None:
     from kanawa_runtime.commands.allocator import keep_freed_memory
     from kanawa_runtime.commands.compile_cache import check_entries, machine_key
 
-    keep_freed_memory()
+    keep_freed_memory(in_threads=serves)
     # jaxlib can't serialize what holds a oneDNN call (kanawa.arrays.onednn): such a program is compiled at each start.
     unkept = "Error writing persistent compilation cache entry.*bad_alloc"
     warnings.filterwarnings("ignore", message=unkept, category=UserWarning)

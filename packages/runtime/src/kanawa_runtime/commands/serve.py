@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     check_is_directory(directory)
     keys = keys_from(_path(args.api_key_file), _path(args.admin_key_file))
     _check_port(args.port)
-    prepare_process()
+    prepare_process(serves=True)
     from kanawa_runtime.serve.disaggregated.pairing import pairing_of
     from kanawa_runtime.serve.http.from_run import served_model
 

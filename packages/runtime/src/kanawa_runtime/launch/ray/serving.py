@@ -34,7 +34,7 @@ class Server:
         from kanawa_runtime.serve.http.keys import keys_from
         from kanawa_runtime.serve.http.service import Service
 
-        prepare_process()
+        prepare_process(serves=True)
         config = serve_config(list(overrides))
         model = served_model(Path(directory), config.engine, target=target)
         self._engine = model.engine

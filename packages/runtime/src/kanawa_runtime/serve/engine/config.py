@@ -10,13 +10,13 @@ class EngineConfig(Config):
     `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes` hold, else enough for all sequences at
     full length. `cache_dtype` None is the computing one; `int8_cache` keeps codes and scales in its place.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
-    `prefill_tokens`. While nobody waits and all are greedy, `fused_steps` tokens are decoded in one call. `batch_sizes`
-    and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's chunk (None: see
-    `programs.Shapes`). `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles
-    what they need. With `speculative_tokens`, so many
-    are guessed a step: by a draft model where the engine has one, else by what followed the last `ngram_least` to
-    `ngram_most` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may be served at once.
-    `transfers_pages` compiles what hands prompts over to another engine, and takes them from one.
+    `prefill_tokens`. While nobody waits and all are greedy, `fused_steps` tokens are decoded in one call.
+    `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's
+    chunk, of which a program takes in as many at once as `prefill_rows` says (None: see `programs.Shapes`).
+    `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need. With
+    `speculative_tokens`, so many are guessed a step: by a draft model where the engine has one, else by what followed
+    the last `ngram_least` to `ngram_most` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may
+    be served at once. `transfers_pages` compiles what hands prompts over to another engine, and takes them from one.
     """
 
     max_sequences: Size = 32
@@ -26,7 +26,7 @@ class EngineConfig(Config):
     cache_bytes: Size | None = None
     cache_dtype: str | None = None
     int8_cache: bool = False
-    max_batched_tokens: Size = 512
+    max_batched_tokens: Size = 544
     prefill_tokens: Size = 256
     fused_steps: Size = 4
     max_queued: Count = 256
@@ -42,6 +42,7 @@ class EngineConfig(Config):
     batch_sizes: tuple[Size, ...] | None = None
     page_widths: tuple[Size, ...] | None = None
     prefill_sizes: tuple[Size, ...] | None = None
+    prefill_rows: tuple[Size, ...] | None = None
 
     def check(self) -> list[str]:
         """Returns what is wrong with the sizes of chunks and steps."""
@@ -54,6 +55,11 @@ class EngineConfig(Config):
         for size in self.prefill_sizes or ():
             if size % self.page_size:
                 problems.append(f"prefill_sizes holds {size}, which is not a multiple of page_size ({self.page_size})")
+        if self.prefill_rows and max(self.prefill_rows) > 1 and len(self.prefill_sizes or ()) > 1:
+            problems.append(
+                f"prefill_rows is {list(self.prefill_rows)} and prefill_sizes {list(self.prefill_sizes or ())}: chunks "
+                "that share a program are of one size; give one of prefill_sizes, or prefill_rows (1,)"
+            )
         least = self.max_sequences + self.page_size
         if self.max_batched_tokens < least:
             problems.append(

@@ -7,10 +7,14 @@ written by a later program before that.
 
 import collections
 import dataclasses
+import functools
 import heapq
+import itertools
 import logging
+import operator
 import secrets
 import time
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import jax
@@ -20,11 +24,12 @@ from kanawa.errors import UsageError
 from kanawa_runtime.serve.adapters.bank import Bank
 from kanawa_runtime.serve.disaggregated.pages import Given
 from kanawa_runtime.serve.engine import prefix
-from kanawa_runtime.serve.engine.buckets import smallest_holding
+from kanawa_runtime.serve.engine.buckets import grouped
 from kanawa_runtime.serve.engine.choose import NOT_FINITE, NOTHING
+from kanawa_runtime.serve.engine.packing import packed_chunks, packed_rows
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, Request, TokenLogprobs
-from kanawa_runtime.serve.engine.rows import COUNT, GENERATED, LENGTH, LOGPROBS, MASK, PAGES, RANDOM, TABLES, UNIFORM
+from kanawa_runtime.serve.engine.rows import LOGPROBS, MASK, RANDOM, TABLES, UNIFORM
 from kanawa_runtime.serve.engine.scheduler import Chunk, Plan, Scheduler
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, needs, tables
 from kanawa_runtime.serve.speculation.speculator import Speculator
@@ -49,9 +54,9 @@ class _Sent:
     rows: list[tuple[Sequence, int]]
     ids: jax.Array
     details: jax.Array | None
-    #: Of a chunk whose prompt's log-probabilities are wanted.
+    #: Of chunks whose prompts' log-probabilities are wanted.
     told: jax.Array | None = None
-    chunk: Chunk | None = None
+    chunks: SequenceOf[Chunk] = ()
     #: How many tokens were guessed for each row, where these are gains of guesses.
     guessed: list[int] | None = None
 
@@ -69,6 +74,8 @@ class Core:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.steps = 0
+        #: Seconds of steps in which the host worked, and didn't wait for the device.
+        self.host_seconds = 0.0
         self.finished: collections.Counter[str] = collections.Counter()
         self._max_length = max_length
         self._arrivals = 0
@@ -196,6 +203,11 @@ class Core:
 
     def step(self) -> None:
         """Sends the next step to the device, and takes in the results of the one before it."""
+        began = time.perf_counter()
+        self._step()
+        self.host_seconds += time.perf_counter() - began
+
+    def _step(self) -> None:
         self.expire()
         plan = self.scheduler.plan(settled=not self._in_flight)
         if plan.is_starved:
@@ -218,12 +230,11 @@ class Core:
             sent.append(self._send_decode(plan))
         if plan.verify:
             sent.append(self._send_verify(plan))
-        sent += [self._send_chunk(chunk) for chunk in plan.chunks]
-        return sent
+        return sent + self._send_chunks(plan.chunks)
 
     def _send_decode(self, plan: Plan) -> _Sent:
         rows = plan.decode
-        packed, flags = self._packed(rows)
+        packed, flags = packed_rows(rows, self.programs.shapes, self.scheduler.table)
         ids, logits = self.programs.decode(packed, plan.steps)
         details = None
         if flags:
@@ -233,25 +244,9 @@ class Core:
             sequence.pending += steps
         return _sent(rows, ids, details)
 
-    def _packed(self, rows: list[tuple[Sequence, int]]) -> tuple[np.ndarray, int]:
-        """Returns the rows of sequences that are given so many tokens each, and what they ask for."""
-        shapes, table = self.programs.shapes, self.scheduler.table
-        count, flags, longest = smallest_holding(shapes.batch_sizes, len(rows)), 0, 1
-        # Rows without a sequence are those of the slot that nobody has.
-        at = np.full(count, table.shape[0] - 1)
-        facts = np.zeros((count, 3), np.int32)
-        for index, (sequence, steps) in enumerate(rows):
-            at[index] = sequence.slot
-            facts[index] = sequence.computed, steps, sequence.generated
-            flags |= sequence.flags
-            longest = max(longest, len(sequence.pages))
-        packed = table[at, : PAGES + smallest_holding(shapes.page_widths, longest)]
-        packed[:, LENGTH], packed[:, COUNT], packed[:, GENERATED] = facts.T
-        return packed, flags
-
     def _send_verify(self, plan: Plan) -> _Sent:
         rows = [(sequence, 1 + len(guesses)) for sequence, guesses in plan.verify]
-        packed, flags = self._packed(rows)
+        packed, flags = packed_rows(rows, self.programs.shapes, self.scheduler.table)
         most = self.programs.speculation.count
         given = np.zeros((packed.shape[0], most), np.int32)
         uniforms = np.zeros((packed.shape[0], most + 1), np.int32)
@@ -280,52 +275,51 @@ class Core:
             wanted = details is not None and sequence.request.sampling.logprobs is not None
             self._gain(sequence, gained, details[row] if wanted and details is not None else None)
 
-    def _sample(self, sequences: list[Sequence], packed: np.ndarray, logits: Any, flags: int) -> tuple[Any, Any]:
+    def _sample(self, sequences: list[Sequence | None], packed: np.ndarray, logits: Any, flags: int) -> tuple[Any, Any]:
         """Has tokens drawn in place of the likeliest ones; what there is to tell of them is None if nobody asks."""
         for row, sequence in zip(packed, sequences, strict=False):
-            row[UNIFORM] = sequence.uniform(sequence.generated) if sequence.flags & RANDOM else 0
+            if sequence is not None and sequence.flags & RANDOM:
+                row[UNIFORM] = sequence.uniform(sequence.generated)
         mask = self._mask(sequences, packed.shape[0]) if flags & MASK else None
         ids, details = self.programs.sample(packed, logits, flags, mask)
         return ids, details if flags & LOGPROBS else None
 
-    def _send_chunk(self, chunk: Chunk) -> _Sent:
-        sequence, scheduler = chunk.sequence, self.scheduler
-        if sequence.flags & TABLES and chunk.is_last:
-            self.programs.seat(sequence.slot, *tables(sequence, self.programs.vocab))
-        pages = -(-(chunk.start + chunk.padded) // scheduler.page_size)
-        width = smallest_holding(self.programs.shapes.page_widths, pages)
-        packed = scheduler.table[sequence.slot : sequence.slot + 1, : PAGES + width].copy()
-        packed[0, LENGTH], packed[0, COUNT], packed[0, GENERATED] = chunk.start, chunk.count, sequence.generated
-        end = chunk.start + chunk.count
-        told = None
-        if sequence.request.sampling.prompt_logprobs is not None and chunk.start < sequence.prompt_length - 1:
-            chosen, logits, told = self._score(chunk, packed)
+    def _send_chunks(self, chunks: SequenceOf[Chunk]) -> list[_Sent]:
+        """Sends chunks of prompts, as many of them in one program as its rows hold."""
+        rows, sent = self.programs.shapes.prefill_rows, []
+        # Those of one prompt stay in order: a call computes after the one before it.
+        for told, some in itertools.groupby(chunks, key=_is_told):
+            sizes = rows[:1] if told else rows
+            for few, count in grouped(list(some), sizes):
+                sent.append(self._send_rows(few, count, told=told))
+        return sent
+
+    def _send_rows(self, chunks: SequenceOf[Chunk], count: int, *, told: bool) -> _Sent:
+        packed, ids = packed_chunks(chunks, count, self.programs.shapes, self.scheduler, after=int(told))
+        for chunk in chunks:
+            if chunk.sequence.flags & TABLES and chunk.is_last:
+                self.programs.seat(chunk.sequence.slot, *tables(chunk.sequence, self.programs.vocab))
+        scores = None
+        if told:
+            chosen, logits, scores = self.programs.score(packed, ids)
         else:
-            ids = np.zeros((1, chunk.padded), np.int32)
-            ids[0, : chunk.count] = sequence.tokens[chunk.start : end]
             chosen, logits = self.programs.prefill(packed, ids)
-        details = None
-        if chunk.is_last and sequence.flags:
-            chosen, details = self._sample([sequence], packed, logits, sequence.flags)
-        sequence.computed = end
-        sequence.pending += chunk.is_last
-        scheduler.describe_pages(sequence)
-        return _sent([(sequence, int(chunk.is_last))], chosen, details, told, chunk)
+        details, asked = None, [chunk.sequence if chunk.is_last else None for chunk in chunks]
+        flags = functools.reduce(operator.or_, (sequence.flags for sequence in asked if sequence is not None), 0)
+        if flags:
+            chosen, details = self._sample(asked, packed, logits, flags)
+        for chunk in chunks:
+            chunk.sequence.computed = chunk.start + chunk.count
+            chunk.sequence.pending += chunk.is_last
+            self.scheduler.describe_pages(chunk.sequence)
+        rows = [(chunk.sequence, int(chunk.is_last)) for chunk in chunks]
+        return _sent(rows, chosen, details, scores, chunks)
 
-    def _score(self, chunk: Chunk, packed: np.ndarray) -> tuple[Any, Any, Any]:
-        sequence, shapes = chunk.sequence, self.programs.shapes
-        widest = np.zeros((1, PAGES + shapes.page_widths[-1]), np.int32)
-        widest[:, : packed.shape[1]] = packed
-        ids = np.zeros((1, shapes.prefill_sizes[-1] + 1), np.int32)
-        given = sequence.tokens[chunk.start : chunk.start + chunk.count + 1]
-        ids[0, : len(given)] = given
-        return self.programs.score(widest, ids)
-
-    def _mask(self, sequences: list[Sequence], count: int) -> np.ndarray:
+    def _mask(self, sequences: list[Sequence | None], count: int) -> np.ndarray:
         words = -(-self.programs.vocab // 32)
         bits = np.full((count, words), -1, np.int32)
         for row, sequence in zip(bits, sequences, strict=False):
-            if sequence.flags & MASK:
+            if sequence is not None and sequence.flags & MASK:
                 try:
                     row[:] = allowed_bits(sequence, words)
                 except Exception as error:
@@ -335,14 +329,19 @@ class Core:
 
     def _collect(self) -> None:
         """Takes in the results of the oldest step."""
-        for sent in self._in_flight.popleft():
+        began, results = time.perf_counter(), self._in_flight.popleft()
+        for sent in results:
+            # All of a step end with its last program: what comes after this is the host's own work.
+            sent.ids.block_until_ready()
+        self.host_seconds -= time.perf_counter() - began
+        for sent in results:
             if sent.guessed is not None:
                 self._collect_verified(sent, sent.guessed)
                 continue
             ids = np.asarray(sent.ids).T.tolist()
             details = None if sent.details is None else np.asarray(sent.details)
-            if sent.told is not None and sent.chunk is not None and not sent.chunk.sequence.finished:
-                self._keep_prompt_logprobs(sent.chunk, np.asarray(sent.told))
+            if sent.told is not None:
+                self._keep_prompt_logprobs(sent.chunks, np.asarray(sent.told))
             for row, (sequence, count) in enumerate(sent.rows):
                 if sequence.finished or not count:
                     continue
@@ -392,7 +391,13 @@ class Core:
             told = {"stop_token_id": stop, "error": error, "is_refused": refused}
             self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, **told)
 
-    def _keep_prompt_logprobs(self, chunk: Chunk, told: np.ndarray) -> None:
+    def _keep_prompt_logprobs(self, chunks: SequenceOf[Chunk], told: np.ndarray) -> None:
+        tokens = self.programs.shapes.prefill_sizes[-1]
+        for row, chunk in enumerate(chunks):
+            if not chunk.sequence.finished:
+                self._keep_logprobs_of(chunk, told[row * tokens : (row + 1) * tokens])
+
+    def _keep_logprobs_of(self, chunk: Chunk, told: np.ndarray) -> None:
         sequence, most = chunk.sequence, self.programs.num_logprobs
         count = sequence.request.sampling.prompt_logprobs or 0
         if sequence.prompt_logprobs is None:
@@ -451,9 +456,15 @@ def _of_grammar(error: Exception) -> str:
 
 
 def _sent(
-    rows: list[tuple[Sequence, int]], ids: Any, details: Any, told: Any = None, chunk: Chunk | None = None
+    rows: list[tuple[Sequence, int]], ids: Any, details: Any, told: Any = None, chunks: SequenceOf[Chunk] = ()
 ) -> _Sent:
     for array in (ids, details, told):
         if array is not None:
             array.copy_to_host_async()
-    return _Sent(rows, ids, details, told, chunk)
+    return _Sent(rows, ids, details, told, chunks)
+
+
+def _is_told(chunk: Chunk) -> bool:
+    """Returns whether the log-probabilities of a chunk's tokens are wanted."""
+    sequence = chunk.sequence
+    return sequence.request.sampling.prompt_logprobs is not None and chunk.start < sequence.prompt_length - 1

@@ -82,7 +82,8 @@ class LLMEngine:
         turned = on_cpu and env.mesh is None
         self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits, turned=turned)
         # An int8 cache is restored before it is read, as wide as the table.
-        shapes = Shapes.of(cfg, self.max_length, has_pages=paged.has_pages, any_width=on_cpu and not cfg.int8_cache)
+        kept = {"has_pages": paged.has_pages, "has_slots": paged.has_slots}
+        shapes = Shapes.of(cfg, self.max_length, any_width=on_cpu and not cfg.int8_cache, **kept)
         self._programs = Programs(model, paged, cfg, shapes, self.environment, known)
         self.reuses_prefixes = cfg.prefix_cache and paged.has_pages and not paged.has_slots
         if cfg.prefix_cache and paged.has_slots:
@@ -112,6 +113,7 @@ class LLMEngine:
             reuses_prefixes=self.reuses_prefixes,
             has_pages=paged.has_pages,
             guess=None if speculator is None else speculator.guess,
+            in_tiles=shapes.in_tiles,
         )
         self._core = Core(self._programs, scheduler, self.max_length, self._bank, speculator, self.transfer)
         self._programs.load(self._with_banks(params), state or {})
@@ -284,6 +286,7 @@ class LLMEngine:
             "prompt_tokens": core.prompt_tokens,
             "generation_tokens": core.generation_tokens,
             "engine_steps": core.steps,
+            "engine_host_seconds": core.host_seconds,
             "num_programs": self.num_programs,
             "compilations": self._compilations,
             **({} if core.speculator is None else core.speculator.stats()),

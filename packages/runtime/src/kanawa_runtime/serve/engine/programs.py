@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from kanawa.arrays.shardings import replicated
 from kanawa.composition.plain import in_forms
 from kanawa.contracts import CausalLM, Environment, Program
+from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.buckets import at_most, ladder
 from kanawa_runtime.serve.engine.cast_once import cast, read_as
@@ -29,26 +30,53 @@ _THREADS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """The ladders: rows of a decoding batch, pages of its longest sequence, tokens of a prompt's chunk."""
+    """The ladders: rows of a decoding batch, pages of its longest sequence, tokens and number of prompts' chunks."""
 
     batch_sizes: tuple[int, ...]
     page_widths: tuple[int, ...]
     prefill_sizes: tuple[int, ...]
+    prefill_rows: tuple[int, ...] = (1,)
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether a program takes in several chunks at once, of one prompt or of several."""
+        return self.prefill_rows[-1] > 1
 
     @classmethod
-    def of(cls, config: EngineConfig, max_length: int, *, has_pages: bool, any_width: bool = False) -> "Shapes":
+    def of(
+        cls, config: EngineConfig, max_length: int, *, has_pages: bool, has_slots: bool = False, any_width: bool = False
+    ) -> "Shapes":
         """Returns the config's shapes, or those that waste at most half of the rows and three quarters of the pages.
 
         `any_width` says that attention reads only pages in use, as on a CPU: one width, the widest, is as quick as
         several, and so are few batches, for rows without a sequence cost what their products do, which wait for
-        memory. Compiling each takes seconds there.
+        memory. Compiling each takes seconds there. Prompts then come in tiles of two pages, several to a program:
+        all its rows write their pages before one reads them, so that tiles of one prompt may follow each other in it.
+        With `has_slots` they may not, for a state has to have taken in one chunk before the next.
+        Raises UsageError where the config asks for it all the same.
         """
         pages = -(-max_length // config.page_size) if has_pages else 1
         chunk = min(config.prefill_tokens, -(-max_length // config.page_size) * config.page_size)
         batches = config.batch_sizes or ladder(config.max_sequences, 1, 8 if any_width else 2)
         widths = config.page_widths or ((pages,) if any_width else ladder(pages, min(8, pages), 4))
-        sizes = config.prefill_sizes or ladder(chunk, min(chunk, config.page_size * (2 if any_width else 1)), 2)
-        return cls(at_most(batches, config.max_sequences), at_most(widths, pages), at_most(sizes, chunk))
+        least = min(chunk, config.page_size * (2 if any_width else 1))
+        in_tiles = any_width and has_pages and not has_slots and config.prefill_sizes is None
+        rows = config.prefill_rows or (_tiles(config, least) if in_tiles else (1,))
+        if has_slots and max(rows) > 1:
+            message = (
+                f"prefill_rows is {list(rows)}, but the model keeps states of whole sequences, which take in one chunk "
+                "after the other; leave prefill_rows unset"
+            )
+            raise UsageError(message)
+        sizes = config.prefill_sizes or ((least,) if max(rows) > 1 else ladder(chunk, least, 2))
+        sizes = at_most(sizes, chunk) if max(rows) == 1 else (min(*sizes, chunk),)
+        return cls(at_most(batches, config.max_sequences), at_most(widths, pages), sizes, tuple(sorted({*rows})))
+
+
+def _tiles(config: EngineConfig, tile: int) -> tuple[int, ...]:
+    """Returns how many tiles programs take in: as many as a step has room for, and a quarter of them."""
+    most = max(1, (config.max_batched_tokens - config.max_sequences) // tile)
+    return tuple(sorted({-(-most // 4), most}))
 
 
 class Programs:
@@ -123,7 +151,7 @@ class Programs:
         with self.environment.active():
             self.kept, self.tables = self._empty()
             words = -(-self.vocab // 32)
-            for rows in {1, *self.shapes.batch_sizes}:
+            for rows in {*self.shapes.prefill_rows, *self.shapes.batch_sizes}:
                 everything = np.full((rows, words), -1, np.int32)
                 self._no_masks[rows] = jax.device_put(everything, self.whole)
         wanted = dict(self._wanted())
@@ -143,18 +171,18 @@ class Programs:
         return ids, logits
 
     def prefill(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any]:
-        """Runs a chunk of one row's prompt; returns as `decode` does."""
+        """Runs a chunk of each row's prompt; returns as `decode` does."""
         if self.speculation is not None:
             self.speculation.take_in(packed, ids)
-        program = self._compiled["prefill", ids.shape[1], packed.shape[1] - PAGES]
+        program = self._compiled["prefill", *ids.shape, packed.shape[1] - PAGES]
         self.kept, chosen, logits = program(self.params, self.model_state, self.kept, packed, ids)
         return chosen, logits
 
     def score(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any, Any]:
-        """Runs a chunk of one row's prompt and tells of each of its tokens."""
+        """Runs a chunk of each row's prompt and tells of all their tokens."""
         if self.speculation is not None:
             self.speculation.take_in(packed, ids[:, :-1])
-        program = self._compiled["score", ids.shape[1] - 1, packed.shape[1] - PAGES]
+        program = self._compiled["score", ids.shape[0], ids.shape[1] - 1, packed.shape[1] - PAGES]
         self.kept, chosen, logits, told = program(self.params, self.model_state, self.kept, packed, ids)
         return chosen, logits, told
 
@@ -179,22 +207,23 @@ class Programs:
             rest = (self.abstract((rows, PAGES + width)), self.abstract(()))
             wanted["decode", rows, width] = self._program(f"decode {rows}x{width}", steps.decode, rest, 2)
         widest = shapes.page_widths[-1]
-        for tokens, width in self.chunk_shapes():
-            rest = (self.abstract((1, PAGES + width)), self.abstract((1, tokens)))
-            wanted["prefill", tokens, width] = self._program(f"prefill {tokens}x{width}", steps.prefill, rest, 2)
+        for rows, tokens, width in self.chunk_shapes():
+            rest = (self.abstract((rows, PAGES + width)), self.abstract((rows, tokens)))
+            name = f"prefill {rows}x{tokens}x{width}"
+            wanted["prefill", rows, tokens, width] = self._program(name, steps.prefill, rest, 2)
         if self.config.prompt_logprobs:
             # One shape for all: these are rare, and whoever asks for them doesn't wait for a first token.
-            tokens = shapes.prefill_sizes[-1]
-            rest = (self.abstract((1, PAGES + widest)), self.abstract((1, tokens + 1)))
-            wanted["score", tokens, widest] = self._program("score", steps.score, rest, 3)
+            rows, tokens = shapes.prefill_rows[0], shapes.prefill_sizes[-1]
+            rest = (self.abstract((rows, PAGES + widest)), self.abstract((rows, tokens + 1)))
+            wanted["score", rows, tokens, widest] = self._program("score", steps.score, rest, 3)
         return wanted | self._wanted_samplers()
 
-    def chunk_shapes(self) -> list[tuple[int, int]]:
-        """Returns the tokens and page widths that chunks of prompts come in."""
+    def chunk_shapes(self) -> list[tuple[int, int, int]]:
+        """Returns the rows, tokens and page widths that chunks of prompts come in."""
         shapes, widest = self.shapes, self.shapes.page_widths[-1]
-        pairs = itertools.product(shapes.prefill_sizes, shapes.page_widths)
+        triples = itertools.product(shapes.prefill_rows, shapes.prefill_sizes, shapes.page_widths)
         # A chunk fills so many pages itself.
-        return [(t, w) for t, w in pairs if w == widest or w * self.config.page_size >= t]
+        return [(r, t, w) for r, t, w in triples if w == widest or w * self.config.page_size >= t]
 
     def _wanted_samplers(self) -> dict[tuple[Any, ...], Program]:
         whole, tables = self.whole, abstract_of(self.tables)

@@ -23,7 +23,7 @@ Guess = Callable[[Sequence, int], list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """`count` tokens of a sequence from `start` on, in a program for `padded`; the last one is sampled from."""
+    """`count` tokens of a sequence from `start` on, in a row of `padded`; the last one is sampled from."""
 
     sequence: Sequence
     start: int
@@ -59,8 +59,9 @@ class Scheduler:
     def __init__(
         self, *, max_sequences: int, max_length: int, page_size: int, pool: PagePool, budget: int, chunk: int,
         fused_steps: int, prefill_sizes: tuple[int, ...], reuses_prefixes: bool, has_pages: bool,
-        guess: Guess | None = None,
+        guess: Guess | None = None, in_tiles: bool = False,
     ) -> None:  # fmt: skip
+        """With `in_tiles` several chunks of one prompt may be rows of one program."""
         self.pool, self.page_size = pool, page_size
         self.running: list[Sequence] = []
         #: Pages that outlive their sequence, by its request's id.
@@ -73,7 +74,7 @@ class Scheduler:
         self._max_length, self._budget, self._chunk = max_length, budget, chunk
         self._fused_steps, self._prefill_sizes = fused_steps, prefill_sizes
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
-        self._guess = guess
+        self._guess, self._in_tiles = guess, in_tiles
         self.width = -(-max_length // page_size) if has_pages else 1
         # A line a slot, kept up to date, so that a step's rows are one copy out of it. The last is nobody's.
         self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
@@ -115,7 +116,8 @@ class Scheduler:
     def plan(self, *, settled: bool) -> Plan:
         """Returns the next step; `settled` says that nothing is being computed, so that sequences may be preempted."""
         plan = Plan()
-        alone = not self._waiting and all(s.is_prefilled and not s.flags for s in self.running)
+        # Who waits for a slot is kept waiting until somebody ends, so that a few tokens at once delay nobody else.
+        alone = not (self._waiting and self._slots) and all(s.is_prefilled and not s.flags for s in self.running)
         plan.steps = self._fused_steps if alone else 1
         for sequence in list(self.running):
             if sequence.slot < 0 or not sequence.is_prefilled or (sequence.waits_for_itself and sequence.pending):
@@ -159,7 +161,9 @@ class Scheduler:
             # Chunks but the last end where pages do, so that every one begins there.
             most = min(self._chunk, budget, rest)
             count = most if most == rest else most // self.page_size * self.page_size
-            sizes = [size for size in self._prefill_sizes if start + size <= self.width * self.page_size]
+            reach = self.width * self.page_size
+            # A tile may reach past the table: what it has there is padding, which is written nowhere.
+            sizes = [size for size in self._prefill_sizes if self._in_tiles or start + size <= reach]
             if self._has_pages and sizes:
                 count = min(count, sizes[-1])
             if count <= 0:

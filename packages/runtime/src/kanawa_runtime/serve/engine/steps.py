@@ -74,11 +74,12 @@ class Steps:
     def score(
         self, params: Any, model_state: Any, kept: Caches, packed: Array, ids: Array
     ) -> tuple[Caches, Int[Array, "1 B"], Float[Array, "B V"], Int[Array, "T details"]]:
-        """Does what `prefill` does for one row whose `ids` have the token after the chunk too, and tells of each."""
+        """Does what `prefill` does for rows whose `ids` have the token after the chunk too, and tells of each token."""
         fed, following = ids[:, :-1], ids[:, 1:]
         rows, sequences = self._chunk(packed, fed)
         (logits, caches), _ = self._decode(params, model_state, fed, sequences, kept.caches)
-        told = tell(self._only_known(logits[0]), following[0], self.num_logprobs)
+        every = self._only_known(logits.reshape(-1, logits.shape[-1]))
+        told = tell(every, following.reshape(-1), self.num_logprobs)
         last = jnp.maximum(rows.count - 1, 0)
         logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
         return *self._after(logits, rows, caches, kept), told

@@ -87,7 +87,7 @@ class Speculation:
     def take_in(self, packed: np.ndarray, ids: np.ndarray) -> None:
         """Shows the draft model a chunk of a prompt."""
         if self._draft is not None:
-            program = self._compiled["take in", ids.shape[1], packed.shape[1] - PAGES]
+            program = self._compiled["take in", *ids.shape, packed.shape[1] - PAGES]
             self._caches = program(self._params, self._draft.state or {}, self._caches, packed, ids)
 
     def verify(self, packed: np.ndarray, guesses: np.ndarray, uniforms: np.ndarray, flags: int) -> tuple[Any, Any]:
@@ -132,10 +132,10 @@ class Speculation:
         programs = self.programs
         out = None if programs.whole is None else self._shardings
         wanted: dict[tuple[Any, ...], Program] = {}
-        for tokens, width in programs.chunk_shapes():
-            arguments = (*self._own(), programs.abstract((1, PAGES + width)), programs.abstract((1, tokens)))
-            wanted["take in", tokens, width] = Program(
-                f"take in {tokens}x{width}", self._guesser.take_in, arguments, (2,), out, programs.environment
+        for rows, tokens, width in programs.chunk_shapes():
+            arguments = (*self._own(), programs.abstract((rows, PAGES + width)), programs.abstract((rows, tokens)))
+            wanted["take in", rows, tokens, width] = Program(
+                f"take in {rows}x{tokens}x{width}", self._guesser.take_in, arguments, (2,), out, programs.environment
             )
         return wanted
 
