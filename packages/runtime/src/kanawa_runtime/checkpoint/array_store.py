@@ -8,7 +8,9 @@ seconds to import, so that happens at the first save or restore: a plan or `show
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +53,13 @@ class ArrayStore:
             item: self._orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves
         }
         items |= {name: self._orbax.args.JsonSave(value) for name, value in texts.items()}
-        self._checkpointer.save(folder, args=self._orbax.args.Composite(**items))
+        with _none_left_waiting():
+            self._checkpointer.save(folder, args=self._orbax.args.Composite(**items))
 
     def wait(self) -> None:
         """Returns once the directory has its final name; raises what went wrong in the background."""
-        self._checkpointer.wait_until_finished()
+        with _none_left_waiting():
+            self._checkpointer.wait_until_finished()
 
     def close(self) -> None:
         """Releases orbax's threads."""
@@ -97,6 +101,29 @@ def _orbax() -> Any:
         sys.unraisablehook = _LateFutures(sys.unraisablehook)
     _ask_for_no_metrics()
     return orbax
+
+
+@contextlib.contextmanager
+def _none_left_waiting() -> Iterator[None]:
+    """Ends orbax's threads where a save fails.
+
+    Each item's waits for the folder to be made; where that fails nobody tells them (orbax 0.12.8), and they keep the
+    arrays, and the process from ending, for five minutes. Can go once a failed `AsyncCheckpointer` cancels them.
+    """
+    try:
+        yield
+    except BaseException:
+        # What those threads were to run is never begun, of which Python warns once it is collected.
+        warnings.filterwarnings("ignore", r"coroutine '.*' was never awaited", RuntimeWarning)
+        # Private names: where they moved, the test of it says so.
+        with contextlib.suppress(ImportError, AttributeError):
+            from orbax.checkpoint._src.futures import future
+
+            for thread in threading.enumerate():
+                if isinstance(thread, future._SignalingThread):  # noqa: SLF001
+                    thread.cancel()
+                    future.set_signals(thread._receive_signals, operation_id=thread._operation_id)  # noqa: SLF001
+        raise
 
 
 def _ask_for_no_metrics() -> None:
