@@ -1,5 +1,6 @@
 """Every example in a verb's help is a command that works: it parses, and what it composes is there."""
 
+import pathlib
 import shlex
 
 import kanawa as kn
@@ -7,7 +8,9 @@ import pytest
 from kanawa.cli.parser import build_parser, verb_parsers
 from kanawa.cli.verbs import core_verbs, plugin_verbs
 from kanawa.composition.naming import is_folder
+from kanawa_runtime.exit_codes import table_markdown
 
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 VERBS = core_verbs() | plugin_verbs(core_verbs())
 EXAMPLES = [line for verb in VERBS.values() for line in verb.example.splitlines() if line.startswith("kanawa ")]
 #: Verbs whose output no machine reads: one writes a script.
@@ -39,3 +42,8 @@ def test_an_example_works(line):
         # Nobody's files and services are here; what an example sets, modifies and names must be.
         modifiers = [text for text in args.modify if "tensorboard" not in text]
         kn.compose(experiment, target, modifiers, args.set)
+
+
+@pytest.mark.parametrize("page", ["launch.md", "command-line.md"])
+def test_the_table_of_exit_codes_is_the_one_of_the_documentation(page):
+    assert table_markdown() in (DOCS / page).read_text()

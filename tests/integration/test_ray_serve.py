@@ -5,7 +5,9 @@ import json
 import os
 import pathlib
 import socket
+import threading
 import time
+import urllib.error
 import urllib.request
 
 import jax
@@ -35,6 +37,7 @@ SIZES = (
     "page_widths=[8]",
 )
 SECONDS = 900
+CLIENTS = 4
 
 
 @pytest.fixture
@@ -55,6 +58,9 @@ def address(monkeypatch):
 
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    # Five seconds by default, in which a busy machine starts no process.
+    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SECONDS))
+    monkeypatch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", str(SECONDS))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     yield cluster.address
@@ -71,7 +77,40 @@ def ask(url, path, body=None):
         return json.loads(answer.read())
 
 
-@pytest.mark.timeout(SECONDS)
+class Clients:
+    """Clients that ask one request after the other while the block lasts; `texts` are the answers they got."""
+
+    def __init__(self, url, body):
+        self.url, self.body, self.texts, self.refusals = url, body, [], []
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self):
+        while not self._over.is_set():
+            try:
+                self.texts.append(ask(self.url, "/v1/completions", self.body)["choices"][0]["text"])
+            except (OSError, urllib.error.HTTPError) as error:
+                self.refusals.append(str(error))
+
+    def wait_for(self, count):
+        """Returns once so many more were answered."""
+        wanted, deadline = len(self.texts) + count, time.monotonic() + SECONDS
+        while len(self.texts) < wanted:
+            assert time.monotonic() < deadline, (self.texts, self.refusals)
+            time.sleep(0.05)
+
+
+@pytest.mark.timeout(2 * SECONDS)
 def test_two_replicas_answer_and_one_that_dies_is_replaced(address, run, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -89,12 +128,18 @@ def test_two_replicas_answer_and_one_that_dies_is_replaced(address, run, tmp_pat
     body = {"model": "small", "prompt": "def ", "max_tokens": 8, "temperature": 0}
     answers = {ask(url, "/v1/completions", body)["choices"][0]["text"] for _ in range(8)}
     assert len(answers) == 1, "both replicas have the same weights"
-    _kill_one_replica()
-    deadline = time.monotonic() + SECONDS
-    while adapter.status("small").detail != "2 running" or len(_replicas()) < 2:
-        assert time.monotonic() < deadline, adapter.status("small")
-        time.sleep(0.5)
-    assert {ask(url, "/v1/completions", body)["choices"][0]["text"] for _ in range(4)} == answers
+    with Clients(url, body) as clients:
+        clients.wait_for(8)
+        _kill_one_replica()
+        # The other one goes on at once; what the dead one had is lost, and its clients are told.
+        clients.wait_for(24)
+        deadline = time.monotonic() + SECONDS
+        while adapter.status("small").detail != "2 running" or len(_replicas()) < 2:
+            assert time.monotonic() < deadline, adapter.status("small")
+            time.sleep(0.5)
+        clients.wait_for(8)
+    assert set(clients.texts) == answers
+    assert len(clients.refusals) <= CLIENTS, clients.refusals
     adapter.cancel("small")
     assert not _replicas()
 

@@ -2,7 +2,9 @@
 
 import json
 
+from kanawa_runtime.launch import grace
 from kanawa_runtime.launch.grace import LEAST_SECONDS, UNMEASURED_SECONDS, grace_of, measured_grace
+from kanawa_runtime.storage import mirror
 
 
 def saves(*seconds):
@@ -28,9 +30,24 @@ def test_never_less_than_an_interpreter_needs_to_leave():
 
 
 def test_without_a_save_it_is_said(tmp_path):
-    for run in ("", str(tmp_path / "none"), "s3://bucket/run"):
+    for run in ("", str(tmp_path / "none")):
         assert measured_grace(run).seconds == UNMEASURED_SECONDS
         assert measured_grace(run).why == "no save was measured yet"
+
+
+def test_the_events_of_a_run_at_an_address_are_read_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "events.jsonl").write_text("\n".join(json.dumps(save) for save in saves(60.0)))
+    monkeypatch.setattr(mirror, "readable_folder", {"s3://bucket/run": tmp_path}.get)
+    # In a process of its own.
+    assert grace.main("s3://bucket/run") == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] == 75
+    assert measured_grace("s3://bucket/run", asks=False).why == "the events at s3://bucket/run weren't read"
+
+
+def test_an_address_that_can_t_be_read_is_told():
+    nowhere = measured_grace("nowhere://bucket/run")
+    assert nowhere.seconds == UNMEASURED_SECONDS
+    assert "no events can be read at nowhere://bucket/run: nowhere://bucket/run: no installed package" in nowhere.why
 
 
 def test_a_torn_or_strange_log_is_read_as_far_as_it_goes(tmp_path):

@@ -3,9 +3,13 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from kanawa_runtime.exit_codes import DONE
 
 #: Where nothing was measured yet. Engines give 30 s, which a large model's save doesn't fit in.
 UNMEASURED_SECONDS = 120
@@ -13,6 +17,8 @@ UNMEASURED_SECONDS = 120
 MARGIN_SECONDS = 15.0
 #: Never less: an interpreter under load takes seconds to leave.
 LEAST_SECONDS = 30
+#: Long enough for a bucket, short enough for who waits at a terminal.
+_READ_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +29,34 @@ class Grace:
     why: str
 
 
-def measured_grace(run: str) -> Grace:
-    """Returns the grace that a run's events ask for; the default, and why, where there are none."""
-    events = Path(run) / "events.jsonl" if run and "://" not in run else None
-    if events is None or not events.is_file():
+def measured_grace(run: str, *, asks: bool = True) -> Grace:
+    """Returns the grace that a run's events ask for; the default, and why, where there are none.
+
+    Those of a run at an address are read there, unless nobody shall be asked.
+    """
+    if "://" in run:
+        return _measured_there(run) if asks else Grace(UNMEASURED_SECONDS, f"the events at {run} weren't read")
+    return _measured_in(Path(run)) if run else Grace(UNMEASURED_SECONDS, "no save was measured yet")
+
+
+def _measured_in(folder: Path) -> Grace:
+    events = folder / "events.jsonl"
+    if not events.is_file():
         return Grace(UNMEASURED_SECONDS, "no save was measured yet")
     with events.open("rb") as lines:
         return grace_of(_records(lines))
+
+
+def _measured_there(address: str) -> Grace:
+    """Reads events in a process of its own: storages import JAX, and may look for rights for minutes."""
+    command = [sys.executable, "-m", __name__, address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Grace(UNMEASURED_SECONDS, f"{address} gave no events within {_READ_SECONDS:.0f} s")
+    if done.returncode:
+        return Grace(UNMEASURED_SECONDS, f"no events can be read at {address}: {done.stderr.strip()[-300:]}")
+    return Grace(**json.loads(done.stdout))
 
 
 def grace_of(events: Iterable[dict[str, Any]]) -> Grace:
@@ -70,3 +97,23 @@ def _records(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def main(address: str) -> int:
+    """Writes the grace of a run at an address to stdout, as JSON."""
+    from kanawa.cli.output import write_json, write_message
+    from kanawa.errors import KanawaError
+
+    from kanawa_runtime.storage.mirror import readable_folder
+
+    try:
+        grace = _measured_in(readable_folder(address))
+    except KanawaError as error:
+        write_message(str(error))
+        return error.exit_code
+    write_json(dataclasses.asdict(grace))
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -167,3 +167,10 @@ def connected(address: str) -> Any:
             )
             raise EngineError(message) from error
     return ray
+
+
+def ray_errors() -> tuple[type[Exception], ...]:
+    """Returns the errors of a Ray that is installed: an actor that was lost, a call without an answer."""
+    import ray
+
+    return (ray.exceptions.RayError,)

@@ -10,7 +10,7 @@ from kanawa.config import Positive, Size
 from kanawa_runtime.launch.errors import EngineError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, State, Status
-from kanawa_runtime.launch.ray.launcher import connected
+from kanawa_runtime.launch.ray.launcher import connected, ray_errors
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
 from kanawa_runtime.launch.record import check_derived, job_record, read_job, read_json
 
@@ -89,12 +89,18 @@ class RayServeLauncher(Launcher):
         from kanawa_runtime.launch.ray.serving import application_of
 
         facts = json.loads((folder / _FILE).read_text())
-        serve.start(http_options={"host": self.config.host, "port": self.config.port, "location": "EveryNode"})
+        cfg = self.config
         try:
-            serve.run(application_of(facts), name=job.name, route_prefix=self.config.route_prefix)
-        except RuntimeError as error:
-            said = [one.message for one in self._application(job.name).deployments.values() if one.message]
-            message = f"the replicas of {job.name} didn't start: {' '.join(said) or error}; Ray's logs say more"
+            serve.start(http_options={"host": cfg.host, "port": cfg.port, "location": "EveryNode"})
+        except (RuntimeError, *ray_errors()) as error:
+            message = f"Ray Serve's proxies don't answer at {cfg.host}:{cfg.port} of each node: {_first_line(error)}"
+            raise EngineError(message) from error
+        try:
+            serve.run(application_of(facts), name=job.name, route_prefix=cfg.route_prefix)
+        except (RuntimeError, TimeoutError, *ray_errors()) as error:
+            application = serve.status().applications.get(job.name)
+            said = [one.message for one in application.deployments.values() if one.message] if application else []
+            message = f"the replicas of {job.name} didn't start: {' '.join(said) or _first_line(error)}"
             raise EngineError(message) from error
         return job.name
 
@@ -134,3 +140,8 @@ class RayServeLauncher(Launcher):
             message = "Ray Serve is missing: pip install 'kanawa-runtime[ray,serve]', the version of the cluster"
             raise EngineError(message) from error
         return serve
+
+
+def _first_line(error: Exception) -> str:
+    """Returns what an error says before Ray's tables of the actor."""
+    return str(error).partition("\n")[0] or type(error).__name__
