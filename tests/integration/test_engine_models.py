@@ -13,9 +13,12 @@ import pytest
 from asking import ids_of, outputs_of
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.arrays.shardings import param_shardings
-from kanawa.contracts import Cache, Environment
+from kanawa.contracts import Cache, Environment, FeedForward
+from kanawa.errors import UsageError
 from kanawa.module import param_specs
 from kanawa_layers.attention.quantised_cache import QuantisedCache
+from kanawa_layers.modifiers.expert_balance import ExpertCapacity
+from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
 from kanawa_layers.recipes.deepseek_v3 import deepseek_v3
 from kanawa_layers.recipes.gemma2 import gemma2
 from kanawa_layers.recipes.gemma3 import gemma3
@@ -27,6 +30,7 @@ from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.engine.paged_model import cache_shardings, paged_model
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.sampling import SamplingConfig
@@ -153,3 +157,39 @@ def test_a_mesh_gives_the_tokens_of_one_device(kind, axes):
     assert any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(placed))
     ids, _ = through_engine(model, placed, environment=where)
     assert ids == alone(model, jax.tree.map(jnp.asarray, params))
+
+
+def test_a_mixture_with_a_capacity_is_served_without_and_says_so(caplog):
+    cfg = mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2)
+    plain = cfg.build()
+    # Room for half of the tokens: whoever shares the batch would decide who is dropped.
+    limited = ExpertCapacity.Config(factor=0.5, eval_factor=0.5).build()(cfg.clone()).build()
+    params = parameters(plain)
+    ids, _ = through_engine(limited, params)
+    assert ids == alone(plain, params)
+    assert "CapacityDispatcher may drop tokens for others of their batch" in caplog.text
+    rows = np.asarray([prompts()[2]], np.int32)
+    whole, cut = (kn.functional(model, "predict")(params, {}, rows)[0] for model in (plain, limited))
+    assert float(jnp.max(jnp.abs(whole - cut))) > 1e-3
+
+
+def test_experts_that_choose_from_the_whole_batch_are_refused():
+    cfg = mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2)
+    kn.replace(cfg, target=FeedForward, new=ExpertChoiceMixture.Config(num_experts=4, hidden_dim=48))
+    model = cfg.build()
+    with pytest.raises(UsageError, match=r"feed_forward \(a ExpertChoiceMixture\) what a token gets depends on"):
+        LLMEngine(model, {}, config=EngineConfig(max_sequences=4))
+
+
+def test_caches_that_do_not_divide_say_what_stays_whole(caplog):
+    model, where = llama(num_layers=2, **{**HEADS, "num_kv_heads": 1}).build(), environment_of({"tensor": 2})
+    spec = paged_model(model, EngineConfig(max_sequences=4, num_pages=24), 56, "float32").cache_spec
+    shardings = jax.tree.leaves(cache_shardings(spec, where))
+    assert all(sharding.is_fully_replicated for sharding in shardings)
+    assert "4 of 4 arrays of the cache" in caplog.text
+    assert "take a mesh whose axes divide them" in caplog.text
+    caplog.clear()
+    divides = llama(num_layers=2, **HEADS).build()
+    spec = paged_model(divides, EngineConfig(max_sequences=4, num_pages=24), 56, "float32").cache_spec
+    assert not any(s.is_fully_replicated for s in jax.tree.leaves(cache_shardings(spec, where)))
+    assert not caplog.text

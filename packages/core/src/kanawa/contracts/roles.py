@@ -131,6 +131,9 @@ class SequenceMixer(Module):
 class FeedForward(Module):
     """Transforms each token on its own."""
 
+    #: Whether what a token gets depends on the others of its batch, so that strangers can't be served together.
+    depends_on_batch: ClassVar[bool] = False
+
     class Config(Module.Config):
         input_dim: Size = FROM_PARENT
         hidden_dim: Size = REQUIRED
@@ -146,6 +149,8 @@ class TokenDispatcher(Module):
     class Config(Module.Config):
         num_experts: Size = FROM_PARENT
 
+    #: Whether tokens may be left out for the sake of others in their batch: serving takes another dispatcher then.
+    depends_on_batch: ClassVar[bool] = False
     #: Whether `dispatch` takes the id `num_experts` for "no expert": padding then costs nothing and fills no capacity.
     skips_padding: ClassVar[bool] = False
 

@@ -23,6 +23,7 @@ class CapacityDispatcher(TokenDispatcher):
     share of dropped copies is recorded as `dropped`; padding is not dispatched and doesn't count.
     """
 
+    depends_on_batch = True
     skips_padding = True
 
     class Config(TokenDispatcher.Config):

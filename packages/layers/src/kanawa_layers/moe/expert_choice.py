@@ -57,6 +57,8 @@ class ExpertChoiceMixture(FeedForward):
     suits encoders. The share of tokens without any expert is recorded as `unrouted`.
     """
 
+    depends_on_batch = True
+
     class Config(FeedForward.Config):
         num_experts: kn.Size = kn.REQUIRED
         router: ExpertChoiceRouter.Config = ExpertChoiceRouter.Config()

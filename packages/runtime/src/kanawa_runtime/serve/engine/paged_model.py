@@ -1,6 +1,7 @@
 """The model as an engine runs it: every attention layer's cache in pages of one pool, what is left in slots."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ from kanawa.contracts import Cache, CausalLM, Environment, Weighted
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.output_first import OutputFirst
+from kanawa_runtime.serve.engine.rows_apart import with_rows_apart
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,7 @@ def paged_model(
     One slot more than `max_sequences` takes what rows without a sequence write.
     """
     rows = config.max_sequences + 1
+    model = with_rows_apart(model)
     model = _with_weights_turned(model) if turned else model
     one = _with_caches(model, config, 1, bits)
     page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if is_paged(spec))
@@ -113,10 +118,20 @@ def cache_shardings(spec: Any, environment: Environment) -> Any:
         axes = tuple(None if axis in ("batch", "pages") else axis for axis in leaf.axes)
         try:
             return array_sharding(leaf.shape, axes, environment.plan.activation_rules, mesh, "cache")
-        except kn.KanawaError:
+        except kn.KanawaError as error:
+            whole.append((leaf, str(error)))
             return NamedSharding(mesh, PartitionSpec())
 
-    return jax.tree.map(one, spec, is_leaf=_is_spec)
+    whole: list[tuple[kn.ParamSpec, str]] = []
+    placed = jax.tree.map(one, spec, is_leaf=_is_spec)
+    if whole:
+        held = sum(leaf.num_bytes for leaf, _ in whole)
+        logger.warning(
+            "%d of %d arrays of the cache, %s bytes, are kept whole on every device: %s; take a mesh whose axes divide "
+            "them, such as fewer tensor shards than key heads",
+            len(whole), len(_leaves(spec)), f"{held:,}", whole[0][1],
+        )  # fmt: skip
+    return placed
 
 
 def empty_caches(spec: Any, shardings: Any) -> Any:

@@ -90,8 +90,12 @@ class Document:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    answer = {"schema": {"type": "object"}}
-    content = {kind: answer if kind == _JSON else {"schema": {"type": "string"}} for kind in operation.kinds}
+    # Of no type: readers of the document take a schema of events for that of each one, or of all as one text.
+    shapes: dict[str, dict[str, Any]] = {
+        _JSON: {"type": "object"},
+        _EVENTS: {"description": "each event's data is an object like the whole answer's; the last one's is [DONE]"},
+    }
+    content = {kind: {"schema": shapes.get(kind, {"type": "string"})} for kind in operation.kinds}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
     made: dict[str, Any] = {"summary": operation.about, "responses": responses}
     if operation.body is not None:
