@@ -174,7 +174,7 @@ def test_a_mixture_with_a_capacity_is_served_without_and_says_so(caplog):
 
 
 def test_experts_that_choose_from_the_whole_batch_are_refused():
-    cfg = mixtral(num_layers=2, **HEADS, num_experts=4, top_k=2)
+    cfg = llama(num_layers=2, **HEADS)
     kn.replace(cfg, target=FeedForward, new=ExpertChoiceMixture.Config(num_experts=4, hidden_dim=48))
     model = cfg.build()
     with pytest.raises(UsageError, match=r"feed_forward \(a ExpertChoiceMixture\) what a token gets depends on"):
