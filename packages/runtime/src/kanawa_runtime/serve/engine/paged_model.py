@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kanawa.arrays.rules import assign
 from kanawa.arrays.shardings import array_sharding
 from kanawa.contracts import Cache, CausalLM, Environment, Weighted
 
@@ -108,28 +109,34 @@ def is_paged(spec: kn.ParamSpec) -> bool:
 
 
 def cache_shardings(spec: Any, environment: Environment) -> Any:
-    """Returns the sharding of each cache array: key heads over the mesh as the plan's rules have it; None without."""
-    mesh = environment.mesh
+    """Returns the sharding of each cache array: key heads over the mesh as the plan's rules have it; None without.
+
+    Arrays that the mesh doesn't divide are whole on every device, which is said: it costs memory, not tokens.
+    """
+    mesh, rules = environment.mesh, environment.plan.activation_rules
     if not isinstance(mesh, Mesh):
         return jax.tree.map(lambda _: None, spec, is_leaf=_is_spec)
+    whole: list[kn.ParamSpec] = []
 
     def one(leaf: kn.ParamSpec) -> NamedSharding:
         # Slots aren't spread: their number is one more than the sequences', which no mesh divides.
         axes = tuple(None if axis in ("batch", "pages") else axis for axis in leaf.axes)
         try:
-            return array_sharding(leaf.shape, axes, environment.plan.activation_rules, mesh, "cache")
-        except kn.KanawaError as error:
-            whole.append((leaf, str(error)))
-            return NamedSharding(mesh, PartitionSpec())
+            sharding = array_sharding(leaf.shape, axes, rules, mesh, "cache")
+        except kn.KanawaError:
+            sharding = NamedSharding(mesh, PartitionSpec())
+        # A single head counts too: nothing of it could be split.
+        if sharding.is_fully_replicated and any(assign(axes, rules, mesh.shape)):
+            whole.append(leaf)
+        return sharding
 
-    whole: list[tuple[kn.ParamSpec, str]] = []
     placed = jax.tree.map(one, spec, is_leaf=_is_spec)
     if whole:
-        held = sum(leaf.num_bytes for leaf, _ in whole)
         logger.warning(
-            "%d of %d arrays of the cache, %s bytes, are kept whole on every device: %s; take a mesh whose axes divide "
-            "them, such as fewer tensor shards than key heads",
-            len(whole), len(_leaves(spec)), f"{held:,}", whole[0][1],
+            "%d of %d arrays of the cache, %s bytes, are whole on every device: the mesh %s doesn't divide %s; fewer "
+            "tensor shards, at most one a key head, would share them",
+            len(whole), len(_leaves(spec)), f"{sum(leaf.num_bytes for leaf in whole):,}", dict(mesh.shape),
+            dict(zip(whole[0].axes, whole[0].shape, strict=True)),
         )  # fmt: skip
     return placed
 
