@@ -1,4 +1,4 @@
-"""A real Slurm of one node on this machine: munged, slurmctld and slurmd in a folder of their own."""
+"""A real Slurm on this machine: munged, slurmctld and a slurmd for each node, in a folder of their own."""
 
 import contextlib
 import os
@@ -26,51 +26,61 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[dict[str, str]]:
-    """Starts a cluster and yields the variables with which Slurm's tools find it; nothing of it is left after."""
+def cluster(nodes: int = 1) -> Iterator[dict[str, str]]:
+    """Starts a cluster and yields the variables with which Slurm's tools find it; nothing of it is left after.
+
+    One node has this machine's name; several have names that nothing resolves, so that their tasks can't form a gang.
+    """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kanawa-slurm-"))
     folder.chmod(0o755)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     environment["PATH"] = os.pathsep.join([environment.get("PATH", ""), "/usr/sbin", "/sbin"])
     try:
-        _start(folder, environment)
+        _start(folder, environment, nodes)
         yield environment
     finally:
         # Tasks outlive the daemon of their node.
         _cancel_all(environment)
-        for name in ("slurmd", "slurmctld", "munged"):
-            _stop(folder / f"{name}.pid")
+        for pid_file in (*folder.glob("slurmd*.pid"), folder / "slurmctld.pid", folder / "munged.pid"):
+            _stop(pid_file)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(folder: pathlib.Path, environment: dict[str, str]) -> None:
+def _start(folder: pathlib.Path, environment: dict[str, str], nodes: int) -> None:
     for name in ("munge", "spool", "state"):
         (folder / name).mkdir(mode=0o755)
     key = folder / "munge" / "key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    (folder / "slurm.conf").write_text(_configuration(folder))
+    (folder / "slurm.conf").write_text(_configuration(folder, nodes))
     munge = [
         f"--{what}={folder}/munge/{what.partition('-')[0]}" for what in ("key-file", "socket", "log-file", "seed-file")
     ]
     commands = (
         ["munged", "--force", *munge, f"--pid-file={folder}/munged.pid"],
         ["slurmctld", "-c", "-f", str(folder / "slurm.conf")],
-        ["slurmd", "-f", str(folder / "slurm.conf")],
+        *(["slurmd", "-N", name, "-f", str(folder / "slurm.conf")] for name in _names(nodes)),
     )
     for command in commands:
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=_SECONDS)
     deadline = time.monotonic() + _SECONDS
     ask = ["sinfo", "--noheader", "--format=%T"]
-    while b"idle" not in (said := subprocess.run(ask, env=environment, capture_output=True, check=False).stdout):
+    said = b""
+    while set(said.split()) != {b"idle"}:
         assert time.monotonic() < deadline, (said, (folder / "slurmctld.log").read_text()[-2000:])
         time.sleep(0.2)
+        said = subprocess.run(ask, env=environment, capture_output=True, check=False).stdout
 
 
-def _configuration(folder: pathlib.Path) -> str:
+def _names(nodes: int) -> list[str]:
+    here = socket.gethostname().partition(".")[0]
+    return [here] if nodes == 1 else [f"node{number}" for number in range(1, nodes + 1)]
+
+
+def _configuration(folder: pathlib.Path, nodes: int) -> str:
     name = socket.gethostname().partition(".")[0]
     ports = []
-    for _ in range(2):
+    for _ in range(1 + nodes):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             ports.append(free.getsockname()[1])
@@ -78,16 +88,15 @@ def _configuration(folder: pathlib.Path) -> str:
         "ClusterName": "test",
         "SlurmctldHost": f"{name}(127.0.0.1)",
         "SlurmctldPort": ports[0],
-        "SlurmdPort": ports[1],
         "SlurmUser": "root",
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={folder}/munge/socket",
         "StateSaveLocation": folder / "state",
-        "SlurmdSpoolDir": folder / "spool",
+        "SlurmdSpoolDir": folder / "spool" / "%n",
         "SlurmctldPidFile": folder / "slurmctld.pid",
-        "SlurmdPidFile": folder / "slurmd.pid",
+        "SlurmdPidFile": folder / "slurmd-%n.pid",
         "SlurmctldLogFile": folder / "slurmctld.log",
-        "SlurmdLogFile": folder / "slurmd.log",
+        "SlurmdLogFile": folder / "slurmd-%n.log",
         # Neither cgroups nor accounting: a container has none.
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
@@ -99,10 +108,16 @@ def _configuration(folder: pathlib.Path) -> str:
         "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched_interval=1",
         "KillWait": 2,
         "ReturnToService": 2,
-        "NodeName": f"{name} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN",
         "PartitionName": "main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
     }
-    return "".join(f"{key}={value}\n" for key, value in settings.items())
+    hosts = [
+        f"NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN\n"
+        for node, port in zip(_names(nodes), ports[1:], strict=True)
+    ]
+    partition = settings.pop("PartitionName")
+    return (
+        "".join(f"{key}={value}\n" for key, value in settings.items()) + "".join(hosts) + f"PartitionName={partition}\n"
+    )
 
 
 def _cancel_all(environment: dict[str, str]) -> None:

@@ -47,7 +47,8 @@ def launcher(**fields):
 
 def submit(run, command, **fields):
     adapter = launcher(settle_seconds=5)
-    job = Job(name=run.name, command=command, run=str(run), processes_per_host=2, grace_seconds=60, **fields)
+    given = {"processes_per_host": 2, "grace_seconds": 60, **fields}
+    job = Job(name=run.name, command=command, run=str(run), **given)
     adapter.check(job)
     run.mkdir()
     for name, text in adapter.render(job).items():
@@ -201,6 +202,43 @@ def test_a_killed_rank_and_a_stop_leave_no_trace_in_the_losses(slurm, tmp_path):
     assert losses(run) == losses(whole) and len(losses(run)) == STEPS
     attempts = [e["outcome"] for e in read_events(run / "events.jsonl") if e["event"] == "run_ended"]
     assert attempts[-2:] == ["preempted", "done"]
+
+
+FAILS = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+attempt, rank = os.environ["KANAWA_ATTEMPT"], os.environ["SLURM_PROCID"]
+(folder / f"{attempt}-{rank}").write_text(os.environ["SLURMD_NODENAME"])
+if attempt == "1":
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def three_nodes(monkeypatch):
+    reason = slurm_cluster.missing()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster.cluster(nodes=3) as environment:
+        monkeypatch.setenv("SLURM_CONF", environment["SLURM_CONF"])
+        monkeypatch.setenv("PATH", environment["PATH"])
+        yield
+
+
+@pytest.mark.nightly
+def test_a_spare_takes_the_place_of_a_node_that_fails(three_nodes, tmp_path):
+    run = tmp_path / "spares"
+    command = [sys.executable, "-c", FAILS, str(run)]
+    fields = {"is_gang": False, "hosts_per_slice": 2, "spares": 1, "processes_per_host": 1}
+    adapter, number = submit(run, command, **fields)
+    until(lambda: len(list(run.glob("1-*"))) == 2, adapter, number)
+    # Not the node of the batch script, which would take the job with it.
+    lost = (run / "1-1").read_text()
+    subprocess.run(["scontrol", "update", f"nodename={lost}", "state=down", "reason=drill"], check=True)
+    assert adapter.watch(number, lambda line: None) == 0
+    assert adapter.status(number).line() == "done, restarts 1, exit code 0"
+    again = {path.read_text() for path in run.glob("2-*")}
+    assert len(again) == 2 and lost not in again
 
 
 # --- without a Slurm --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A job as it stands in a file: whether it reads back whole, and says the same thing in each of its places."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kanawa.config import from_json, to_json
@@ -73,7 +73,13 @@ def read_json(text: str, names: Iterable[str], engine: str) -> dict[str, Any]:
     return tree
 
 
-def check_derived(given: Any, derived: Any, what: str, engine: str) -> None:
-    """Raises JobError where an entry of a file isn't what the job in it asks for."""
-    if given != derived:
-        raise JobError(engine, [f"{what} is {given!r}, and the job asks for {derived!r}; render it again"])
+def check_record(text: str, derive: Callable[[Job], dict[str, Any]], check: Callable[[Job], None], engine: str) -> None:
+    """Raises JobError for a file unless it has the entries that `derive` makes of the job in it, as they are made."""
+    names = derive(Job(name="a", command=["b"]))
+    record = read_json(text, names, engine)
+    job = read_job(record["job"], engine)
+    check(job)
+    for entry, derived in derive(job).items():
+        if record[entry] != derived:
+            given = f"{entry} is {record[entry]!r}, and the job asks for {derived!r}; render it again"
+            raise JobError(engine, [given])

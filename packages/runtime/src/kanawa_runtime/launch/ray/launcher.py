@@ -12,10 +12,9 @@ from kanawa_runtime.launch.errors import EngineError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
-from kanawa_runtime.launch.record import check_derived, job_record, read_job, read_json
+from kanawa_runtime.launch.record import check_record, job_record
 
 _FILE = "ray.json"
-_ENTRIES = ("job", "bundles", "settings")
 _SECONDS = 60.0
 
 
@@ -43,11 +42,7 @@ class RayLauncher(Launcher):
 
     def check_files(self, files: Mapping[str, str]) -> None:
         """Raises JobError for a record that isn't a job for Ray, or asks for other bundles than its job needs."""
-        record = read_json(files[_FILE], _ENTRIES, self.engine)
-        job = read_job(record["job"], self.engine)
-        self.check(job)
-        for entry, derived in self._facts(job).items():
-            check_derived(record[entry], derived, entry, self.engine)
+        check_record(files[_FILE], self._facts, self.check, self.engine)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         cfg = self.config
@@ -57,7 +52,7 @@ class RayLauncher(Launcher):
             "most_backoff_seconds": cfg.most_backoff_seconds,
             "runtime_env": {"image_uri": job.image} if job.image else {},
         }
-        return dict(zip(_ENTRIES, (job_record(job), [bundle(job)] * hosts(job), settings), strict=True))
+        return {"job": job_record(job), "bundles": [bundle(job)] * hosts(job), "settings": settings}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Ray can't do."""

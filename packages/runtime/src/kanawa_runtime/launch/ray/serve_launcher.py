@@ -12,10 +12,9 @@ from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.ray.launcher import connected, ray_errors
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
-from kanawa_runtime.launch.record import check_derived, job_record, read_job, read_json
+from kanawa_runtime.launch.record import check_record, job_record
 
 _FILE = "serve.json"
-_ENTRIES = ("job", "host", "deployment")
 _STATES: dict[str, State] = {
     "NOT_STARTED": "queued",
     "DEPLOYING": "queued",
@@ -54,11 +53,7 @@ class RayServeLauncher(Launcher):
 
     def check_files(self, files: Mapping[str, str]) -> None:
         """Raises JobError for a record that isn't a server for Ray, or deploys something else than its job."""
-        record = read_json(files[_FILE], _ENTRIES, self.engine)
-        job = read_job(record["job"], self.engine)
-        self.check(job)
-        for entry, derived in self._facts(job).items():
-            check_derived(record[entry], derived, entry, self.engine)
+        check_record(files[_FILE], self._facts, self.check, self.engine)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         needs = bundle(job)
@@ -75,7 +70,7 @@ class RayServeLauncher(Launcher):
             "health_check_timeout_s": 60,
             "ray_actor_options": actor,
         }
-        return dict(zip(_ENTRIES, (job_record(job), self.config.host, deployment), strict=True))
+        return {"job": job_record(job), "host": self.config.host, "deployment": deployment}
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Ray Serve can't do."""
