@@ -44,7 +44,11 @@ DENSE = {"page_size": None}
 PREFILL = {"mode": "prefill", "q_length": 40}
 RAGGED = {"mode": "prefill", "batch": 1, "q_length": 90, "ragged_sequences": 4}
 LANES = {"head_dim": 64, "v_head_dim": 64, "page_size": 128, "kv_length": 384}
+NARROW = {"head_dim": 64, "v_head_dim": 64}
 CASES: tuple[dict[str, Any], ...] = (
+    NARROW,
+    {**NARROW, **DENSE, "kv_length": 200, "dtype": "bfloat16"},
+    {**NARROW, **RAGGED, "page_size": 32, "kv_length": 160, "mask": sliding_window(20)},
     {"mask": sliding_window(20), "has_sinks": True, "logit_cap": 5.0, "dtype": "bfloat16", "scale": 0.1},
     {"num_heads": 6, "num_kv_heads": 3},
     LANES,
@@ -105,7 +109,7 @@ def test_what_lies_in_pages_that_no_row_owns_is_not_seen():
 
 
 @pytest.mark.parametrize(
-    "case", [{}, {"num_heads": 6, "num_kv_heads": 3}, LANES, RAGGED, {**DENSE, "dtype": "bfloat16"}]
+    "case", [{}, {"num_heads": 6, "num_kv_heads": 3}, LANES, NARROW, RAGGED, {**DENSE, "dtype": "bfloat16"}]
 )
 def test_a_nan_behind_a_rows_end_reaches_nobody(case):
     """What a sequence that broke leaves in a page is weighed with zero by the next one that gets the page."""
@@ -140,7 +144,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "dense bias": {"bias_shape": (1, 4, 1, 96)},
     "mask has prefix": {"mask": MaskSpec(causal=True, prefix=True)},
     "dtype float16": {"dtype": "float16"},
-    "8 times the memory; take pages of 128 (page_size=128)": {"head_dim": 64, "v_head_dim": 64},
+    "take pages of 128 (page_size=128) or of a power of two below": {**NARROW, "page_size": 48},
     "take a multiple of 16": {"num_kv_heads": 1, "page_size": 8},
     "a page table or lengths of": {"batch": 1024, "kv_length": 16384},
     "kv_length 1021 has no divisor from 8 to 128": {"page_size": None, "kv_length": 1021},
@@ -153,6 +157,16 @@ def test_refusals_say_why(reason):
     verdict = PagedAttention().supports(dataclasses.replace(PLAIN, **REFUSALS[reason]), None)
     assert not verdict
     assert reason in verdict.reason
+
+
+def test_what_narrow_pages_cost_is_told():
+    taken = PagedAttention().supports(dataclasses.replace(PLAIN, **NARROW), None)
+    assert taken
+    assert "each call copies it; take pages of 128 (page_size=128)" in taken.reason
+    padded = PagedAttention().supports(dataclasses.replace(PLAIN, **NARROW, **DENSE, kv_length=200), None)
+    assert padded
+    assert "rows of 200 keys are copied to whole multiples of 128" in padded.reason
+    assert PagedAttention().supports(dataclasses.replace(PLAIN, **LANES), None).reason == ""
 
 
 def test_dense_rows_have_no_table_to_be_too_large():

@@ -124,6 +124,43 @@ def test_a_tile_takes_no_less_than_its_matmuls_at_peak():
     assert any("matrix units need at peak" in note for note in made.notes)
 
 
+#: A step is done in one of two ways, with a mask and without; both have the tile's products.
+TWINS = [
+    *BUNDLES[:23],
+    "{ %p5_p5 = scmp.le.s32.totalorder %s7_s4, 1 } /* Start/End empty region 31 */",
+    "{ %41 = sbr.rel (%p5_p5) target = $region30 }",
+    *SLOTS,
+    "{ %42 = vmatmul.bf16.gmra.mxu0 %v2_v1 }",
+    "{ %43 = vmatmul.bf16.gmra.mxu0 %v3_v2 }",
+    *BUNDLES[23:],
+]
+
+
+def with_rows(at, count, used):
+    rows = table().splitlines()
+    first = rows.index("== UTILIZATION:") + 1 + at
+    return "\n".join([*rows[:first], *["0 0 0 0"] * (count - len(used)), *used, *rows[first:]])
+
+
+def test_either_of_two_ways_to_do_a_tile_takes_what_its_matmuls_take():
+    """Only the one with most products was held to it: a grouped product came out quicker than the matrix units are."""
+    units_of_both = with_rows(23, 8, ["4 0 0 0", "4 0 0 0"])
+    made = read(text(TWINS), units_of_both, call(flops=100.0 * CYCLE, share=1.0), V5P, "libtpu 1")
+    busy = [region for region in made.regions if "MATMUL" in region.units]
+    assert len(busy) == 2
+    assert made.cycles >= 100 * sum(region.runs for region in busy)
+    assert made.peak_share == pytest.approx(100 * sum(region.runs for region in busy) / made.cycles)
+
+
+def test_sums_are_cleared_once_for_each_block_of_output_where_the_data_decide():
+    cleared = [*BUNDLES[:5], "{ %p1_p0 = scmp.ne.s32.totalorder %s7_s4, 0 }", *BUNDLES[6:]]
+    every_step = read(text(cleared), table(), call(share=1.0), V5P, "libtpu 1")
+    told = dataclasses.replace(call(share=1.0), outputs=4)
+    once = read(text(cleared), table(), told, V5P, "libtpu 1")
+    runs = [next(region.runs for region in made.regions if region.name == "branch 1") for made in (every_step, once)]
+    assert runs == [8, 2]
+
+
 def test_a_grid_that_is_not_halved_leaves_a_core_idle():
     made = read(text(), table(), call(grid=(2, 4)), V5P, "libtpu 1")
     assert made.cores == 1

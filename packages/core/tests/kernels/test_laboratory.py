@@ -13,7 +13,7 @@ from kanawa.kernels.attention.examples import TYPICAL
 from kanawa.kernels.compare import _EXAMPLES, examples_for
 from kanawa.kernels.laboratory import compile_apart, halves, matmul_flops, operand_shapes, visited_share
 from kanawa.kernels.masks import FULL, sliding_window
-from kanawa.kernels.pallas_calls import grid_of, pallas_calls, step_flops, tables_of
+from kanawa.kernels.pallas_calls import grid_of, outputs_of, pallas_calls, step_flops, tables_of
 from kanawa.plugins import ScheduleRequest
 
 
@@ -71,6 +71,7 @@ def test_pallas_calls_are_named_with_grid_and_flops():
     assert name in ("product", "double")
     assert grid_of(eqn) == [4, 2]
     assert step_flops(eqn) == 2 * 8 * 16 * 32
+    assert outputs_of(eqn) == 4
 
 
 def test_tables_of_a_call_are_told_where_the_program_holds_them():

@@ -256,6 +256,20 @@ def choose_again(recorded, pins=()):
         return select(ATTENTION, BASE).choice
 
 
+class GpuDear(GpuFused):
+    name = "attention.gpu.dear"
+    priority = 99
+
+    def supports(self, problem, device):
+        return Verdict(ok=True, reason="each call copies the pool; take pages of 128")
+
+
+def test_what_a_kernel_says_that_it_costs_is_told_with_the_choice(install):
+    install(a=values(General, GpuDear))
+    choice = choose()
+    assert (choice.kernel, choice.note) == ("attention.gpu.dear", "each call copies the pool; take pages of 128")
+
+
 def test_what_a_run_chose_is_kept_though_another_ranks_higher_now(install):
     install(a=values(General, GpuSlow))
     before = choose()

@@ -26,6 +26,7 @@ class Call:
         matmul_flops: FLOPs that the problem asks of it; 0 where that isn't known.
         share: of a grid's steps whose tile holds anything, given the grid of all cores.
         tables: its scalar operands in order, flat, None where the data decide them.
+        outputs: blocks that all cores write; None where that isn't known.
     """
 
     name: str
@@ -35,12 +36,16 @@ class Call:
     matmul_flops: float
     share: Callable[[tuple[int, ...]], float]
     tables: tuple[list[int] | None, ...] = ()
+    outputs: int | None = None
 
     @classmethod
     def of(cls, told: Mapping[str, Any], matmul_flops: float, share: Callable[[tuple[int, ...]], float]) -> "Call":
         """Reads what `kanawa.kernels.laboratory.compile_apart` tells."""
         tables = tuple(told.get("tables", ()))
-        return cls(told["name"], told["direction"], tuple(told["grid"]), told["flops"], matmul_flops, share, tables)
+        grid = tuple(told["grid"])
+        return cls(
+            told["name"], told["direction"], grid, told["flops"], matmul_flops, share, tables, told.get("outputs")
+        )
 
 
 def schedule(folder: Path, call: Call, device: DeviceSpec, compiler: str) -> KernelSchedule:
@@ -55,23 +60,26 @@ def read(text: str, table: str, call: Call, device: DeviceSpec, compiler: str) -
     share = call.share(call.grid)
     cores = _cores(program, call)
     steps, guessed = _steps(call, cores)
-    counts = walk(program, share, steps, call.tables)
+    outputs = None if call.outputs is None else call.outputs / cores
+    counts = walk(program, share, steps, call.tables, outputs, used.holding(units.MATRIX))
     scale = steps / max(1.0, _rounds(program, counts)) if counts.cut or guessed else 1.0
     spans = _spans(program)
     regions, cycles, stalled = [], 0.0, False
     computed = 0.0
-    heaviest = _heaviest(spans, used)
+    most = max(_products(spans, used, span) for span in spans)
     for span in spans:
         own = [at for at in range(span.begin, span.end) if not any(inner.holds(at) for inner in spans if inner in span)]
         inside_loop = span.depth > 0
         runs = (counts.runs[own[0]] if own else 0.0) * (scale if inside_loop else 1.0)
         of_units = used.used(own)
         time = float(len(own))
-        if span is heaviest:
-            computed = runs
-            least = call.step_flops / _flops_per_cycle(device)
-            stalled = least > time
-            time = max(time, least)
+        # Of a step's matmuls as much as it has of those of the part with most: a step may be done in one of two ways,
+        # or cut where a mask goes through its tile.
+        part = of_units.get(units.MATRIX, 0) / most if most else 0.0
+        computed += part * runs
+        least = part * call.step_flops / _flops_per_cycle(device)
+        stalled |= least > time
+        time = max(time, least)
         cycles += time * runs
         regions.append(Region(name=span.name, depth=span.depth, bundles=len(own), runs=runs, units=of_units))
     whole = used.used(range(len(program.bundles)))
@@ -176,14 +184,11 @@ def _spans(program: Program) -> list[_Span]:
     return spans
 
 
-def _heaviest(spans: list[_Span], used: units.Units) -> _Span | None:
-    """Returns the part with most matrix products of its own, which is where a tile is computed."""
-    own = {
-        span: used.used(at for at in range(span.begin, span.end) if not any(i.holds(at) for i in spans if i in span))
-        for span in spans
-    }
-    best = max(spans, key=lambda span: own[span].get(units.MATRIX, 0))
-    return best if own[best].get(units.MATRIX) else None
+def _products(spans: list[_Span], used: units.Units, span: _Span) -> int:
+    """Returns the matrix products of a part's own bundles."""
+    inner = [other for other in spans if other in span]
+    own = (at for at in range(span.begin, span.end) if not any(each.holds(at) for each in inner))
+    return used.used(own).get(units.MATRIX, 0)
 
 
 def _notes(counts: Walk, share: float, guessed: bool, stalled: bool, idle: bool) -> list[str]:

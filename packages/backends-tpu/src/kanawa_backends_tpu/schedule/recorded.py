@@ -1,7 +1,8 @@
 """Cycles of this package's kernels by libtpu's schedules, so that quick plans know them without a compiler.
 
 `python -m kanawa_backends_tpu.schedule.recorded` compiles them again and writes the table: after a new libtpu, or a
-change of a kernel. It takes the names of devices, whose rows it replaces, else does all. About ten minutes a device.
+change of a kernel. It takes the names of devices and of kernels, whose rows it replaces, else does all. About ten
+minutes a device.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ _PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention.tpu.flash", _WIDE),
     ("attention.tpu.splash", _WIDE),
 )
+_KERNELS = tuple(dict.fromkeys(kernel for kernel, _ in _PROBLEMS))
 
 
 def recorded() -> list[RecordedCycles]:
@@ -52,36 +54,44 @@ def row(kernel: str, device: str, problem: Any, flops: float, calls: list[Kernel
     )
 
 
-def _asked(devices: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+def _asked(devices: tuple[str, ...], kernels: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
     from kanawa.kernels.compare import examples_for
 
     for kernel, change in _PROBLEMS:
+        if kernel not in kernels:
+            continue
         typical = examples_for(kernel.partition(".")[0]).typical
         for device in devices:
             yield kernel, device, dataclasses.replace(typical, **change)
 
 
-def record(devices: tuple[str, ...] = _DEVICES) -> Iterator[RecordedCycles]:
-    """Compiles every problem on each device, one after the other."""
+def record(devices: tuple[str, ...] = _DEVICES, kernels: tuple[str, ...] = _KERNELS) -> Iterator[RecordedCycles]:
+    """Compiles every problem of the kernels on each device, one after the other."""
     from kanawa.composition.target import parse_target
     from kanawa.kernels.laboratory import matmul_flops, schedules
     from kanawa.plugins import ScheduleRequest
     from kanawa.plugins.devices import device_specs
 
-    for kernel, device, problem in _asked(devices):
+    for kernel, device, problem in _asked(devices, kernels):
         spec = device_specs()[device]
         target = parse_target(f"{device}-{min(spec.topologies) * spec.cores_per_unit}")
         calls = schedules(ScheduleRequest(kernel=kernel, problem=problem, target=target))
         yield row(kernel, device, problem, matmul_flops(problem), calls)
 
 
-def main(devices: tuple[str, ...]) -> None:
-    """Writes each row as it is made, and drops at first what the table had of these devices.
+def main(names: tuple[str, ...]) -> None:
+    """Writes each row as it is made, and drops at first what the table had of these kernels on these devices.
 
     A row of an earlier kernel is worse than none: a nearer problem would hide the new one, whose fields differ.
     """
-    kept = {_key(each): each for each in recorded() if each.device not in devices}
-    for made in record(devices):
+    devices = tuple(name for name in names if name in _DEVICES) or _DEVICES
+    kernels = tuple(name for name in names if name in _KERNELS) or _KERNELS
+    unknown = sorted(set(names) - set(_DEVICES) - set(_KERNELS))
+    if unknown:
+        message = f"no device or kernel: {', '.join(unknown)}; there are {', '.join((*_DEVICES, *_KERNELS))}"
+        raise SystemExit(message)
+    kept = {_key(each): each for each in recorded() if each.device not in devices or each.kernel not in kernels}
+    for made in record(devices, kernels):
         kept[_key(made)] = made
         rows = [dataclasses.asdict(kept[key]) for key in sorted(kept)]
         TABLE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -92,4 +102,4 @@ def _key(one: RecordedCycles) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    main(tuple(sys.argv[1:]) or _DEVICES)
+    main(tuple(sys.argv[1:]))

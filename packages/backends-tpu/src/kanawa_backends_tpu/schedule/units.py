@@ -22,6 +22,11 @@ class Units:
                 sums[place] += count
         return {name: total for name, total in zip(self.capacity, sums, strict=True) if total}
 
+    def holding(self, name: str) -> frozenset[int]:
+        """Returns the bundles that use a unit."""
+        place = list(self.capacity).index(name) if name in self.capacity else None
+        return frozenset(at for at, row in enumerate(self.rows) if place is not None and row[place])
+
 
 def parse(text: str) -> Units:
     """Returns the table; raises ValueError where it has another form."""

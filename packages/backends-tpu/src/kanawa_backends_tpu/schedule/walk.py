@@ -26,6 +26,8 @@ class _Walker:
     share: float
     steps: float
     tables: Sequence[Sequence[int] | None] = ()
+    outputs: float | None = None
+    products: frozenset[int] = frozenset()
     weight: float = 1.0
     by_data: set[int] = field(default_factory=set)
     guarded: list[tuple[int, float]] = field(default_factory=list)  # where it ends, the weight before it
@@ -80,17 +82,29 @@ class _Walker:
         # What holds loops or branches of its own, such as the check that a grid isn't empty, skips no tile.
         if any(branch.at < min(other.at, other.to) and max(other.at, other.to) < branch.to for other in branches):
             return 1.0
+        guarded = range(branch.after, branch.to)
+        if self.outputs is not None and not self.products.intersection(guarded):
+            # No product: sums that are cleared or written, once for each block of the output.
+            return min(1.0, self.outputs / self.steps)
         # Two bodies one behind the other are two ways to do one thing: with and without a mask.
         twins = any(other is not branch and (other.at == branch.to or other.to == branch.at) for other in branches)
         return self.share / 2 if twins else self.share
 
 
-def walk(program: Program, share: float = 1.0, steps: float = 1.0, tables: Sequence[Sequence[int] | None] = ()) -> Walk:
+def walk(
+    program: Program,
+    share: float = 1.0,
+    steps: float = 1.0,
+    tables: Sequence[Sequence[int] | None] = (),
+    outputs: float | None = None,
+    products: frozenset[int] = frozenset(),
+) -> Walk:
     """Returns the counts of one call on one core, with what is known of the call's scalar operands.
 
-    What only the data decide runs in `share` of the cases, and a loop whose end they decide `steps` times. A loop that
-    takes too long is left after MOST_ROUNDS; `cut` is then true.
+    What only the data decide runs in `share` of the cases, and a loop whose end they decide `steps` times. Where it is
+    known which bundles hold `products` and how many blocks of output there are, what the data decide without a product
+    runs once for each. A loop that takes too long is left after MOST_ROUNDS; `cut` is then true.
     """
-    walker = _Walker(program, share, steps, tables)
+    walker = _Walker(program, share, steps, tables, outputs, products)
     runs = walker.run()
     return Walk(runs, frozenset(walker.by_data), walker.cut)

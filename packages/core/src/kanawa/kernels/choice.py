@@ -23,7 +23,8 @@ class KernelChoice:
         kernel: the full name, such as "attention.gpu.cudnn".
         refused: (kernel, reason) of every installed kernel for the platform that would have ranked
             higher but refused.
-        note: how the choice differs from what a run chose before, or from what would be chosen now; else empty.
+        note: how the choice differs from what a run chose before, or from what would be chosen now, and what the kernel
+            says that it costs beyond need; else empty.
         matmul_flops: FLOPs of one matmul of the problem's size; 0 where the operation has none.
         tuning: what the kernel is run with beside its own choice, as ((name, value), …).
         fallback: whether the platform asks for a fused kernel of the operation and this isn't one.

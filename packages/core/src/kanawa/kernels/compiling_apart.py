@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.errors import KanawaError, TargetError
 from kanawa.kernels.laboratory import ANSWER, REQUEST, halves, kernel_of
-from kanawa.kernels.pallas_calls import grid_of, pallas_calls, step_flops, tables_of
+from kanawa.kernels.pallas_calls import grid_of, outputs_of, pallas_calls, step_flops, tables_of
 from kanawa.plugins import ScheduleRequest, host
 
 
@@ -57,8 +57,9 @@ def _compiled(request: ScheduleRequest, folder: Path) -> Iterator[dict[str, Any]
                 (folder / "dump").rename(folder / str(count))
                 (folder / "dump").mkdir()
                 count += 1
-                told = {"grid": grid_of(eqn), "flops": step_flops(eqn), "tables": tables_of(traced.jaxpr, eqn)}
-                yield {"name": name, "direction": half.direction, **told}
+                told = {"grid": grid_of(eqn), "flops": step_flops(eqn), "outputs": outputs_of(eqn)}
+                tables = tables_of(traced.jaxpr, eqn)
+                yield {"name": name, "direction": half.direction, **told, "tables": tables}
 
 
 def _compile(eqn: Any, mesh: Mesh, options: dict[str, Any]) -> None:

@@ -158,7 +158,8 @@ def compile_apart(request: ScheduleRequest, folder: Path, environment: Mapping[s
 
     Compilers read their flags when they are loaded, which in this process may have happened. What the compiler leaves
     in `folder/dump` for the first call is found in `folder/0`, and so on. Calls are told by "name", "direction",
-    "grid", "flops", those of the matmuls of a step, and "tables", the scalar operands that are constants. Raises
+    "grid", "flops", those of the matmuls of a step, "outputs", how many blocks are written, and "tables", the scalar
+    operands that are constants. Raises
     KernelError with the compiler's words where it refuses, and with the kernel's where it can't be traced.
     """
     (folder / "dump").mkdir(parents=True, exist_ok=True)

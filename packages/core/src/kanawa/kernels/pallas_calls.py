@@ -1,4 +1,4 @@
-"""The Pallas kernels of a traced program: their names, grids, and the FLOPs of one step's matmuls."""
+"""The Pallas kernels of a traced program: their names, grids, blocks of output, and the FLOPs of one step's matmuls."""
 
 import math
 from collections.abc import Iterator
@@ -42,6 +42,21 @@ def tables_of(traced: ClosedJaxpr, eqn: Any) -> list[list[int] | None]:
     values = [None if hasattr(of, "val") else known.get(of) for of in scalars]
     arrays = [None if value is None else np.asarray(value) for value in values]
     return [None if array is None or array.dtype.itemsize != 4 else array.ravel().tolist() for array in arrays]
+
+
+def outputs_of(eqn: Any) -> int:
+    """Returns of how many blocks the call's output is made: of that output which has most."""
+    mappings = list(eqn.params["grid_mapping"].block_mappings)[-len(eqn.outvars) :]
+    return max(
+        math.prod(-(-size // _extent(block)) for size, block in zip(_shape(out), mapping.block_shape, strict=True))
+        for out, mapping in zip(eqn.outvars, mappings, strict=True)
+    )
+
+
+def _extent(block: Any) -> int:
+    """Returns how much of a dimension a block holds: one where the kernel doesn't see the dimension."""
+    size = getattr(block, "block_size", block)
+    return size if isinstance(size, int) else 1
 
 
 def step_flops(eqn: Any) -> float:

@@ -110,7 +110,8 @@ def _answer(question: _Question) -> Selection:
     # A run keeps the sizes it began with: others round otherwise.
     use = next((use for use in (recorded, measured) if use.kernel == best.name), _Use())
     tuning, unknown = _offered(question, best, use.tuning)
-    note = "; ".join(each for each in (note, unknown) if each)
+    price = best.verdict(question.problem, question.device).reason
+    note = "; ".join(each for each in (note, unknown, price) if each)
     if question.policy.require_fused:
         _check_fused(question, best, refused)
     choice = KernelChoice(

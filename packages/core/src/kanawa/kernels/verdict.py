@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a kernel supports a problem; `reason` is one sentence, empty when `ok`.
+    """Whether a kernel supports a problem; `reason` is one sentence.
 
-    A verdict is always true or false with a reason, so that a refusal can be shown to the user.
+    A refusal always has a reason, which the user is shown. Support has one where it costs what it needn't.
     """
 
     ok: bool

@@ -2,6 +2,7 @@
 
 Only the pages that hold keys which a mask leaves are read, through the page table, while the pages before them are
 worked on; the pools are read as they lie in the cache. A dense row is read in runs of tokens, as if they were pages.
+Where XLA keeps pages so that none is in one piece (`narrow_pages`), the rows' own are gathered first.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins.devices import device_spec_of_kind
 
+from kanawa_backends_tpu.kernels.attention.narrow_pages import fitting, in_fitting_pages, price
 from kanawa_backends_tpu.kernels.attention.paged_kernel import paged_attention
 from kanawa_backends_tpu.kernels.attention.paged_plan import (
     DENSE_PAGE,
@@ -59,10 +61,11 @@ class PagedAttention(Kernel):
         """Returns support, or what the problem has that the kernel doesn't."""
         p = problem
         extra = sorted(p.mask.uses - _MASK_PARTS)
-        paged = _as_paged(p)
+        fitted = fitting(p)
+        paged = _as_paged(fitted)
         plan = None if paged.page_size is None else self._plan(paged, jnp.dtype(p.dtype).itemsize, 1)
         scalars = 0 if plan is None else _scalar_bytes(plan, p.paged)
-        return first_refusal(
+        verdict = first_refusal(
             (p.mode == "train", "mode train; the kernel has no backward pass"),
             (not p.has_kv_lengths, "no kv_lengths; it reads a cache whose rows have lengths"),
             (p.has_q_positions or p.has_kv_positions, "positions are operands; its queries are their row's last"),
@@ -71,9 +74,10 @@ class PagedAttention(Kernel):
             (p.dtype not in ("bfloat16", "float32"), f"dtype {p.dtype}; needs bf16 or fp32"),
             *_lies_badly(paged, plan),
             (scalars > _SCALAR_BYTES, f"a page table or lengths of {scalars >> 10} KiB; at most {_SCALAR_BYTES >> 10}"),
-            *_comes_in_crumbs(p, paged),
+            *_comes_in_crumbs(fitted, paged),
             *_too_large(paged, plan),
         )  # fmt: skip
+        return Verdict(ok=True, reason=price(p)) if verdict else verdict
 
     def tunings(self, problem: AttentionProblem, device: "DeviceSpec | None") -> tuple[Tuning, ...]:
         """Returns other sizes of blocks: of keys for one token a row, of queries too for more."""
@@ -86,6 +90,7 @@ class PagedAttention(Kernel):
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [B, T, H, Dv] in q's dtype, None)."""
+        problem, operands = fitting(problem), in_fitting_pages(problem, operands)
         paged = _as_paged(problem)
         k, v = operands["k"], operands["v"]
         lengths = operands["kv_lengths"].astype(jnp.int32)
@@ -138,8 +143,8 @@ def _lies_badly(problem: AttentionProblem, plan: PagedPlan | None) -> tuple[tupl
     pages = f"pages of {size} tokens"
     widths = f"{problem.head_dim} and {problem.v_head_dim}"
     lanes = (
-        f"{pages} with heads {widths} wide, no multiples of 128: XLA keeps a page's tokens last and fills up to 128 of "
-        f"them, {-(-128 // max(1, size))} times the memory; take pages of 128 (page_size=128)"
+        f"{pages} with heads {widths} wide, no multiples of 128: XLA spreads such a page over the pool, and 128 tokens "
+        f"aren't whole pages of it; take pages of 128 (page_size=128) or of a power of two below"
     )
     tiles = f"{pages} of {heads} key heads aren't whole tiles; take a multiple of {_TILE}"
     return (
