@@ -136,7 +136,8 @@ def compare_with_reference(
             # A kernel may raise anything, and the sweep is to say on which problem it did.
             except Exception as error:  # noqa: BLE001
                 failed = f"{type(error).__name__}: {error}"
-        agreements.append(Agreement(problem, verdict.reason, errors, _tolerance(problem, limits), failed))
+        refused = "" if verdict else verdict.reason
+        agreements.append(Agreement(problem, refused, errors, _tolerance(problem, limits), failed))
     return agreements
 
 
