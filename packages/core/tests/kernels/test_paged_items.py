@@ -11,7 +11,7 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
-from kanawa.kernels.attention import attention
+from kanawa.kernels.attention import attention, paged_walk
 from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.paged_items import PagedAttention
 from kanawa.kernels.compare import compare_with_reference
@@ -20,6 +20,11 @@ from kanawa.testing.kernel import KernelConformance
 PAGED = dataclasses.replace(
     BASE, mode="decode", q_length=1, kv_length=64, page_size=4, head_dim=8, v_head_dim=8, has_kv_lengths=True
 )
+
+
+@pytest.fixture(autouse=True)
+def _any_number_of_cores(monkeypatch):
+    monkeypatch.setattr(paged_walk, "_MOST_CORES", 10**6)
 
 
 class SmallChunks(PagedAttention):
@@ -34,11 +39,21 @@ CHANGES = {
     "decode": {},
     "grouped bfloat16": {"num_kv_heads": 1, "dtype": "bfloat16"},
     "window, cap, sinks": {"mask": sliding_window(5), "logit_cap": 2.0, "num_kv_heads": 2, "has_sinks": True},
+    "a step behind a prefix": {"mask": MaskSpec(causal=True, prefix=True), "has_q_positions": True},
+    "a step, alibi, chunks": {"mask": MaskSpec(causal=True, chunk=16), "has_alibi": True},
+    "a step in two heads of many": {"num_heads": 32, "num_kv_heads": 2},
     "prefill behind a prefix": {"mode": "prefill", "q_length": 5, "mask": MaskSpec(causal=True, prefix=True)},
     "alibi, own positions": {"mode": "prefill", "q_length": 3, "has_alibi": True, "has_q_positions": True},
     "one row, all keys": {"batch": 1, "q_length": 4, "mode": "prefill", "mask": FULL, "v_head_dim": 4},
     "pages that don't fill a chunk": {"page_size": 3, "kv_length": 51, "mask": CAUSAL},
 }
+
+
+@pytest.mark.parametrize("change", ["decode", "window, cap, sinks", "pages that don't fill a chunk"])
+def test_a_step_agrees_with_the_reference_by_chunks_too(change, monkeypatch):
+    monkeypatch.setattr(paged_walk, "_MOST_CORES", 0)
+    (agreement,) = compare_with_reference(SmallChunks(), [dataclasses.replace(PAGED, **CHANGES[change])])
+    assert agreement.errors and agreement.ok, agreement.describe()
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -71,6 +86,22 @@ def test_a_pool_is_read_page_by_page(dtype):
     assert compiled.memory_analysis().temp_size_in_bytes < pool.size * jnp.dtype(dtype).itemsize
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_is_one_function_that_copies_no_pages(dtype):
+    pool = jax.ShapeDtypeStruct((64, 16, 2, 64), "float32" if dtype == "float32" else "uint16")
+    q, table = jax.ShapeDtypeStruct((4, 1, 4, 64), dtype), jax.ShapeDtypeStruct((4, 16), "int32")
+    serve = functools.partial(attention, mode="decode")
+
+    def decode(q, k, v, table, lengths):
+        return serve(q, k, v, page_table=table, kv_lengths=lengths)
+
+    compiled = jax.jit(decode).lower(q, pool, pool, table, jax.ShapeDtypeStruct((4,), "int32")).compile()
+    calls = [line for line in compiled.as_text().splitlines() if " call(" in line and "xla_cpu_small_call" in line]
+    assert len(calls) == 1
+    # A row's keys at most: 256 of 2 heads of 64.
+    assert compiled.memory_analysis().temp_size_in_bytes < 256 * 2 * 64 * 4
+
+
 def test_pages_of_bits_hold_the_same_numbers():
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 3)
     q, k, v = (
@@ -81,7 +112,8 @@ def test_pages_of_bits_hold_the_same_numbers():
     table, lengths = jnp.arange(12, dtype=jnp.int32).reshape(3, 4), jnp.array([1, 7, 16], jnp.int32)
     serve = functools.partial(attention, page_table=table, kv_lengths=lengths, mode="decode")
     expected = serve(q, k, v)
-    np.testing.assert_array_equal(serve(q, *bits).astype(jnp.float32), expected.astype(jnp.float32))
+    # Of bits weights stay in fp32; of bfloat16 they are rounded before they meet values.
+    np.testing.assert_allclose(serve(q, *bits).astype(jnp.float32), expected.astype(jnp.float32), atol=0.01)
     with use_plan(ExecutionPlan(kernels=KernelPolicy(pins=(("attention", "attention.any.reference"),)))):
         plain = serve(q, *bits)
     np.testing.assert_allclose(plain.astype(jnp.float32), expected.astype(jnp.float32), atol=0.03)

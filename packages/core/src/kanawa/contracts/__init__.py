@@ -17,6 +17,7 @@ from kanawa.contracts.experiment_template import ExperimentTemplate as Experimen
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram
 from kanawa.contracts.gradients import ModelLoss as ModelLoss
+from kanawa.contracts.joinable import Joinable as Joinable
 from kanawa.contracts.loader import Loader as Loader
 from kanawa.contracts.optimizer import GradientTransformation as GradientTransformation
 from kanawa.contracts.optimizer import Optimizer as Optimizer

@@ -1,25 +1,33 @@
 """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); its head counts make it multi-head or -query."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, SequenceMixer, Sequences
+from kanawa.contracts import Cache, CacheState, CacheView, Joinable, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
 from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
 from kanawa_layers.attention.output_gate import OutputGate
-from kanawa_layers.attention.projections import Heads, add_fused_projections, add_projections, normed, project
+from kanawa_layers.attention.projections import (
+    Heads,
+    add_fused_projections,
+    add_projections,
+    join_projections,
+    normed,
+    project,
+)
 from kanawa_layers.attention.query_scale import QueryScale
 from kanawa_layers.attention.sinks import Sinks
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, are_alike
 from kanawa_layers.positions.rotary import Rotary
 
 
-class GroupedQueryAttention(SequenceMixer):
+class GroupedQueryAttention(SequenceMixer, Joinable):
     """Attention of `num_heads` query heads over `num_kv_heads` key and value heads.
 
     Slots: projections (`qkv` set: one fused kernel in place of three), mask, positions, query and key norms (over
@@ -29,7 +37,7 @@ class GroupedQueryAttention(SequenceMixer):
     Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
-    class Config(SequenceMixer.Config):
+    class Config(SequenceMixer.Config, Joinable.Config):
         num_heads: kn.Size = kn.REQUIRED
         num_kv_heads: kn.Size | None = None
         head_dim: kn.Size | None = None
@@ -169,6 +177,17 @@ class GroupedQueryAttention(SequenceMixer):
         q = q if self.query_scale is None else self.query_scale(q, positions)
         q, k, v = self.tag("query", q), self.tag("key", k), self.tag("value", v)
         return kn.constrain(q, ("batch", "length", "heads", "head_dim")), k, v
+
+    @classmethod
+    def joined_config(cls, cfg: Config) -> Config | None:
+        """Returns the config with `qkv` in place of the three projections."""
+        apart = cfg.qkv is None and not takes_keys(cfg.sharing)
+        return cfg.clone().set(qkv=cfg.query.clone()) if apart and are_alike(cfg.query, cfg.key, cfg.value) else None
+
+    @kn.nowrap
+    def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns `qkv` of the three projections' parameters, and the rest."""
+        return join_projections(params, self.heads.kv_heads)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:

@@ -1,8 +1,10 @@
 """From the residual stream to queries, keys and values: three kernels, or one fused kernel that shards the same way."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import Norm
@@ -78,6 +80,19 @@ def project(layer: Any, x: Float[Array, "B T E"]) -> tuple[jax.Array, jax.Array,
     # [K, H / K] flattens to query heads in the order in which attention groups them, so no head moves between devices.
     q = fused[:, :, :, : parts - 2].reshape(batch, length, kv_heads * (parts - 2), width)
     return q, fused[:, :, :, parts - 2], fused[:, :, :, parts - 1]
+
+
+def join_projections(params: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
+    """Returns parameters with `qkv` in place of the three, laid out as `add_fused_projections` says."""
+
+    def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        # Whatever leads: inputs, the layers of a stack, or nothing for a bias.
+        q, k, v = (x.reshape(*x.shape[:-2], kv_heads, -1, x.shape[-1]) for x in (q, k, v))
+        return jnp.concatenate([q, k, v], axis=-2)
+
+    apart = ("query", "key", "value")
+    rest = {name: value for name, value in params.items() if name not in apart}
+    return {**rest, "qkv": jax.tree.map(joined, *(params[name] for name in apart))}
 
 
 def normed(norm: Norm, x: Float[Array, "B T H D"], all_heads: bool) -> Float[Array, "B T H D"]:

@@ -70,3 +70,10 @@ class Linear(Weighted):
         """Returns two FLOPs a weight, and the adapter's."""
         adapter = 0.0 if self.adapter is None else self.adapter.flops_per_token(context_length)
         return 2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape) + adapter
+
+
+def are_alike(*configs: Linear.Config) -> bool:
+    """Returns whether these are plain projections that one of their kind can stand for, but for its outputs."""
+    first = configs[0]
+    plain = all(type(cfg) is Linear.Config and cfg.form is None and cfg.adapter is None for cfg in configs)
+    return plain and all(cfg.bias == first.bias for cfg in configs)

@@ -1,23 +1,26 @@
 """Gated feed-forward: SwiGLU, GeGLU and their kin (Shazeer 2020, arXiv:2002.05202)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import FeedForward, Sequences
+from kanawa.contracts import FeedForward, Joinable, Sequences
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, are_alike
+from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
 from kanawa_layers.feedforward.gating import Gating, Product
 
 
-class GatedFeedForward(FeedForward):
+class GatedFeedForward(FeedForward, Joinable):
     """down(activation(gate(x)) * up(x)); silu makes it SwiGLU. Tags: feed_forward_gate, feed_forward_up.
 
     `gating` says how gate and up meet: their product, unless a model clamps them.
     """
 
-    class Config(FeedForward.Config):
+    class Config(FeedForward.Config, Joinable.Config):
         activation: Callable = jax.nn.silu
         gating: Gating.Config = Product.Config()
         gate: Linear.Config = Linear.Config()
@@ -57,3 +60,17 @@ class GatedFeedForward(FeedForward):
         # costs.
         hidden = kn.constrain(hidden, ("batch", "length", "mlp"))
         return kn.constrain(self.down(hidden), ("batch", "length", "embed"))
+
+    @classmethod
+    def joined_config(cls, cfg: Config) -> FusedGatedFeedForward.Config | None:
+        """Returns the config of the layer with gate and up in one weight."""
+        if not are_alike(cfg.gate, cfg.up):
+            return None
+        kept = {name: getattr(cfg, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
+        return FusedGatedFeedForward.Config(gate_up=cfg.gate.clone(), **kept)
+
+    @kn.nowrap
+    def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns `gate_up` of the parameters of `gate` and `up`, and the rest."""
+        both = jax.tree.map(lambda gate, up: jnp.stack([gate, up], axis=-2), params["gate"], params["up"])
+        return {**{name: value for name, value in params.items() if name not in ("gate", "up")}, "gate_up": both}

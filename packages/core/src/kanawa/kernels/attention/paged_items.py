@@ -1,8 +1,9 @@
 """attention.cpu.paged: reads the pages that rows have filled, not all that a page table has room for.
 
 Rows of a decoding batch differ in length, and a table is as wide as its longest row: gathered, one long row makes all
-rows long. Here a row's keys are cut in chunks of a few pages; all rows' chunks form one list, which a loop goes through
-some at a time, as often as the lengths ask for. Chunks of a row meet by log-sum-exp.
+rows long. One new token a row walks from page to page (`paged_walk`). Otherwise a row's keys are cut in chunks of a few
+pages; all rows' chunks form one list, which a loop goes through some at a time, as often as the lengths ask for. Chunks
+of a row meet by log-sum-exp.
 
 Legend: B rows, T queries a row, P pages of N tokens, R table entries a row, S keys of a chunk, C chunks at once, K key
 heads, G query heads a key head, M = T * G, D head width, Dv value width.
@@ -19,6 +20,7 @@ from kanawa.arrays.plan import current_plan
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.paged import as_floats
+from kanawa.kernels.attention.paged_walk import walk, walks
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
@@ -61,6 +63,8 @@ class PagedAttention(Kernel):
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
+        if walks(problem):
+            return _finish(problem, operands, _Sums(*walk(problem, operands)))
         size = problem.page_size or 1
         items = _Items.of(problem, operands, max(1, self._keys(problem) // size))
         widest = problem.batch * -(-problem.kv_length // (items.pages * size))

@@ -10,6 +10,7 @@ import kanawa as kn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.rules import assign
 from kanawa.arrays.shardings import array_sharding
+from kanawa.composition.joined import join_layers
 from kanawa.contracts import Cache, CausalLM, Environment, Weighted
 
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 class PagedModel:
     """A model whose caches are pages and slots, and their layout.
 
+    `turned` says that weights are joined and laid out for few rows, which parameters as trained aren't yet.
     `has_pages` is False for models of recurrent layers alone; `has_slots` says that something is kept a sequence, which
     no other sequence can share.
     """
@@ -33,6 +35,7 @@ class PagedModel:
     has_slots: bool
     num_pages: int
     page_bytes: int
+    turned: bool = False
 
 
 def paged_model(
@@ -40,7 +43,8 @@ def paged_model(
 ) -> PagedModel:
     """Returns the same model over pages; the parameters are the same too, but for their layout where `turned`.
 
-    `bits`: see the paged cache. `turned` keeps plain weights outputs first (`OutputFirst`).
+    `bits`: see the paged cache. `turned` joins plain weights that meet the same input, and keeps them outputs first
+    (`joined`, `OutputFirst`).
     One slot more than `max_sequences` takes what rows without a sequence write.
     """
     rows = config.max_sequences + 1
@@ -53,11 +57,12 @@ def paged_model(
     spec = paged.cache_spec(rows, max_length, dtype)
     leaves = _leaves(spec)
     has_slots = any(not is_paged(leaf) for leaf in leaves)
-    return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes)
+    return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes, turned)
 
 
 def _with_weights_turned(model: CausalLM) -> CausalLM:
     cfg = model.config.clone()
+    join_layers(cfg)
 
     def turn(node: Any) -> None:
         if node.form is None:

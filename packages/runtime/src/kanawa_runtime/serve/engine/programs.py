@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from kanawa.arrays.shardings import replicated
+from kanawa.composition.joined import joined
 from kanawa.composition.plain import in_forms
 from kanawa.contracts import CausalLM, Environment, Program
 from kanawa.errors import UsageError
@@ -106,7 +107,7 @@ class Programs:
             fused_steps=config.fused_steps,
             has_adapters=config.adapter_slots > 0,
         )
-        self._unstacked = lambda params: paged.model.unstacked(in_forms(paged.model, params, OutputFirst))
+        self._trained = trained
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.params: Any = None
         self.model_state: Any = {}
@@ -126,6 +127,10 @@ class Programs:
             self.model_state = model_state
         with self.environment.active():
             self.params = self._unstack(params)
+
+    def _unstacked(self, params: Any) -> Any:
+        params = joined(self._trained, params) if self.paged.turned else params
+        return self.paged.model.unstacked(in_forms(self.paged.model, params, OutputFirst))
 
     def _unstack(self, params: Any) -> Any:
         key = ("unstack",)
