@@ -69,6 +69,7 @@ def test_settings_of_an_engine(capsys):
         (["local", "tiny-lm", "--env", "A=1", "--env", "A=2"], "--env A is given twice, as '1' and '2'; give it once"),
         (["local", "tiny-lm", "--replicas", "2"], "--replicas is of servers: the engines `deployment` and `ray-serve`"),
         (["ray-serve", "/r", "--on", "cpu", "--steps", "5"], "--steps: of training; a server takes RUN"),
+        (["ray-serve", "/r", "--on", "cpu", "--processes", "2"], "--processes: of training; a server takes RUN"),
         (["local", "tiny-lm", "--option", "settle=1"], "settle_seconds"),
         (["local", "tiny-lm", "--processes", "0"], "processes_per_host"),
         (["local", "tiny-lm", "--grace", "0"], "grace_seconds"),

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 import yaml
@@ -114,6 +115,33 @@ def test_careless_edits_are_refused(engine, record_drill):
     record_drill(f"drill: {MANY - len(taken)} of {MANY} edited files for {engine} refused")
     # What is left are numbers and words that only their author can know: a time, a variable's value.
     assert len(taken) <= MANY // 20, taken
+
+
+#: What one or another engine can't give.
+WISHES = {
+    "run": "runs/seven",
+    "image": "",
+    "queue": "team",
+    "priority": "urgent",
+    "spot": True,
+    "spares": 2,
+    "processes_per_host": 3,
+    "resources": {"memory": "64 gigabytes", "fast-disk": "1"},
+    "environment": {"A_TOKEN": "hush", "not a name": "x"},
+    "name": "Seven_B",
+}
+
+
+@pytest.mark.parametrize("engine", ADAPTERS)
+def test_all_that_an_engine_can_t_give_is_told_at_once_with_what_to_do(engine):
+    config, wanted = ADAPTERS[engine]
+    wishes = {**WISHES, "image": "registry/image:1"} if engine == "local" else WISHES
+    said = refusal(config, wanted.clone().set(**wishes))
+    check_golden(f"refused-{engine}.txt", said + "\n")
+    first, *problems = said.splitlines()
+    assert first == f"{config.build().engine} can't run this job:" and len(problems) >= 6
+    for problem in problems:
+        assert re.search(r"; |: .*(give|leave|use|expected|takes|look|one)\b", problem), problem
 
 
 # --- what no engine may write down -----------------------------------------------------------------------------------

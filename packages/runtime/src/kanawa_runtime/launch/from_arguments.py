@@ -14,7 +14,7 @@ from kanawa_runtime.launch.job import NAME, Job
 #: A server answers what it has for 30 s (server.drain_seconds) once routers have left it.
 SERVER_GRACE_SECONDS = 60
 #: What only training takes, as options and as names in the arguments.
-_OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused")
+_OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused", "processes", "hosts")
 
 
 def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = False) -> Job:

@@ -18,7 +18,7 @@ from kanawa_runtime.launch.kubernetes.deployment import UNROUTED_SECONDS, deploy
 from kanawa_runtime.launch.kubernetes.jobset import job_set
 from kanawa_runtime.launch.kubernetes.pathways import INSTANCES, pathways_problems, pathways_set
 from kanawa_runtime.launch.kubernetes.policy import MAIN
-from kanawa_runtime.launch.kubernetes.schema import SECRET_KEY, SUBDOMAIN, VARIABLE
+from kanawa_runtime.launch.kubernetes.schema import QUALIFIED, QUANTITY, SECRET_KEY, SUBDOMAIN, VARIABLE
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.yaml_text import documents, from_yaml, to_yaml
 
@@ -84,6 +84,9 @@ class KubernetesLauncher(Launcher, abstract=True):
                 yield f"secret {name}={place!r}: expected SECRET/KEY for a variable, such as WANDB_API_KEY=wandb/key"
             if name in job.environment:
                 yield f"{name} is given by --env and by a Secret; leave --env {name} out"
+        for name, amount in job.resources.items():
+            if not (re.fullmatch(QUALIFIED, name) and re.fullmatch(QUANTITY, amount)):
+                yield f"resource {name}={amount}: Kubernetes takes amounts such as 8, 500m and 64Gi; give --resource so"
         if target(job).device.platform == "cpu" and not job.resources:
             yield "resources are empty: a CPU pod gets next to nothing; give --resource cpu=8 --resource memory=32Gi"
 
@@ -142,7 +145,7 @@ class JobSetLauncher(KubernetesLauncher):
                 "--option spare_priority=LOW, two priority classes of the cluster"
             )
         if job.spares and job.queue:
-            yield "spares with a queue: Kueue admits a JobSet as a whole, spares too, and would evict it as a whole"
+            yield "spares with a queue: Kueue admits and evicts a JobSet as a whole, spares too; leave one out"
 
 
 class DeploymentLauncher(KubernetesLauncher):

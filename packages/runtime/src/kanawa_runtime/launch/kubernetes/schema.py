@@ -9,7 +9,7 @@ LABEL = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 QUALIFIED = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _INT32 = 2**31 - 1
 
@@ -53,7 +53,7 @@ def map_of(keys: str, values: Schema) -> Schema:
 
 WORDS = {"type": "string", "minLength": 1}
 NAME = text_like(LABEL)
-_AMOUNTS = map_of(QUALIFIED, text_like(_QUANTITY))
+_AMOUNTS = map_of(QUALIFIED, text_like(QUANTITY))
 REQUIREMENTS = {"anyOf": [strict_object({"requests": _AMOUNTS, "limits": _AMOUNTS}), strict_object({})]}
 _FIELD_PATH = text_like(r"^metadata\.(labels|annotations)\['[a-z0-9./-]+'\]$")
 SECRET_KEY = r"^[-._a-zA-Z0-9]{1,253}$"

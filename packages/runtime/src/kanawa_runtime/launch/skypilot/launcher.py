@@ -82,6 +82,10 @@ class SkyPilotLauncher(Launcher):
             yield f"{job.spares} spares: it looks for a new machine when one is lost; leave --spares out"
         wrong = [name for name in self.config.secrets if not re.fullmatch(VARIABLE, name) or name in job.environment]
         yield from (f"secret {name!r}: expected a variable of this shell that --env doesn't give" for name in wrong)
+        for name, pattern in (("cpu", r"\d+(\.\d+)?"), ("memory", r"\d+(\.\d+)?(Gi)?")):
+            amount = job.resources.get(name, "1")
+            if not re.fullmatch(pattern, amount):
+                yield f"{name} {amount!r}: SkyPilot takes a number, memory in Gi; give --resource {name}=64"
         unknown = sorted(set(job.resources) - {"cpu", "memory"})
         if unknown:
             yield f"resources {', '.join(unknown)}: a task takes cpu, and memory in Gi"

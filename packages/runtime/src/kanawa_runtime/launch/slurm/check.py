@@ -25,7 +25,7 @@ _OPTIONS = {
     "priority": r"\d+",
     "constraint": _WORD,
     "cpus-per-task": _COUNT,
-    "mem": r"\d+(\.\d+)?[KMGT]?",
+    "mem": r"\d+[KMGT]?",
     "gpus-per-node": _COUNT,
     "exclusive": None,
     "no-kill": None,

@@ -97,8 +97,13 @@ class SlurmLauncher(Launcher):
         unknown = sorted(set(job.resources) - {"cpu", "memory"})
         if unknown:
             yield f"resources {', '.join(unknown)}: sbatch takes cpu and memory; others with --option 'options=[...]'"
-        if re.fullmatch(r"\d+(\.\d+)?[KMGT]i", job.resources.get("memory", "")):
-            yield f"memory {job.resources['memory']}: Slurm writes {job.resources['memory'][:-1]} for it"
+        memory, cpu = job.resources.get("memory", "1"), job.resources.get("cpu", "1")
+        if re.fullmatch(r"\d+[KMGT]i", memory):
+            yield f"memory {memory}: Slurm writes {memory[:-1]} for it; give --resource memory={memory[:-1]}"
+        elif not re.fullmatch(r"\d+[KMGT]?", memory):
+            yield f"memory {memory!r}: Slurm takes whole numbers with K, M, G or T; give --resource memory=64G"
+        if not re.fullmatch(r"[1-9]\d*", cpu):
+            yield f"cpu {cpu!r}: Slurm takes whole ones; give --resource cpu=8"
         wrong = [option for option in cfg.options if not option.startswith("--")]
         yield from (f"option {option!r} is none of sbatch; write --name=value" for option in wrong)
 
