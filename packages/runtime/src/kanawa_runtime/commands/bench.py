@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     record = asyncio.run(_measured(args))
     errors = sorted({error for error in record["errors"] if error})
     if not args.save_detailed:
-        record = {key: value for key, value in record.items() if key not in (*DETAILED, "queue_times")}
+        record = {key: value for key, value in record.items() if key not in DETAILED}
     if out is not None:
         out.write_text(json.dumps(record) + "\n", encoding="utf-8")
     if args.json:

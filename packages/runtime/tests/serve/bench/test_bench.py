@@ -16,7 +16,7 @@ KEYS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
     "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
     "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "max_output_tokens_per_s",
-    "max_concurrent_requests", "rtfx",
+    "max_concurrent_requests", "rtfx", "latencies", "queue_times",
     *(f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl")),
 }  # fmt: skip
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from kanawa_runtime.serve.bench.client import Answered
 
-#: Keys that hold one entry a request, or one a token: kept only where details are asked for.
-DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "generated_texts", "errors")
+#: Keys of every request or token that are kept only where details are asked for; `vllm bench serve` drops the same.
+DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
