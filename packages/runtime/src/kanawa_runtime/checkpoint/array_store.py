@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,10 @@ class _OneErrorOnce(logging.Filter):
 
 
 _FILTER = _OneErrorOnce()
+#: Writes of one save that can fail on their own, and more.
+_MOST_FAILURES = 64
+#: For the threads of a save that has failed to end, where the storage lets them.
+_MOST_SECONDS = 10.0
 
 
 class ArrayStore:
@@ -53,17 +58,36 @@ class ArrayStore:
             item: self._orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves
         }
         items |= {name: self._orbax.args.JsonSave(value) for name, value in texts.items()}
-        with _none_left_waiting():
+        with self._failing_once():
             self._checkpointer.save(folder, args=self._orbax.args.Composite(**items))
 
     def wait(self) -> None:
         """Returns once the directory has its final name; raises what went wrong in the background."""
-        with _none_left_waiting():
+        with self._failing_once():
             self._checkpointer.wait_until_finished()
 
     def close(self) -> None:
         """Releases orbax's threads."""
         self._checkpointer.close()
+
+    @contextlib.contextmanager
+    def _failing_once(self) -> Iterator[None]:
+        """Has a save that fails leave nothing of its failure to the next one.
+
+        Orbax (0.12.8) keeps each write of metadata that failed, and raises one of them at each later save or wait.
+        """
+        try:
+            with _none_left_waiting():
+                yield
+        except BaseException:
+            for _ in range(_MOST_FAILURES):
+                try:
+                    self._checkpointer.wait_until_finished()
+                except Exception:  # noqa: BLE001 - the first error is raised, and says more
+                    logger.debug("orbax: the same save", exc_info=True)
+                else:
+                    break
+            raise
 
 
 def read_arrays(folder: Path, item: str, leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -119,10 +143,14 @@ def _none_left_waiting() -> Iterator[None]:
         with contextlib.suppress(ImportError, AttributeError):
             from orbax.checkpoint._src.futures import future
 
-            for thread in threading.enumerate():
-                if isinstance(thread, future._SignalingThread):  # noqa: SLF001
-                    thread.cancel()
-                    future.set_signals(thread._receive_signals, operation_id=thread._operation_id)  # noqa: SLF001
+            threads = [each for each in threading.enumerate() if isinstance(each, future._SignalingThread)]  # noqa: SLF001
+            for thread in threads:
+                thread.cancel()
+                future.set_signals(thread._receive_signals, operation_id=thread._operation_id)  # noqa: SLF001
+            deadline = time.monotonic() + _MOST_SECONDS
+            for thread in threads:
+                # Those that write already would make the folder again that is about to be removed.
+                threading.Thread.join(thread, max(0.0, deadline - time.monotonic()))
         raise
 
 
