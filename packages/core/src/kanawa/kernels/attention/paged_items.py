@@ -87,7 +87,7 @@ class PagedAttention(Kernel):
             # before the loop, and the whole pool with it.
             if problem.q_length > 1:
                 # A prompt's rows have many queries a chunk: half of the chunks save little, and a second size of them
-                # would take a fifth of the program's time to compile.
+                # is one more body to compile in each layer.
                 return jax.lax.cond(items.ends[-1] > carry[0], add(many), lambda unchanged: unchanged, carry)
             return jax.lax.cond(items.ends[-1] - carry[0] > few, add(many), add(few), carry)
 
