@@ -38,7 +38,8 @@ def kanawa(folder: str, dtype: str) -> tuple[Serve, dict[str, Any]]:
     from kanawa_runtime.serve.open_run import open_run
 
     opened = open_run(Path(folder), overrides=(f"precision.compute={dtype}",))
-    config = EngineConfig(max_sequences=MAX_SEQUENCES, max_length=MAX_LENGTH, prefix_cache=False)
+    # As `kanawa generate --input` has it: nobody reads along, on vLLM's side neither.
+    config = EngineConfig(max_sequences=MAX_SEQUENCES, max_length=MAX_LENGTH, prefix_cache=False, fused_steps=16)
     engine = LLMEngine(opened.trainer.model, opened.params, opened.state, opened.environment, config)
     engine.start()
     count = 0
