@@ -18,7 +18,9 @@ PATH = re.compile(r"^[\w./-]*/[\w./-]*\.(?:py|md|toml|txt)$|^[\w-]+\.py$")
 #: Classes of others, or of the page's own example.
 OTHERS = {
     *("MaxText", "RecurrentGemmaForCausalLM", "ForCausalLM", "MyLayer", "UseMyLayer", "PyTorch"),
-    *("JobSet", "FailJobSet", "BackoffLimitExceeded"),  # of Kubernetes
+    # Of Kubernetes.
+    *("JobSet", "FailJobSet", "RestartJobSetAndIgnoreMaxRestarts", "BackoffLimitExceeded", "DisruptionTarget"),
+    "KillWait",  # of Slurm
 }
 #: Files that a run, a model or a reader's own package has.
 THEIRS = re.compile(r"^(my_package|my-[a-z]+|runs|src|exports|downloads|checkpoints|signum|group|status|swish)")

@@ -15,6 +15,7 @@ import time
 
 import pytest
 import tiny_lm
+from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.events import read_events, step_records
 
 STEPS = 300
@@ -138,7 +139,7 @@ def test_sigterm_on_a_full_disk_says_what_is_kept(uninterrupted, tmp_path):
     filled_up(process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 1, err
+    assert process.returncode == LOST, err
     assert "Traceback" not in err, err
     kept = "is not saved; the newest intact step is"
     for part in ("could not be saved to", "File too large", "stopped by SIGTERM after step", kept):

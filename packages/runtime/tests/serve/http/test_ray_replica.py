@@ -15,7 +15,7 @@ from .scripted_engine import ScriptedEngine
 async def asked(monkeypatch, host):
     """Returns the engine, and what a replica says to a client, to one that asks for another host, and to Ray."""
     engine = ScriptedEngine()
-    monkeypatch.setattr(process, "prepare_process", lambda: None)
+    monkeypatch.setattr(process, "prepare_process", lambda **_: None)
     monkeypatch.setattr(from_run, "served_model", lambda directory, config, target: model_of(engine))
     replica = Server.__new__(Server)
     await replica.__init__("runs/a", None, ["server.max_n=2"], host)
