@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import os
 import resource
 import threading
@@ -19,6 +20,7 @@ from kanawa_runtime.checkpoint import (
     CheckpointStructureError,
     OrbaxCheckpointer,
     ShardedCheckpointer,
+    agreement,
     array_store,
 )
 from kanawa_runtime.checkpoint.manifest import COMMIT
@@ -225,6 +227,30 @@ def test_a_save_whose_folder_cannot_be_made_leaves_no_threads_behind(
     gc.collect()
     left = [thread.name for thread in threading.enumerate() if thread not in before and not thread.daemon]
     assert not left
+    _save(checkpointer, 2)
+    checkpointer.close()
+    assert checkpointer.steps() == [1, 2]
+
+
+def test_what_another_process_refuses_is_written_no_more_when_its_folder_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(key: str, text: str, timeout_seconds: float) -> list[str]:
+        del timeout_seconds
+        return [text, json.dumps({"0": "OSError: [Errno 5] of process 1"})] if key.endswith("/begun") else [text]
+
+    checkpointer = OrbaxCheckpointer.Config().build(directory=tmp_path)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "gathered", told)
+        _save(checkpointer, 2)
+        with pytest.raises(CheckpointSaveError, match="of process 1"):
+            checkpointer.wait()
+        # Orbax has nothing under way that would make it again.
+        assert checkpointer._store is not None
+        checkpointer._store.wait()
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("2")] == []
     _save(checkpointer, 2)
     checkpointer.close()
     assert checkpointer.steps() == [1, 2]

@@ -79,6 +79,9 @@ class BackgroundCheckpointer(Checkpointer):
     def _finish_own(self, pending: Pending) -> Written:
         """Returns what this process has written at the run's own place, all of it durable; on the thread that saves."""
 
+    def _abandon(self) -> None:
+        """Returns once this process writes nothing more of a save that another one refused; may raise anything."""
+
     @abc.abstractmethod
     def _release(self) -> None:
         """Releases threads and connections."""
@@ -313,9 +316,16 @@ class BackgroundCheckpointer(Checkpointer):
     def _hear_refusals(self, pending: Pending) -> None:
         """Waits until each process has begun: what one wrote before the primary makes room would go with the old."""
         told = {str(number): error for number, error in pending.refused.items()}
+        own = set(pending.refused)
         for text in self._exchange(pending, "begun", json.dumps(told)):
             for number, error in json.loads(text).items():
                 pending.refused.setdefault(int(number), error)
+        if any(number not in own and not pending.roots[number].is_private for number in pending.refused):
+            # What is written still would come back after the folder is removed, and its failure be the next save's.
+            try:
+                self._abandon()
+            except Exception as error:  # noqa: BLE001 - the refusal is raised, and says more
+                logger.debug("the save that another process refused: %s", brief(error))
 
     def _written(self, pending: Pending, number: int) -> Written:
         """Writes this process's part to a place; what goes wrong is told, for the others wait for the word."""

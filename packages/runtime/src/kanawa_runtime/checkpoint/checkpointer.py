@@ -56,6 +56,10 @@ class OrbaxCheckpointer(BackgroundCheckpointer):
         # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
         return Written(num_bytes=sync_tree(folder) if agreement.is_primary() else 0)
 
+    def _abandon(self) -> None:
+        if self._store is not None:
+            self._store.wait()
+
     def _release(self) -> None:
         if self._store is not None:
             self._store.close()
