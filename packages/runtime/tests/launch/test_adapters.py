@@ -148,7 +148,7 @@ def test_all_that_an_engine_can_t_give_is_told_at_once_with_what_to_do(engine):
 
 
 @pytest.mark.parametrize("engine", ADAPTERS)
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"])
 def test_secrets_are_never_in_the_files(engine, name):
     config, wanted = ADAPTERS[engine]
     said = refusal(config, wanted.clone().set(environment={name: "hush"}))

@@ -16,7 +16,7 @@ from kanawa_runtime.launch.job import Job, problems_of_any
 
 State = Literal["queued", "running", "restarting", "done", "failed", "cancelled", "unknown"]
 #: Names of variables that are secrets wherever they occur; a path of a file with credentials isn't one.
-_SECRET = re.compile(r"(?i)(^|_)(token|password|passwd|secret|(api|secret|access|private|secret_access)_?keys?)$")
+_SECRET = re.compile(r"(?i)((^|_)(token|(api|secret|access|private|secret_access)_?keys?)|password|passwd|secret)$")
 ENDED: frozenset[State] = frozenset({"done", "failed", "cancelled"})
 
 
