@@ -154,7 +154,9 @@ class Gang:
         deadline, told = float("inf"), False
         while True:
             codes = [_asked(member.code) for member in self._members]
-            self._said = _asked(self._members[0].said) if codes[0] != _LOST else self._said
+            said = _asked(self._members[0].said) if codes[0] != _LOST else None
+            # Not of one that is gone: what it said last is what tells why.
+            self._said = said if isinstance(said, str) else self._said
             if all(code is not None for code in codes):
                 return [int(code) for code in codes if code is not None]
             if self._stopping and not told:
