@@ -415,6 +415,32 @@ def test_what_it_refuses_and_how_it_ends(model):
         small.submit(Request(id="x", prompt_ids=(1, 2)), slow)
 
 
+def test_an_id_is_free_before_its_end_is_told(engine):
+    outputs = queue.SimpleQueue()
+    request = Request(id="again", prompt_ids=(1, 2), sampling=SamplingParams(max_tokens=3, temperature=0.0))
+
+    def again(output):
+        if output.finish_reason is not None:
+            # Of the one that has ended: it is none of the next one's.
+            engine.cancel(request.id)
+            engine.submit(request, outputs.put)
+
+    engine.submit(request, again)
+    gained = []
+    while len(gained) < 3:
+        output = outputs.get(timeout=60)
+        assert output.finish_reason in (None, "length")
+        gained += output.token_ids
+
+
+def test_pages_of_another_dtype_are_refused(model):
+    told = (
+        "cache_dtype is 'bfloat16', but the model computes in 'float32', .* leave cache_dtype unset, .* set int8_cache"
+    )
+    with pytest.raises(UsageError, match=told):
+        LLMEngine(*model, config=EngineConfig(**SIZES, cache_dtype="bfloat16"))
+
+
 def test_a_callback_that_raises_ends_its_own_request_alone(engine, caplog):
     def broken(output):
         message = "what may not happen"

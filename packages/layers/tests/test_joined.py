@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from kanawa.composition.joined import join_layers, joined
 from kanawa.module import functional, initialize, param_specs
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.linear import Linear
+from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.recipes.llama import llama_tiny
 from kanawa_layers.tune.lora import LoRA
 
@@ -21,12 +23,39 @@ def _adapted(cfg):
     cfg.stack.layer.feed_forward.up.set(adapter=LoRA.Config())
 
 
+class OwnAttention(GroupedQueryAttention):
+    """Does with its projections what it likes."""
+
+    class Config(GroupedQueryAttention.Config):
+        pass
+
+
+class OwnFeedForward(GatedFeedForward):
+    """Isn't what the joined layer computes."""
+
+    class Config(GatedFeedForward.Config):
+        pass
+
+    def forward(self, x, sequences):
+        return self.down(self.up(x) - self.gate(x))
+
+
+def _subclassed(cfg):
+    layer = cfg.stack.layer
+    heads = {name: getattr(layer.attention, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
+    hidden = layer.feed_forward.hidden_dim
+    layer.set(attention=OwnAttention.Config(**heads), feed_forward=OwnFeedForward.Config(hidden_dim=hidden))
+
+
 def _fused(cfg):
     cfg.stack.layer.attention.set(qkv=Linear.Config())
     cfg.stack.layer.feed_forward.gate.set(bias=True)
 
 
-@pytest.mark.parametrize(("change", "joins"), [(None, True), (_wide, True), (_adapted, False), (_fused, False)])
+CHANGES = [(None, True), (_wide, True), (_adapted, False), (_fused, False), (_subclassed, False)]
+
+
+@pytest.mark.parametrize(("change", "joins"), CHANGES)
 def test_a_joined_model_computes_the_same(change, joins):
     cfg = llama_tiny()
     if change is not None:

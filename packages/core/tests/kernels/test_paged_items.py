@@ -12,7 +12,7 @@ from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention, paged_walk
-from kanawa.kernels.attention.examples import BASE
+from kanawa.kernels.attention.examples import BASE, example_operands
 from kanawa.kernels.attention.paged_items import PagedAttention
 from kanawa.kernels.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
@@ -41,6 +41,7 @@ CHANGES = {
     "window, cap, sinks": {"mask": sliding_window(5), "logit_cap": 2.0, "num_kv_heads": 2, "has_sinks": True},
     "a step behind a prefix": {"mask": MaskSpec(causal=True, prefix=True), "has_q_positions": True},
     "a step, alibi, chunks": {"mask": MaskSpec(causal=True, chunk=16), "has_alibi": True},
+    "a step, all keys": {"mask": FULL},
     "a step in two heads of many": {"num_heads": 32, "num_kv_heads": 2},
     "prefill behind a prefix": {"mode": "prefill", "q_length": 5, "mask": MaskSpec(causal=True, prefix=True)},
     "alibi, own positions": {"mode": "prefill", "q_length": 3, "has_alibi": True, "has_q_positions": True},
@@ -84,6 +85,20 @@ def test_a_pool_is_read_page_by_page(dtype):
 
     compiled = jax.jit(decode).lower(q, pool, pool, table, jax.ShapeDtypeStruct((4,), "int32")).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < pool.size * jnp.dtype(dtype).itemsize
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_row_that_broke_says_so_and_no_other_changes(length):
+    problem = dataclasses.replace(PAGED, mode="prefill" if length > 1 else "decode", q_length=length)
+    operands = example_operands(problem, np.random.default_rng(0))
+    operands["kv_lengths"] = np.full(problem.batch, 9, np.int32)
+    operands["page_table"] = np.arange(operands["page_table"].size, dtype=np.int32).reshape(problem.batch, -1)
+    broken = {**operands, "k": operands["k"].copy()}
+    broken["k"][operands["page_table"][1, 0], 0] = np.nan
+    attend = jax.jit(functools.partial(PagedAttention().forward, problem))
+    for actual, expected in zip(attend(broken), attend(operands), strict=True):
+        assert np.isnan(actual[1]).all()
+        np.testing.assert_array_equal(actual[0], expected[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

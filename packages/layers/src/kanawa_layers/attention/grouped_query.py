@@ -181,7 +181,8 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     @classmethod
     def joined_config(cls, cfg: Config) -> Config | None:
         """Returns the config with `qkv` in place of the three projections."""
-        apart = cfg.qkv is None and not takes_keys(cfg.sharing)
+        # What a subclass does with its projections is its own: it says so, or they stay apart.
+        apart = cls is GroupedQueryAttention and cfg.qkv is None and not takes_keys(cfg.sharing)
         return cfg.clone().set(qkv=cfg.query.clone()) if apart and are_alike(cfg.query, cfg.key, cfg.value) else None
 
     @kn.nowrap

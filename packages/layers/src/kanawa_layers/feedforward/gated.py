@@ -64,7 +64,8 @@ class GatedFeedForward(FeedForward, Joinable):
     @classmethod
     def joined_config(cls, cfg: Config) -> FusedGatedFeedForward.Config | None:
         """Returns the config of the layer with gate and up in one weight."""
-        if not are_alike(cfg.gate, cfg.up):
+        # The joined layer would compute what this class does, not what a subclass does in its place.
+        if cls is not GatedFeedForward or not are_alike(cfg.gate, cfg.up):
             return None
         kept = {name: getattr(cfg, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
         return FusedGatedFeedForward.Config(gate_up=cfg.gate.clone(), **kept)

@@ -81,10 +81,13 @@ def walk(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.
         first = jnp.maximum(lengths - 1 - left, 0) // _keys(problem)
     given = {
         "q": q * problem.scale if sc.scale_in_queries(problem) else q,
-        "positions": jnp.broadcast_to(q_positions(problem, operands)[:, 0], (problem.batch,)).astype(jnp.int32),
         "lengths": lengths,
         "first": first,
     }
+    if problem.has_alibi or problem.mask.uses:
+        # An operand that the function doesn't read ends the process: XLA's compiler has no place for it.
+        positions = q_positions(problem, operands)[:, 0]
+        given["positions"] = jnp.broadcast_to(positions, (problem.batch,)).astype(jnp.int32)
     for name in ("k", "v", "page_table", "prefix_lengths", "alibi_slopes"):
         if name in operands:
             given[name] = operands[name]
@@ -122,11 +125,13 @@ def _one_head(
         k, v = (_read(problem, given, name, row, head, step) for name in ("k", "v"))
         place = step * keys + jnp.arange(keys, dtype=jnp.int32)
         seen = (place < length)[None]
-        allowed = problem.mask.allowed(position[None], place, None, None, None if prefix is None else prefix[None])
-        seen = seen if allowed is None else seen & allowed[0]
+        if problem.mask.uses:
+            prefixes = None if prefix is None else prefix[None]
+            allowed = problem.mask.allowed(position[None], place, None, None, prefixes)
+            seen = seen if allowed is None else seen & allowed[0]
         # A product of one row each: of several it would be a library's, which the function can't call.
         scores = jnp.stack([k @ queries[g] for g in range(group)])
-        scores = jnp.where(seen, _changed(problem, given, scores, head, place - position), sc.MASKED)
+        scores = jnp.where(seen, _changed(problem, given, scores, head, place, position), sc.MASKED)
         highest = jnp.maximum(top, jnp.max(scores, axis=1))
         kept = jnp.exp(top - highest)
         weights = jnp.where(seen, jnp.exp(scores - highest[:, None]), 0.0)
@@ -140,7 +145,7 @@ def _one_head(
 
 
 def _changed(
-    problem: AttentionProblem, given: Operands, scores: jax.Array, head: jax.Array, distance: jax.Array
+    problem: AttentionProblem, given: Operands, scores: jax.Array, head: jax.Array, place: jax.Array, position: Any
 ) -> jax.Array:
     """Returns the scores [G, S] scaled, capped and with what positions add to them."""
     if not sc.scale_in_queries(problem):
@@ -150,7 +155,7 @@ def _changed(
     if problem.has_alibi:
         slopes = given["alibi_slopes"].astype(jnp.float32).reshape(problem.num_kv_heads, problem.group_size)
         slopes = _slice(slopes, (head, 0), (1, problem.group_size))[0]
-        scores = scores - slopes[:, None] * jnp.abs(distance).astype(jnp.float32)[None]
+        scores = scores - slopes[:, None] * jnp.abs(place - position).astype(jnp.float32)[None]
     return scores
 
 

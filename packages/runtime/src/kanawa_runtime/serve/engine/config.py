@@ -8,7 +8,7 @@ class EngineConfig(Config):
 
     `max_length` counts prompt and new tokens (None: what the model was made for, at most 2048). The cache has
     `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes` hold, else enough for all sequences at
-    full length. `cache_dtype` None is the computing one; `int8_cache` keeps codes and scales in its place.
+    full length. `cache_dtype` None is the computing one, which pages need; `int8_cache` keeps codes and scales.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
     `prefill_tokens`. While nobody waits and all are greedy, `fused_steps` tokens are decoded in one call.
     `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's

@@ -81,6 +81,12 @@ class LLMEngine:
         model = self._bank.model if self._bank is not None else model
         turned = on_cpu and env.mesh is None
         self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits, turned=turned)
+        if paged.has_pages and dtype != compute and not cfg.int8_cache:
+            message = (
+                f"cache_dtype is {dtype!r}, but the model computes in {compute!r}, and attention reads pages as they "
+                "lie; leave cache_dtype unset, or for a smaller cache set int8_cache"
+            )
+            raise UsageError(message)
         # An int8 cache is restored before it is read, as wide as the table.
         kept = {"has_pages": paged.has_pages, "has_slots": paged.has_slots}
         shapes = Shapes.of(cfg, self.max_length, any_width=on_cpu and not cfg.int8_cache, **kept)
@@ -122,6 +128,8 @@ class LLMEngine:
         self._wake = threading.Condition()
         self._submitted: collections.deque[_Submitted] = collections.deque()
         self._ids: set[str] = set()
+        #: How many callbacks are being told that their request has ended.
+        self._telling = 0
         self._cancelled: collections.deque[str] = collections.deque()
         #: What is to be done between two steps, and a place for what it raised.
         self._orders: collections.deque[tuple[Callable[[], Any], Future[Any]]] = collections.deque()
@@ -217,6 +225,9 @@ class LLMEngine:
             self.transfer.check(given.arrays, -(-len(request.prompt_ids) // self.config.page_size))
         with self._wake:
             self.check_takes_more(request.id)
+            if request.id in self._cancelled:
+                # It was asked of an earlier request of this id, which has ended meanwhile.
+                self._cancelled = collections.deque(name for name in self._cancelled if name != request.id)
             self._ids.add(request.id)
             self._submitted.append(_Submitted(request, on_output, keeps_pages, given))
             self._wake.notify()
@@ -365,9 +376,9 @@ class LLMEngine:
         until = time.monotonic() + seconds
         with self._wake:
             self._is_draining = True
-            while self._ids and time.monotonic() < until:
+            while (self._ids or self._telling) and time.monotonic() < until:
                 self._wake.wait(min(0.1, max(0.0, until - time.monotonic())))
-            return not self._ids
+            return not (self._ids or self._telling)
 
     def stop(self) -> None:
         """Ends what runs as "abort" and the thread."""
@@ -432,18 +443,27 @@ class LLMEngine:
 
     def _until_finished(self, on_output: OnOutput) -> OnOutput:
         def tell(output: Output) -> None:
-            raised = True
+            ends, raised = output.finish_reason is not None, True
+            if ends:
+                # Before the caller knows, who may use the id again at once.
+                self._free(output.request_id, telling=1)
             try:
                 on_output(output)
                 raised = False
             finally:
-                # After the caller knows: who waits for the last request's end may look at its answer then.
-                if raised or output.finish_reason is not None:
-                    with self._wake:
-                        self._ids.discard(output.request_id)
-                        self._wake.notify_all()
+                if ends:
+                    # Whoever waits for the last request's end may look at its answer then.
+                    self._free(None, telling=-1)
+                elif raised:
+                    self._free(output.request_id)
 
         return tell
+
+    def _free(self, request_id: str | None, telling: int = 0) -> None:
+        with self._wake:
+            self._ids.discard(request_id or "")
+            self._telling += telling
+            self._wake.notify_all()
 
     def _end(self, reason: str) -> None:
         """Ends all requests; those that were never taken in too."""
