@@ -20,7 +20,7 @@ OTHERS = {
     *("MaxText", "RecurrentGemmaForCausalLM", "ForCausalLM", "MyLayer", "UseMyLayer", "PyTorch"),
     # Of Kubernetes.
     *("JobSet", "FailJobSet", "RestartJobSetAndIgnoreMaxRestarts", "BackoffLimitExceeded", "DisruptionTarget"),
-    "KillWait",  # of Slurm
+    *("KillWait", "GraceTime"),  # of Slurm
 }
 #: Files that a run, a model or a reader's own package has.
 THEIRS = re.compile(r"^(my_package|my-[a-z]+|runs|src|exports|downloads|checkpoints|signum|group|status|swish)")
