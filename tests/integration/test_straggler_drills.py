@@ -19,11 +19,24 @@ def named(nursery, run, steps, fault, processes=2):
     return [(event["rank"], event["step"]) for event in events(run) if event["event"] == "straggler"]
 
 
-def test_a_slow_rank_is_named_within_fifty_steps(nursery, tmp_path):
+def slowed(nursery, folder, processes, rank, steps):
+    """Makes a rank slow, and returns how many of its steps it takes to name it, and nobody else."""
     # The first thirty steps are like all others.
-    seen = named(nursery, tmp_path / "run", 60, "in_data:sleep=0.15:31+:1")
-    assert [rank for rank, _ in seen] == [1]
-    assert 31 <= seen[0][1] <= 31 + 50
+    seen = named(nursery, folder / "run", steps, f"in_data:sleep=0.15:31+:{rank}", processes)
+    assert [each for each, _ in seen] == [rank]
+    taken = seen[0][1] - 31
+    assert 0 <= taken <= 50
+    return taken
+
+
+def test_a_slow_rank_is_named_within_fifty_steps(nursery, tmp_path):
+    slowed(nursery, tmp_path, 2, 1, steps=60)
+
+
+@pytest.mark.nightly
+def test_whichever_of_four_is_slow_is_named_within_fifty_steps(nursery, tmp_path, record_drill):
+    steps = [slowed(nursery, tmp_path / str(rank), 4, rank, steps=81) for rank in range(4)]
+    record_drill(f"drill: 4 of 4 slow ranks of four named, the last one after {max(steps)} steps")
 
 
 @pytest.mark.nightly

@@ -74,6 +74,7 @@ def test_a_rank_that_hangs_is_named_and_the_gang_starts_again(nursery, tmp_path,
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("action", HANGS)
 def test_hangs_many_times(nursery, tmp_path, action, record_drill):
     rng = random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))

@@ -46,11 +46,12 @@ class Supervisor:
         self.processes = processes
         self._nursery = nursery
         self._options = list(options)
-        self._started = 0
+        self._started = self._before = 0
 
     def start(self, fault: str = "", options: Sequence[str] = ()) -> list[Child]:
         """Starts all processes once; `fault` is what KANAWA_FAULT says to them."""
         self._started += 1
+        self._before = _size_of_events(self.run)
         joined: list[list[str]] = [[]]
         if self.processes > 1:
             gang = ["--coordinator", f"127.0.0.1:{_free_port()}", "--processes", str(self.processes)]
@@ -89,8 +90,8 @@ class Supervisor:
         raise AssertionError(said)
 
     def wait_for_step(self, step: int, gang: Sequence[Child]) -> None:
-        """Returns once the run has recorded a step so high, or a process has ended."""
-        wait_until(lambda: last_step(self.run) >= step, *gang)
+        """Returns once the processes started last have recorded a step so high, or one of them has ended."""
+        wait_until(lambda: last_step(self.run, self._before) >= step, *gang)
 
 
 def events(run: pathlib.Path) -> list[dict]:
@@ -105,15 +106,20 @@ def events(run: pathlib.Path) -> list[dict]:
     return records
 
 
-def last_step(run: pathlib.Path) -> int:
-    """Returns the step that was recorded last, at the cost of a look at the end of the file."""
-    path = run / "events.jsonl"
-    if not path.exists():
+def last_step(run: pathlib.Path, since: int = 0) -> int:
+    """Returns the step that was recorded last, behind so many bytes; costs a look at the end of the file."""
+    size = _size_of_events(run)
+    if size <= since:
         return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+    with (run / "events.jsonl").open("rb") as file:
+        file.seek(max(since, size - _TAIL_BYTES))
         steps = _STEP.findall(file.read())
     return int(steps[-1]) if steps else 0
+
+
+def _size_of_events(run: pathlib.Path) -> int:
+    path = run / "events.jsonl"
+    return path.stat().st_size if path.exists() else 0
 
 
 def committed(run: pathlib.Path) -> list[int]:
