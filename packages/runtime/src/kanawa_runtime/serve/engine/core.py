@@ -380,15 +380,16 @@ class Core:
                 break
         self.generation_tokens += len(gained)
         self.scheduler.describe_pages(sequence)
-        logprobs = None
+        logprobs = ending = None
         if details is not None:
             count = sampling.logprobs or 0
             most_told = self.programs.num_logprobs
             logprobs = tuple(logprobs_of(details[i], count, most_told) for i in range(len(gained)))
+            ending = None if stop is None else logprobs_of(details[len(gained)], count, most_told)
         if reason is None:
             self._tell(sequence, Output(request_id=sequence.request.id, token_ids=tuple(gained), logprobs=logprobs))
         else:
-            told = {"stop_token_id": stop, "error": error, "is_refused": refused}
+            told = {"stop_token_id": stop, "stop_logprob": ending, "error": error, "is_refused": refused}
             self._finish(sequence, reason, token_ids=tuple(gained), logprobs=logprobs, **told)
 
     def _keep_prompt_logprobs(self, chunks: SequenceOf[Chunk], told: np.ndarray) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -231,6 +231,16 @@ class LLMEngine:
             self._ids.add(request.id)
             self._submitted.append(_Submitted(request, on_output, keeps_pages, given))
             self._wake.notify()
+
+    def submit_together(self, requests: Sequence[Request], on_output: OnOutput) -> None:
+        """Queues requests that are taken in before the same step; raises as `submit` does.
+
+        What each step holds then depends on them alone: no timing shows in the last bits of their log-probabilities.
+        """
+        with self._wake:
+            self._check_takes_more(len(requests) - 1)
+            for request in requests:
+                self.submit(request, on_output)
 
     def pages_layout(self, adapter: str | None = None) -> str:
         """Names what pages of a prompt hold; equal in engines that may exchange them. Raises as `check` does."""

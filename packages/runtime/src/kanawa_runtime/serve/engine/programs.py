@@ -109,6 +109,9 @@ class Programs:
         )
         self._trained = trained
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        #: From parameters as they are trained to those here, and the shapes and places of the first.
+        self._ready: Callable[[Any], Any] = lambda given: given
+        self._taken: Any = None
         self.params: Any = None
         self.model_state: Any = {}
         self.kept: Any = None
@@ -122,7 +125,10 @@ class Programs:
         return len(self._compiled)
 
     def load(self, params: Any, model_state: Any = None) -> None:
-        """Takes parameters as they are trained, of the same shapes and places as any before."""
+        """Takes parameters as they are trained, of the same shapes as any before; they stay the caller's.
+
+        They are moved to where the first ones lay. Once compiled, what they become takes the memory of what was there.
+        """
         if model_state is not None:
             self.model_state = model_state
         with self.environment.active():
@@ -135,11 +141,25 @@ class Programs:
     def _unstack(self, params: Any) -> Any:
         key = ("unstack",)
         if key not in self._compiled:
+            params = jax.device_put(params)
             dtype = self.environment.plan.precision.compute
             which = self._read_in(dtype, params)
-            ready = lambda given: cast(self._unstacked(given), which, dtype)  # noqa: E731
-            self._compiled[key] = jax.jit(ready).lower(params).compile()
-        return self._compiled[key](params)
+            self._ready = lambda given: cast(self._unstacked(given), which, dtype)
+            self._compiled[key] = jax.jit(self._ready).lower(params).compile()
+            self._taken = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+        else:
+            params = jax.tree.map(lambda x, first: jax.device_put(x, first.sharding), params, self._taken)
+        in_place = self._compiled.get(("reload",))
+        return self._compiled[key](params) if in_place is None else in_place(self.params, params)
+
+    def _in_place(self) -> Callable[..., Any]:
+        """Returns the program that lays parameters over those of before: two copies might not fit beside a trainer."""
+        placed = jax.tree.map(lambda x: x.sharding, self.params)
+        ready = jax.jit(
+            lambda before, given: self._ready(given), donate_argnums=0, keep_unused=True, out_shardings=placed
+        )
+        with self.environment.active():
+            return ready.lower(self.params, self._taken).compile()
 
     def _read_in(self, dtype: str, params: Any) -> Any:
         """Returns which parameters of a layer each are read in the computing dtype only."""
@@ -166,6 +186,7 @@ class Programs:
         with ThreadPoolExecutor(_THREADS) as pool:
             compiled = pool.map(lambda program: program.lower().compile(), wanted.values())
             self._compiled.update(zip(wanted, compiled, strict=True))
+        self._compiled["reload",] = self._in_place()
         for extension, programs in zip(self.more, own, strict=True):
             extension.take({key: self._compiled[key] for key in programs})
 

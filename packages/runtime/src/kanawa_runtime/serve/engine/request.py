@@ -92,8 +92,9 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
-    #: The stop token's id where one ended it.
+    #: The stop token's id where one ended it, and its log-probability where those were asked for.
     stop_token_id: int | None = None
+    stop_logprob: TokenLogprobs | None = None
     #: Of the prompt's tokens, how many were found in the prefix cache.
     cached_tokens: int = 0
     #: When it left the queue, of time.monotonic; on the first output at the latest, for metrics.
