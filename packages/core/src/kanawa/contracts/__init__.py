@@ -7,6 +7,7 @@ from kanawa.contracts.batch import IMAGE_BATCH_AXES as IMAGE_BATCH_AXES
 from kanawa.contracts.batch import Batch as Batch
 from kanawa.contracts.batch import EncoderDecoderBatch as EncoderDecoderBatch
 from kanawa.contracts.batch import ImageBatch as ImageBatch
+from kanawa.contracts.batch import RolloutBatch as RolloutBatch
 from kanawa.contracts.checkpointer import Checkpointer as Checkpointer
 from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
 from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError

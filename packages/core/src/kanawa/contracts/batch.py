@@ -31,6 +31,26 @@ class Batch(NamedTuple):
 BATCH_AXES: Any = Batch._make([("batch", "length")] * 5)
 
 
+class RolloutBatch(NamedTuple):
+    """Rows that a policy wrote itself, to be reinforced or not. Fields mean what they mean in Batch, and beside them:
+
+    `loss_weights` are 1 where the policy drew the target, 0 elsewhere: in the prompt, and after the end.
+    `advantages` say by how much a drawn token did better than expected. `sampled_logprobs` are those under which it was
+    drawn, `old_logprobs` what the trainer made of them before any update on these rows (None: this is the first), and
+    `reference_logprobs` those of a policy to stay near to (None: of none).
+    """
+
+    input_ids: Int[Array, "batch length"]
+    target_ids: Int[Array, "batch length"]
+    positions: Int[Array, "batch length"]
+    segment_ids: Int[Array, "batch length"]
+    loss_weights: Float[Array, "batch length"]
+    advantages: Float[Array, "batch length"]
+    sampled_logprobs: Float[Array, "batch length"]
+    old_logprobs: Float[Array, "batch length"] | None = None
+    reference_logprobs: Float[Array, "batch length"] | None = None
+
+
 class EncoderDecoderBatch(NamedTuple):
     """Rows of pairs: what is read, and what is written after it. Fields mean what they mean in Batch.
 

@@ -150,6 +150,8 @@ class _Running:
                 self._close_quietly()
             raise
         finally:
+            if self.stepper is not None:
+                self.stepper.close()
             attempt.journal.write("run_ended", outcome=kind, step=self.step, **fields)
             # Before services end, which may take a while: a bar that stands still would look like a hang.
             attempt.screen.close()
@@ -320,7 +322,8 @@ class _Running:
                 attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
                 attempt.screen.say(f"training goes on without checkpoint {stepper.step}: the last is still written")
             return
-        data = {"row": stepper.step * attempt.config.batch_size, "digest": started.digest}
+        row = stepper.step * attempt.config.batch_size
+        data = {"row": row, "digest": started.digest, **stepper.unrepeatable()}
         for again in (True, False):
             try:
                 with attempt.sections.within("save"):

@@ -50,8 +50,10 @@ class Pace:
 
 
 def losses(record: Mapping[str, Any]) -> list[str]:
-    """Returns the record's loss, and nats per byte where it has them."""
+    """Returns the record's loss, and reward and nats per byte where it has them."""
     texts = [f"loss {float(record['loss']):.4f}"]
+    if "reward" in record:
+        texts.insert(0, f"reward {float(record['reward']):.4f}")
     if "nats_per_byte" in record:
         texts.append(f"{float(record['nats_per_byte']):.4f} nats/byte")
     return texts

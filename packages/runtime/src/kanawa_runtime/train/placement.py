@@ -1,13 +1,15 @@
 """From a host's rows to global arrays: which rows this process feeds, and how they become one batch."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from kanawa.contracts import Batch, DataSource
+from kanawa.contracts import Batch, DataSource, RolloutBatch
+
+B = TypeVar("B", Batch, RolloutBatch)
 
 
-def local_rows(abstract: Batch) -> range:
+def local_rows(abstract: Batch | RolloutBatch) -> range:
     """Returns the rows of the global batch that this process's devices hold; all of them without a mesh.
 
     They are contiguous, because a mesh keeps each process's devices together along the batch.
@@ -21,7 +23,7 @@ def local_rows(abstract: Batch) -> range:
     return range(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
 
 
-def global_batch(local: Batch, abstract: Batch, rows: range) -> Batch:
+def global_batch(local: B, abstract: B, rows: range) -> B:
     """Returns the global arrays of a batch whose rows `rows` are at hand; NumPy arrays pass through without a mesh."""
 
     def place(array: np.ndarray, spec: jax.ShapeDtypeStruct) -> Any:
@@ -34,7 +36,7 @@ def global_batch(local: Batch, abstract: Batch, rows: range) -> Batch:
 
         return jax.make_array_from_callback(spec.shape, spec.sharding, part)
 
-    return Batch(*(None if s is None else place(a, s) for a, s in zip(local, abstract, strict=True)))
+    return type(abstract)(*(None if s is None else place(a, s) for a, s in zip(local, abstract, strict=True)))
 
 
 def check_vocabulary(source: DataSource, vocab_size: int) -> str | None:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.contracts import Batch, CheckpointError, Program, Restored
+from kanawa.contracts import Batch, CheckpointError, Program, Restored, RolloutBatch
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 
 from kanawa_runtime import faults
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
+from kanawa_runtime.rollouts.maker import RolloutMaker
 from kanawa_runtime.serve.sample import Sampler, sampler_of
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
@@ -52,12 +54,13 @@ class Started:
     origin: Origin
     state: TrainState
     step_program: Any
-    abstract_batch: Batch
+    abstract_batch: Batch | RolloutBatch
     evaluator: Evaluator
     sampler: Sampler | None
     kernels: KernelRecord
     digest: str
     evaluation_due: bool
+    rollouts: RolloutMaker | None = None
 
 
 def start(attempt: Attempt) -> Started:
@@ -90,7 +93,36 @@ def start(attempt: Attempt) -> Started:
     due = restored is not None and bool(restored.data.get("evaluation_due"))
     evaluator = Evaluator(cfg, programs["eval_step"], lambda choices: _told(attempt, kernels.add(choices)))
     sampler = sampler_of(cfg.sample_prompt, attempt.trainer.model, attempt.trainer.source, where)
-    return Started(origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due)
+    rollouts = None
+    if cfg.rollouts is not None:
+        reference = _reference(attempt, programs["init"], abstract_state, None if restored else state)
+        rollouts = _rollouts(attempt, where, abstract_batch, state, reference, restored)
+    return Started(origin, state, step_program, abstract_batch, evaluator, sampler, kernels, digest, due, rollouts)
+
+
+def _reference(attempt: Attempt, init: Program, abstract: TrainState, first: TrainState | None) -> Any:
+    """Returns the parameters that a policy stays near to, where it does: those of the run's first state."""
+    if not attempt.config.rollouts.reference:
+        return None
+    if first is None:
+        return _first_state(attempt, init, abstract)[1].params
+    # A copy: the step takes the state's own arrays.
+    return jax.tree.map(jnp.copy, first.params)
+
+
+def _rollouts(
+    attempt: Attempt, where: Any, abstract: RolloutBatch, state: TrainState, reference: Any, restored: Restored | None
+) -> RolloutMaker:
+    """Returns what makes the batches, its engine compiled, as far as the checkpoint was with its rollouts."""
+    cfg, trainer = attempt.config, attempt.trainer
+    with attempt.screen.phase("compiling the engine that writes rollouts"), attempt.sections.within("compile"):
+        maker = RolloutMaker(
+            cfg.rollouts, trainer.model, trainer.source, where, abstract=abstract, seed=cfg.seed, params=state.params,
+            state=state.state, reference=reference,
+        )  # fmt: skip
+    if restored is not None:
+        maker.resume(restored.data.get("rollouts", {}))
+    return maker
 
 
 def _data_digest(attempt: Attempt) -> str:

@@ -64,6 +64,7 @@ class _Pending:
     num_bytes: float | None
     started: float
     is_trial: bool = False
+    told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Stepper:
@@ -78,6 +79,7 @@ class Stepper:
         self._program = started.step_program
         self._abstract_batch = started.abstract_batch
         self._source = attempt.trainer.source
+        self._rollouts = started.rollouts
         self._origin = started.origin
         self._pending: _Pending | None = None
         self._batch: Batch | None = None
@@ -106,6 +108,11 @@ class Stepper:
     def take(self, local: Batch) -> None:
         """Starts a step on this process's rows and finishes the one before."""
         started = time.perf_counter()
+        told: Mapping[str, Any] = {}
+        if self._rollouts is not None:
+            # What the policy is now, it is after the last update, which must have been sound.
+            self.drain()
+            local, told = self._rollouts.batch(local, self.state.params, self.state.state, self.step)
         self._batch = global_batch(local, self._abstract_batch, self.rows)
         faults.reached("in_step")
         self.state, report = self._stepped()
@@ -113,7 +120,7 @@ class Stepper:
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self._source.target_bytes(local.target_ids, local.loss_weights)
         self.step += 1
-        previous, self._pending = self._pending, _Pending(self.step, report, tokens, num_bytes, started)
+        previous, self._pending = self._pending, _Pending(self.step, report, tokens, num_bytes, started, told=told)
         self._finish(previous)
 
     def _stepped(self) -> tuple[TrainState, StepReport]:
@@ -138,11 +145,22 @@ class Stepper:
 
         Raises DivergedError, and whatever else a step raises.
         """
-        if self._provisional is None or (local is None and self._batch is None):
+        if self._provisional is None or ((local is None or self._rollouts) and self._batch is None):
             return
-        batch = self._batch if local is None else global_batch(local, self._abstract_batch, self.rows)
+        # Rollouts would be made for it; what was trained on last tries the state as well.
+        reuses = local is None or self._rollouts is not None
+        batch = self._batch if reuses else global_batch(local, self._abstract_batch, self.rows)
         self.state, report = self._program(self.state, batch)
         self._finish(_Pending(self.step + 1, report, 0.0, None, 0.0, is_trial=True))
+
+    def unrepeatable(self) -> dict[str, Any]:
+        """Returns what a save keeps besides the row, as JSON: rollouts of parameters that are gone."""
+        return {} if self._rollouts is None else {"rollouts": self._rollouts.saved(self.step)}
+
+    def close(self) -> None:
+        """Ends what writes rollouts."""
+        if self._rollouts is not None:
+            self._rollouts.sampler.close()
 
     def check_evaluation(self, loss: float) -> None:
         """Raises NonFiniteLossError where the held-out loss of the state is NaN, although all its arrays are finite."""
@@ -182,7 +200,13 @@ class Stepper:
         now = time.perf_counter()
         # Steps overlap on the device's queue: a step's own time starts when the one before it ended.
         seconds, self._finished = now - max(pending.started, self._finished), now
-        fields: dict[str, Any] = {"step": pending.step, "loss": loss, "tokens": tokens, "seconds": seconds}
+        fields: dict[str, Any] = {
+            "step": pending.step,
+            "loss": loss,
+            "tokens": tokens,
+            "seconds": seconds,
+            **pending.told,
+        }
         if pending.num_bytes and pending.local_tokens:
             # A host knows the bytes of its own rows only; they stand for all.
             fields["nats_per_byte"] = nats / tokens * pending.local_tokens / pending.num_bytes

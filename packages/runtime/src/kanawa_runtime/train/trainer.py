@@ -24,6 +24,7 @@ from kanawa.contracts import (
     Model,
     ModelLoss,
     Program,
+    RolloutBatch,
     Service,
     Workload,
 )
@@ -32,6 +33,8 @@ from kanawa.module import Last, next_state, param_specs, state_specs
 from kanawa_runtime.checkpoint import OrbaxCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.rollouts.prompts import Grouped
+from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.train.gradients import WholeBatch
 from kanawa_runtime.train.init_from import InitFrom
@@ -51,7 +54,10 @@ class TrainState(NamedTuple):
 
 
 class Trainer(Workload):
-    """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`."""
+    """Trains `model` on `data`: `steps` updates of `batch_size` rows each, seeded by `seed`.
+
+    With `rollouts`, rows of data are prompts, and each batch is what the model has written after them.
+    """
 
     class Config(Workload.Config):
         PLACEMENT = (
@@ -66,6 +72,7 @@ class Trainer(Workload):
         )
 
         data: DataSource.Config = kn.REQUIRED
+        rollouts: Rollouts | None = None
         batch_size: kn.Size = kn.REQUIRED
         steps: kn.Size = kn.REQUIRED
         seed: kn.Seed = 0
@@ -85,13 +92,19 @@ class Trainer(Workload):
             """Returns the rows of a step's batch and the tokens of a row."""
             return BatchShape(self.batch_size, self.data.sequence_length)
 
+        def check(self) -> list[str]:
+            """Returns what of the rollouts doesn't fit a batch."""
+            if self.rollouts is None:
+                return []
+            return self.rollouts.problems_of(self.batch_size, self.data.sequence_length)
+
     def __init__(self, cfg: Config, *, model: Model | None = None) -> None:
         super().__init__(cfg, model=model)
         self.specs = param_specs(self.model)
         self.state_specs = state_specs(self.model)
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
         self.gradient_strategy = cfg.gradients.build()
-        self.source: DataSource = cfg.data.build()
+        self.source: DataSource = (cfg.data if cfg.rollouts is None else _grouped(cfg)).build()
 
     # --- programs --------------------------------------------------------------------------------------------
 
@@ -99,6 +112,7 @@ class Trainer(Workload):
         """Returns `init`, `train_step` and `eval_step`."""
         state = self.abstract_state(environment)
         batch = self.abstract_batch(environment)
+        trained_on = batch if self.config.rollouts is None else self.abstract_rollouts(batch)
         mesh = environment.mesh
         shardings = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         whole = None if mesh is None else replicated(mesh)
@@ -106,7 +120,7 @@ class Trainer(Workload):
         eval_args = (state.params, state.state, batch)
         return {
             "init": Program("init", self.init, (), (), shardings, environment),
-            "train_step": Program("train_step", self.train_step, (state, batch), (0,), both, environment),
+            "train_step": Program("train_step", self.train_step, (state, trained_on), (0,), both, environment),
             "eval_step": Program("eval_step", self.eval_step, eval_args, (), whole, environment),
         }
 
@@ -181,6 +195,18 @@ class Trainer(Workload):
         weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         packed = self.source.packed
         return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
+
+    def abstract_rollouts(self, batch: Batch) -> RolloutBatch:
+        """Returns what a step takes where rows of such batches are prompts."""
+        ids, numbers, rollouts = batch.input_ids, batch.loss_weights, self.config.rollouts
+        old, near = (numbers if asked else None for asked in (rollouts.updates > 1, rollouts.reference))
+        return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near)
+
+
+def _grouped(cfg: Trainer.Config) -> Grouped.Config:
+    data, rollouts = cfg.data, cfg.rollouts
+    sizes = {"batch_size": cfg.batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
+    return Grouped.Config(source=data, group_size=rollouts.group_size, updates=rollouts.updates, **sizes)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct | None, whole: Any) -> jax.ShapeDtypeStruct:

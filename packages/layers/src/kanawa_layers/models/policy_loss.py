@@ -1,0 +1,105 @@
+"""The loss of a policy that learns from what it wrote itself: GRPO's, and its relatives by config."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import kanawa as kn
+from jaxtyping import Array, Float, Int
+from kanawa.contracts import Batch, RolloutBatch
+from kanawa.errors import ModuleError
+from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
+
+from kanawa_layers.losses.policy import clipped_surrogate, k3_divergence, per_sequence, truncated_importance
+from kanawa_layers.models.head import Head
+from kanawa_layers.models.token_loss import TokenLoss
+
+
+class PolicyLoss(TokenLoss):
+    """PPO's clipped objective over the drawn tokens of a RolloutBatch (GRPO: DeepSeekMath, arXiv:2402.03300).
+
+    `aggregation` makes one number of them: `per_sequence`, `per_token`, `per_row`, or any function (values, weights) ->
+    (sum, weight). `kl` is the coefficient of the k3 estimate of the divergence from the batch's reference.
+    With `truncation`, tokens weigh what the trainer gives them against the sampler, at most that much.
+    Outside of training it is the plain cross entropy. It emits `logprobs`, fp32 [batch, length].
+    """
+
+    class Config(TokenLoss.Config):
+        clip_low: kn.Partial = 0.2
+        clip_high: kn.Positive = 0.2
+        kl: kn.NonNegative = 0.0
+        truncation: kn.Positive | None = None
+        aggregation: Callable = per_sequence
+
+    def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch | RolloutBatch) -> None:
+        """Adds the objective; raises ModuleError where a batch to train on holds no rollouts."""
+        cfg, weights = self.config, batch.loss_weights
+        cap = head.config.logit_cap
+        logprobs = -target_nll(head.scaled(x), head.weight(), batch.target_ids, head.tied, cap)
+        self.emit("logprobs", logprobs)
+        if not self.train:
+            self.add_loss("cross_entropy", -jnp.sum(logprobs * weights), jnp.sum(weights), primary=True)
+            return
+        if not isinstance(batch, RolloutBatch):
+            message = (
+                f"{self.path}: a policy learns from its own rollouts, and this batch is a {type(batch).__name__}; give "
+                "the experiment a `rollouts` slot with --modify grpo:reward=NAME"
+            )
+            raise ModuleError(message)
+        now = jax.lax.stop_gradient(logprobs)
+        old = now if batch.old_logprobs is None else batch.old_logprobs
+        values, clipped = clipped_surrogate(logprobs, old, batch.advantages, cfg.clip_low, cfg.clip_high)
+        if cfg.truncation is not None:
+            values = values * truncated_importance(old, batch.sampled_logprobs, cfg.truncation)
+        self.add_loss("policy", *cfg.aggregation(values, weights), cfg.coefficient, primary=True)
+        count = jnp.sum(weights)
+        self.record("clipped", kn.Mean(jnp.sum(clipped * weights), count))
+        if cfg.kl and batch.reference_logprobs is None:
+            message = f"{self.path}.kl is {cfg.kl}, but the batch has no reference; set rollouts.reference=true"
+            raise ModuleError(message)
+        if batch.reference_logprobs is not None:
+            divergence = k3_divergence(logprobs, batch.reference_logprobs)
+            self.add_loss("kl", *cfg.aggregation(divergence, weights), cfg.kl)
+        apart = jnp.abs(old - batch.sampled_logprobs) * weights
+        self.record("sampler_difference", kn.Mean(jnp.sum(apart), count))
+        self.record("sampler_difference_most", kn.Max(jnp.max(apart)))
+
+
+# jax's own, not kn.custom_vjp: it takes all it needs as arguments, and the kernel chosen in it is still recorded.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def target_nll(
+    hidden: Float[Array, "B T E"],
+    weight: Float[Array, "..."],
+    targets: Int[Array, "B T"],
+    tied: bool,
+    logit_cap: float | None,
+) -> Float[Array, "B T"]:
+    """Returns -log p of each target, fp32, by any kernel of `softmax_cross_entropy`: logits never exist as a whole.
+
+    That operation returns sums. It is linear in its weights: a token's loss is the gradient by its weight.
+    """
+    ones = jnp.ones(targets.shape, jnp.float32)
+    return jax.grad(lambda w: _weighted(hidden, weight, targets, w, tied, logit_cap))(ones)
+
+
+def _weighted(
+    hidden: jax.Array, weight: jax.Array, targets: jax.Array, weights: jax.Array, tied: bool, logit_cap: float | None
+) -> jax.Array:
+    return softmax_cross_entropy(hidden, weight, targets, weights, tied=tied, logit_cap=logit_cap)[0]
+
+
+def _forward(
+    hidden: jax.Array, weight: jax.Array, targets: jax.Array, tied: bool, logit_cap: float | None
+) -> tuple[jax.Array, Any]:
+    return target_nll(hidden, weight, targets, tied, logit_cap), (hidden, weight, targets)
+
+
+def _backward(tied: bool, logit_cap: float | None, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    hidden, weight, targets = saved
+    by = jax.grad(_weighted, argnums=(0, 1))
+    return (*by(hidden, weight, targets, cotangent, tied, logit_cap), None)
+
+
+target_nll.defvjp(_forward, _backward)

@@ -1,0 +1,19 @@
+"""From rewards of one prompt's rollouts to advantages: any function [groups, members] -> [groups, members] will do."""
+
+import numpy as np
+
+#: Rewards as equal as this tell nothing, and are not blown up.
+_LEAST_DEVIATION = 1e-4
+
+
+def group_relative(rewards: np.ndarray) -> np.ndarray:
+    """Returns (r - mean) / std within each group, population std (DeepSeekMath, arXiv:2402.03300, section 4.1.2)."""
+    return centred(rewards) / (np.std(rewards, axis=1, keepdims=True) + _LEAST_DEVIATION)
+
+
+def centred(rewards: np.ndarray) -> np.ndarray:
+    """Returns r - mean within each group: by the std, too easy and too hard prompts would weigh most (Dr. GRPO).
+
+    arXiv:2503.20783, section 3.1.
+    """
+    return rewards - np.mean(rewards, axis=1, keepdims=True)

@@ -1,0 +1,201 @@
+"""Makes batches to train on: prompts are continued, the continuations rewarded, and both laid out as rows."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from kanawa.config import public_name
+from kanawa.contracts import Batch, CausalLM, DataSource, Environment, Program, RolloutBatch
+from kanawa.errors import UsageError
+from kanawa.module import EmissionError, functional
+
+from kanawa_runtime.rollouts.errors import RewardError, RolloutError
+from kanawa_runtime.rollouts.prompts import Question, question
+from kanawa_runtime.rollouts.rewards import Rollout
+from kanawa_runtime.rollouts.rollouts import Rollouts
+from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
+
+#: What a batch and what there is to tell of it are made of; the second goes into the event of its steps.
+Made = tuple[RolloutBatch, dict[str, Any]]
+
+
+class RolloutMaker:
+    """Makes a run's batches. `reference` are the parameters to stay near to, where the config asks for any.
+
+    `abstract` is the batch of the step's program. Raises UsageError for a gang, and for a model whose loss is no
+    policy's.
+    """
+
+    def __init__(
+        self, cfg: Rollouts, model: CausalLM, source: DataSource, environment: Environment, *,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any = None,
+    ) -> None:  # fmt: skip
+        if jax.process_count() > 1:
+            message = f"rollouts are made in one process, and this run has {jax.process_count()}; start it with one"
+            raise UsageError(message)
+        self.config = cfg
+        self._tokenizer, self._seed, self._reference = source.tokenizer, seed, reference
+        rows, self._length = abstract.input_ids.shape
+        self._stops = tuple(getattr(self._tokenizer, "stop_ids", ())) if cfg.stop_ids is None else cfg.stop_ids
+        self._logprobs = _logprobs_program(model, environment, params, state, Batch(*abstract[:5]))
+        engine = cfg.engine.clone().set(max_queued=rows)
+        if engine.max_length is None:
+            engine.set(max_length=self._length)
+        self._reach = min(engine.max_length, self._length)
+        self._compiled = self._logprobs.lower().compile() if cfg.updates > 1 or cfg.reference else None
+        self.sampler = EngineSampler(model, params, state, environment, engine)
+        self._kept: Made | None = None
+
+    def batch(self, prompts: Batch, params: Any, state: Any, step: int) -> Made:
+        """Returns the batch of the update after `step` updates, and its figures; `prompts` are a row's each.
+
+        Raises RewardError, and RolloutError for a prompt that is too long.
+        """
+        if step % self.config.updates and self._kept is not None:
+            return self._kept
+        began = time.perf_counter()
+        questions = [question(prompts, row) for row in range(len(prompts.input_ids))]
+        self._check_reach(questions)
+        drawn = self.sampler.draw(
+            params, state, [one.prompt for one in questions], self.config.new_tokens, self._stops, (self._seed, step)
+        )
+        rollouts = [self._rollout(one, mine) for one, mine in zip(questions, drawn, strict=True)]
+        rewards = np.asarray([self._reward(rollout) for rollout in rollouts])
+        batch = self._laid_out(questions, drawn, self._advantages(rewards))
+        if self._compiled is not None:
+            plain = Batch(*batch[:5])
+            old = self._compiled(params, state, plain) if self.config.updates > 1 else None
+            near = None if self._reference is None else self._compiled(self._reference, state, plain)
+            batch = batch._replace(
+                old_logprobs=None if old is None else np.asarray(old),
+                reference_logprobs=None if near is None else np.asarray(near),
+            )
+        groups = rewards.reshape(-1, self.config.group_size)
+        told = {
+            "reward": float(rewards.mean()),
+            "groups_alike": float(np.mean(groups.max(1) == groups.min(1))),
+            # Of the loss, which may be a mean over rows, the weight says nothing of tokens.
+            "tokens": float(sum(len(one.ids) for one in drawn)),
+            "rollout_seconds": time.perf_counter() - began,
+            "engine_compilations": self.sampler.stats["compilations"],
+        }
+        self._kept = batch, told
+        return self._kept
+
+    # --- what a run that goes on needs -----------------------------------------------------------------------
+
+    def saved(self, step: int) -> dict[str, Any]:
+        """Returns, as JSON, what a run that goes on after `step` updates can't make again."""
+        saved: dict[str, Any] = {}
+        if self._reference is not None:
+            saved["reference"] = _marks(self._reference)
+        if step % self.config.updates and self._kept is not None:
+            batch, told = self._kept
+            arrays = {name: x.tolist() for name, x in batch._asdict().items() if x is not None}
+            saved |= {"batch": arrays, "told": told}
+        return saved
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Takes what `saved` gave; raises UsageError where the reference is another than it was."""
+        if self._reference is not None and saved.get("reference") != _marks(self._reference):
+            message = (
+                "the run's reference policy was its first parameters, and these are others: give the --init-from with "
+                "which it was started, or the seed"
+            )
+            raise UsageError(message)
+        if "batch" in saved:
+            whole = {"input_ids", "target_ids", "positions", "segment_ids"}
+            arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in saved["batch"].items()}
+            self._kept = RolloutBatch(**arrays), dict(saved["told"])
+
+    # --- rows --------------------------------------------------------------------------------------------------
+
+    def _check_reach(self, questions: Sequence[Question]) -> None:
+        longest = max(len(one.prompt) for one in questions)
+        if longest + self.config.new_tokens > self._reach:
+            message = (
+                f"a prompt of {longest} tokens and rollouts.new_tokens={self.config.new_tokens} make "
+                f"{longest + self.config.new_tokens}, but a row and the engine hold {self._reach}; raise "
+                "data.sequence_length (and rollouts.engine.max_length where it is set), or ask for fewer"
+            )
+            raise RolloutError(message)
+
+    def _rollout(self, asked: Question, drawn: Drawn) -> Rollout:
+        texts = {}
+        if self._tokenizer is not None:
+            ids = {"prompt": asked.prompt, "completion": drawn.ids, "answer": asked.answer}
+            # A model may have rows for more ids than the tokenizer has words, and draw them.
+            known = self._tokenizer.vocab_size
+            texts = {name: self._tokenizer.decode([i for i in some if i < known]) for name, some in ids.items()}
+        return Rollout(
+            prompt_ids=asked.prompt, completion_ids=drawn.ids, answer_ids=asked.answer,
+            finish_reason=drawn.finish_reason, **texts,
+        )  # fmt: skip
+
+    def _reward(self, rollout: Rollout) -> float:
+        what = f"the reward {public_name(self.config.reward)}"
+        of = f"for the prompt {rollout.prompt or list(rollout.prompt_ids)!r}"
+        try:
+            reward = float(self.config.reward(rollout))
+        except Exception as error:
+            message = f"{what} raised {type(error).__name__}: {error}; {of}. Mend it, and run the same command again"
+            raise RewardError(message) from error
+        if not math.isfinite(reward):
+            message = f"{what} gave {reward} {of}; expected a finite number. Mend it, and run the same command again"
+            raise RewardError(message)
+        return reward
+
+    def _advantages(self, rewards: np.ndarray) -> np.ndarray:
+        groups = rewards.reshape(-1, self.config.group_size)
+        advantages = np.asarray(self.config.advantages(groups), np.float32)
+        if advantages.shape != groups.shape or not np.isfinite(advantages).all():
+            message = (
+                f"rollouts.advantages, {public_name(self.config.advantages)}, gave {list(advantages.shape)} for "
+                f"rewards {list(groups.shape)}, or numbers that aren't finite; expected one finite number a reward"
+            )
+            raise RewardError(message)
+        return advantages.reshape(-1)
+
+    def _laid_out(self, questions: Sequence[Question], drawn: Sequence[Drawn], advantages: np.ndarray) -> RolloutBatch:
+        shape = len(questions), self._length
+        ids, targets, positions, segments = (np.zeros(shape, np.int32) for _ in range(4))
+        weights, gains, sampled = (np.zeros(shape, np.float32) for _ in range(3))
+        positions[:] = np.arange(self._length)
+        for row, (asked, mine) in enumerate(zip(questions, drawn, strict=True)):
+            tokens = [*asked.prompt, *mine.ids]
+            written = slice(len(asked.prompt) - 1, len(tokens) - 1)
+            ids[row, : len(tokens) - 1], targets[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
+            segments[row, : len(tokens) - 1] = 1
+            weights[row, written], gains[row, written], sampled[row, written] = 1.0, advantages[row], mine.logprobs
+        return RolloutBatch(ids, targets, positions, segments, weights, gains, sampled)
+
+
+def _logprobs_program(model: CausalLM, environment: Environment, params: Any, state: Any, batch: Batch) -> Program:
+    """Returns what gives the drawn tokens' log-probabilities by the trainer's own programs, fp32 [rows, length]."""
+
+    def logprobs(params: Any, state: Any, batch: Batch) -> jax.Array:
+        emitted = functional(model)(params, state, batch, train=False, emit=("**.logprobs",))[1].emitted
+        (values,) = emitted.values()
+        return values
+
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (params, state))
+    program = Program("logprobs", logprobs, (*abstract, batch), (), None, environment)
+    try:
+        with environment.active():
+            jax.eval_shape(logprobs, *program.abstract_args)
+    except EmissionError as error:
+        message = (
+            "the model's loss is no policy's: it emits no `logprobs`, and would take what the model wrote for the "
+            "truth. Add --modify policy-loss, which --modify grpo:reward=NAME includes"
+        )
+        raise UsageError(message) from error
+    return program
+
+
+def _marks(params: Any) -> list[float]:
+    """Returns one number of each array: parameters drawn or trained otherwise have others."""
+    middles = jax.tree.map(lambda x: x[tuple(n // 2 for n in x.shape)], params)
+    return [float(x) for x in jax.tree.leaves(jax.device_get(middles))]

@@ -1,0 +1,78 @@
+"""Prompts and answers from the rows of any data source, each prompt as often as its group has members."""
+
+from typing import NamedTuple
+
+import numpy as np
+from kanawa.config import Size
+from kanawa.contracts import Batch, DataSource
+from kanawa.contracts.tokenizer import Tokenizer
+
+
+class Question(NamedTuple):
+    """Ids before the first weighted target, and the weighted targets."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def question(batch: Batch, row: int) -> Question:
+    """Returns the question in a row; of one without weighted targets all of it is the prompt."""
+    ids, targets = np.asarray(batch.input_ids[row]), np.asarray(batch.target_ids[row])
+    weighted = np.flatnonzero(batch.loss_weights[row])
+    if weighted.size:
+        return Question(tuple(ids[: weighted[0] + 1].tolist()), tuple(targets[weighted].tolist()))
+    known = np.ones(ids.shape, bool) if batch.segment_ids is None else batch.segment_ids[row] > 0
+    return Question(tuple(ids[known].tolist()), ())
+
+
+class Grouped(DataSource):
+    """The rows of `source`, each `group_size` times in a batch of `batch_size`, for `updates` batches.
+
+    Where rollouts are trained on several times, the batches after the first are only counted, and hold the same rows.
+    """
+
+    class Config(DataSource.Config):
+        source: DataSource.Config
+        group_size: Size
+        batch_size: Size
+        updates: Size = 1
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self._source: DataSource = cfg.source.build()
+
+    @property
+    def packed(self) -> bool:
+        """The source's."""
+        return self._source.packed
+
+    @property
+    def _repeats(self) -> int:
+        return self.config.group_size * self.config.updates
+
+    @property
+    def num_rows(self) -> int | None:
+        """The source's, as often as they come; those that don't fill a batch are left out."""
+        rows, prompts = self._source.num_rows, self.config.batch_size // self.config.group_size
+        return None if rows is None else rows // prompts * prompts * self._repeats
+
+    @property
+    def vocab_size(self) -> int:
+        """The source's."""
+        return self._source.vocab_size
+
+    @property
+    def digest(self) -> str:
+        """The source's: how often a row comes is of the experiment."""
+        return self._source.digest
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The source's."""
+        return self._source.tokenizer
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Returns the row of the source that stands at this place."""
+        batch, place = divmod(index, self.config.batch_size)
+        prompts = self.config.batch_size // self.config.group_size
+        return self._source.row(batch // self.config.updates * prompts + place // self.config.group_size)

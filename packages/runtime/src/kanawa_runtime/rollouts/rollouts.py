@@ -1,0 +1,47 @@
+"""`rollouts`, a slot of the trainer: each batch is what the model in training wrote, and how it was rewarded."""
+
+from collections.abc import Callable
+
+from kanawa.config import REQUIRED, Config, Count, Size
+
+from kanawa_runtime.rollouts.advantages import group_relative
+from kanawa_runtime.serve.engine.config import EngineConfig
+
+
+class Rollouts(Config):
+    """Has `group_size` completions of at most `new_tokens` written to each prompt, and rewards them.
+
+    A row's prompt ends before its first weighted target. `reward` is a function of a `Rollout`, `advantages` one of the
+    rewards of whole groups. Each batch of rollouts is trained on `updates` times. With `reference`, the divergence from
+    the first parameters can be held down: their log-probabilities come with the batch. `stop_ids` None are the
+    tokenizer's. Model, data and engine are in one process, on its mesh if it has one.
+    """
+
+    PLACEMENT = ("engine",)
+
+    reward: Callable = REQUIRED
+    group_size: Size = 8
+    new_tokens: Size = 64
+    updates: Size = 1
+    reference: bool = False
+    advantages: Callable = group_relative
+    stop_ids: tuple[Count, ...] | None = None
+    engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
+
+    def problems_of(self, batch_size: int, length: int) -> list[str]:
+        """Returns what doesn't fit a trainer's sizes, one sentence each."""
+        problems = []
+        if self.group_size < 2:
+            problems.append(
+                "rollouts.group_size is 1, expected at least 2: a reward is compared with the others of its group"
+            )
+        if batch_size % self.group_size:
+            problems.append(
+                f"batch_size is {batch_size}, expected a multiple of rollouts.group_size ({self.group_size})"
+            )
+        if self.new_tokens >= length:
+            problems.append(
+                f"rollouts.new_tokens is {self.new_tokens}, but data.sequence_length is {length}, which has to "
+                "hold a prompt as well; raise the one or lower the other"
+            )
+        return problems

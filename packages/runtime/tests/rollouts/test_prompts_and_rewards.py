@@ -1,0 +1,95 @@
+"""Prompts from rows, rewards from rollouts, advantages from rewards, and the sizes a config may have."""
+
+import kanawa as kn
+import numpy as np
+import pytest
+from kanawa.contracts import Batch
+from kanawa.testing.data_source import DataSourceConformance
+from kanawa_runtime.data.copying import Copying
+from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.rollouts.advantages import centred, group_relative
+from kanawa_runtime.rollouts.prompts import Grouped, question
+from kanawa_runtime.rollouts.rewards import Rollout, exact_match, matching_tokens
+from kanawa_runtime.rollouts.rollouts import Rollouts
+
+
+class TestCopying(DataSourceConformance):
+    def source(self):
+        return Copying.Config(sequence_length=9, letters=5, string_length=4).build()
+
+
+class TestGrouped(DataSourceConformance):
+    def source(self):
+        return grouped(Copying.Config())
+
+
+def grouped(source, **sizes):
+    sizes = {"group_size": 3, "batch_size": 6, "sequence_length": source.sequence_length, **sizes}
+    return Grouped.Config(source=source, **sizes).build()
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_group_has_one_prompt_and_a_row_that_counts_on_through_repeated_batches(updates):
+    source = Copying.Config()
+    rows = grouped(source, updates=updates)
+    plain = source.build()
+    wanted = [plain.row(i)["input_ids"].tolist() for i in (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)]
+    got = [rows.row(i)["input_ids"].tolist() for i in range(12 * updates)]
+    assert got == [row for batch in (wanted[:6], wanted[6:]) for row in batch * updates]
+
+
+def test_rows_that_fill_no_batch_are_left_out():
+    assert grouped(RandomTokens.Config(sequence_length=4, num_rows=5)).num_rows == 12
+    assert grouped(RandomTokens.Config(sequence_length=4, num_rows=5), updates=2).num_rows == 24
+    assert grouped(RandomTokens.Config(sequence_length=4)).num_rows is None
+
+
+def test_the_prompt_ends_before_the_first_weighted_target():
+    ids = np.asarray([[4, 5, 6, 7, 0], [4, 5, 0, 0, 0]], np.int32)
+    targets = np.asarray([[5, 6, 7, 8, 0], [5, 0, 0, 0, 0]], np.int32)
+    weights = np.asarray([[0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], np.float32)
+    batch = Batch(ids, targets, None, (ids > 0).astype(np.int32), weights)
+    assert question(batch, 0) == ((4, 5, 6), (7, 8))
+    assert question(batch, 1) == ((4, 5), ())
+
+
+def test_two_rewards():
+    rollout = Rollout(prompt_ids=(1,), completion_ids=(2, 3, 9), answer_ids=(2, 3, 4, 5), finish_reason="length")
+    assert (matching_tokens(rollout), exact_match(rollout)) == (0.5, 0.0)
+    same = Rollout(
+        prompt_ids=(1,), completion_ids=(7,), answer_ids=(8,), finish_reason="stop", completion=" 12\n", answer="12"
+    )
+    assert exact_match(same) == 1.0
+
+
+def test_advantages_against_numbers_worked_out_by_hand():
+    rewards = np.asarray([[0.0, 1.0, 1.0, 0.0], [0.7, 0.7, 0.7, 0.7]])
+    np.testing.assert_allclose(group_relative(rewards), [[-1, 1, 1, -1], [0, 0, 0, 0]], atol=1e-3)
+    np.testing.assert_allclose(centred(rewards), [[-0.5, 0.5, 0.5, -0.5], [0, 0, 0, 0]], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"group_size": 1}, "rollouts.group_size is 1, expected at least 2: a reward is compared with the others"),
+        ({"group_size": 5}, r"batch_size is 8, expected a multiple of rollouts.group_size \(5\)"),
+        (
+            {"new_tokens": 16, "group_size": 4},
+            "rollouts.new_tokens is 16, but data.sequence_length is 16, which has to",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be(sizes, words):
+    import tiny_lm
+
+    cfg = tiny_lm.tiny().set(rollouts=Rollouts(reward=exact_match, **sizes), batch_size=8)
+    cfg.data.set(sequence_length=16)
+    with pytest.raises(kn.KanawaError, match=words):
+        kn.compose(cfg)
+
+
+def test_without_a_reward_nothing_is_composed():
+    import tiny_lm
+
+    with pytest.raises(kn.KanawaError, match=r"rollouts\.reward"):
+        kn.compose(tiny_lm.tiny().set(rollouts=Rollouts(group_size=2, new_tokens=2), batch_size=8))

@@ -1,0 +1,210 @@
+"""GRPO with rollouts of the serving engine in the training process: what it learns, repeats, hands over and refuses."""
+
+import os
+
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import kanawa as kn
+import numpy as np
+import pytest
+from kanawa.arrays.plan import ExecutionPlan
+from kanawa.arrays.shardings import param_shardings
+from kanawa.composition.experiment import compose
+from kanawa.contracts import CausalLM, Environment
+from kanawa.errors import KanawaError, UsageError
+from kanawa.module import param_specs
+from kanawa_layers.recipes.llama import llama
+from kanawa_layers.recipes.mamba2 import mamba2
+from kanawa_layers.recipes.mixtral import mixtral
+from kanawa_parallel.mesh import StandardMesh
+from kanawa_parallel.modifiers import strategies_for
+from kanawa_runtime.data.copying import Copying
+from kanawa_runtime.learn.learner import Learner
+from kanawa_runtime.learn.schedules import Constant
+from kanawa_runtime.rollouts.errors import RewardError, RolloutError
+from kanawa_runtime.rollouts.rewards import matching_tokens
+from kanawa_runtime.rollouts.sampler import EngineSampler
+from kanawa_runtime.serve.engine.compile_count import compilations, listen
+from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.train.events import read_events
+from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.trainer import Trainer
+
+WIDE = {"input_dim": 32, "num_heads": 2, "vocab_size": 9}
+FAMILIES = {
+    "attention": lambda: llama(num_layers=1, **WIDE, num_kv_heads=1, hidden_dim=32, tied=True),
+    "mixture": lambda: mixtral(num_layers=1, **WIDE, num_kv_heads=1, hidden_dim=32, num_experts=2, top_k=1),
+    "recurrent": lambda: mamba2(num_layers=1, **WIDE, state_dim=8),
+}
+ENGINE = {
+    "max_sequences": 32, "max_batched_tokens": 64, "page_size": 8, "prefill_tokens": 8, "prefill_sizes": (8,),
+    "batch_sizes": (32,),
+}  # fmt: skip
+
+
+def experiment(family="attention", steps=4, grpo=None, **values):
+    """Strings of two letters among eight; 4 prompts a step, each 8 times."""
+    model = FAMILIES[family]()
+    model.stack.set(scan=False)
+    learner = Learner.Config(schedule=Constant.Config(peak=3e-3))
+    cfg = Trainer.Config(
+        model=model,
+        data=Copying.Config(sequence_length=8, string_length=2),
+        batch_size=32,
+        steps=steps,
+        learner=learner,
+    )
+    if "embedding" in model.fields() and family == "attention":
+        model.embedding.set(init_stddev=32**-0.5)
+    asked = {"reward": matching_tokens, "group_size": 8, "new_tokens": 2, **(grpo or {})}
+    cfg = kn.component("modifiers", "grpo").Config(**asked).build()(cfg)
+    cfg.rollouts.engine.set(**ENGINE)
+    return cfg.set(**values)
+
+
+def trained(cfg, path, steps=None):
+    """Returns the step events of a run that goes, or goes on, to so many steps."""
+    Loop(compose(cfg), path, steps=steps).execute()
+    return [event for event in read_events(path / "events.jsonl") if event["event"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    return trained(experiment(steps=60), tmp_path_factory.mktemp("runs") / "learned")
+
+
+def test_the_reward_rises_well_above_chance(learned):
+    rewards = np.asarray([event["reward"] for event in learned])
+    # An eighth of the letters is right by chance; what rises further has read the prompt.
+    assert rewards[:5].mean() < 0.3
+    assert rewards[-5:].mean() > 0.6
+    assert all(event["tokens"] == 64 for event in learned)
+
+
+def test_the_engine_draws_from_the_trainers_own_distribution_and_compiles_once(learned):
+    assert max(event["metrics"]["loss.sampler_difference_most"] for event in learned) < 1e-4
+    assert {event["metrics"]["loss.clipped"] for event in learned} == {0.0}
+    assert {event["engine_compilations"] for event in learned} == {0.0}
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_every_family_learns_from_what_its_engine_wrote(family, tmp_path):
+    events = trained(experiment(family, steps=2), tmp_path)
+    assert len(events) == 2
+    for event in events:
+        assert event["metrics"]["loss.sampler_difference_most"] < 1e-4
+        assert event["metrics"]["gradient_norm"] > 0
+
+
+def test_a_run_that_was_cut_off_repeats_its_rollouts_to_the_bit(tmp_path):
+    # Cut between two updates on the same rollouts, whose parameters are gone; the reference are the first ones.
+    cfg = experiment(steps=6, grpo={"updates": 2, "kl": 0.05})
+    cfg.checkpoints.set(every_steps=3)
+    whole = trained(cfg, tmp_path / "whole")
+    trained(cfg, tmp_path / "cut", steps=3)
+    again = trained(cfg, tmp_path / "cut")
+    facts = [
+        [(event["step"], event["loss"], event["reward"], event["metrics"]["gradient_norm"]) for event in events]
+        for events in (whole, again)
+    ]
+    assert facts[0] == facts[1]
+    assert [event["reward"] for event in whole[::2]] == [event["reward"] for event in whole[1::2]]
+    assert len({event["reward"] for event in whole}) > 1
+    assert whole[1]["metrics"]["loss.kl"] > 0 == whole[0]["metrics"]["loss.kl"]
+
+
+def raising(rollout):
+    message = f"no judge for {len(rollout.completion_ids)}"
+    raise ValueError(message)
+
+
+def no_number(rollout):
+    return float("nan")
+
+
+REFUSED = {
+    "raises": (
+        lambda cfg: cfg.rollouts.set(reward=raising),
+        RewardError,
+        "raising raised ValueError: no judge for 2; for the prompt",
+    ),
+    "no number": (
+        lambda cfg: cfg.rollouts.set(reward=no_number),
+        RewardError,
+        r"no_number gave nan for the prompt \[.*finite number",
+    ),
+    "row": (
+        lambda cfg: cfg.rollouts.set(new_tokens=7),
+        RolloutError,
+        "a prompt of 3 tokens and rollouts.new_tokens=7 make 10, but a row and the engine hold 8; raise data.sequence",
+    ),
+    "engine": (
+        lambda cfg: cfg.rollouts.engine.set(max_length=4, page_size=4),
+        RolloutError,
+        "make 5, but a row and the engine hold 4",
+    ),
+    "loss": (
+        lambda cfg: cfg.set(model=FAMILIES["attention"]()),
+        UsageError,
+        "emits no `logprobs`.*--modify policy-loss",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "words"), list(REFUSED.values()), ids=list(REFUSED))
+def test_what_cannot_be_rewarded_or_reached_says_so(change, error, words, tmp_path):
+    cfg = experiment()
+    change(cfg)
+    with pytest.raises(error, match=words):
+        Loop(compose(cfg), tmp_path / "run").execute()
+
+
+def test_the_modifier_names_what_has_no_place_for_rollouts():
+    modifier = kn.component("modifiers", "grpo").Config(reward=matching_tokens).build()
+    with pytest.raises(KanawaError, match="has no rollouts slot: only what `kanawa train` runs learns from rewards"):
+        modifier(FAMILIES["attention"]())
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones(name):
+    model: CausalLM = FAMILIES["attention"]().build()
+    params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(0))
+    other = jax.tree.map(lambda x: 1.5 * x, params)
+    prompts = [(1, 2, 8), (3, 3, 8)]
+    asked = (prompts, 3, (), (0, 1))
+    alone = EngineSampler(model, params, {}, Environment(), EngineConfig(**ENGINE))
+    wanted = [alone.draw(p, {}, *asked) for p in (params, other)]
+    assert [one.ids for one in wanted[0]] != [one.ids for one in wanted[1]]
+    alone.close()
+    sizes = {name: 2}
+    mesh = StandardMesh.Config(axes=sizes).build().mesh(jax.devices()[:2])
+    strategies = [strategy.build() for strategy in strategies_for(sizes)]
+    rules = {
+        f"{kind}_rules": tuple(rule for one in strategies for rule in getattr(one, f"{kind}_rules")())
+        for kind in ("param", "activation")
+    }
+    where = Environment(ExecutionPlan(**rules), mesh)
+    placed = [
+        jax.device_put(p, param_shardings(param_specs(model), rules["param_rules"], mesh)) for p in (params, other)
+    ]
+    sampler = EngineSampler(model, placed[0], {}, where, EngineConfig(**ENGINE))
+    sampler.draw(placed[0], {}, *asked)
+    listen()
+    before, held = compilations(), places(sampler)
+    drawn = [sampler.draw(p, {}, *asked) for p in placed]
+    assert [[one.ids for one in each] for each in drawn] == [[one.ids for one in each] for each in wanted]
+    for ours, theirs in zip(drawn, wanted, strict=True):
+        for one, two in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-5)
+    assert compilations() == before, "handing over the second weights compiled something"
+    assert places(sampler) == held, "the new weights lie beside the old ones' memory"
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(placed)), "the trainer's own were taken"
+    sampler.close()
+
+
+def places(sampler):
+    """Returns where each array of the engine lies in memory."""
+    leaves = jax.tree.leaves(sampler._engine._programs.params)
+    return sorted(shard.data.unsafe_buffer_pointer() for leaf in leaves for shard in leaf.addressable_shards)
