@@ -6,10 +6,12 @@ something was lost, grew, or took too long.
 """
 
 import argparse
+import asyncio
 import concurrent.futures
 import contextlib
 import http.client
 import json
+import multiprocessing
 import pathlib
 import random
 import socket
@@ -20,7 +22,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-PLACES, QUEUED = 8, 8
+PLACES, QUEUED, PROCESSES = 8, 8, 2
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 MOST_REFUSAL_SECONDS, MOST_TIMES_BASELINE, MOST_GROWTH_BYTES = 0.1, 2.0, 32 * 2**20
 
 
@@ -74,39 +77,54 @@ class Server:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def ask(server: Server, until: float, number: int) -> tuple[list[float], list[float], int]:
+async def ask(host: str, port: int, seconds: float, number: int) -> tuple[list[float], list[float], int]:
     """Sends one request after the other; returns times of refusals, times to first tokens, and how many were lost."""
-    chance, refused, firsts, lost = random.Random(number), [], [], 0
-    connection = server.connect()
+    until, chance, refused, firsts, lost = time.monotonic() + seconds, random.Random(number), [], [], 0
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     while time.monotonic() < until:
         body = {"prompt": "x" * chance.randrange(1, 60), "max_tokens": chance.randrange(4, 60), "stream": True}
-        began = time.monotonic()
+        content = json.dumps(body).encode()
+        head = f"{HEAD}Content-Length: {len(content)}\r\n\r\n".encode()
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            if answer.status == 429:
+            connection = connection or await asyncio.open_connection(host, port)
+            reader, writer = connection
+            began = time.monotonic()
+            writer.write(head + content)
+            told = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if told.startswith(b"http/1.1 429"):
                 refused.append(time.monotonic() - began)
-                answer.read()
+                await reader.readexactly(int(told.partition(b"content-length:")[2].split()[0]))
                 # Sooner than Retry-After says: this is the client that doesn't listen.
-                time.sleep(0.2)
+                await asyncio.sleep(0.2)
                 continue
-            first = answer.readline()
+            first = await reader.readline() + await reader.readline()
             firsts.append(time.monotonic() - began)
-            rest = first + answer.read()
-            lost += not (answer.status == 200 and rest.rstrip().endswith(b"[DONE]") and b'"finish_reason":"' in rest)
-        except (OSError, http.client.HTTPException):
+            rest = first + await reader.readuntil(b"\r\n0\r\n\r\n")
+            lost += not (told.startswith(b"http/1.1 200") and b"data: [DONE]" in rest and b'"finish_reason":"' in rest)
+        except (OSError, asyncio.IncompleteReadError):
             lost += 1
-            connection.close()
-            connection = server.connect()
-    connection.close()
+            connection = None
+    if connection is not None:
+        connection[1].close()
     return refused, firsts, lost
+
+
+def crowd(host: str, port: int, seconds: float, numbers: range) -> list[tuple[list[float], list[float], int]]:
+    """Returns what some of the clients saw; a process of its own, so that they wait for nobody but the server."""
+
+    async def everybody() -> list[tuple[list[float], list[float], int]]:
+        return list(await asyncio.gather(*(ask(host, port, seconds, number) for number in numbers)))
+
+    return asyncio.run(everybody())
 
 
 def load(server: Server, clients: int, seconds: float) -> dict[str, float]:
     """Returns what many clients saw."""
-    until = time.monotonic() + seconds
-    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        heard = list(pool.map(lambda number: ask(server, until, number), range(clients)))
+    shares = [range(number, clients, PROCESSES) for number in range(PROCESSES)]
+    started = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(PROCESSES, mp_context=started) as pool:
+        asked = [pool.submit(crowd, server.host, int(server.port), seconds, share) for share in shares]
+        heard = [one for share in asked for one in share.result()]
     refused = sorted(time for one in heard for time in one[0])
     firsts = sorted(time for one in heard for time in one[1])
     return {
@@ -116,7 +134,9 @@ def load(server: Server, clients: int, seconds: float) -> dict[str, float]:
         "lost": sum(one[2] for one in heard),
         "first_token_p50_seconds": statistics.median(firsts),
         "first_token_p99_seconds": firsts[int(len(firsts) * 0.99)],
+        "refusal_p50_seconds": statistics.median(refused) if refused else 0.0,
         "refusal_p99_seconds": refused[int(len(refused) * 0.99)] if refused else 0.0,
+        "refusal_most_seconds": refused[-1] if refused else 0.0,
     }
 
 
@@ -125,9 +145,8 @@ def leave(server: Server, count: int) -> None:
     chance = random.Random(1)
     for _ in range(count):
         content = json.dumps({"prompt": "x" * 20, "max_tokens": 100, "stream": chance.random() < 0.5}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with contextlib.suppress(OSError), socket.create_connection((server.host, int(server.port))) as made:
-            made.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            made.sendall(f"{HEAD}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             time.sleep(chance.choice([0, 0.01, 0.05]))
 
 

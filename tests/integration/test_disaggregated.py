@@ -29,7 +29,7 @@ from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
 from prefill_process import SIZES, model
 
@@ -304,6 +304,35 @@ def test_a_request_under_way_can_be_cancelled_and_ended(engines):
     assert not decode.drain(0.1)
     decode.cancel("0")
     assert outputs.get(timeout=20).request_id == "0"
+
+
+class Anything:
+    """A grammar of all texts."""
+
+    def allowed(self):
+        return np.full(2, -1, np.int32)
+
+    def accept(self, token_id):
+        return False
+
+    def fork(self):
+        return self
+
+
+def test_a_request_with_a_grammar_has_an_id_of_its_own_and_waits_for_room_too(engines):
+    decode, outputs = DecodeEngine(engines[1], Slow()), queue.SimpleQueue()
+    plain = asked(1)[0]
+    shaped = dataclasses.replace(plain, sampling=SamplingParams(max_tokens=3, grammar=Anything()))
+    decode.submit(plain, outputs.put)
+    with pytest.raises(RequestError, match="a request with the id '0' is running already") as refused:
+        decode.submit(shaped, outputs.put)
+    assert refused.value.field == "id"
+    assert summed(outputs_of(decode, [dataclasses.replace(shaped, id="own")])["own"])[1] == "length"
+    assert not decode.drain(0.0)
+    with pytest.raises(QueueFullError, match="the engine finishes what it has, 1 prompts among it"):
+        decode.submit(dataclasses.replace(shaped, id="late"), outputs.put)
+    decode.cancel("0")
+    assert outputs.get(timeout=20).finish_reason == "abort"
 
 
 def holding(engine, name, tokens):

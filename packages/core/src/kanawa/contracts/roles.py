@@ -90,7 +90,9 @@ class Cache(Module):
     ) -> "CacheView":
         """Returns the cache with the new tokens written after each row's `sequences.lengths`, and what to read.
 
-        `v` is None where `value_dim` is 0. An empty cache is all zeros.
+        `v` is None where `value_dim` is 0. An empty cache is all zeros. Pages of a pool never hold a value that isn't
+        finite: they change hands, and zero, the weight of what is hidden, times NaN is NaN. Such a token gets zeros as
+        its value and a key of NaN, so that those who see it are told.
         """
 
 

@@ -6,7 +6,7 @@ import kanawa as kn
 from jaxtyping import Array, Bool, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
-from kanawa_layers.attention.cache_layout import kept_arrays, layout
+from kanawa_layers.attention.cache_layout import apart, kept_arrays, layout
 from kanawa_layers.attention.cache_rows import put_rows, take_rows, write_after
 
 #: The position of an entry that holds nothing: after every query, so that causality hides it.
@@ -38,7 +38,8 @@ class RingCache(Cache):
         sequences: Sequences,
     ) -> CacheView:
         """Writes the last of the new tokens; several are attended to beside what was there before them."""
-        old, new = take_rows(state, sequences), kept_arrays(k, v)
+        # No length tells where a ring's own numbers end: what an earlier sequence left in it is hidden, and read.
+        old, new = take_rows(state, sequences), kept_arrays(*apart(k, v))
         size = old["keys"].shape[1]
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         if k.shape[1] == 1:

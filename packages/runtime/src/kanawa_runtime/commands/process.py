@@ -30,6 +30,19 @@ def prepare_process(*, serves: bool = False) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+def keep_what_is_loaded() -> None:
+    """Takes all that there is now out of the garbage collector's sight.
+
+    Looking through what JAX and its compilers have made takes 0.1 s, every few seconds, in which no thread of Python
+    does anything: nobody is answered.
+    """
+    import gc
+
+    # What nobody needs would be kept for good.
+    gc.collect()
+    gc.freeze()
+
+
 def leave_readers_behind(code: int) -> None:
     """Ends the process with `code` if threads would keep it from ending by itself.
 

@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; returns 0 once what ran has been answered."""
-    from kanawa_runtime.commands.process import leave_readers_behind, prepare_process
+    from kanawa_runtime.commands.process import keep_what_is_loaded, leave_readers_behind, prepare_process
     from kanawa_runtime.commands.serve_extra import require_serving
 
     require_serving("serve")
@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
         def tell() -> None:
             waiting.close()
+            keep_what_is_loaded()
             seconds, limits = time.monotonic() - began, model.engine.limits
             if args.json:
                 record = {"url": url, "model": model.name, "step": model.step, "max_length": limits.max_length}

@@ -54,10 +54,7 @@ class DecodeEngine:
     def submit(self, request: Request, on_output: OnOutput) -> None:
         """Queues a request; raises as every engine does."""
         self._engine.check(request)
-        if request.sampling.grammar is not None:
-            self._engine.submit(request, on_output)
-            return
-        if request.sampling.seed is None:
+        if request.sampling.grammar is None and request.sampling.seed is None:
             # Drawn here, since both engines draw by it.
             sampling = dataclasses.replace(request.sampling, seed=secrets.randbits(63))
             request = dataclasses.replace(request, sampling=sampling)
@@ -67,6 +64,9 @@ class DecodeEngine:
                 message = f"a request with the id {request.id!r} is running already; give each its own"
                 raise RequestError(message, "id")
             self._check_room()
+            if request.sampling.grammar is not None:
+                self._engine.submit(request, on_output)
+                return
             self._engine.check_takes_more(request.id)
             self._under_way[request.id] = gone, on_output
         self._workers.submit(self._prefill, request, on_output, gone)

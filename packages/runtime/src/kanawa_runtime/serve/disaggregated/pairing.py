@@ -1,6 +1,7 @@
 """What the command line says of a second server: listen for one, or have prompts taken in by one."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class Pairing:
     source: tuple[str, int] | None
 
     def join(self, model: ServedModel) -> Callable[[], None]:
-        """Puts a model's engine behind the pairing; returns what ends it."""
+        """Puts a model's engine behind the pairing; returns what ends it. Raises UsageError where it can't listen."""
         engine = model.engine
         assert isinstance(engine, LLMEngine)
         if self.source is not None:
@@ -34,7 +35,13 @@ class Pairing:
         if self.listen is None:
             return lambda: None
         host, port = self.listen
-        return PrefillServer(engine, self.token, host=host, port=port).stop
+        try:
+            return PrefillServer(engine, self.token, host=host, port=port).stop
+        except OSError as error:
+            # Python's own text says twice where it tried to listen.
+            reason = os.strerror(error.errno) if error.errno else error
+            message = f"can't listen at {host}:{port} for the other server: {reason}; change --prefill-listen"
+            raise UsageError(message) from error
 
 
 def pairing_of(listen: str | None, source: str | None, token_file: Path | None) -> Pairing | None:
