@@ -163,7 +163,8 @@ def check_structures(server):
 
 ADAPTER = ("--adapter", "mine=adapter", "--set", "engine.adapter_slots=1", "--set", "engine.adapter_rank=2")
 GUESSES = ("--set", "engine.speculative_tokens=3", "--set", "engine.ngram_least=1")
-MESH, INT8 = ("--on", "cpu-2"), ("--set", "engine.int8_cache=true")
+MESH = ("--on", "cpu-2", "--modify", 'mesh:axes={"tensor":2}')
+INT8 = ("--set", "engine.int8_cache=true")
 
 
 def test_names_keys_templates_adapters_and_a_draft_on_a_mesh(folder, alone):
@@ -194,6 +195,7 @@ COMBINED = {
     "int8-cache-guesses-adapters": ("run", 1, (*INT8, *GUESSES, *ADAPTER)),
     "int8-cache-mesh-guesses-adapters": ("run", 2, (*INT8, *MESH, *GUESSES, *ADAPTER)),
     "mesh-guesses-adapters": ("run", 2, (*MESH, *GUESSES, *ADAPTER)),
+    "another-mesh-adapters": ("run", 2, ("--on", "cpu-2", *GUESSES, *ADAPTER)),
     "8-bits-int8-cache-guesses": ("bits8", 1, (*INT8, *GUESSES)),
     "8-bits-mesh-adapters": ("bits8", 2, (*MESH, *ADAPTER)),
     "4-bits-mesh-guesses": ("bits4", 2, (*MESH, *GUESSES)),
@@ -255,7 +257,9 @@ REFUSED = {
         "one engine",
     ),
     "recurrent-draft": ("run", ("--draft", "recurrent", *GUESSES), "the draft model keeps a state", "choose another"),
-    "draft-alone": ("run", ("--draft", "draft"), "speculative_tokens is 0", "--set engine.speculative_tokens"),
+    "draft-alone": ("run", ("--draft", "draft"), "engine.speculative_tokens is 0", "--set engine.speculative_tokens"),
+    "no-such-mesh": ("run", ("--modify", 'mesh:axes={"tensor":3}'), "3", "device"),
+    "no-modifier": ("run", ("--modify", "mash"), "mash", "did you mean"),
     "pair-without-a-secret": ("run", ("--prefill-listen", "9100"), "shared secret", "--pages-token-file FILE"),
     "secret-alone": ("run", ("--pages-token-file", "secret"), "--prefill-listen or --prefill-from", "neither"),
     "no-port": (

@@ -58,6 +58,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
     parser.add_argument(
+        "--modify",
+        action="append",
+        default=[],
+        metavar="NAME[:key=value,...]",
+        help="a modifier, such as mesh:axes={\"tensor\":2}: key heads over two devices; repeat for several",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -111,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
                 template=template,
                 adapters=adapters_of(args.adapter),
                 draft=_path(args.draft),
+                modifiers=tuple(args.modify),
             )
             if pairing is not None:
                 paired.callback(pairing.join(model))

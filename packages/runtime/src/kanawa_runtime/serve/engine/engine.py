@@ -105,10 +105,7 @@ class LLMEngine:
             count, has_draft = cfg.speculative_tokens, draft is not None
             speculator = Speculator(count, cfg.ngram_least, cfg.ngram_most, has_draft=has_draft)
         elif draft is not None:
-            message = (
-                "a draft model was given, but speculative_tokens is 0; say how many tokens it guesses a step, as with "
-                "--set engine.speculative_tokens=4"
-            )
+            message = "a draft model was given, but speculative_tokens is 0; say how many it guesses"
             raise UsageError(message)
         scheduler = Scheduler(
             max_sequences=cfg.max_sequences,

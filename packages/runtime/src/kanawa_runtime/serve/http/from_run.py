@@ -31,18 +31,25 @@ def served_model(
     template: Path | None = None,
     adapters: Mapping[str, Path] | None = None,
     draft: Path | None = None,
+    modifiers: tuple[str, ...] = (),
 ) -> ServedModel:
     """Returns the model of a folder behind an engine that has not started yet.
 
-    `adapters` are LoRAs that clients may ask for by their names; `draft` is a model that guesses for this one.
-    Raises UsageError for what continues no text, or has no tokenizer.
+    `adapters` are LoRAs that clients may ask for by their names; `draft` is a model that guesses for this one;
+    `modifiers` are texts as `--modify` takes them. Raises UsageError for what continues no text, or has no tokenizer.
     """
     _check_continues(directory)
     own = name or directory.resolve().name
     if own in (adapters or {}):
         message = f"the model and an adapter are both called {own!r}: clients couldn't tell them apart; see --name"
         raise UsageError(message)
-    opened = open_run(directory, target=target, step=step)
+    if draft is not None and not config.speculative_tokens:
+        message = (
+            f"the draft {draft} guesses nothing: engine.speculative_tokens is 0; say how many it guesses a step, "
+            "as with --set engine.speculative_tokens=4"
+        )
+        raise UsageError(message)
+    opened = open_run(directory, target=target, modifiers=modifiers, step=step)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:
         places = [folder for folder in (directory / ORIGIN, directory) if other_tokenizers(folder)]
@@ -66,7 +73,7 @@ def served_model(
         adapters=tuple(read),
     )
     architecture = to_json(opened.composition.config.model)
-    served.reload = lambda wanted: _weights(directory, target, wanted, architecture)
+    served.reload = lambda wanted: _weights(directory, target, modifiers, wanted, architecture)
     return served
 
 
@@ -85,9 +92,15 @@ def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> 
     return Draft(model, opened.params, opened.state)
 
 
-def _weights(directory: Path, target: str | None, step: int | None, architecture: Mapping[str, object]) -> Weights:
+def _weights(
+    directory: Path,
+    target: str | None,
+    modifiers: tuple[str, ...],
+    step: int | None,
+    architecture: Mapping[str, object],
+) -> Weights:
     """Returns the weights of a step; raises UsageError where the folder holds another model by now."""
-    opened: OpenedRun = open_run(directory, target=target, step=step)
+    opened: OpenedRun = open_run(directory, target=target, modifiers=modifiers, step=step)
     if to_json(opened.composition.config.model) != architecture:
         message = f"{directory} holds another model than the one that is served; start a server for it"
         raise UsageError(message)
