@@ -7,8 +7,22 @@ import numpy as np
 import pytest
 from kanawa.contracts import Batch
 from kanawa.errors import ConfigError
-from kanawa_layers.models.head import TiedHead, UntiedHead
+from kanawa_layers.models.head import TiedHead, UntiedHead, project
 from kanawa_layers.recipes.llama import llama
+
+
+class Projecting(kn.Module):
+    """Logits of its input."""
+
+    class Config(kn.Module.Config):
+        head: kn.Module.Config = UntiedHead.Config()
+
+    def setup(self):
+        self.add_child("head", self.config.head)
+
+    def forward(self, x):
+        return project(x, self.head)
+
 
 TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)
 
@@ -25,6 +39,42 @@ def test_loss_and_logits_share_scale_and_cap(kind):
     picked = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(TOKENS)[:, 1:, None], -1)
     _, outputs = jax.jit(kn.functional(model))(params, {}, Batch.of_tokens(TOKENS))
     assert float(outputs.total_loss()) == pytest.approx(-picked.mean(), abs=1e-5)
+
+
+def test_an_engines_head_lies_the_other_way_round_and_says_the_same():
+    head = UntiedHead.Config(input_dim=6, vocab_size=7, logit_scale=0.5, logit_cap=3.0).build()
+    turned = head.joined_config(head.config).build()
+    rng = np.random.default_rng(0)
+    # Two of a stack: leading axes stay where they are.
+    params, x = {"kernel": rng.standard_normal((2, 6, 7), np.float32)}, rng.standard_normal((3, 1, 6), np.float32)
+    given = head.join(params)
+    assert kn.param_specs(turned)["kernel"].shape == given["kernel"].shape[1:] == (7, 6)
+
+    def logits(module, kernel):
+        outer = Projecting.Config(head=module.config.clone()).build()
+        return kn.functional(outer)({"head": {"kernel": kernel}}, {}, x)[0]
+
+    np.testing.assert_allclose(logits(turned, given["kernel"][1]), logits(head, params["kernel"][1]), rtol=1e-5)
+
+    class Own(UntiedHead):
+        class Config(UntiedHead.Config):
+            pass
+
+    # What a subclass makes of its kernel is its own.
+    assert Own.joined_config(Own.Config()) is None
+
+
+@pytest.mark.parametrize("few_rows", [True, False])
+def test_rows_are_those_of_the_cast_table_and_ids_past_it_show(few_rows):
+    from kanawa_layers.basic.embedding import Embedding
+
+    module = Embedding.Config(vocab_size=4, output_dim=3).build()
+    table = np.random.default_rng(0).standard_normal((4, 3), np.float32)
+    with kn.use_plan(kn.ExecutionPlan(precision=kn.Precision(compute="bfloat16"), few_rows=few_rows)):
+        rows, _ = kn.functional(module)({"weight": table}, {}, jnp.array([[2, 4]]))
+    assert rows.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rows[0, 0], table[2].astype(jnp.bfloat16))
+    assert np.isnan(rows[0, 1].astype(np.float32)).all()
 
 
 def test_cap_must_be_positive():

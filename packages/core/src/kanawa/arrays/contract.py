@@ -1,6 +1,7 @@
 """One product of activations and a weight whose leading dimensions are contracted."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +27,13 @@ def contract(x: Float[Array, "..."], weight: Float[Array, "..."], num_contracted
     return jax.lax.dot_general(x, weight, (dims, ((), ())))
 
 
-#: Rows up to which a weight is better the left operand; elements of a float32 weight, and rows, from which on oneDNN is
-#: quicker than XLA.
-_FEW_ROWS = 64
+#: Rows up to which XLA's product with the weight as its left operand is the quickest, and up to which oneDNN's is
+#: better that way; elements of a float32 weight from which on oneDNN is quicker than XLA.
+_FEW_ROWS = {"float32": 16, "bfloat16": 32}
+_FEW_ROWS_OF_ONEDNN = 64
 _LARGE_WEIGHT = 2**17
-_ROWS_IN_FLOAT32 = 4
+#: Rows up to which XLA's bfloat16 products, the sums left in float32, are quicker than oneDNN's.
+_ROWS_IN_BFLOAT16 = 256
 
 
 def contract_output_first(
@@ -42,23 +45,41 @@ def contract_output_first(
     if not plan.few_rows:
         dims = (tuple(range(x.ndim - num_contracted, x.ndim)), tuple(range(len(outputs), weight.ndim)))
         return jax.lax.dot_general(x, weight, (dims, ((), ())))
-    rows, columns = x.reshape(-1, inner), weight.reshape(-1, inner)
-    few = rows.shape[0] <= _FEW_ROWS
-    left, right = (columns, rows) if few else (rows, columns)
-    if plan.onednn and _by_onednn(rows, columns):
+    product = _rows_by_columns(x.reshape(-1, inner), weight.reshape(-1, inner), x.dtype)
+    return product.reshape(*kept, *outputs)
+
+
+def _rows_by_columns(rows: Float[Array, "B I"], columns: Float[Array, "O I"], dtype: Any) -> Float[Array, "B O"]:
+    """Returns the product of rows with a weight laid out outputs first, summed in fp32 and rounded once."""
+    count = rows.shape[0]
+    if count <= _FEW_ROWS.get(rows.dtype.name, 0):
+        return _by_few_rows(rows, columns).astype(dtype)
+    in_bfloat16 = rows.dtype == columns.dtype == jnp.bfloat16
+    if current_plan().onednn and not (in_bfloat16 and count <= _ROWS_IN_BFLOAT16) and _by_onednn(rows, columns):
         from kanawa.arrays import onednn
 
-        product = onednn.call(left, right, transpose_b=True)
-    else:
-        product = jax.lax.dot_general(left, right, (((1,), (1,)), ((), ())))
-    # Few rows: what is turned round is small.
-    return (product.T if few else product).reshape(*kept, *outputs)
+        if count <= _FEW_ROWS_OF_ONEDNN:
+            return onednn.call(columns, rows, transpose_b=True, dtype=dtype).T
+        return onednn.call(rows, columns, transpose_b=True, dtype=dtype)
+    # With a bfloat16 result XLA widens both operands first, with float32 sums it uses the processor's bfloat16 units.
+    product = jax.lax.dot_general(rows, columns, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return product.astype(dtype)
+
+
+def _by_few_rows(rows: Float[Array, "B I"], columns: Float[Array, "O I"]) -> Float[Array, "B O"]:
+    count = rows.shape[0]
+    if count == 1 and rows.dtype == jnp.bfloat16:
+        # Of one row XLA makes a product of a vector, which takes it ten times as long as two rows.
+        rows = jnp.pad(rows, ((0, 1), (0, 0)))
+    product = jax.lax.dot_general(columns, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    # Without the barrier XLA turns the operands round instead of the small result, and packs the weight at every call.
+    return jax.lax.optimization_barrier(product).T[:count]
 
 
 def _by_onednn(rows: Array, columns: Array) -> bool:
     from kanawa.arrays import onednn
 
-    if rows.dtype == jnp.float32 and (columns.size < _LARGE_WEIGHT or rows.shape[0] < _ROWS_IN_FLOAT32):
+    if rows.dtype == jnp.float32 and columns.size < _LARGE_WEIGHT:
         return False
     return onednn.suits(rows, columns, rows.shape[0] * columns.size, 2**16)
 
@@ -68,13 +89,13 @@ def logits_of(x: Float[Array, "... E"], weight: Float[Array, "..."], *, tied: bo
 
     Accumulated in fp32 whatever the weights are: a cap or a softmax over 100,000 logits shows bfloat16 steps.
     """
-    plan = current_plan()
+    plan, rows = current_plan(), x.reshape(-1, x.shape[-1])
+    if plan.few_rows and tied:
+        return _rows_by_columns(rows, weight, jnp.float32).reshape(*x.shape[:-1], weight.shape[0])
     if plan.onednn and plan.few_rows:
         from kanawa.arrays import onednn
 
-        rows = x.reshape(-1, x.shape[-1])
         if onednn.suits_rows(rows, weight, rows.shape[0] * weight.size, few=True):
-            logits = onednn.call(rows, weight, transpose_b=tied, dtype=jnp.float32)
-            return logits.reshape(*x.shape[:-1], logits.shape[-1])
+            return onednn.call(rows, weight, dtype=jnp.float32).reshape(*x.shape[:-1], weight.shape[1])
     dims = (((x.ndim - 1,), (1 if tied else 0,)), ((), ()))
     return jax.lax.dot_general(x, weight, dims, preferred_element_type=jnp.float32)

@@ -45,7 +45,8 @@ class ExecutionPlan:
     (kanawa.arrays.materialize).
     `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU; None leaves it to kernels
     whose operands are one device's.
-    `few_rows` has it compute products of a few rows with a weight as well, as serving asks for at every step.
+    `few_rows` says that products of a few rows with a weight are what counts, as in serving, and has them computed by
+    whatever is quickest for so many.
     `unroll_layers` is how many layers a loop over layers may have to be written out instead.
     `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
 

@@ -1,4 +1,4 @@
-"""Layers several of whose weights meet the same input, and that have a form in which those are one weight."""
+"""Layers that have a form for products of few rows: weights that meet the same input as one, or laid out for rows."""
 
 import abc
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from kanawa.module import Module, nowrap
 
 
 class Joinable(Module, abstract=True):
-    """A layer that can be rewritten to compute the same with fewer products.
+    """A layer that can be rewritten to compute the same with fewer or quicker products of few rows.
 
     Where rows are few a product costs what reading its weight costs, and what starting it costs: an engine joins what
     it may. Training and stored parameters keep the weights apart.

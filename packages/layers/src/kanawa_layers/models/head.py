@@ -1,11 +1,14 @@
 """Output heads: a weight of their own, or the embedding table again."""
 
 import abc
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.arrays.contract import logits_of
+from kanawa.contracts import Joinable
 
 
 class Head(kn.Module):
@@ -21,7 +24,7 @@ class Head(kn.Module):
         logit_scale: kn.Finite = 1.0
         logit_cap: kn.Positive | None = None
 
-    #: Whether `weight` is [vocab, embed] rather than [embed, vocab].
+    #: Whether `weight` is [vocab, embed], as a table is, rather than [embed, vocab].
     tied: bool = False
 
     @abc.abstractmethod
@@ -41,10 +44,10 @@ class Head(kn.Module):
         return 2.0 * self.config.input_dim * self.config.vocab_size
 
 
-class UntiedHead(Head):
+class UntiedHead(Head, Joinable):
     """A projection of its own."""
 
-    class Config(Head.Config):
+    class Config(Head.Config, Joinable.Config):
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"kernel": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config())}
         )
@@ -56,6 +59,37 @@ class UntiedHead(Head):
         self.add_param("kernel", (cfg.input_dim, cfg.vocab_size), axes=("embed", "vocab"))
 
     def weight(self) -> Float[Array, "E V"]:
+        """Returns the projection."""
+        return self.param("kernel")
+
+    @classmethod
+    def joined_config(cls, cfg: "UntiedHead.Config") -> "OutputFirstHead.Config | None":
+        """Returns the config of the head with its weight the other way round."""
+        kept = {name: getattr(cfg, name) for name in ("input_dim", "vocab_size", "logit_scale", "logit_cap")}
+        return OutputFirstHead.Config(**kept) if cls is UntiedHead else None
+
+    @kn.nowrap
+    def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the transposed kernel in place of the kernel."""
+        return {"kernel": jnp.swapaxes(params["kernel"], -1, -2)}
+
+
+class OutputFirstHead(Head):
+    """An `UntiedHead` as engines keep it: [vocab, embed], so that a step's few rows read it in runs of memory."""
+
+    class Config(Head.Config):
+        pass
+
+    tied = True
+
+    def setup(self) -> None:
+        """Declares the weight, [vocab, embed]."""
+        cfg = self.config
+        self.add_param(
+            "kernel", (cfg.vocab_size, cfg.input_dim), axes=("vocab", "embed"), fan_in_axes=(1,), fan_out_axes=(0,)
+        )
+
+    def weight(self) -> Float[Array, "V E"]:
         """Returns the projection."""
         return self.param("kernel")
 

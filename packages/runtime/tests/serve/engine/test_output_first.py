@@ -48,7 +48,7 @@ def test_it_changes_the_layout_and_nothing_else():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rows", [1, 8, 300])
+@pytest.mark.parametrize("rows", [1, 8, 40, 100, 300])
 @pytest.mark.parametrize("few_rows", [True, False])
 def test_products_agree(dtype, rows, few_rows):
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"))
