@@ -106,7 +106,7 @@ def paged(small: bool, timer: Timer) -> list[dict[str, Any]]:
 def quantized(small: bool, timer: Timer) -> list[dict[str, Any]]:
     """Compares eight-bit products and four-bit weights to the same product in bf16."""
     inner, columns = (128, 64) if small else (4096, 14336)
-    many, few = ((8, 2) if small else (8192, 16))
+    many, few = (8, 2) if small else (8192, 16)
     cases = [
         (XlaQuantizedMatmul, many, "float8_e4m3fn", "float8_e4m3fn", 1),
         (XlaQuantizedMatmul, many, "int8", "int8", 1),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa_runtime import checkpoint
 
+#: Half of what a checkpointer waits for another process.
+MOST_SECONDS = 60
 #: Shapes that four, two and one devices divide; the middle one is cut by columns where the mesh's axis is `tensor`.
 HOST = {
     "params": {
@@ -48,6 +51,36 @@ def same(arrays: Any) -> None:
     jax.tree.map(check, arrays, jax.tree.map(np.asarray, HOST))
 
 
+def stay_away(keeper: Any, axis: str, processes: int, index: int) -> None:
+    """Saves six steps, three of which one of the processes can't begin; the others hear of it, and the next counts."""
+    from kanawa.contracts import CheckpointSaveError
+    from kanawa_runtime.checkpoint import checkpointer
+    from orbax import checkpoint as orbax
+
+    def refuse(*args: Any, **more: Any) -> None:
+        raise MemoryError
+
+    copying = (orbax.CompositeCheckpointHandler, "async_save")
+    spoilt = [(processes - 1, checkpointer, "ArrayStore"), (processes - 1, *copying), (0, *copying)]
+    for number, (who, where, name) in enumerate(spoilt):
+        step, sound = 2 * number + 1, getattr(where, name)
+        if who == index:
+            setattr(where, name, refuse)
+        began = time.monotonic()
+        try:
+            keeper.save(step, **placed(axis, step), data={"row": step})
+            keeper.wait()
+        except CheckpointSaveError as error:
+            assert "MemoryError" in str(error), error
+        else:
+            raise AssertionError(step)
+        # Orbax's barrier alone would take the checkpointer's whole timeout.
+        assert time.monotonic() - began < MOST_SECONDS, (step, time.monotonic() - began)
+        setattr(where, name, sound)
+        keeper.save(step + 1, **placed(axis, step + 1), data={"row": step + 1})
+        keeper.wait()
+
+
 def main(options: dict[str, Any]) -> None:
     """Makes the steps of `make`, or restores the newest and saves it as the step `save`."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -55,9 +88,15 @@ def main(options: dict[str, Any]) -> None:
         jax.distributed.initialize(options["address"], options["processes"], options["index"])
     assert jax.device_count() == options["processes"]
     axis = options["axis"]
-    keeper = getattr(checkpoint, options["kind"]).Config(timeout_seconds=60).build(directory=options["directory"])
+    keeper = (
+        getattr(checkpoint, options["kind"])
+        .Config(timeout_seconds=2 * MOST_SECONDS)
+        .build(directory=options["directory"])
+    )
     for step in options.get("make", ()):
         keeper.save(step, **placed(axis, step), data={"row": step})
+    if "stay_away" in options:
+        stay_away(keeper, axis, options["processes"], options["index"])
     if "save" in options:
         asked = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype, sharding=sharding(axis, np.ndim(a))), HOST

@@ -5,6 +5,7 @@ import random
 import shutil
 import time
 
+import kanawa as kn
 import pytest
 from kanawa.composition.experiment import compose
 from kanawa.contracts import CheckpointError
@@ -20,9 +21,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 MANY = int(os.environ.get("KANAWA_DRILLS", "20"))
 
 
-def go_on(run, steps=STEPS):
+def go_on(run, steps=STEPS, kind="orbax"):
     cfg = tiny()
     cfg.checkpoints.set(every_steps=2, keep_last=9)
+    cfg.set(checkpointer=kn.component("checkpointers", kind).Config())
     return Loop(compose(cfg), run, steps=steps, screen=Screen()).execute()
 
 
@@ -71,9 +73,10 @@ def cut(rng, run):
 
 def newest(rng, run):
     """Flips a bit of an array of the newest step."""
-    files = [p for p in (run / "checkpoints" / str(SAVED[-1])).glob("*/ocdbt.process_0/d/*") if p.stat().st_size]
+    folder = run / "checkpoints" / str(SAVED[-1])
+    files = [*folder.glob("*/ocdbt.process_0/d/*"), *folder.glob("t*-*.p*.[0-9]*")]
     # The largest, for most of the arrays lies there.
-    file = rng.choice(sorted(files, key=lambda path: path.stat().st_size)[-1:])
+    file = max(files, key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1 << rng.randrange(8)
     file.write_bytes(data)
@@ -109,12 +112,12 @@ def drill(rng, stopped, folder, count, damage, uninterrupted):
     return went_on
 
 
-def fall_back(rng, stopped, folder, count, uninterrupted):
+def fall_back(rng, stopped, folder, count, uninterrupted, kind):
     """Damages the newest step of copies of a run; each goes on from the one before, and says so."""
     for index in range(count):
         run = shutil.copytree(stopped, folder / f"newest-{index}")
         what = newest(rng, run)
-        outcome = go_on(run)
+        outcome = go_on(run, kind=kind)
         assert (outcome.start_step, outcome.step) == (SAVED[-2], STEPS), what
         (told,) = [event for event in read_events(run / "events.jsonl") if event["event"] == "checkpoint_damaged"]
         assert (told["step"], told["used"], bool(told["reasons"])) == (SAVED[-1], SAVED[-2], True), what
@@ -136,9 +139,14 @@ def test_a_few(rng, stopped, tmp_path, uninterrupted, record_drill, damage, name
 
 
 @pytest.mark.nightly
-def test_many_fall_back_and_say_so(rng, stopped, tmp_path, uninterrupted, record_drill):
-    fall_back(rng, stopped, tmp_path, MANY, uninterrupted)
-    record_drill(f"drill: {MANY} of {MANY} damaged newest steps were passed over and told, and resumed bit for bit")
+@pytest.mark.parametrize("kind", ["orbax", "sharded"])
+def test_many_fall_back_and_say_so(rng, tmp_path, uninterrupted, record_drill, kind):
+    stopped = tmp_path / "stopped"
+    go_on(stopped, SAVED[-1], kind)
+    fall_back(rng, stopped, tmp_path, MANY, uninterrupted, kind)
+    record_drill(
+        f"drill: {MANY} of {MANY} damaged newest steps by {kind} were passed over and told, and resumed bit for bit"
+    )
 
 
 @pytest.mark.nightly

@@ -16,6 +16,7 @@ import pytest
 from kanawa.contracts import CheckpointError
 from kanawa_runtime import checkpoint
 from kanawa_runtime.checkpoint import CheckpointDamagedError
+from kanawa_runtime.checkpoint.layout import committed_steps
 
 from .gang_worker import HOST
 
@@ -75,6 +76,15 @@ def test_four_processes_to_two_to_one_to_four_of_another_layout(tmp_path, record
     assert (restored.step, restored.data, dict(restored.damaged)) == (2 + len(layouts), {"row": 2}, {})
     assert_bits(restored.items)
     record_drill(f"drill: 4 to 2 to 1 to 4 processes, fsdp to tensor and back, by {kind}: 0 bits differ")
+
+
+def test_a_process_that_can_not_begin_a_save_holds_nobody_up(tmp_path):
+    gang(tmp_path, "OrbaxCheckpointer", 2, "fsdp", stay_away=True)
+    assert committed_steps(tmp_path) == [2, 4, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4", "6"]
+    restored = read(tmp_path, "OrbaxCheckpointer")
+    assert (restored.step, restored.data) == (6, {"row": 6})
+    assert_bits(restored.items)
 
 
 def harm(rng, files, what):

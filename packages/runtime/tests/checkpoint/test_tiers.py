@@ -6,9 +6,9 @@ from pathlib import Path
 import kanawa as kn
 import pytest
 from kanawa.composition.experiment import compose
-from kanawa.contracts import open_storage
+from kanawa.contracts import CheckpointSaveError, LeaseLostError, open_storage
 from kanawa.errors import ConfigError, UsageError
-from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
+from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer, background, sharded
 from kanawa_runtime.checkpoint.add_tier import AddTier
 from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.checkpoint.tiers import Tier
@@ -51,7 +51,7 @@ def restored(writer):
 
 def files(place):
     storage = open_storage(place)
-    return sorted(path for path in storage.root.rglob("*") if path.is_file() and path.parent.name.isdecimal())
+    return sorted(path for path in storage.root.rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,6 +116,56 @@ def test_a_place_that_fails_costs_the_run_nothing(tmp_path, kind):
     assert told[-2:] == [("checkpoint_failed", place), ("checkpoint_committed", None)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attempt_that_stood_still_writes_nothing_more_where_its_heir_saves(tmp_path, kind):
+    place, told = f"file://{tmp_path}/disk", []
+    zombie = checkpointer(tmp_path / "run", place, kind, on_event=lambda name, fields: told.append(name))
+    save(zombie, 2)
+    zombie.wait()
+    zombie.save(4, **make_trees(44), data={"row": 44}, meta={}, quick=True, provisional=True)
+    heir = checkpointer(tmp_path / "run", place, kind)
+    save(heir, 4, quick=True)
+    heir.close()
+    told.clear()
+    zombie.commit(4)
+    with pytest.raises(LeaseLostError, match=r"disk/.*/0 was taken over by another attempt of this run"):
+        zombie.wait()
+    assert told == ["checkpoint_failed"]
+    # Nor at the start of a save, with the run's own place asked as well.
+    with pytest.raises(LeaseLostError, match="taken over by another attempt"):
+        save(zombie, 6)
+    assert restored(checkpointer(tmp_path / "run", place, kind)).step == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_that_do_not_fit_in_memory_cost_a_place_and_no_run(tmp_path, monkeypatch, kind):
+    told = []
+    writer = checkpointer(
+        tmp_path / "run", f"file://{tmp_path}/disk", kind, on_event=lambda name, fields: told.append((name, fields))
+    )
+    save(writer, 2)
+    writer.wait()
+    told.clear()
+
+    def full(trees):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "snapshot", full)
+        patch.setattr(sharded, "snapshot", full)
+        save(writer, 4)
+        if kind is ShardedCheckpointer:
+            with pytest.raises(CheckpointSaveError, match=r"checkpoint 4 could not be saved.*MemoryError"):
+                writer.wait()
+        writer.wait()
+    failed = [fields for name, fields in told if name == "checkpoint_failed"]
+    assert "MemoryError" in failed[0]["error"]
+    assert writer.steps() == ([2] if kind is ShardedCheckpointer else [2, 4])
+    save(writer, 6)
+    writer.close()
+    assert restored(checkpointer(tmp_path / "run", f"file://{tmp_path}/disk", kind)).step == 6
+
+
 def test_a_trained_run_resumes_from_memory_bit_for_bit(tmp_path, place):
     def go_on(run, steps):
         cfg = tiny()
@@ -131,6 +181,8 @@ def test_a_trained_run_resumes_from_memory_bit_for_bit(tmp_path, place):
     # The run's own last save is lost, as by a machine that dies in it: memory has the step.
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "6")
     assert go_on(tmp_path / "cut", 7).start_step == 6
+    (prepared,) = [e for e in read_events(tmp_path / "cut" / "events.jsonl") if e["event"] == "prepared"][1:]
+    assert prepared["path"] == str(files(place)[-1].parent.parent / "6")
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import tiny_lm
+from kanawa_runtime import faults
 from kanawa_runtime.commands.compile_cache import SUFFIX, CheckedFiles, machine_key, sealed
 from kanawa_runtime.train.events import read_events
 
@@ -39,6 +40,22 @@ def test_an_entry_of_another_program_is_none(tmp_path):
     files.put("one", b"machine code")
     (tmp_path / f"one{SUFFIX}").rename(tmp_path / f"other{SUFFIX}")
     assert files.get("other") is None
+
+
+def test_two_hosts_that_share_a_folder_do_not_write_into_each_other_s_file(tmp_path, monkeypatch, caplog):
+    """They may have one process number: the second keeps the same program while the first is half-way."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    here, there = CheckedFiles(tmp_path), CheckedFiles(tmp_path)
+
+    def half_way(point, path=None):
+        monkeypatch.setattr(faults, "reached", lambda point, path=None: None)
+        there.put("program", b"machine code")
+
+    monkeypatch.setattr(faults, "reached", half_way)
+    here.put("program", b"machine code")
+    assert here.get("program") == b"machine code"
+    assert [path.name for path in tmp_path.iterdir()] == [f"program{SUFFIX}"]
+    assert not caplog.records
 
 
 def test_a_folder_that_refuses_costs_nothing_but_the_entry(tmp_path):

@@ -198,6 +198,33 @@ def test_much_damage_in_a_bucket(address, record_drill):
     damage(address, random.Random(seed), 4, {"flip": 500, "cut": 100, "delete": 100, "swap": 100}, record_drill)
 
 
+@pytest.mark.nightly
+def test_many_fall_back_in_a_bucket_and_say_so(address, uninterrupted, machine, record_drill):
+    count = int(os.environ.get("KANAWA_DRILLS", "20"))
+    seed = int(os.environ.get("PYTEST_SEED", time.time_ns()))
+    rng = random.Random(seed)
+    go_on(f"{address}/stopped", 6)
+    here = open_storage(address)
+    for index in range(count):
+        run = f"{address}/{index}"
+        for key in here.sizes("stopped/"):
+            here.copy(key, f"{index}/{key.partition('/')[2]}")
+        machine()
+        storage, what = open_storage(f"{run}/checkpoints"), rng.choice(["flip", "cut", "delete"])
+        sizes = storage.sizes("6/")
+        # The largest holds the arrays; of any other the drill above tells.
+        harm(storage, rng, [max(sizes, key=lambda key: sizes[key])], what)
+        assert go_on(run).start_step == 4, (seed, index, what)
+        (event,) = [event for event in events(run) if event["event"] == "checkpoint_damaged"]
+        assert (event["step"], event["used"], bool(event["reasons"])) == (6, 4, True)
+        assert any(key.startswith("6.damaged/") for key in storage.sizes())
+        assert losses(run) == uninterrupted
+    record_drill(
+        f"drill: {count} of {count} damaged newest steps in a bucket were passed over and told, and resumed bit for "
+        f"bit (seed {seed})"
+    )
+
+
 def test_a_second_writer_is_refused(address, machine):
     with RunDirectory.open(address, tiny()):
         machine()  # its lock would tell: the lease has to

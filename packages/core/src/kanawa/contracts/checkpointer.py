@@ -27,7 +27,8 @@ class CheckpointSaveError(CheckpointError):
 class Restored:
     """One checkpoint: the asked items as trees of arrays, the data state and the meta record.
 
-    `damaged` maps newer steps that were passed over to what was wrong with them.
+    `damaged` maps newer steps that were passed over to what was wrong with them. `place` says where the step was read,
+    if that may be another place than `location` gives.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Restored:
     data: Any
     meta: Mapping[str, Any]
     damaged: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    place: str = ""
 
 
 class Checkpointer(Configurable):

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -117,7 +118,7 @@ def add_entries(path: Path, entries: Iterable[Entry]) -> None:
 def _replace(path: Path, content: Any) -> None:
     """Writes a whole file and renames it: a run that starts meanwhile reads the old one or the new one."""
     # Not tempfile's, which nobody but its owner may read: the table may lie where others share it.
-    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         written.replace(path)

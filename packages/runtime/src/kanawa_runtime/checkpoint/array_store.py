@@ -49,8 +49,10 @@ class ArrayStore:
         handlers |= {text: orbax.JsonCheckpointHandler() for text in texts}
         self._checkpointer = orbax.AsyncCheckpointer(
             orbax.CompositeCheckpointHandler(**handlers),
-            async_options=orbax.options.AsyncOptions(timeout_secs=timeout_seconds),
+            async_options=orbax.options.AsyncOptions(timeout_secs=timeout_seconds, barrier_sync_fn=self._met),
         )
+        self._begun = threading.Event()
+        self._refused = False
 
     def start(self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]], texts: Mapping[str, Any]) -> None:
         """Copies the arrays off the devices and returns; writing goes on in the background."""
@@ -58,8 +60,40 @@ class ArrayStore:
             item: self._orbax.args.PyTreeSave(dict(leaves)) for item, leaves in arrays.items() if leaves
         }
         items |= {name: self._orbax.args.JsonSave(value) for name, value in texts.items()}
+        self._begun.clear()
+        self._refused = False
         with self._failing_once():
             self._checkpointer.save(folder, args=self._orbax.args.Composite(**items))
+
+    def all_have_begun(self) -> None:
+        """Lets the save meet the other processes, each of which has begun it."""
+        self._begun.set()
+
+    def abandon(self, *, has_folder: bool) -> None:
+        """Ends the save that another process could not begin, and would never meet; raises nothing of it.
+
+        `has_folder` says that the first process makes the folder, which the others wait for.
+        """
+        self._refused = True
+        self._begun.set()
+        if not has_folder:
+            _cancel_waiting()
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 - the refusal is raised, and says more
+            logger.debug("orbax: the save that another process refused: %s", error)
+
+    def _met(self, *, key: str, timeout_ms: int) -> None:
+        """Has orbax's thread meet those of the other processes, once it is known that all of them will come.
+
+        Orbax's own barrier would keep it, and the end of a run, for `timeout_seconds` where one of them never began.
+        """
+        if not self._begun.wait(timeout_ms / 1000) or self._refused:
+            message = "another process did not begin this save"
+            raise RuntimeError(message)
+        from orbax.checkpoint import multihost
+
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def wait(self) -> None:
         """Returns once the directory has its final name; raises what went wrong in the background."""
@@ -129,29 +163,38 @@ def _orbax() -> Any:
 
 @contextlib.contextmanager
 def _none_left_waiting() -> Iterator[None]:
-    """Ends orbax's threads where a save fails.
+    """Ends orbax's threads where a save fails."""
+    try:
+        yield
+    except BaseException:
+        _cancel_waiting()
+        raise
+
+
+def _cancel_waiting() -> None:
+    """Ends the threads of orbax's that wait for the others of a save.
 
     Each item's waits for the folder to be made; where that fails nobody tells them (orbax 0.12.8), and they keep the
     arrays, and the process from ending, for five minutes. Can go once a failed `AsyncCheckpointer` cancels them.
     """
-    try:
-        yield
-    except BaseException:
-        # What those threads were to run is never begun, of which Python warns once it is collected.
-        warnings.filterwarnings("ignore", r"coroutine '.*' was never awaited", RuntimeWarning)
-        # Private names: where they moved, the test of it says so.
-        with contextlib.suppress(ImportError, AttributeError):
-            from orbax.checkpoint._src.futures import future
+    # What those threads were to run is never begun, of which Python warns once it is collected.
+    warnings.filterwarnings("ignore", r"coroutine '.*' was never awaited", RuntimeWarning)
+    # Private names: where they moved, the test of it says so.
+    with contextlib.suppress(ImportError, AttributeError):
+        from orbax.checkpoint._src.futures import future
 
-            threads = [each for each in threading.enumerate() if isinstance(each, future._SignalingThread)]  # noqa: SLF001
-            for thread in threads:
+        threads = [each for each in threading.enumerate() if isinstance(each, future._SignalingThread)]  # noqa: SLF001
+        for thread in threads:
+            if hasattr(thread, "cancel"):
                 thread.cancel()
-                future.set_signals(thread._receive_signals, operation_id=thread._operation_id)  # noqa: SLF001
-            deadline = time.monotonic() + _MOST_SECONDS
-            for thread in threads:
-                # Those that write already would make the folder again that is about to be removed.
-                threading.Thread.join(thread, max(0.0, deadline - time.monotonic()))
-        raise
+            else:
+                # Up to orbax 0.12.2 nothing cancels one: what it would run, once it is told, is taken from it.
+                thread._target = None
+            future.set_signals(thread._receive_signals, operation_id=thread._operation_id)  # noqa: SLF001
+        deadline = time.monotonic() + _MOST_SECONDS
+        for thread in threads:
+            # Those that write already would make the folder again that is about to be removed.
+            threading.Thread.join(thread, max(0.0, deadline - time.monotonic()))
 
 
 def _ask_for_no_metrics() -> None:

@@ -36,6 +36,8 @@ from kanawa_runtime.checkpoint.tiers import Tier, open_root, open_tier
 logger = logging.getLogger(__name__)
 
 Trees = Mapping[str, Mapping[str, jax.Array]]
+#: What a process says that could have begun a save.
+ELSEWHERE = "another process could not begin"
 
 
 class BackgroundCheckpointer(Checkpointer):
@@ -79,8 +81,11 @@ class BackgroundCheckpointer(Checkpointer):
     def _finish_own(self, pending: Pending) -> Written:
         """Returns what this process has written at the run's own place, all of it durable; on the thread that saves."""
 
-    def _abandon(self) -> None:
-        """Returns once this process writes nothing more of a save that another one refused; may raise anything."""
+    def _all_have_begun(self) -> None:
+        """Every process has begun the save: waiting for another one is no longer in vain."""
+
+    def _abandon(self, *, primary_has_begun: bool) -> None:
+        """Returns once this process writes nothing more of a save that another one refused."""
 
     @abc.abstractmethod
     def _release(self) -> None:
@@ -122,17 +127,7 @@ class BackgroundCheckpointer(Checkpointer):
         for item, leaves in trees.items():
             check_savable(item, leaves)
         pending = self._begun(step, trees, {"data": data, "meta": dict(meta or {})}, started, quick=quick)
-        for number, root in enumerate(pending.roots):
-            # One place that refuses must not keep the others from the step; all processes hear of it before the commit.
-            try:
-                if root.is_private:
-                    root.begin(step)
-                else:
-                    self._start(pending, trees)
-            except (OSError, ValueError, RuntimeError, StorageError) as error:
-                pending.refused[number] = brief(error)
-        if not pending.pieces and any(root.is_private for root in pending.roots):
-            pending.pieces = snapshot(trees)
+        self._begin(pending, trees)
         if not quick:
             self._current_step = step
         pending.blocking_seconds = time.perf_counter() - started
@@ -284,6 +279,21 @@ class BackgroundCheckpointer(Checkpointer):
         self._saves = number
         return pending
 
+    def _begin(self, pending: Pending, trees: Trees) -> None:
+        """Has each place begin, and takes the copies; what one refuses must not keep the others from the step.
+
+        Nothing is raised: the other processes have begun as well, and hear of it before the commit.
+        """
+        for number, root in enumerate(pending.roots):
+            try:
+                if not root.is_private:
+                    self._start(pending, trees)
+                    continue
+                root.begin(pending.step)
+                pending.pieces = pending.pieces or snapshot(trees)
+            except (OSError, ValueError, RuntimeError, MemoryError, StorageError, LeaseLostError) as error:
+                pending.refused[number] = brief(error)
+
     def _finish(self, pending: Pending) -> None:
         """Runs in the background: writes, waits for the word to commit, commits, deletes old steps, reports."""
         try:
@@ -297,11 +307,16 @@ class BackgroundCheckpointer(Checkpointer):
             told = [[part.entry and dataclasses.astuple(part.entry), part.error] for part in written]
             # Of all processes: a step that one of them could not write is no step.
             everyone = [json.loads(text) for text in self._exchange(pending, "parts", json.dumps(told))]
+            lost: LeaseLostError | None = None
             for number, part in enumerate(written):
                 answers = [answer[number] for answer in everyone]
-                error = next((error for _, error in answers if error), "")
+                # The reason of one that failed says more than that of those which only heard of it.
+                error = min((error for _, error in answers if error), key=lambda text: ELSEWHERE in text, default="")
                 entries = tuple(PartEntry(*entry) for entry, _ in answers if entry)
-                self._settle(pending, number, entries, error, {"bytes": part.num_bytes, "seconds": seconds})
+                facts = {"bytes": part.num_bytes, "seconds": seconds}
+                lost = self._settle(pending, number, entries, error, facts) or lost
+            if lost is not None:
+                raise lost
         except LeaseLostError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 - whatever failed in the background is raised at the next call
@@ -316,16 +331,19 @@ class BackgroundCheckpointer(Checkpointer):
     def _hear_refusals(self, pending: Pending) -> None:
         """Waits until each process has begun: what one wrote before the primary makes room would go with the old."""
         told = {str(number): error for number, error in pending.refused.items()}
-        own = set(pending.refused)
-        for text in self._exchange(pending, "begun", json.dumps(told)):
-            for number, error in json.loads(text).items():
+        shared = {str(number) for number, root in enumerate(pending.roots) if not root.is_private}
+        answers: list[dict[str, str]] = []
+        try:
+            answers = [json.loads(text) for text in self._exchange(pending, "begun", json.dumps(told))]
+        finally:
+            if answers and not any(shared & answer.keys() for answer in answers):
+                self._all_have_begun()
+            elif not shared & told.keys():
+                # What is written still would come back after the folder is removed, and its failure be the next save's.
+                self._abandon(primary_has_begun=bool(answers) and not shared & answers[0].keys())
+        for answer in answers:
+            for number, error in answer.items():
                 pending.refused.setdefault(int(number), error)
-        if any(number not in own and not pending.roots[number].is_private for number in pending.refused):
-            # What is written still would come back after the folder is removed, and its failure be the next save's.
-            try:
-                self._abandon()
-            except Exception as error:  # noqa: BLE001 - the refusal is raised, and says more
-                logger.debug("the save that another process refused: %s", brief(error))
 
     def _written(self, pending: Pending, number: int) -> Written:
         """Writes this process's part to a place; what goes wrong is told, for the others wait for the word."""
@@ -355,8 +373,11 @@ class BackgroundCheckpointer(Checkpointer):
 
     def _settle(
         self, pending: Pending, number: int, parts: tuple[PartEntry, ...], error: str, facts: dict[str, Any]
-    ) -> None:
-        """Commits a step at one place, or says why not. Raises what failed at the run's own."""
+    ) -> LeaseLostError | None:
+        """Commits a step at one place, or says why not. Raises what failed at the run's own.
+
+        Returns that a quick place is another attempt's by now: the run's own comes after it, where others wait.
+        """
         root, lost = pending.roots[number], None
         if root.is_private or agreement.is_primary():
             try:
@@ -369,12 +390,13 @@ class BackgroundCheckpointer(Checkpointer):
                 error = brief(problem)
             if error and lost is None:
                 # Before the others hear of it, who may begin the next save at once.
-                self._discard(pending, [root])
+                taken_over = self._discard(pending, [root])
+                lost = taken_over if root.is_private else None
         if not root.is_private:
             # The primary process alone knows whether the step counts.
             error = self._exchange(pending, "outcome", error)[0]
-        if lost is not None:
-            raise lost
+            if lost is not None:
+                raise lost
         place = root.location(pending.step)
         if not error:
             fields = {"step": pending.step, "path": place, "blocking_seconds": pending.blocking_seconds} | facts
@@ -387,6 +409,7 @@ class BackgroundCheckpointer(Checkpointer):
             self.on_event("checkpoint_failed", {"step": pending.step, "path": place, "error": error, "tier": root.name})
         else:
             raise CheckpointSaveError(error)
+        return lost
 
     def _commit(self, pending: Pending, root: Root, parts: tuple[PartEntry, ...]) -> None:
         faults.reached("pre_manifest", self._folder(pending.step))
@@ -415,14 +438,18 @@ class BackgroundCheckpointer(Checkpointer):
             fields = {"step": pending.step, "path": self._root.location(pending.step)}
             self.on_event("checkpoint_dropped", fields)
 
-    def _discard(self, pending: Pending, roots: list[Root] | None = None) -> None:
+    def _discard(self, pending: Pending, roots: list[Root] | None = None) -> LeaseLostError | None:
+        """Removes what was written; returns that a place is somebody else's by now."""
+        lost = None
         for root in pending.roots if roots is None else roots:
             if root.is_private or agreement.is_primary():
                 try:
                     root.discard(pending.step)
                 except (OSError, StorageError, LeaseLostError) as error:
+                    lost = error if isinstance(error, LeaseLostError) else lost
                     # On the thread that saves nobody would see this one; the first error says more.
                     logger.warning("%s can't be tidied up: %s", root.where, brief(error))
+        return lost
 
     def _loss_of_lease(self) -> LeaseLostError | None:
         """Returns why nothing may be written any more: the heir removes what this process was writing."""

@@ -9,7 +9,7 @@ from kanawa.local_path import local_path
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint import agreement
 from kanawa_runtime.checkpoint.array_store import ArrayStore
-from kanawa_runtime.checkpoint.background import BackgroundCheckpointer, Trees
+from kanawa_runtime.checkpoint.background import ELSEWHERE, BackgroundCheckpointer, Trees
 from kanawa_runtime.checkpoint.pending import Pending, Written
 from kanawa_runtime.storage.durable import sync_tree
 
@@ -30,17 +30,17 @@ class OrbaxCheckpointer(BackgroundCheckpointer):
     def _start(self, pending: Pending, trees: Trees) -> None:
         folder = Path(self.directory, str(pending.step))
         problem: Exception | None = None
-        if agreement.is_primary():
-            try:
+        try:
+            if self._store is None:
+                self._store = ArrayStore(ITEMS, TEXTS, self.config.timeout_seconds)
+            if agreement.is_primary():
                 faults.reached("pre_mkdir", folder)
                 self._root.make_room(pending.step)
-            except (OSError, StorageError) as error:
-                problem = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear that this process stays away
+            problem = error
         # Orbax's processes wait for each other: one that stayed away would hold all of them for many minutes.
-        if not agreement.all_agree(problem is None):
-            raise problem or StorageError(f"the first process could not make room in {self.directory}")
-        if self._store is None:
-            self._store = ArrayStore(ITEMS, TEXTS, self.config.timeout_seconds)
+        if not agreement.all_agree(problem is None) or self._store is None:
+            raise problem or StorageError(f"{ELSEWHERE} a save in {self.directory}")
         # Without empty arrays, which orbax refuses and the manifest alone describes.
         stored = {item: {path: leaf for path, leaf in leaves.items() if leaf.size} for item, leaves in trees.items()}
         self._store.start(folder, stored, pending.values)
@@ -56,9 +56,13 @@ class OrbaxCheckpointer(BackgroundCheckpointer):
         # Orbax renames its folder without syncing: after a power cut the name could be there and the bytes not.
         return Written(num_bytes=sync_tree(folder) if agreement.is_primary() else 0)
 
-    def _abandon(self) -> None:
+    def _all_have_begun(self) -> None:
         if self._store is not None:
-            self._store.wait()
+            self._store.all_have_begun()
+
+    def _abandon(self, *, primary_has_begun: bool) -> None:
+        if self._store is not None:
+            self._store.abandon(has_folder=primary_has_begun)
 
     def _release(self) -> None:
         if self._store is not None:

@@ -50,7 +50,7 @@ def restore_step(root: Root, step: int, asked: Mapping[str, Any]) -> Restored:
     arrays, data, meta = _read(root, step, manifest, leaves)
     _verify(root.location(step), manifest, arrays)
     items = {item: rebuild(tree, arrays[item]) for item, tree in asked.items()}
-    return Restored(step, items, data, meta)
+    return Restored(step, items, data, meta, place=root.location(step))
 
 
 def restore_newest(

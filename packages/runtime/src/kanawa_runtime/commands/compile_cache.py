@@ -9,11 +9,11 @@ may write the folder may run code here.
 import contextlib
 import hashlib
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from kanawa_runtime import faults
+from kanawa_runtime.storage.durable import partial_name
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class CheckedFiles:
     def put(self, key: str, value: bytes) -> None:
         """Keeps an entry, unless the disk refuses."""
         path = self._path / f"{key}{SUFFIX}"
-        beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        beside = partial_name(path)
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(value + sealed(key, value))

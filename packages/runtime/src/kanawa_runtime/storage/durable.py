@@ -1,6 +1,7 @@
 """Files that survive a crash: written beside, synced, then renamed."""
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -9,7 +10,7 @@ def write_durable(path: Path, data: bytes | bytearray | memoryview, *, synced: b
 
     If `synced`, so does a loss of power.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    beside = partial_name(path)
     try:
         with beside.open("wb") as file:
             file.write(data)
@@ -24,6 +25,11 @@ def write_durable(path: Path, data: bytes | bytearray | memoryview, *, synced: b
         raise
     if synced:
         sync_directory(path.parent)
+
+
+def partial_name(path: Path) -> Path:
+    """Returns a name beside `path` that nobody else has: process numbers repeat on the hosts that share a folder."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
 
 
 def sync_directory(directory: Path) -> None:

@@ -156,7 +156,7 @@ class RunDirectory:
 
     def _probe(self) -> None:
         """Writes and removes a small file, so that a full or read-only disk shows now."""
-        probe = self.path / f".probe.{os.getpid()}"
+        probe = self.path / f".probe.{uuid.uuid4().hex[:12]}"
         try:
             with probe.open("wb") as file:
                 file.write(bytes(_PROBE_BYTES))

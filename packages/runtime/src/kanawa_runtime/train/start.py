@@ -78,7 +78,7 @@ def start(attempt: Attempt) -> Started:
     if restored is None:
         origin, state = _first_state(attempt, programs["init"], abstract_state)
     else:
-        origin = Origin("resumed", restored.step, attempt.checkpoints.location(restored.step))
+        origin = Origin("resumed", restored.step, restored.place or attempt.checkpoints.location(restored.step))
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
     journal.started(origin.step, origin.kind)

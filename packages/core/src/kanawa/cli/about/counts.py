@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
+import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kanawa.cli.about.summary import source_file
@@ -57,7 +57,7 @@ class Counts:
         """Writes the counts; a cache that can't be written is none."""
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            partial = self._file.with_name(f".{self._file.name}.{uuid.uuid4().hex[:12]}")
             partial.write_text(json.dumps({"signature": self._signature, "counts": self._known}))
             partial.replace(self._file)
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def _kept(request: ScheduleRequest, versions: Mapping[str, str]) -> tuple[tuple[
         calls = tuple((call.call, call.cycles) for call in schedules(request) if call.cycles is not None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_suffix(f".{os.getpid()}")
+        written = path.with_suffix(f".{uuid.uuid4().hex[:12]}")
         written.write_text(json.dumps(calls), encoding="utf-8")
         written.replace(path)
     except OSError:  # no home, no room: the next plan compiles again

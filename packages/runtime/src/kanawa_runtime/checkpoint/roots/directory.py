@@ -3,21 +3,25 @@
 import contextlib
 import logging
 import shutil
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
-from kanawa.contracts import Lease
+from kanawa.contracts import Lease, LeaseLostError
 
 from kanawa_runtime.checkpoint import layout
 from kanawa_runtime.checkpoint.array_store import read_arrays, read_text
 from kanawa_runtime.checkpoint.manifest import Manifest, is_committed, read_manifest, write_commit
 from kanawa_runtime.checkpoint.roots.root import Root
-from kanawa_runtime.storage.durable import sync_directory
+from kanawa_runtime.storage.durable import sync_directory, write_durable
 from kanawa_runtime.storage.lease import StorageLease
 from kanawa_runtime.storage.local import LocalStorage
 
 logger = logging.getLogger(__name__)
+
+#: In a quick place: who opened it last.
+HOLDER = ".holder"
 
 
 class DirectoryRoot(Root):
@@ -30,6 +34,7 @@ class DirectoryRoot(Root):
         self.folder = storage.root
         self._lease = lease if isinstance(lease, StorageLease) else None
         self._synced = storage.survives_power_loss
+        self._claim = ""
 
     @property
     def where(self) -> str:
@@ -39,6 +44,10 @@ class DirectoryRoot(Root):
     def open(self, recorded: Collection[int]) -> dict[int, str]:
         """Sets aside what has lost its commit file, and removes what was never finished."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.is_private:
+            with self._storage_alone():
+                self._claim = uuid.uuid4().hex
+                write_durable(self.folder / HOLDER, self._claim.encode(), synced=False)
         with self.guarded():
             lost = layout.lost_commits(self.folder, recorded)
             removed = layout.remove_unfinished(self.folder)
@@ -117,6 +126,34 @@ class DirectoryRoot(Root):
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Proves the lease, and keeps others from taking it inside. Raises LeaseLostError."""
-        with contextlib.nullcontext() if self._lease is None else self._lease.guarded():
+        """Proves the lease, and keeps others from taking it inside. Raises LeaseLostError.
+
+        A quick place has no lease: whoever holds the run's opens the place, and the last to have opened it has it.
+        """
+        if self._lease is not None:
+            with self._lease.guarded():
+                yield
+        elif self._claim:
+            with self._storage_alone():
+                self._check_claim()
+                yield
+        else:
             yield
+
+    def _storage_alone(self) -> contextlib.AbstractContextManager[None]:
+        assert isinstance(self.storage, LocalStorage)  # noqa: S101 - as it was given
+        return self.storage.alone()
+
+    def _check_claim(self) -> None:
+        try:
+            holder = (self.folder / HOLDER).read_text()
+        except FileNotFoundError:
+            # Removed with all else, as by a cleared disk: an heir would have written its own.
+            write_durable(self.folder / HOLDER, self._claim.encode(), synced=False)
+            return
+        if holder != self._claim:
+            message = (
+                f"{self.where} was taken over by another attempt of this run, which has its lease; this process had "
+                "stood still, or lost it, and writes nothing more"
+            )
+            raise LeaseLostError(message)
