@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kanawa.plugins import Command, Kind, PublishedStep, hookimpl
+from kanawa.plugins import Command, Finding, Kind, PublishedStep, hookimpl
 
 
 @hookimpl
@@ -23,6 +23,14 @@ def kanawa_commands() -> list[Command]:
 
     verbs = (train, evaluate, generate, serve, bench, chat, report, average, launch)
     return [verb.command() for verb in verbs]
+
+
+@hookimpl
+def kanawa_doctor() -> list[Finding]:
+    """Returns where compiled programs are kept, and which can't be."""
+    from kanawa_runtime.commands.compile_cache import finding
+
+    return [finding()]
 
 
 @hookimpl

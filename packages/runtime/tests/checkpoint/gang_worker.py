@@ -60,7 +60,7 @@ def stay_away(keeper: Any, axis: str, processes: int, index: int) -> None:
     def refuse(*args: Any, **more: Any) -> None:
         raise MemoryError
 
-    copying = (orbax.CompositeCheckpointHandler, "async_save")
+    copying = (orbax.PyTreeCheckpointHandler, "async_save")
     spoilt = [(processes - 1, checkpointer, "ArrayStore"), (processes - 1, *copying), (0, *copying)]
     for number, (who, where, name) in enumerate(spoilt):
         step, sound = 2 * number + 1, getattr(where, name)

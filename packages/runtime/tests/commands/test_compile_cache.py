@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import platform
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 import tiny_lm
 from kanawa_runtime import faults
-from kanawa_runtime.commands.compile_cache import SUFFIX, CheckedFiles, machine_key, sealed
+from kanawa_runtime.commands.compile_cache import SUFFIX, CheckedFiles, finding, machine_key, sealed
 from kanawa_runtime.train.events import read_events
 
 STEPS = 6
@@ -72,6 +73,23 @@ def test_the_key_is_that_of_the_machine_and_the_versions(monkeypatch):
     assert key == machine_key()
     monkeypatch.setattr(metadata, "version", lambda name: "0.0.1")
     assert machine_key() != key
+
+
+def test_doctor_says_where_programs_are_kept_and_which_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    told = finding()
+    assert (told.level, told.message) == ("ok", f"compiled programs are kept in {tmp_path}/cache")
+    assert not (tmp_path / "cache").exists()
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        assert "compiled at each start: jaxlib can't keep oneDNN's products" in told.meaning
+        assert "--set execution.onednn=false" in told.fix
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        assert not finding().meaning
+    monkeypatch.setattr(os, "access", lambda *asked: False)
+    told = finding()
+    assert (told.level, told.message) == ("warning", f"{tmp_path}/cache can't be written to")
+    assert "JAX_COMPILATION_CACHE_DIR or KANAWA_CACHE" in told.fix
 
 
 @pytest.fixture(scope="module")

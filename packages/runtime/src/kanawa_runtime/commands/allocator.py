@@ -25,7 +25,7 @@ def keep_freed_memory(*, in_threads: bool = False) -> bool:
     programs at once, and each of a step's hundreds of products makes its plan anew. They would wait for one arena's
     lock: compiling an engine took 22 s in place of 12, and its bfloat16 steps half as long again.
     """
-    if not (_is_glibc() and _on_a_cpu()) or any(os.environ.get(name) for name in _OWN_SETTINGS):
+    if not (_is_glibc() and on_a_cpu()) or any(os.environ.get(name) for name in _OWN_SETTINGS):
         return False
     if "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return False
@@ -45,7 +45,7 @@ def _is_glibc() -> bool:
         return False
 
 
-def _on_a_cpu() -> bool:
+def on_a_cpu() -> bool:
     """Returns whether JAX will run on the CPU: as asked for, or because no accelerator's package is installed."""
     asked = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
     if asked:
