@@ -306,6 +306,25 @@ def test_a_request_under_way_can_be_cancelled_and_ended(engines):
     assert outputs.get(timeout=20).request_id == "0"
 
 
+def test_a_pair_that_cant_be_one_is_told_before_the_first_request(engines, server):
+    layout = engines[1].pages_layout()
+    TcpConnector("127.0.0.1", server.port, TOKEN).check(layout)
+    with pytest.raises(
+        UsageError, match="can't take prompts in for this one: its pages are others: both.*same run, step"
+    ):
+        TcpConnector("127.0.0.1", server.port, TOKEN).check("another")
+    with pytest.raises(
+        UsageError, match="this engine has no adapters, and the request asks for 'x'.*adapters and engine"
+    ):
+        TcpConnector("127.0.0.1", server.port, TOKEN).check(layout, "x")
+    with pytest.raises(UsageError, match="it hung up.*give both the same --pages-token-file"):
+        TcpConnector("127.0.0.1", server.port, b"another").check(layout)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(WireError, match=f"no engine can be reached at 127.0.0.1:{port}"):
+        TcpConnector("127.0.0.1", port, TOKEN).check(layout)
+
+
 class Anything:
     """A grammar of all texts."""
 

@@ -155,6 +155,16 @@ class Serving:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}"))
 
 
+def refused(folder, run, *options):
+    """Returns what a server says that doesn't start."""
+    done = subprocess.run(
+        command(run, *options), cwd=folder, env=environment(1), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 def check_structures(server):
     body = {"prompt": PROMPT, "temperature": 1.0, "seed": 3, "max_tokens": 30}
     for structure, allowed in (({"choice": ["yes", "no"]}, ("yes", "no")), ({"regex": "(ab){2}"}, ("abab",))):
@@ -238,7 +248,7 @@ def test_prompts_taken_in_by_another_server(folder, alone, name):
     on = [MESH if devices == 2 else () for devices in (takes, decodes)]
     int8_cache = INT8[-1] in options
     with (
-        Serving(folder, "run", "--prefill-listen", str(port), *secret, *on[0], devices=takes),
+        Serving(folder, "run", "--prefill-listen", str(port), *secret, *on[0], devices=takes) as first,
         Serving(folder, "run", "--prefill-from", f"127.0.0.1:{port}", *secret, *on[1], devices=decodes) as server,
     ):
         assert server.ids() == alone(int8_cache=int8_cache)
@@ -246,6 +256,12 @@ def test_prompts_taken_in_by_another_server(folder, alone, name):
             assert server.ids(model="mine") == alone(adapted=True)
         check_structures(server)
         assert (server.number("kv_transfer_prompts"), server.number("kv_transfer_failures")) == (prompts, 0)
+        assert first.number("prompt_tokens_total") == 0, "what the other server asks for is no client's"
+        # Pages of another kind: told at once, where every prompt would be taken in here, for ever.
+        other = ("--prefill-from", f"127.0.0.1:{port}", "--pages-token-file", "secret", *(() if int8_cache else INT8))
+        done = refused(folder, "run", *other)
+    assert "its pages are others: both engines need one model, the same weights, page_size and dtype" in done
+    assert "start both with the same run, step, adapters and engine options" in done
 
 
 REFUSED = {
@@ -279,24 +295,15 @@ REFUSED = {
 )
 def test_what_cant_be_given_is_refused_before_it_listens(folder, name):
     run, options, what, instead = REFUSED[name]
-    done = subprocess.run(
-        command(run, *options), cwd=folder, env=environment(1), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert what in done.stderr
-    assert instead in done.stderr
-    assert "Traceback" not in done.stderr
+    told = refused(folder, run, *options)
+    assert what in told
+    assert instead in told
 
 
 @pytest.mark.nightly
 def test_a_port_for_pages_that_is_taken(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        options = ("--prefill-listen", port, "--pages-token-file", "secret")
-        done = subprocess.run(
-            command("run", *options), cwd=folder, env=environment(1), capture_output=True, text=True, timeout=300,
-            check=False,
-        )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert f"can't listen at 127.0.0.1:{port} for the other server: Address already in use" in done.stderr
-    assert "--prefill-listen" in done.stderr
+        told = refused(folder, "run", "--prefill-listen", port, "--pages-token-file", "secret")
+    assert f"can't listen at 127.0.0.1:{port} for the other server: Address already in use" in told
+    assert "--prefill-listen" in told

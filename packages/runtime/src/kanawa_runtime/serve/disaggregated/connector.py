@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.disaggregated.messages import of_request, to_output
 from kanawa_runtime.serve.disaggregated.pages import Given
@@ -33,15 +34,28 @@ class TcpConnector:
     def __init__(self, host: str, port: int, token: bytes, *, timeout: float = 60.0) -> None:
         self._address, self._token, self._timeout = (host, port), token, timeout
 
+    def check(self, layout: str, adapter: str | None = None) -> None:
+        """Raises WireError where no engine listens there now, UsageError where one does whose pages are others."""
+        where = f"the server at {self._address[0]}:{self._address[1]} can't take prompts in for this one"
+        with self._connected() as connection:
+            wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
+            try:
+                wire.send({"hello": True})
+                wire.send({"layout": layout, "adapter": adapter})
+                header, _ = wire.receive()
+            except WireError as error:
+                # It has greeted, so it isn't that it takes no more: what it got next isn't signed as it wants.
+                message = f"{where}: it hung up ({error}); give both the same --pages-token-file"
+                raise UsageError(message) from error
+        if "refused" in header:
+            told = str(header["refused"])[:500]
+            message = f"{where}: {told}; start both with the same run, step, adapters and engine options"
+            raise UsageError(message)
+
     def prefill(self, request: Request, seed: int, layout: str, shapes: PageShapes, gone: threading.Event) -> Given:
         """Asks the engine that listens there; see the protocol."""
-        try:
-            connection = socket.create_connection(self._address, timeout=min(self._timeout, 5.0))
-        except OSError as error:
-            message = f"no engine can be reached at {self._address[0]}:{self._address[1]}: {error}"
-            raise WireError(message) from error
         # Closing it is what frees the pages there, whatever happens here.
-        with connection:
+        with self._connected() as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
             # First of all a few bytes that prove the token: before them nothing long is read there.
@@ -56,6 +70,13 @@ class TcpConnector:
             arrays = [_receive_array(wire, header.get("pages"), *one) for one in shapes] if header.get("pages") else []
             wire.send({"received": True})
         return Given(first, arrays, layout)
+
+    def _connected(self) -> socket.socket:
+        try:
+            return socket.create_connection(self._address, timeout=min(self._timeout, 5.0))
+        except OSError as error:
+            message = f"no engine can be reached at {self._address[0]}:{self._address[1]}: {error}"
+            raise WireError(message) from error
 
 
 def _receive_array(wire: Wire, pages: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What the command line says of a second server: listen for one, or have prompts taken in by one."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,11 @@ from kanawa.guarded_read import guarded_bytes
 from kanawa_runtime.serve.disaggregated.connector import TcpConnector
 from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
+from kanawa_runtime.serve.disaggregated.wire import WireError
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.http.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
 
 _MOST_TOKEN_BYTES = 4096
 _LEAST_TOKEN_BYTES = 16
@@ -27,11 +31,20 @@ class Pairing:
     source: tuple[str, int] | None
 
     def join(self, model: ServedModel) -> Callable[[], None]:
-        """Puts a model's engine behind the pairing; returns what ends it. Raises UsageError where it can't listen."""
+        """Puts a model's engine behind the pairing; returns what ends it.
+
+        Raises UsageError where it can't listen, or the other server is there and its pages are others.
+        """
         engine = model.engine
         assert isinstance(engine, LLMEngine)
         if self.source is not None:
-            model.engine = DecodeEngine(engine, TcpConnector(*self.source, self.token))
+            connector = TcpConnector(*self.source, self.token)
+            try:
+                for adapter in (None, *model.adapters):
+                    connector.check(engine.pages_layout(adapter), adapter)
+            except WireError as error:
+                logger.warning("%s; until one is, prompts are taken in here", error)
+            model.engine = DecodeEngine(engine, connector)
         if self.listen is None:
             return lambda: None
         host, port = self.listen

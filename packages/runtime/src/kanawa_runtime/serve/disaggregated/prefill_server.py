@@ -112,11 +112,15 @@ class PrefillServer:
     def _answer(self, wire: Wire, header: dict[str, Any], name: str) -> None:
         engine, asked = self._engine, header.get("request")
         fields = {**asked, "id": name} if isinstance(asked, dict) else {}
-        adapter = None if fields.get("adapter") is None else str(fields["adapter"])
+        named = fields.get("adapter", header.get("adapter"))
+        adapter = None if named is None else str(named)
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         try:
             if header.get("layout") != engine.pages_layout(adapter):
                 wire.send({"refused": _others(adapter)})
+                return
+            if asked is None:
+                wire.send({"agrees": True})
                 return
             request = to_request(fields)
             engine.submit(request, outputs.put, keeps_pages=True)
