@@ -64,7 +64,7 @@ class PagedAttention(Kernel):
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
         if walks(problem):
-            return _finish(problem, operands, _Sums(*walk(problem, operands)))
+            return finish(problem, operands, Sums(*walk(problem, operands)))
         size = problem.page_size or 1
         items = _Items.of(problem, operands, max(1, self._keys(problem) // size))
         widest = problem.batch * -(-problem.kv_length // (items.pages * size))
@@ -72,17 +72,17 @@ class PagedAttention(Kernel):
         many = min(widest, max(self.fewest_items, 4 * problem.batch), max(1, self.most_rows // problem.q_length))
         few = -(-many // 2)
         rows = (problem.batch, problem.num_kv_heads, problem.q_length * problem.group_size)
-        start = _Sums(jnp.full(rows, sc.MASKED), jnp.zeros(rows), jnp.zeros((*rows, problem.v_head_dim)))
+        start = Sums(jnp.full(rows, sc.MASKED), jnp.zeros(rows), jnp.zeros((*rows, problem.v_head_dim)))
         if widest <= 2:
-            return _finish(problem, operands, items.add(start, jnp.int32(0), widest))
+            return finish(problem, operands, items.add(start, jnp.int32(0), widest))
 
-        def going(carry: tuple[jax.Array, _Sums]) -> jax.Array:
+        def going(carry: tuple[jax.Array, Sums]) -> jax.Array:
             return carry[0] < items.ends[-1]
 
-        def add(count: int) -> Callable[[tuple[jax.Array, _Sums]], tuple[jax.Array, _Sums]]:
+        def add(count: int) -> Callable[[tuple[jax.Array, Sums]], tuple[jax.Array, Sums]]:
             return lambda carry: (carry[0] + count, items.add(carry[1], carry[0], count))
 
-        def body(carry: tuple[jax.Array, _Sums]) -> tuple[jax.Array, _Sums]:
+        def body(carry: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
             # The branch keeps XLA from more than waste: straight in the loop, what reads a bfloat16 pool is widened
             # before the loop, and the whole pool with it.
             if problem.q_length > 1:
@@ -91,13 +91,13 @@ class PagedAttention(Kernel):
                 return jax.lax.cond(items.ends[-1] > carry[0], add(many), lambda unchanged: unchanged, carry)
             return jax.lax.cond(items.ends[-1] - carry[0] > few, add(many), add(few), carry)
 
-        return _finish(problem, operands, jax.lax.while_loop(going, body, (jnp.int32(0), start))[1])
+        return finish(problem, operands, jax.lax.while_loop(going, body, (jnp.int32(0), start))[1])
 
     def _keys(self, problem: AttentionProblem) -> int:
         return self.setting("keys", self.decode_keys if problem.q_length == 1 else self.prefill_keys)
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """Of each query's row: the largest score, the sum of exponentials, and the sum of values; all fp32."""
 
     top: jax.Array
@@ -138,7 +138,7 @@ class _Items(NamedTuple):
         table = jnp.pad(operands["page_table"], ((0, 0), (0, missing)))
         return cls(problem, operands, queries, positions, table, jnp.cumsum(counts), first, counts, pages)
 
-    def add(self, sums: _Sums, start: jax.Array, count: int) -> _Sums:
+    def add(self, sums: Sums, start: jax.Array, count: int) -> Sums:
         """Returns the sums with chunks `start` to `start + count` of the list."""
         problem, item = self.problem, start + jnp.arange(count, dtype=jnp.int32)
         row = jnp.sum(item[:, None] >= self.ends[None], axis=1, dtype=jnp.int32)
@@ -155,7 +155,7 @@ class _Items(NamedTuple):
         weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)
         total = jnp.sum(weights, axis=-1)
         values = _product(weights.astype(v.dtype), v, transpose=False)
-        return _merged(sums, _Sums(top, total, values), row, real)
+        return _merged(sums, Sums(top, total, values), row, real)
 
     def _mask(self, row: jax.Array, real: jax.Array, start: jax.Array, keys: int) -> jax.Array:
         """Returns which keys of its chunk each query sees: bool [C, 1, M, S]."""
@@ -206,7 +206,7 @@ def _product(rows: jax.Array, keys: jax.Array, *, transpose: bool) -> jax.Array:
     return onednn.call(rows, by_head, transpose_b=transpose, dtype=jnp.float32, input_layouts=layouts)
 
 
-def _merged(sums: _Sums, new: _Sums, row: jax.Array, real: jax.Array) -> _Sums:
+def _merged(sums: Sums, new: Sums, row: jax.Array, real: jax.Array) -> Sums:
     """Returns the sums of rows with those of chunks, whose rows are given; chunks that aren't real change nothing."""
     rows = sums.top.shape[0]
     if rows == 1:
@@ -228,14 +228,14 @@ def _merged(sums: _Sums, new: _Sums, row: jax.Array, real: jax.Array) -> _Sums:
         total = jnp.where(broken, jnp.nan, _dot(to_rows, jnp.where(finite, total, 0.0)))
         values = _dot(to_rows, jnp.where(finite[..., None], values, 0.0))
     kept = jnp.exp(sums.top - top)
-    return _Sums(top, sums.total * kept + total, sums.values * kept[..., None] + values)
+    return Sums(top, sums.total * kept + total, sums.values * kept[..., None] + values)
 
 
 def _dot(to_rows: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.dot(to_rows, x.reshape(x.shape[0], -1)).reshape(to_rows.shape[0], *x.shape[1:])
 
 
-def _finish(problem: AttentionProblem, operands: Operands, sums: _Sums) -> tuple[jax.Array, jax.Array]:
+def finish(problem: AttentionProblem, operands: Operands, sums: Sums) -> tuple[jax.Array, jax.Array]:
     """Returns out [B, T, H, Dv] in v's dtype, zero where nothing was seen, and the log-sum-exp [B, H, T]."""
     top, total, values = sums
     shape = (problem.batch, problem.num_kv_heads, problem.q_length, problem.group_size)

@@ -1,0 +1,149 @@
+"""attention.cpu.native: one new token a row over pages on a CPU, as one function that LLVM compiled for it.
+
+Memory is what such a step takes its time from: keys and values of a step are read once, some hundred bytes here and
+some there. The function reads them where they lie, asks for the next block while it works on this one, and keeps what
+it computes in registers; cores take a row's key head each until none is left. Softmax is online (Milakov and
+Gimelshein, arXiv 1805.02867). Products and sums are fp32.
+
+Legend: B rows, P pages of N tokens, R table entries a row, K key heads, G query heads a key head, D head width, Dv that
+of values.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kanawa.kernels.attention.operands import q_positions
+from kanawa.kernels.attention.paged_items import Sums, finish
+from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import Verdict, first_refusal
+
+if TYPE_CHECKING:
+    from llvmlite import ir
+
+    from kanawa.kernels.native.calls import NativeCall
+    from kanawa.kernels.native.calls import Operands as Buffers
+    from kanawa.kernels.native.code import Code
+
+#: Accumulators of a key head, in floats, up to which they stay in the first cache.
+_MOST_VALUES = 4096
+#: What leaves each query a run of keys.
+_MASKS = frozenset({"causal", "window", "chunk"})
+
+
+class NativeAttention(Kernel):
+    """A decoding step over pages, compiled by LLVM; needs llvmlite."""
+
+    name: ClassVar[str] = "attention.cpu.native"
+    operation: ClassVar[str] = "attention"
+    platforms: ClassVar[tuple[str, ...]] = ("cpu",)
+    priority: ClassVar[int] = 20
+    fused: ClassVar[bool] = True
+    local: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"pages of bits"})
+
+    def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
+        """Returns support for one query a row over pages of float32 or of bfloat16 as bits."""
+        masks = ", ".join(sorted(problem.mask.uses - _MASKS))
+        lanes = min(_lanes(problem.head_dim), _lanes(problem.v_head_dim))
+        values = problem.group_size * problem.v_head_dim
+        return first_refusal(
+            (not problem.paged, "keys are dense; it takes pages"),
+            (problem.q_length != 1, f"{problem.q_length} queries a row; it takes one"),
+            (problem.ragged_sequences is not None, "queries are ragged; it takes rows of one each"),
+            (problem.mode == "train", "it has no backward; it takes decode"),
+            (problem.has_bias, "it takes no dense bias"),
+            (problem.has_kv_positions, "keys have positions of their own; it takes them in order"),
+            (bool(masks), f"mask of {masks}; it takes causal, window and chunk"),
+            (
+                not problem.kv_bits and problem.dtype != "float32",
+                f"pages of {problem.dtype}; it takes float32, or bits",
+            ),
+            (problem.kv_bits and problem.dtype != "bfloat16", f"bits of {problem.dtype}; it takes those of bfloat16"),
+            (lanes < 1, f"heads of {problem.head_dim} and {problem.v_head_dim}; it takes multiples of 4"),
+            (values > _MOST_VALUES, f"{values} values a key head; it takes up to {_MOST_VALUES}"),
+            (not _has_llvm(), 'llvmlite isn\'t installed: pip install "kanawa[cpu]"'),
+        )
+
+    def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
+        heads = (problem.batch, problem.num_kv_heads, problem.group_size)
+        # Scaled here, where it costs nothing; a cap is taken of scaled scores.
+        q = operands["q"].astype(jnp.float32).reshape(*heads, problem.head_dim) * problem.scale
+        first, end = _seen(problem, operands)
+        shapes = (heads, heads, (*heads, problem.v_head_dim))
+        results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        table = operands["page_table"].astype(jnp.int32)
+        call = _call(Shape.of(problem))
+        return finish(problem, operands, Sums(*call(results, q, operands["k"], operands["v"], table, first, end)))
+
+
+def _seen(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+    """Returns of each row the first key it sees and the one after the last, int32 [B]."""
+    end = jnp.clip(operands["kv_lengths"], 0, problem.kv_length).astype(jnp.int32)
+    first = jnp.zeros_like(end)
+    if not problem.mask.uses:
+        return first, end
+    position = jnp.broadcast_to(q_positions(problem, operands)[:, 0], end.shape).astype(jnp.int32)
+    left, right = problem.mask.window or (None, None)
+    if left is not None:
+        first = jnp.maximum(position - left, 0)
+    if problem.mask.causal:
+        right = 0 if right is None else min(right, 0)
+    if right is not None:
+        end = jnp.minimum(end, position + right + 1)
+    if problem.mask.chunk is not None:
+        start = position // problem.mask.chunk * problem.mask.chunk
+        first, end = jnp.maximum(first, start), jnp.minimum(end, start + problem.mask.chunk)
+    return first, end
+
+
+@functools.cache
+def _has_llvm() -> bool:
+    return importlib.util.find_spec("llvmlite") is not None
+
+
+def _lanes(width: int) -> int:
+    """Returns the floats of a vector that a head is cut into, 0 for a width that isn't cut."""
+    return next((lanes for lanes in (16, 8, 4) if width % lanes == 0), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a function is compiled for; rows, pages and the table's width are read when it runs."""
+
+    heads: int
+    group: int
+    width: int
+    v_width: int
+    page: int
+    bits: bool
+    cap: float | None
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """The floats of a vector that a key and a value are cut into."""
+        return _lanes(self.width), _lanes(self.v_width)
+
+    @classmethod
+    def of(cls, problem: AttentionProblem) -> "Shape":
+        """Returns the shape of a problem's function."""
+        widths = (problem.head_dim, problem.v_head_dim)
+        page, cap = problem.page_size or 1, problem.logit_cap
+        return cls(problem.num_kv_heads, problem.group_size, *widths, page, problem.kv_bits, cap)
+
+
+@functools.cache
+def _call(shape: Shape) -> "NativeCall":
+    from kanawa.kernels.attention.paged_native_code import write
+    from kanawa.kernels.native.calls import NativeCall
+
+    def items(code: "Code", buffers: "Buffers") -> "ir.Value":
+        return code.builder.mul(buffers.size(0, 0), buffers.size(0, 1))
+
+    return NativeCall("attention", functools.partial(write, shape), items, operands=6, results=3)

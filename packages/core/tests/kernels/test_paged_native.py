@@ -1,0 +1,149 @@
+"""The compiled decoding step over pages against the reference: masks, widths, pages, bits, and rows that broke."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.kernels.attention.examples import BASE, example_operands
+from kanawa.kernels.attention.paged_items import PagedAttention
+from kanawa.kernels.attention.paged_native import NativeAttention
+from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.kernel import KernelConformance
+
+pytest.importorskip("llvmlite")
+
+PAGED = dataclasses.replace(
+    BASE, mode="decode", q_length=1, kv_length=64, page_size=16, head_dim=8, v_head_dim=8, has_kv_lengths=True
+)
+CHANGES = {
+    "one head a key head": {},
+    "grouped": {"num_heads": 12, "num_kv_heads": 2},
+    "one key head": {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64, "v_head_dim": 32},
+    "odd widths": {"head_dim": 20, "v_head_dim": 48},
+    "short pages": {"page_size": 3, "kv_length": 51},
+    "pages of one token": {"page_size": 1, "kv_length": 40},
+    "long pages": {"page_size": 32},
+    "pages of 24": {"page_size": 24, "kv_length": 72},
+    "all keys": {"mask": FULL},
+    "window, cap, sinks": {"mask": sliding_window(5), "logit_cap": 2.0, "num_kv_heads": 2, "has_sinks": True},
+    "wide window": {"mask": sliding_window(23)},
+    "chunks, own positions": {"mask": MaskSpec(causal=True, chunk=16), "has_q_positions": True},
+    "own positions": {"mask": CAUSAL, "has_q_positions": True},
+    "both sides": {"mask": MaskSpec(window=(9, 2)), "has_q_positions": True},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_agrees_with_the_reference(change):
+    problem = dataclasses.replace(PAGED, **CHANGES[change])
+    assert NativeAttention().supports(problem, None)
+    (agreement,) = compare_with_reference(NativeAttention(), [problem])
+    assert agreement.errors and agreement.ok, agreement.describe()
+
+
+class TestNative(KernelConformance):
+    """Generated problems that it takes."""
+
+    narrow: ClassVar = {"q_length": (1,), "page_size": (4, 16), "mode": ("decode",), "bias": (None,)}
+    generated = 4
+
+    def kernel(self):
+        return NativeAttention()
+
+
+def _paged(problem, seed=0):
+    operands = example_operands(problem, np.random.default_rng(seed))
+    operands["page_table"] = np.arange(operands["page_table"].size, dtype=np.int32).reshape(problem.batch, -1)
+    operands["kv_lengths"] = np.full(problem.batch, 37, np.int32)
+    return operands
+
+
+def test_bits_are_read_as_bfloat16():
+    problem = dataclasses.replace(PAGED, head_dim=64, v_head_dim=64, num_kv_heads=2)
+    operands = _paged(problem)
+    halves = {name: jnp.asarray(operands[name]).astype(jnp.bfloat16) for name in ("q", "k", "v")}
+    wide = {**operands, **{name: x.astype(jnp.float32) for name, x in halves.items()}}
+    expected, _ = NativeAttention().forward(problem, wide)
+    bits = {name: jax.lax.bitcast_convert_type(halves[name], jnp.uint16) for name in ("k", "v")}
+    given = {**operands, **bits, "q": halves["q"]}
+    actual, _ = NativeAttention().forward(dataclasses.replace(problem, dtype="bfloat16", kv_bits=True), given)
+    np.testing.assert_array_equal(actual, expected.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("operand", ["k", "v", "q"])
+def test_a_row_that_broke_says_so_and_no_other_changes(operand):
+    operands = _paged(PAGED)
+    broken = {**operands, operand: operands[operand].copy()}
+    broken[operand][operands["page_table"][1, 0] if operand != "q" else 1, 0] = np.nan
+    attend = jax.jit(functools.partial(NativeAttention().forward, PAGED))
+    out, lse = zip(attend(broken), attend(operands), strict=True)
+    assert np.isnan(out[0][1]).all()
+    assert operand == "v" or np.isnan(lse[0][1]).all()
+    np.testing.assert_array_equal(out[0][0], out[1][0])
+
+
+def test_what_no_row_sees_is_never_read():
+    # Pages behind a row's end and before its window belong to others, or to nobody.
+    problem = dataclasses.replace(PAGED, mask=sliding_window(20))
+    operands = _paged(problem)
+    strange = {**operands, "k": np.full_like(operands["k"], np.nan), "v": np.full_like(operands["v"], np.nan)}
+    for row in range(problem.batch):
+        for key in range(17, 37):
+            page = operands["page_table"][row, key // 16]
+            for name in ("k", "v"):
+                strange[name][page, key % 16] = operands[name][page, key % 16]
+    for actual, expected in zip(*(NativeAttention().forward(problem, x) for x in (strange, operands)), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_rows_without_a_key_are_zero():
+    operands = {**_paged(PAGED), "kv_lengths": np.array([0] + [5] * (PAGED.batch - 1), np.int32)}
+    out, lse = NativeAttention().forward(PAGED, operands)
+    assert not np.any(out[0]) and np.all(np.isneginf(lse[0])) and np.all(np.isfinite(lse[1:]))
+
+
+def test_extreme_scores_are_those_of_the_other_kernel():
+    operands = _paged(PAGED)
+    operands["q"] = operands["q"] * 300
+    for problem in (PAGED, dataclasses.replace(PAGED, logit_cap=30.0)):
+        actual, expected = (kernel.forward(problem, operands) for kernel in (NativeAttention(), PagedAttention()))
+        for a, b in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_threads_share_the_rows_of_many_programs():
+    problem = dataclasses.replace(PAGED, batch=24, num_heads=8, num_kv_heads=4)
+    operands = _paged(problem)
+    attend = jax.jit(functools.partial(NativeAttention().forward, problem))
+    out, _ = attend(operands)
+    for _ in range(50):
+        np.testing.assert_array_equal(attend(operands)[0], out)
+
+
+REFUSALS = {
+    "keys are dense; it takes pages": {"page_size": None},
+    "3 queries a row; it takes one": {"q_length": 3, "mode": "prefill"},
+    "mask of prefix; it takes causal, window and chunk": {"mask": MaskSpec(causal=True, prefix=True)},
+    "pages of bfloat16; it takes float32, or bits": {"dtype": "bfloat16"},
+    "heads of 6 and 8; it takes multiples of 4": {"head_dim": 6},
+    "8192 values a key head; it takes up to 4096": {"num_heads": 64, "num_kv_heads": 1, "v_head_dim": 128},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_says_what_it_does_not_take(reason):
+    verdict = NativeAttention().supports(dataclasses.replace(PAGED, **REFUSALS[reason]), None)
+    assert not verdict and reason in verdict.reason
+
+
+def test_says_what_to_install(monkeypatch):
+    from kanawa.kernels.attention import paged_native
+
+    monkeypatch.setattr(paged_native, "_has_llvm", lambda: False)
+    verdict = NativeAttention().supports(PAGED, None)
+    assert 'llvmlite isn\'t installed: pip install "kanawa[cpu]"' in verdict.reason
