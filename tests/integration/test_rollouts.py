@@ -32,9 +32,9 @@ from kanawa_runtime.train.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.trainer import Trainer
 
-WIDE = {"input_dim": 32, "num_heads": 2, "vocab_size": 9}
+WIDE = {"input_dim": 32, "num_heads": 2, "vocab_size": 10}
 FAMILIES = {
-    "attention": lambda: llama(num_layers=1, **WIDE, num_kv_heads=1, hidden_dim=32, tied=True),
+    "attention": lambda: llama(num_layers=1, **WIDE, num_kv_heads=2, hidden_dim=32, tied=True),
     "mixture": lambda: mixtral(num_layers=1, **WIDE, num_kv_heads=1, hidden_dim=32, num_experts=2, top_k=1),
     "recurrent": lambda: mamba2(num_layers=1, **WIDE, state_dim=8),
 }
@@ -72,15 +72,17 @@ def trained(cfg, path, steps=None):
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    return trained(experiment(steps=60), tmp_path_factory.mktemp("runs") / "learned")
+    cfg = experiment(steps=80)
+    cfg.set(batch_size=64).rollouts.engine.set(max_sequences=64, max_batched_tokens=96, batch_sizes=(64,))
+    return trained(cfg, tmp_path_factory.mktemp("runs") / "learned")
 
 
 def test_the_reward_rises_well_above_chance(learned):
     rewards = np.asarray([event["reward"] for event in learned])
-    # An eighth of the letters is right by chance; what rises further has read the prompt.
-    assert rewards[:5].mean() < 0.3
-    assert rewards[-5:].mean() > 0.6
-    assert all(event["tokens"] == 64 for event in learned)
+    # An eighth of the letters is right by chance, whatever is always said; what rises further has read the prompt.
+    assert rewards[:5].mean() < 0.2
+    assert rewards[-5:].mean() > 0.35
+    assert all(event["tokens"] == 128 for event in learned)
 
 
 def test_the_engine_draws_from_the_trainers_own_distribution_and_compiles_once(learned):
@@ -167,17 +169,25 @@ def test_the_modifier_names_what_has_no_place_for_rollouts():
         modifier(FAMILIES["attention"]())
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tensor"])
-def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones(name):
+PROMPTS = ([(1, 2, 8), (3, 3, 8)], 3, (), (0, 1))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A model, two sets of its parameters, and what one device draws with either."""
     model: CausalLM = FAMILIES["attention"]().build()
     params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(0))
-    other = jax.tree.map(lambda x: 1.5 * x, params)
-    prompts = [(1, 2, 8), (3, 3, 8)]
-    asked = (prompts, 3, (), (0, 1))
-    alone = EngineSampler(model, params, {}, Environment(), EngineConfig(**ENGINE))
-    wanted = [alone.draw(p, {}, *asked) for p in (params, other)]
-    assert [one.ids for one in wanted[0]] != [one.ids for one in wanted[1]]
-    alone.close()
+    both = params, kn.initialize(model, jax.random.key(1))
+    sampler = EngineSampler(model, params, {}, Environment(), EngineConfig(**ENGINE))
+    drawn = [sampler.draw(each, {}, *PROMPTS) for each in both]
+    sampler.close()
+    assert [one.ids for one in drawn[0]] != [one.ids for one in drawn[1]]
+    return model, both, drawn
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones(name, alone):
+    model, both, wanted = alone
     sizes = {name: 2}
     mesh = StandardMesh.Config(axes=sizes).build().mesh(jax.devices()[:2])
     strategies = [strategy.build() for strategy in strategies_for(sizes)]
@@ -186,14 +196,13 @@ def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones
         for kind in ("param", "activation")
     }
     where = Environment(ExecutionPlan(**rules), mesh)
-    placed = [
-        jax.device_put(p, param_shardings(param_specs(model), rules["param_rules"], mesh)) for p in (params, other)
-    ]
+    trained_at = param_shardings(param_specs(model), rules["param_rules"], mesh)
+    placed = [jax.device_put(params, trained_at) for params in both]
     sampler = EngineSampler(model, placed[0], {}, where, EngineConfig(**ENGINE))
-    sampler.draw(placed[0], {}, *asked)
+    sampler.draw(placed[0], {}, *PROMPTS)
     listen()
     before, held = compilations(), places(sampler)
-    drawn = [sampler.draw(p, {}, *asked) for p in placed]
+    drawn = [sampler.draw(p, {}, *PROMPTS) for p in placed]
     assert [[one.ids for one in each] for each in drawn] == [[one.ids for one in each] for each in wanted]
     for ours, theirs in zip(drawn, wanted, strict=True):
         for one, two in zip(ours, theirs, strict=True):

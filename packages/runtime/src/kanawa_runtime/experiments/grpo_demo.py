@@ -1,10 +1,11 @@
 """Reinforcement learning to try out: a tiny model learns to copy strings from a reward alone."""
 
 import kanawa as kn
+from kanawa.contracts import FeedForward, SequenceMixer
 
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
-from kanawa_runtime.learn.schedules import WarmupCosine
+from kanawa_runtime.learn.schedules import Constant
 from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.train.policies import CheckpointPolicy
 from kanawa_runtime.train.trainer import Trainer
@@ -13,18 +14,21 @@ STEPS = 200
 
 
 def grpo_demo() -> kn.Config:
-    """Returns GRPO on strings of three letters, about a minute on two cores; the reward starts at one in eight."""
-    model = kn.component("models", "llama-tiny")().set(vocab_size=16)
+    """Returns GRPO on strings of two letters: within a minute the reward rises from a sixteenth to almost 1."""
+    model = kn.component("models", "llama-tiny")().set(vocab_size=16, input_dim=64)
+    model.embedding.set(init_stddev=64**-0.5)
     model.stack.set(num_layers=2, scan=False)  # two layers compile in a moment, and a loop copies slices at each step
+    kn.replace(model, target=SequenceMixer, edit=lambda node: node.set(num_heads=2, num_kv_heads=2))
+    kn.replace(model, target=FeedForward, edit=lambda node: node.set(hidden_dim=128))
     cfg = Trainer.Config(
         model=model,
-        data=Copying.Config(),
+        data=Copying.Config(string_length=2),
         batch_size=128,
         steps=STEPS,
-        learner=Learner.Config(schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=10, decay_steps=STEPS)),
+        learner=Learner.Config(schedule=Constant.Config(peak=1e-3)),
         checkpoints=CheckpointPolicy(every_steps=50),
     )
-    grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=16, new_tokens=3)
+    grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=16, new_tokens=2)
     cfg = grpo.build()(cfg)
     cfg.rollouts.engine.set(
         max_sequences=128, max_batched_tokens=1152, page_size=8, prefill_tokens=8, batch_sizes=(128,)
