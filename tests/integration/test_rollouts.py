@@ -176,9 +176,12 @@ PROMPTS = ([(1, 2, 8), (3, 3, 8)], 3, (), (0, 1))
 def alone():
     """A model, two sets of its parameters, and what one device draws with either."""
     model: CausalLM = FAMILIES["attention"]().build()
-    params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(0))
-    both = params, kn.initialize(model, jax.random.key(1))
-    sampler = EngineSampler(model, params, {}, Environment(), EngineConfig(**ENGINE))
+    both = []
+    for seed in range(2):
+        params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(seed))
+        # As they are drawn, all tokens are about as likely, and one as good as the other.
+        both.append({**params, "embedding": jax.tree.map(lambda x: 20 * x, params["embedding"])})
+    sampler = EngineSampler(model, both[0], {}, Environment(), EngineConfig(**ENGINE))
     drawn = [sampler.draw(each, {}, *PROMPTS) for each in both]
     sampler.close()
     assert [one.ids for one in drawn[0]] != [one.ids for one in drawn[1]]

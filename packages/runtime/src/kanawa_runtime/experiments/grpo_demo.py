@@ -10,7 +10,7 @@ from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.train.policies import CheckpointPolicy
 from kanawa_runtime.train.trainer import Trainer
 
-STEPS = 200
+STEPS = 150
 
 
 def grpo_demo() -> kn.Config:
@@ -28,9 +28,9 @@ def grpo_demo() -> kn.Config:
         learner=Learner.Config(schedule=Constant.Config(peak=1e-3)),
         checkpoints=CheckpointPolicy(every_steps=50),
     )
-    grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=16, new_tokens=2)
+    grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=8, new_tokens=2)
     cfg = grpo.build()(cfg)
-    cfg.rollouts.engine.set(
-        max_sequences=128, max_batched_tokens=1152, page_size=8, prefill_tokens=8, batch_sizes=(128,)
-    )
+    # One shape of each kind: all rows begin and end together, and each program more takes seconds to compile.
+    shapes = {"batch_sizes": (128,), "prefill_rows": (128,), "prefill_sizes": (8,)}
+    cfg.rollouts.engine.set(max_sequences=128, max_batched_tokens=1152, page_size=8, prefill_tokens=8, **shapes)
     return cfg
