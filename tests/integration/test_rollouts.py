@@ -175,15 +175,18 @@ PROMPTS = ([(1, 2, 8), (3, 3, 8)], 3, (), (0, 1))
 @pytest.fixture(scope="module")
 def alone():
     """A model, two sets of its parameters, and what one device draws with either."""
-    model: CausalLM = FAMILIES["attention"]().build()
+    model: CausalLM = llama(num_layers=1, **WIDE, num_kv_heads=2, hidden_dim=32).build()
     both = []
     for seed in range(2):
         params = jax.jit(lambda key: kn.initialize(model, key))(jax.random.key(seed))
-        # As they are drawn, all tokens are about as likely, and one as good as the other.
-        both.append({**params, "embedding": jax.tree.map(lambda x: 20 * x, params["embedding"])})
+        # As they are drawn, all tokens are about as likely, and one set of weights as good as the other.
+        both.append({**params, "head": jax.tree.map(lambda x: 20 * x, params["head"])})
     sampler = EngineSampler(model, both[0], {}, Environment(), EngineConfig(**ENGINE))
     drawn = [sampler.draw(each, {}, *PROMPTS) for each in both]
+    ended = sampler.draw(both[0], {}, PROMPTS[0], 3, (drawn[0][0].ids[1],), PROMPTS[3])[0]
     sampler.close()
+    assert (ended.ids, ended.finish_reason) == (drawn[0][0].ids[:2], "stop")
+    assert ended.logprobs == pytest.approx(drawn[0][0].logprobs[:2], abs=1e-5), "the stop token's is missing"
     assert [one.ids for one in drawn[0]] != [one.ids for one in drawn[1]]
     return model, both, drawn
 

@@ -7,10 +7,13 @@ from kanawa.contracts import Batch
 from kanawa.testing.data_source import DataSourceConformance
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.data.random_tokens import RandomTokens
+from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.rollouts.advantages import centred, group_relative
-from kanawa_runtime.rollouts.prompts import Grouped, question
+from kanawa_runtime.rollouts.maker import rollout_of
+from kanawa_runtime.rollouts.prompts import Grouped, Question, question
 from kanawa_runtime.rollouts.rewards import Rollout, exact_match, matching_tokens
 from kanawa_runtime.rollouts.rollouts import Rollouts
+from kanawa_runtime.rollouts.sampler import Drawn
 
 
 class TestCopying(DataSourceConformance):
@@ -60,6 +63,17 @@ def test_two_rewards():
         prompt_ids=(1,), completion_ids=(7,), answer_ids=(8,), finish_reason="stop", completion=" 12\n", answer="12"
     )
     assert exact_match(same) == 1.0
+
+
+def test_a_reward_sees_texts_where_there_is_a_tokenizer():
+    tokenizer = ByteTokenizer.Config().build()
+    asked = Question(tuple(tokenizer.encode("2+2=").tolist()), tuple(tokenizer.encode("4").tolist()))
+    ids = (*tokenizer.encode("4").tolist(), tokenizer.eos_id, tokenizer.vocab_size + 1)
+    drawn = Drawn(ids, (-1.0,) * len(ids), "stop")
+    rollout = rollout_of(asked, drawn, tokenizer)
+    assert (rollout.prompt, rollout.completion, rollout.answer) == ("2+2=", "4", "4")
+    assert exact_match(rollout) == 1.0
+    assert rollout_of(asked, drawn, None).completion == ""
 
 
 def test_advantages_against_numbers_worked_out_by_hand():

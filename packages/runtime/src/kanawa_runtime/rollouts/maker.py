@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from kanawa.config import public_name
 from kanawa.contracts import Batch, CausalLM, DataSource, Environment, Program, RolloutBatch
+from kanawa.contracts.tokenizer import Tokenizer
 from kanawa.errors import UsageError
 from kanawa.module import EmissionError, functional
 
@@ -62,7 +63,7 @@ class RolloutMaker:
         drawn = self.sampler.draw(
             params, state, [one.prompt for one in questions], self.config.new_tokens, self._stops, (self._seed, step)
         )
-        rollouts = [self._rollout(one, mine) for one, mine in zip(questions, drawn, strict=True)]
+        rollouts = [rollout_of(one, mine, self._tokenizer) for one, mine in zip(questions, drawn, strict=True)]
         rewards = np.asarray([self._reward(rollout) for rollout in rollouts])
         batch = self._laid_out(questions, drawn, self._advantages(rewards))
         if self._compiled is not None:
@@ -123,18 +124,6 @@ class RolloutMaker:
             )
             raise RolloutError(message)
 
-    def _rollout(self, asked: Question, drawn: Drawn) -> Rollout:
-        texts = {}
-        if self._tokenizer is not None:
-            ids = {"prompt": asked.prompt, "completion": drawn.ids, "answer": asked.answer}
-            # A model may have rows for more ids than the tokenizer has words, and draw them.
-            known = self._tokenizer.vocab_size
-            texts = {name: self._tokenizer.decode([i for i in some if i < known]) for name, some in ids.items()}
-        return Rollout(
-            prompt_ids=asked.prompt, completion_ids=drawn.ids, answer_ids=asked.answer,
-            finish_reason=drawn.finish_reason, **texts,
-        )  # fmt: skip
-
     def _reward(self, rollout: Rollout) -> float:
         what = f"the reward {public_name(self.config.reward)}"
         of = f"for the prompt {rollout.prompt or list(rollout.prompt_ids)!r}"
@@ -171,6 +160,20 @@ class RolloutMaker:
             segments[row, : len(tokens) - 1] = 1
             weights[row, written], gains[row, written], sampled[row, written] = 1.0, advantages[row], mine.logprobs
         return RolloutBatch(ids, targets, positions, segments, weights, gains, sampled)
+
+
+def rollout_of(asked: Question, drawn: Drawn, tokenizer: Tokenizer | None) -> Rollout:
+    """Returns what a reward is asked about, with texts where there is a tokenizer; a stop token has none."""
+    texts = {}
+    if tokenizer is not None:
+        ids = {"prompt": asked.prompt, "completion": drawn.ids, "answer": asked.answer}
+        # A model may have rows for more ids than the tokenizer has words, and draw them.
+        known = tokenizer.vocab_size
+        texts = {name: tokenizer.decode([i for i in some if i < known]) for name, some in ids.items()}
+    reason = drawn.finish_reason
+    return Rollout(
+        prompt_ids=asked.prompt, completion_ids=drawn.ids, answer_ids=asked.answer, finish_reason=reason, **texts
+    )
 
 
 def _logprobs_program(model: CausalLM, environment: Environment, params: Any, state: Any, batch: Batch) -> Program:
