@@ -183,10 +183,12 @@ def alone():
         both.append({**params, "head": jax.tree.map(lambda x: 20 * x, params["head"])})
     sampler = EngineSampler(model, both[0], {}, Environment(), EngineConfig(**ENGINE))
     drawn = [sampler.draw(each, {}, *PROMPTS) for each in both]
-    ended = sampler.draw(both[0], {}, PROMPTS[0], 3, (drawn[0][0].ids[1],), PROMPTS[3])[0]
+    free = drawn[0][0]
+    ended = sampler.draw(both[0], {}, PROMPTS[0], 3, (free.ids[-1],), PROMPTS[3])[0]
     sampler.close()
-    assert (ended.ids, ended.finish_reason) == (drawn[0][0].ids[:2], "stop")
-    assert ended.logprobs == pytest.approx(drawn[0][0].logprobs[:2], abs=1e-5), "the stop token's is missing"
+    count = free.ids.index(free.ids[-1]) + 1
+    assert (ended.ids, ended.finish_reason) == (free.ids[:count], "stop")
+    assert ended.logprobs == pytest.approx(free.logprobs[:count], abs=1e-5), "the stop token's is missing"
     assert [one.ids for one in drawn[0]] != [one.ids for one in drawn[1]]
     return model, both, drawn
 

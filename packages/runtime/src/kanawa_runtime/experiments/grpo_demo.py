@@ -10,7 +10,7 @@ from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.train.policies import CheckpointPolicy
 from kanawa_runtime.train.trainer import Trainer
 
-STEPS = 150
+STEPS = 200
 
 
 def grpo_demo() -> kn.Config:
@@ -25,7 +25,7 @@ def grpo_demo() -> kn.Config:
         data=Copying.Config(string_length=2),
         batch_size=128,
         steps=STEPS,
-        learner=Learner.Config(schedule=Constant.Config(peak=1e-3)),
+        learner=Learner.Config(schedule=Constant.Config(peak=2e-3)),
         checkpoints=CheckpointPolicy(every_steps=50),
     )
     grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=8, new_tokens=2)
