@@ -1,5 +1,6 @@
 """The compiled decoding step over pages against the reference: masks, widths, pages, bits, and rows that broke."""
 
+import concurrent.futures
 import dataclasses
 import functools
 from typing import ClassVar
@@ -123,6 +124,16 @@ def test_threads_share_the_rows_of_many_programs():
     out, _ = attend(operands)
     for _ in range(50):
         np.testing.assert_array_equal(attend(operands)[0], out)
+
+
+def test_threads_may_trace_at_once():
+    problem = dataclasses.replace(PAGED, head_dim=24, v_head_dim=24, logit_cap=7.5)
+    operands = _paged(problem)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        tasks = [pool.submit(NativeAttention().forward, problem, operands) for _ in range(8)]
+        outs = [task.result()[0] for task in tasks]
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out, outs[0])
 
 
 REFUSALS = {

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _TASK_BYTES, _ERROR_BYTES = 40, 24
 _NEXT, _FINISHED, _LOOKING, _FRAME, _TOTAL, _SHARED_BYTES = 0, 8, 16, 24, 32, 40
 #: Waking a thread takes as long as a short function does.
 _MOST_HELPERS = 7
+
+_REGISTERING = threading.Lock()
 
 #: A function's body: it writes the code of the item of that index.
 Body = Callable[[Code, "Operands", ir.Value], None]
@@ -86,9 +89,9 @@ class NativeCall:
         text = str(self._module())
         # By its text: a program kept on disk must never meet another function under the name it knows.
         self.target = f"kanawa_{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        self._engine, address = _compiled(text)
-        handler = jax.ffi.pycapsule(ctypes.cast(address, ctypes.c_void_p))
-        jax.ffi.register_ffi_target(self.target, handler, platform="cpu", api_version=1)
+        # Programs are traced in several threads at once, and XLA takes a name once.
+        with _REGISTERING:
+            _register(self.target, text)
 
     def __call__(self, results: Sequence[jax.ShapeDtypeStruct], *operands: jax.Array) -> Any:
         """Returns the results; operands lie row by row."""
@@ -203,8 +206,8 @@ def _places() -> dict[str, int]:
 
 
 @functools.cache
-def _compiled(text: str) -> tuple[Any, int]:
-    """Returns what holds the compiled functions, and the address of the handler."""
+def _register(target: str, text: str) -> Any:
+    """Compiles a module and gives its handler to XLA; returns what holds the functions, for as long as the process."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     features = binding.get_host_cpu_features().flatten()
@@ -216,7 +219,9 @@ def _compiled(text: str) -> tuple[Any, int]:
     passes.getModulePassManager().run(module, passes)
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    return engine, engine.get_function_address("handler")
+    handler = jax.ffi.pycapsule(ctypes.cast(engine.get_function_address("handler"), ctypes.c_void_p))
+    jax.ffi.register_ffi_target(target, handler, platform="cpu", api_version=1)
+    return engine
 
 
 def _function(module: ir.Module, name: str, result: ir.Type) -> tuple[ir.Function, Code]:
