@@ -42,8 +42,8 @@ def killed_gang(nursery, folder, steps, moments, rng):
     return supervisor.run, struck
 
 
-def lived(attempt, records):
-    """Returns what an attempt took, of its ledger and of the records of its steps and saves."""
+def lived(attempt, records, resumed):
+    """Returns what an attempt took, of its ledger and of the records of its steps and saves; the next one `resumed`."""
     own = [event for event in records if event["attempt"] == attempt.number]
     steps = [event for event in own if event["event"] == "step"]
     saves = [event for event in own if event["event"] == "checkpoint_committed"]
@@ -53,6 +53,10 @@ def lived(attempt, records):
     usual = statistics.median(event["seconds"] for event in steps)
     # As in the ledger: what took far longer than it does was no step, but something that held all of them up.
     stalls = sum(event["seconds"] - usual for event in steps[1:] if event["seconds"] > 3 * usual + 0.5)
+    write = saves[-1]["seconds"] - saves[-1]["blocking_seconds"] if saves else None
+    if resumed == steps[-1]["step"] // EVERY * EVERY:
+        # One that was under way when the kill came may count, by milliseconds: that it did is told, too.
+        write = 0.0
     saving = sum(line["seconds"].get("save", 0.0) for line in attempt.lines if first < line["time"] <= last)
     step = (last - first - stalls - saving) / (len(steps) - 1)
     return Lived(
@@ -60,7 +64,7 @@ def lived(attempt, records):
         step_seconds=step,
         blocking_seconds=statistics.fmean(event["blocking_seconds"] for event in saves) if saves else None,
         # Of the last one, since its own time decided whether it counted when the attempt ended.
-        write_seconds=saves[-1]["seconds"] - saves[-1]["blocking_seconds"] if saves else None,
+        write_seconds=write,
     )
 
 
@@ -71,7 +75,8 @@ def compared(nursery, folder, steps, moments, rng):
     attempts, records = attempts_of(read_ledger(run / LEDGER)), events(run)
     assert len(attempts) == len(moments) + 1
     began = attempts[0].started
-    each = [lived(attempt, records) for attempt in attempts]
+    prepared = {event["attempt"]: event["step"] for event in records if event["event"] == "prepared"}
+    each = [lived(attempt, records, prepared.get(attempt.number + 1)) for attempt in attempts]
     # Up to the last step: what a run does at its end is no part of a month. Half a step more, or it may just not end.
     wall = max(event["time"] for event in records if event["event"] == "step") - began
     measured = figures["times"]
