@@ -14,7 +14,7 @@ STEPS = 200
 
 
 def grpo_demo() -> kn.Config:
-    """Returns GRPO on strings of two letters: the reward rises from a sixteenth to most of them."""
+    """Returns GRPO on strings of two letters: the share that is right rises from a sixteenth to most."""
     model = kn.component("models", "llama-tiny")().set(vocab_size=16, input_dim=64)
     model.embedding.set(init_stddev=64**-0.5)
     model.stack.set(num_layers=2, scan=False)  # two layers compile in a moment, and a loop copies slices at each step
