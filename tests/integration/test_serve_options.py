@@ -226,6 +226,7 @@ def test_quantised_weights_and_caches_adapters_guesses_and_meshes(folder, alone,
             # What is kept in 8 bits has no merged weights to compare with.
             assert run != "run" or adapted == alone(run, int8_cache=int8_cache, adapted=True)
         check_structures(server)
+        server.ids(max_tokens=40)  # long enough to come back to what it said before
         assert (server.number("spec_decode_num_draft_tokens") > 0) == (GUESSES[1] in options)
 
 

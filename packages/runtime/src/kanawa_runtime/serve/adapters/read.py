@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kanawa.composition.plain import plain_config
 from kanawa.config import Config
 from kanawa.contracts import AdapterStore, StoredAdapter
 from kanawa.errors import UsageError
@@ -20,7 +21,8 @@ def load_adapter(directory: Path, model: Config) -> StoredAdapter:
         if state.state.usable:
             store: AdapterStore = component("adapter_stores", state.name)()
             if store.holds(directory):
-                return store.load(directory, model)
+                # What form the model keeps its weights in says nothing of what others call its projections.
+                return store.load(directory, plain_config(model))
     names = ", ".join(sorted(state.name for state in host().components("adapter_stores")))
     message = f"{directory} holds no adapter of a known kind ({names}): a run that trained one, or a folder of peft"
     raise UsageError(message)
