@@ -15,6 +15,7 @@ from kanawa_runtime.checkpoint.shards.index import Extent, Part, Piece, encoded
 
 #: Volumes on their way at once; each holds at most a volume's bytes beside the snapshot.
 _WRITERS = 4
+_COPIERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,12 @@ def snapshot(trees: Mapping[str, Mapping[str, jax.Array]]) -> list[HostPiece]:
     # All transfers are under way before the first is waited for.
     for _, _, shard in shards:
         shard.data.copy_to_host_async()
-    return [HostPiece(item, path, _start(shard), _copy(shard.data)) for item, path, shard in shards]
+    # Several copies at once: a single processor doesn't fill the memory's bandwidth.
+    with ThreadPoolExecutor(_COPIERS, thread_name_prefix="copy") as pool:
+        copies = pool.map(lambda shard: _copy(shard[2].data), shards)
+        return [
+            HostPiece(item, path, _start(shard), copy) for (item, path, shard), copy in zip(shards, copies, strict=True)
+        ]
 
 
 def _start(shard: Any) -> tuple[int, ...]:
