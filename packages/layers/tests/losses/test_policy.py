@@ -74,6 +74,16 @@ def test_the_objective_is_that_of_a_loop(how):
     assert 0 < outputs.metrics["loss.clipped"].value() < 1
 
 
+@pytest.mark.parametrize("field", ["old_logprobs", "reference_logprobs"])
+def test_what_was_not_drawn_is_left_out_however_much_the_policy_changed_there(field):
+    built, params = model(kl=0.7)
+    batch = rollouts()
+    far = np.where(batch.loss_weights > 0, getattr(batch, field), 200.0 if field == "reference_logprobs" else -200.0)
+    loss = lambda p, b: kn.functional(built)(p, {}, b, train=True)[1].total_loss()  # noqa: E731
+    wanted, got = (jax.value_and_grad(loss)(params, b) for b in (batch, batch._replace(**{field: far})))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
 def test_a_step_down_makes_rewarded_tokens_likelier_and_others_not():
     built, params = model()
     batch = rollouts(reference=False)._replace(old_logprobs=None)

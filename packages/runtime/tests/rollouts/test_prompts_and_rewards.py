@@ -1,5 +1,8 @@
 """Prompts from rows, rewards from rollouts, advantages from rewards, and the sizes a config may have."""
 
+import json
+
+import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.rollouts.advantages import centred, group_relative
-from kanawa_runtime.rollouts.maker import rollout_of
+from kanawa_runtime.rollouts.maker import RolloutMaker, rollout_of
 from kanawa_runtime.rollouts.prompts import Grouped, Question, question
 from kanawa_runtime.rollouts.rewards import Rollout, exact_match, matching_tokens
 from kanawa_runtime.rollouts.rollouts import Rollouts
@@ -54,6 +57,15 @@ def test_the_prompt_ends_before_the_first_weighted_target():
     batch = Batch(ids, targets, None, (ids > 0).astype(np.int32), weights)
     assert question(batch, 0) == ((4, 5, 6), (7, 8))
     assert question(batch, 1) == ((4, 5), ())
+
+
+def test_a_packed_row_asks_the_first_question_that_has_an_answer():
+    ids = np.asarray([[1, 2, 3, 4, 5, 6, 7, 8, 0]], np.int32)
+    targets = np.asarray([[2, 0, 4, 5, 0, 7, 8, 9, 0]], np.int32)
+    segments = np.asarray([[1, 1, 2, 2, 2, 3, 3, 3, 0]], np.int32)
+    weights = np.asarray([[0, 0, 0, 1, 0, 0, 1, 1, 0]], np.float32)
+    # Neither what another sequence says nor what it is to be answered with.
+    assert question(Batch(ids, targets, segments, segments, weights), 0) == ((3, 4), (5,))
 
 
 def test_two_rewards():
@@ -107,3 +119,19 @@ def test_without_a_reward_nothing_is_composed():
 
     with pytest.raises(kn.KanawaError, match=r"rollouts\.reward"):
         kn.compose(tiny_lm.tiny().set(rollouts=Rollouts(group_size=2, new_tokens=2), batch_size=8))
+
+
+def test_the_reference_is_known_again_where_other_hardware_drew_its_last_bits():
+    maker = RolloutMaker.__new__(RolloutMaker)
+    maker.config, maker._kept = Rollouts(reward=exact_match), None
+    drawn = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    maker._reference = {"weight": jnp.asarray(drawn[0]), "scale": jnp.ones(4)}
+    saved = maker.saved(0)
+    assert json.loads(json.dumps(saved)) == saved
+    maker._reference = {"weight": jnp.asarray(np.nextafter(drawn[0], 9, dtype=np.float32)), "scale": jnp.ones(4)}
+    assert maker.saved(0) != saved
+    maker.resume(saved)
+    for others in ({"weight": jnp.asarray(drawn[1]), "scale": jnp.ones(4)}, {"weight": jnp.asarray(drawn[0])}):
+        maker._reference = others
+        with pytest.raises(kn.KanawaError, match="the run's reference policy was its first parameters, and these are"):
+            maker.resume(saved)

@@ -49,7 +49,9 @@ class PolicyLoss(TokenLoss):
             )
             raise ModuleError(message)
         now = jax.lax.stop_gradient(logprobs)
-        old = now if batch.old_logprobs is None else batch.old_logprobs
+        # What may not weigh anything must be finite as well: zero times infinity is NaN.
+        only_drawn = lambda given: jnp.where(weights > 0, given, now)  # noqa: E731
+        old = now if batch.old_logprobs is None else only_drawn(batch.old_logprobs)
         values, clipped = clipped_surrogate(logprobs, old, batch.advantages, cfg.clip_low, cfg.clip_high)
         if cfg.truncation is not None:
             values = values * truncated_importance(old, batch.sampled_logprobs, cfg.truncation)
@@ -60,7 +62,7 @@ class PolicyLoss(TokenLoss):
             message = f"{self.path}.kl is {cfg.kl}, but the batch has no reference; set rollouts.reference=true"
             raise ModuleError(message)
         if batch.reference_logprobs is not None:
-            divergence = k3_divergence(logprobs, batch.reference_logprobs)
+            divergence = k3_divergence(logprobs, only_drawn(batch.reference_logprobs))
             self.add_loss("kl", *cfg.aggregation(divergence, weights), cfg.kl)
         apart = jnp.abs(old - batch.sampled_logprobs) * weights
         self.record("sampler_difference", kn.Mean(jnp.sum(apart), count))

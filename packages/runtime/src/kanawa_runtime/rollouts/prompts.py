@@ -16,13 +16,18 @@ class Question(NamedTuple):
 
 
 def question(batch: Batch, row: int) -> Question:
-    """Returns the question in a row; of one without weighted targets all of it is the prompt."""
+    """Returns the question in a row; of one without weighted targets all of it is the prompt.
+
+    Of rows that hold several sequences it is that of the first with a weighted target.
+    """
     ids, targets = np.asarray(batch.input_ids[row]), np.asarray(batch.target_ids[row])
+    segments = np.ones(ids.shape, np.int32) if batch.segment_ids is None else np.asarray(batch.segment_ids[row])
     weighted = np.flatnonzero(batch.loss_weights[row])
-    if weighted.size:
-        return Question(tuple(ids[: weighted[0] + 1].tolist()), tuple(targets[weighted].tolist()))
-    known = np.ones(ids.shape, bool) if batch.segment_ids is None else batch.segment_ids[row] > 0
-    return Question(tuple(ids[known].tolist()), ())
+    if not weighted.size:
+        return Question(tuple(ids[segments > 0].tolist()), ())
+    own = segments == segments[weighted[0]]
+    before = np.arange(ids.size) <= weighted[0]
+    return Question(tuple(ids[own & before].tolist()), tuple(targets[weighted[own[weighted]]].tolist()))
 
 
 class Grouped(DataSource):
