@@ -122,6 +122,11 @@ def raising(rollout):
     raise ValueError(message)
 
 
+def raising_of_groups(rewards):
+    message = "no ranks of groups"
+    raise TypeError(message)
+
+
 def no_number(rollout):
     return float("nan")
 
@@ -136,6 +141,11 @@ REFUSED = {
         lambda cfg: cfg.rollouts.set(reward=no_number),
         RewardError,
         r"no_number gave nan for the prompt \[.*finite number",
+    ),
+    "advantages raise": (
+        lambda cfg: cfg.rollouts.set(advantages=raising_of_groups),
+        RewardError,
+        r"advantages, .*raising_of_groups, raised TypeError: no ranks of groups; for rewards \[4, 8\]",
     ),
     "row": (
         lambda cfg: cfg.rollouts.set(new_tokens=7),

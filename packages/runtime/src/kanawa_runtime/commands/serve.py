@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[:key=value,...]",
-        help="a modifier, such as mesh:axes={\"tensor\":2}: key heads over two devices; repeat for several",
+        help='a modifier, such as mesh:axes={"tensor":2}: key heads over two devices; repeat for several',
     )
     parser.add_argument(
         "--set",

@@ -139,10 +139,15 @@ class RolloutMaker:
 
     def _advantages(self, rewards: np.ndarray) -> np.ndarray:
         groups = rewards.reshape(-1, self.config.group_size)
-        advantages = np.asarray(self.config.advantages(groups), np.float32)
+        what = f"rollouts.advantages, {public_name(self.config.advantages)},"
+        try:
+            advantages = np.asarray(self.config.advantages(groups), np.float32)
+        except Exception as error:
+            message = f"{what} raised {type(error).__name__}: {error}; for rewards {list(groups.shape)}"
+            raise RewardError(message) from error
         if advantages.shape != groups.shape or not np.isfinite(advantages).all():
             message = (
-                f"rollouts.advantages, {public_name(self.config.advantages)}, gave {list(advantages.shape)} for "
+                f"{what} gave {list(advantages.shape)} for "
                 f"rewards {list(groups.shape)}, or numbers that aren't finite; expected one finite number a reward"
             )
             raise RewardError(message)
