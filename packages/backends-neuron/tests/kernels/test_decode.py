@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from broken_rest import broken_rest
 from kanawa.kernels.attention.examples import BASE, example_operands
 from kanawa.kernels.masks import MaskSpec, sliding_window
 from kanawa.testing.kernel import KernelConformance
@@ -37,14 +38,7 @@ def test_a_nan_behind_a_rows_end_reaches_nobody(change):
     """What a sequence that broke leaves in a page is weighed with zero by the next one that gets the page."""
     problem = dataclasses.replace(CACHE, **change)
     operands = example_operands(problem, np.random.default_rng(0))
-    size = problem.page_size or problem.kv_length
-    table = operands.get("page_table", np.arange(operands["k"].shape[0])[:, None])
-    owned = np.zeros(operands["k"].shape[:2], bool)
-    for row, length in zip(table, operands["kv_lengths"], strict=True):
-        for token in range(length):
-            owned[row[token // size], token % size] = True
-    poisoned = {name: np.where(owned[..., None, None], operands[name], np.nan) for name in ("k", "v")}
-    poisoned = {name: x.astype(operands[name].dtype) for name, x in poisoned.items()}
+    poisoned = broken_rest(problem, operands)
     clean, broken = (
         np.asarray(NkiDecodeAttention().apply(problem, operands | pools), np.float32) for pools in ({}, poisoned)
     )

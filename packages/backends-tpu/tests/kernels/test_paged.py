@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from broken_rest import broken_rest
 from kanawa.kernels.attention.examples import example_operands
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
@@ -115,20 +116,12 @@ def test_a_nan_behind_a_rows_end_reaches_nobody(case):
     """What a sequence that broke leaves in a page is weighed with zero by the next one that gets the page."""
     problem = dataclasses.replace(PLAIN, **case)
     operands = example_operands(problem, np.random.default_rng(0))
-    size = problem.page_size or problem.kv_length
-    table = operands.get("page_table", np.arange(operands["k"].shape[0])[:, None])
-    owned = np.zeros(operands["k"].shape[:2], bool)
-    for row, length in zip(table, operands["kv_lengths"], strict=True):
-        for token in range(length):
-            owned[row[token // size], token % size] = True
-    poisoned = {name: np.where(owned[..., None, None], operands[name], np.nan) for name in ("k", "v")}
-    poisoned = {name: x.astype(operands[name].dtype) for name, x in poisoned.items()}
 
     @jax.jit
     def attend(pools: dict[str, Any]) -> jax.Array:
         return Interpreted().apply(problem, {**operands, **pools})
 
-    clean, broken = attend({}), attend(poisoned)
+    clean, broken = attend({}), attend(broken_rest(problem, operands))
     np.testing.assert_array_equal(np.asarray(broken, np.float32), np.asarray(clean, np.float32))
 
 

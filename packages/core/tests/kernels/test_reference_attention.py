@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from broken_rest import broken_rest
 from jax.test_util import check_grads
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
@@ -211,13 +212,7 @@ def test_a_nan_behind_a_rows_end_reaches_nobody(case):
     """What a sequence that broke leaves in a cache is weighed with zero by the next one that gets its place."""
     problem = dataclasses.replace(BASE, has_kv_lengths=True, **UNUSED[case])
     operands = example_operands(problem, np.random.default_rng(0))
-    size = problem.page_size or problem.kv_length
-    table = operands.get("page_table", np.arange(operands["k"].shape[0])[:, None])
-    owned = np.zeros(operands["k"].shape[:2], bool)
-    for row, length in zip(table, operands["kv_lengths"], strict=True):
-        at = np.arange(length)
-        owned[row[at // size], at % size] = True
-    broken = {name: np.where(owned[..., None, None], operands[name], np.float32("nan")) for name in ("k", "v")}
+    broken = broken_rest(problem, operands)
     for kernel in (ReferenceAttention(), BlockwiseAttention()):
         if kernel.supports(problem, None):
             attend = jax.jit(functools.partial(kernel.apply, problem))
