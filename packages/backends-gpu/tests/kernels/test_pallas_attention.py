@@ -4,9 +4,7 @@ Tiles are small, so that a few rows make several blocks of either side, the last
 """
 
 import dataclasses
-import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
@@ -20,11 +18,10 @@ from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.operation import Tuning
-from kanawa.plugins import PluginHost, host, set_host
-from kanawa.plugins.discovery import Entry, Provider
 from kanawa_backends_gpu.kernels.attention.flash.sizes import size_of
 from kanawa_backends_gpu.kernels.attention.flash.visits import block_map, transposed, visits
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
+from named_masks import named_masks
 
 SMALL: Tuning = (
     *(("forward_queries", 32), ("forward_keys", 16)),
@@ -114,15 +111,9 @@ def strict() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _catalog(monkeypatch):
-    names = {"striped": striped, "gathers": gathers}
-    # Under pytest's importlib mode this file has no name that a plugin could give.
-    monkeypatch.setitem(sys.modules, "mask_predicates", SimpleNamespace(**names))
-    entries = tuple(Entry(kind="masks", name=name, value=f"mask_predicates:{name}") for name in names)
-    before = host()
-    set_host(PluginHost(discover=lambda: [Provider(name="mine", version="1", entries=entries)]))
-    yield
-    set_host(before)
+def _catalog():
+    with named_masks(striped=striped, gathers=gathers):
+        yield
 
 
 def agree(kernel: Any, problem: AttentionProblem) -> None:

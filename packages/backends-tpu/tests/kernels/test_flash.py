@@ -1,8 +1,6 @@
 """Flash in Pallas's interpreter against the fp64 reference, what it visits, and what it refuses."""
 
 import dataclasses
-import sys
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
@@ -14,12 +12,11 @@ from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.operation import Kernel
-from kanawa.plugins import PluginHost, host, set_host
-from kanawa.plugins.discovery import Entry, Provider
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.attention.flash.kernel import FlashAttention, _scalar_bytes
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks, tables, vectors
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, side
+from named_masks import named_masks
 
 
 class Interpreted(FlashAttention):
@@ -164,15 +161,9 @@ def gathers(q, k):
 
 
 @pytest.fixture
-def catalog(monkeypatch):
-    names = {"striped": striped, "by_quarters": by_quarters, "gathers": gathers}
-    # Under pytest's importlib mode this file has no name that a plugin could give.
-    monkeypatch.setitem(sys.modules, "mask_predicates", SimpleNamespace(**names))
-    entries = tuple(Entry(kind="masks", name=name, value=f"mask_predicates:{name}") for name in names)
-    before = host()
-    set_host(PluginHost(discover=lambda: [Provider(name="mine", version="1", entries=entries)]))
-    yield
-    set_host(before)
+def catalog():
+    with named_masks(striped=striped, by_quarters=by_quarters, gathers=gathers):
+        yield
 
 
 @pytest.mark.usefixtures("catalog")
