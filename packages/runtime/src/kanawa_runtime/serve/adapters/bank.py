@@ -58,7 +58,7 @@ class Bank:
         """Those that requests may name."""
         return tuple(self._seats)
 
-    def seat_of(self, name: str) -> "Seat":
+    def seat_of(self, name: str) -> Seat:
         """Returns where an adapter sits; raises RequestError for an unknown name."""
         seat = self._seats.get(name)
         if seat is None:
@@ -67,13 +67,13 @@ class Bank:
             raise RequestError(message, "adapter")
         return seat
 
-    def take(self, name: str) -> tuple[int, str, "Seat"]:
-        """Returns slot, salt and seat for one more sequence; give the seat back with `leave`."""
+    def take(self, name: str) -> Seat:
+        """Returns the seat of one more sequence; give it back with `leave`. Raises RequestError as `seat_of`."""
         seat = self.seat_of(name)
         seat.users += 1
-        return seat.slot, seat.salt, seat
+        return seat
 
-    def leave(self, seat: "Seat") -> None:
+    def leave(self, seat: Seat) -> None:
         """Counts one sequence less."""
         seat.users -= 1
         if seat.is_removed and not seat.users:

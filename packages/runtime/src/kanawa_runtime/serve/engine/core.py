@@ -132,8 +132,9 @@ class Core:
     def _take(self, sequence: Sequence, given: Given | None) -> None:
         request, digest = sequence.request, None
         if request.adapter is not None and self.bank is not None:
-            sequence.adapter, salt, sequence.seat = self.bank.take(request.adapter)
-            sequence.root, digest = prefix.root(request.cache_salt, salt), sequence.seat.digest
+            seat = sequence.seat = self.bank.take(request.adapter)
+            sequence.adapter, digest = seat.slot, seat.digest
+            sequence.root = prefix.root(request.cache_salt, seat.salt)
         if given is not None and given.layout != self.transfer.layout_with(digest):
             # Older weights' pages would be found by later prompts too: it is taken in here instead.
             given = None
