@@ -1,10 +1,18 @@
-"""Small trees with every kind of leaf a training state has."""
+"""Small trees with every kind of leaf a training state has, and the marks of tests in which orbax fails."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+
+# Where a save or a read fails, orbax abandons coroutines that it had made.
+ABANDONED = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 
 
 def make_trees(seed: int = 0) -> dict[str, Any]:

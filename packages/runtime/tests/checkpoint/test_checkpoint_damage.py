@@ -1,9 +1,8 @@
 """A damaged checkpoint is restored bit for bit, reported, or passed over; never silently wrong."""
 
-import gc
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,9 @@ import pytest
 from kanawa.contracts import CheckpointError
 from kanawa_runtime.checkpoint import CheckpointDamagedError, OrbaxCheckpointer
 
-from .checkpoint_trees import abstract, assert_bitwise, make_trees
+from .checkpoint_trees import ABANDONED, abstract, assert_bitwise, make_trees
 
-# Where reading fails, orbax abandons coroutines that it had made.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Collects those coroutines here, not in a later test that knows nothing of them."""
-    yield
-    gc.collect()
+pytestmark = ABANDONED
 
 
 @pytest.fixture(scope="module")

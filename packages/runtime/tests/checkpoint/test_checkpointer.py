@@ -7,7 +7,6 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,9 @@ from kanawa_runtime.checkpoint import (
 )
 from kanawa_runtime.checkpoint.manifest import COMMIT
 
-from .checkpoint_trees import abstract, assert_bitwise, make_trees
+from .checkpoint_trees import ABANDONED, abstract, assert_bitwise, make_trees
 
-# Where a save fails, orbax abandons coroutines that it had made.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Collects those coroutines here, not in a later test that knows nothing of them."""
-    yield
-    gc.collect()
+pytestmark = ABANDONED
 
 
 def _save(checkpointer: OrbaxCheckpointer, step: int, **more: Any) -> None:

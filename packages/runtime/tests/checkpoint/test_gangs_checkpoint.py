@@ -1,6 +1,5 @@
 """What a gang of real processes saved: restored by any other, bit for bit, and any damage to it found."""
 
-import gc
 import json
 import os
 import random
@@ -18,22 +17,13 @@ from kanawa_runtime import checkpoint
 from kanawa_runtime.checkpoint import CheckpointDamagedError
 from kanawa_runtime.checkpoint.layout import committed_steps
 
+from .checkpoint_trees import ABANDONED
 from .gang_worker import HOST
 
 WORKER = Path(__file__).with_name("gang_worker.py")
 KINDS = ["OrbaxCheckpointer", "ShardedCheckpointer"]
 SEED = int(os.environ.get("PYTEST_SEED", time.time_ns()))
-# Where reading fails, orbax abandons coroutines that it had made.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    yield
-    gc.collect()
+pytestmark = ABANDONED
 
 
 def gang(directory, kind, processes, axis, **options):
