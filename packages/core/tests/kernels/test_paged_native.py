@@ -117,6 +117,28 @@ def test_extreme_scores_are_those_of_the_other_kernel():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_capped_score_that_overflowed_is_seen(sign):
+    # All keys alike, so that every score is the cap's own: what is left is the mean of the values.
+    problem = dataclasses.replace(PAGED, logit_cap=30.0)
+    operands = _paged(problem)
+    operands["q"], operands["k"] = np.full_like(operands["q"], sign * 1e38), np.full_like(operands["k"], 100.0)
+    out, lse = NativeAttention().forward(problem, operands)
+    np.testing.assert_allclose(lse, np.full(lse.shape, sign * 30.0 + np.log(37)), rtol=1e-5)
+    seen = operands["v"][operands["page_table"][0]].reshape(-1, *operands["v"].shape[2:])[:37]
+    means = np.repeat(seen.mean(axis=0), problem.group_size, axis=0)
+    np.testing.assert_allclose(out[0, 0], means, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_calls_it_for_each():
+    operands = {name: jnp.asarray(x) for name, x in _paged(PAGED).items()}
+    alone = functools.partial(NativeAttention().forward, PAGED)
+    queries = jnp.stack([operands["q"], 2 * operands["q"]])
+    outs, _ = jax.vmap(lambda q: alone({**operands, "q": q}))(queries)
+    for out, q in zip(outs, queries, strict=True):
+        np.testing.assert_array_equal(out, alone({**operands, "q": q})[0])
+
+
 def test_threads_share_the_rows_of_many_programs():
     problem = dataclasses.replace(PAGED, batch=24, num_heads=8, num_kv_heads=4)
     operands = _paged(problem)
@@ -143,6 +165,7 @@ REFUSALS = {
     "pages of bfloat16; it takes float32, or bits": {"dtype": "bfloat16"},
     "heads of 6 and 8; it takes multiples of 4": {"head_dim": 6},
     "8192 values a key head; it takes up to 4096": {"num_heads": 64, "num_kv_heads": 1, "v_head_dim": 128},
+    "1000 vectors a key head; it takes up to 320": {"num_heads": 40, "num_kv_heads": 1, "v_head_dim": 100},
 }
 
 

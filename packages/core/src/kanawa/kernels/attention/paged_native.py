@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Accumulators of a key head, in floats, up to which they stay in the first cache.
 _MOST_VALUES = 4096
+#: Vectors of a key head's queries or accumulators: LLVM takes 4 s for the code of 256 of them, 40 s for that of 1000.
+_MOST_VECTORS = 320
 #: What leaves each query a run of keys.
 _MASKS = frozenset({"causal", "window", "chunk"})
 
@@ -52,6 +54,8 @@ class NativeAttention(Kernel):
         masks = ", ".join(sorted(problem.mask.uses - _MASKS))
         lanes = min(_lanes(problem.head_dim), _lanes(problem.v_head_dim))
         values = problem.group_size * problem.v_head_dim
+        widths = (problem.head_dim, problem.v_head_dim)
+        vectors = problem.group_size * max(width // max(_lanes(width), 1) for width in widths)
         return first_refusal(
             (not problem.paged, "keys are dense; it takes pages"),
             (problem.q_length != 1, f"{problem.q_length} queries a row; it takes one"),
@@ -67,6 +71,7 @@ class NativeAttention(Kernel):
             (problem.kv_bits and problem.dtype != "bfloat16", f"bits of {problem.dtype}; it takes those of bfloat16"),
             (lanes < 1, f"heads of {problem.head_dim} and {problem.v_head_dim}; it takes multiples of 4"),
             (values > _MOST_VALUES, f"{values} values a key head; it takes up to {_MOST_VALUES}"),
+            (vectors > _MOST_VECTORS, f"{vectors} vectors a key head; it takes up to {_MOST_VECTORS}"),
             (not _has_llvm(), 'llvmlite isn\'t installed: pip install "kanawa[cpu]"'),
         )
 

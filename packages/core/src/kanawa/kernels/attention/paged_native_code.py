@@ -115,7 +115,8 @@ class _Item:
         code, builder = self.code, self.code.builder
         place = self._score(index(_BLOCK * group))
         scores = code.get(place, floats(_BLOCK))
-        hidden = builder.fcmp_ordered("<=", scores, constant(sc.MASKED, _BLOCK))
+        # Not `<=`: a score of -inf is seen, and under a cap it is -cap.
+        hidden = builder.fcmp_ordered("==", scores, constant(sc.MASKED, _BLOCK))
         if self.shape.cap is not None:
             scores = builder.select(hidden, scores, self._capped(scores, self.shape.cap))
         before = code.get(self.top[group], F32)

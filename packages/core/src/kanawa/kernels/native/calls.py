@@ -95,7 +95,8 @@ class NativeCall:
 
     def __call__(self, results: Sequence[jax.ShapeDtypeStruct], *operands: jax.Array) -> Any:
         """Returns the results; operands lie row by row."""
-        return jax.ffi.ffi_call(self.target, results)(*operands)
+        # Its code knows so many dimensions and no more: under vmap it is called once for each.
+        return jax.ffi.ffi_call(self.target, results, vmap_method="sequential")(*operands)
 
     def _module(self) -> ir.Module:
         module = ir.Module()
