@@ -75,9 +75,10 @@ class CacheConformance:
         assert view.v is not None
         cfg = self.config()
         q = jnp.ones((_ROWS, 1, cfg.num_kv_heads, cfg.key_dim))
-        told = {"kv_lengths": view.kv_lengths, "page_table": view.page_table, "kv_positions": view.kv_positions}
         at = jnp.full((_ROWS, 1), done + count - 1, jnp.int32)
-        return np.asarray(attention(q, view.k, view.v, q_positions=at, mode="decode", **told))
+        told: dict[str, Any] = {"kv_lengths": view.kv_lengths, "kv_positions": view.kv_positions}
+        out = attention(q, view.k, view.v, q_positions=at, page_table=view.page_table, mode="decode", **told)
+        return np.asarray(out)
 
     # --- the checks ------------------------------------------------------------------------------------------
 
@@ -108,6 +109,7 @@ class CacheConformance:
                 for position in range(first, done):
                     for read, written in zip(held[position], (k, v), strict=True):
                         if written is not None:
+                            assert read is not None, "values were written, and none are read"
                             atol = self.tolerance * float(jnp.abs(written).max())
                             np.testing.assert_allclose(read, written[row, position], atol=atol)
 
