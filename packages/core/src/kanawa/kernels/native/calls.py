@@ -28,8 +28,9 @@ _NUMBERS, _DIMENSIONS = 24, 40
 _API_VERSION, _FIRST_FUNCTION = 32, 48
 _SCHEDULE, _DESTROY = "XLA_FFI_ThreadPool_Schedule", "XLA_FFI_Error_Destroy"
 _XLA_CALL = ir.FunctionType(POINTER, [POINTER]).as_pointer()
-#: From an extension's start to what it asks to be told, and from there to the version.
-_ASKED, _ASKED_VERSION = 24, 24
+#: From an extension's start to its kind and to what it asks to be told, and from there to the version; which kind asks.
+_KIND, _ASKED, _ASKED_VERSION = 8, 24, 24
+_METADATA = 1
 #: Bytes of the arguments of either.
 _TASK_BYTES, _ERROR_BYTES = 40, 24
 #: What threads share: the next item, how many are finished, how many threads may still look, the frame, and how many
@@ -141,12 +142,14 @@ class NativeCall:
         null = ir.Constant(POINTER, None)
         extension = code.get(_past(code, frame, _EXTENSION), POINTER)
         with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
-            # Not a run: XLA asks for which version of its interface this was made. It is read by none of its fields
-            # that ever moved.
-            asked = code.get(_past(code, extension, _ASKED), POINTER)
-            version = code.get(_past(code, code.get(_past(code, frame, _API), POINTER), _API_VERSION), I64)
-            code.put(version, _past(code, asked, _ASKED_VERSION))
-            builder.ret(null)
+            kind = code.get(_past(code, extension, _KIND), I32)
+            with builder.if_then(builder.icmp_unsigned("==", kind, ir.Constant(I32, _METADATA))):
+                # Not a run: XLA asks for which version of its interface this was made. It is read by none of its
+                # fields that ever moved.
+                asked = code.get(_past(code, extension, _ASKED), POINTER)
+                version = code.get(_past(code, code.get(_past(code, frame, _API), POINTER), _API_VERSION), I64)
+                code.put(version, _past(code, asked, _ASKED_VERSION))
+                builder.ret(null)
         allocate = ir.Function(module, ir.FunctionType(POINTER, [I64]), "malloc")
         shared = builder.call(allocate, [index(_SHARED_BYTES)])
         total = self._items(code, Operands(code, frame, *self._counts))
