@@ -1,5 +1,6 @@
 """Saving, restoring, keeping and refusing."""
 
+import asyncio
 import errno
 import gc
 import json
@@ -286,3 +287,19 @@ def test_a_reader_cannot_save_and_changes_nothing(
     with pytest.raises(CheckpointError, match="for reading only"):
         _save(reader, 2)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("file", "times"), [("/site-packages/orbax/checkpoint/write.py", 0), ("/home/user/own.py", 1)])
+def test_what_other_writes_of_a_failed_save_raised_is_no_traceback(
+    file: str, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def several() -> None:
+        failing = {"asyncio": asyncio}
+        exec(compile("async def write(): raise ValueError('disk full')", file, "exec"), failing)  # noqa: S102
+        asyncio.ensure_future(failing["write"]())
+        await asyncio.sleep(0)
+
+    array_store._orbax()
+    asyncio.run(several())
+    gc.collect()
+    assert len([record for record in caplog.records if "never retrieved" in record.getMessage()]) == times

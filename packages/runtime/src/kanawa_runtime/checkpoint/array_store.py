@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,24 @@ class _OneErrorOnce(logging.Filter):
         return False
 
 
+class _LateErrors(logging.Filter):
+    """Keeps asyncio from logging what writes of orbax's raised beside the one that a failed save tells.
+
+    Where several fail, orbax (0.12.8) asks for the first one's error alone. Python logs the others, tracebacks and all,
+    whenever it collects them.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raised = record.exc_info[2] if record.exc_info else None
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(raised))
+        if "exception was never retrieved" not in record.getMessage() or not any("orbax" in file for file in files):
+            return True
+        logger.debug("orbax: %s", record.getMessage(), exc_info=record.exc_info)
+        return False
+
+
 _FILTER = _OneErrorOnce()
+_LATE = _LateErrors()
 #: Writes of one save that can fail on their own, and more.
 _MOST_FAILURES = 64
 #: For the threads of a save that has failed to end, where the storage lets them.
@@ -155,6 +173,7 @@ def _orbax() -> Any:
     from orbax import checkpoint as orbax
 
     logging.getLogger("absl").addFilter(_FILTER)
+    logging.getLogger("asyncio").addFilter(_LATE)
     if not isinstance(sys.unraisablehook, _LateFutures):
         sys.unraisablehook = _LateFutures(sys.unraisablehook)
     _ask_for_no_metrics()

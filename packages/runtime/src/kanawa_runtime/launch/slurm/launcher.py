@@ -19,6 +19,8 @@ from kanawa_runtime.launch.slurm.script import batch_script
 _SLURM = "this must be a node of a Slurm cluster, with its client tools"
 _FILE = "job.sbatch"
 _LOG_BYTES = 16_384
+#: How often a job that isn't there is asked for, and how long after the last time.
+_TIMES, _AGAIN_SECONDS = 4, 0.5
 #: What a line of options can't hold as it stands.
 _IN_SBATCH = re.compile(r"[\s\"'#%\\]")
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
@@ -162,12 +164,17 @@ class SlurmLauncher(Launcher):
         if not re.fullmatch(r"\d+", name):
             message = f"{name!r} is no job of Slurm: they are numbers; `squeue --me` lists yours"
             raise EngineError(message)
-        try:
-            text = call(["scontrol", "--oneliner", "show", "job", name], _SLURM)
-        except EngineError as error:
-            if "Invalid job id" not in str(error):
-                raise
-            return self._accounted(name)
+        for left in reversed(range(_TIMES)):
+            try:
+                text = call(["scontrol", "--oneliner", "show", "job", name], _SLURM)
+                break
+            except EngineError as error:
+                if "Invalid job id" not in str(error):
+                    raise
+            if not left:
+                return self._accounted(name)
+            # A job that is being requeued was once not there for a moment.
+            time.sleep(_AGAIN_SECONDS)
         return dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text))
 
     def _accounted(self, name: str) -> dict[str, str]:
