@@ -91,7 +91,9 @@ def test_the_engine_draws_from_the_trainers_own_distribution_and_compiles_once(l
     assert {event["engine_compilations"] for event in learned} == {0.0}
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "recurrent" else pytest.mark.nightly) for name in FAMILIES]
+)
 def test_every_family_learns_from_what_its_engine_wrote(family, tmp_path):
     events = trained(experiment(family, steps=2), tmp_path)
     assert len(events) == 2
@@ -203,7 +205,7 @@ def alone():
     return model, both, drawn
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+@pytest.mark.parametrize("name", ["fsdp", pytest.param("tensor", marks=pytest.mark.nightly)])
 def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones(name, alone):
     model, both, wanted = alone
     sizes = {name: 2}
