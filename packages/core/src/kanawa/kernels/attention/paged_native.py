@@ -26,9 +26,9 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 if TYPE_CHECKING:
     from llvmlite import ir
 
-    from kanawa.kernels.native.calls import NativeCall
-    from kanawa.kernels.native.calls import Operands as Buffers
-    from kanawa.kernels.native.code import Code
+    from kanawa.arrays.native.calls import NativeCall
+    from kanawa.arrays.native.calls import Operands as Buffers
+    from kanawa.arrays.native.code import Code
 
 #: Accumulators of a key head, in floats, up to which they stay in the first cache.
 _MOST_VALUES = 4096
@@ -145,8 +145,8 @@ class Shape:
 
 @functools.cache
 def _call(shape: Shape) -> "NativeCall":
+    from kanawa.arrays.native.calls import NativeCall
     from kanawa.kernels.attention.paged_native_code import write
-    from kanawa.kernels.native.calls import NativeCall
 
     def items(code: "Code", buffers: "Buffers") -> "ir.Value":
         return code.builder.mul(buffers.size(0, 0), buffers.size(0, 1))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
+from kanawa.arrays.native.calls import Operands
+from kanawa.arrays.native.code import F32, I16, I32, Code, constant, floats, index
 from kanawa.kernels.attention import scores as sc
-from kanawa.kernels.native.calls import Operands
-from kanawa.kernels.native.code import F32, I16, I32, Code, constant, floats, index
 
 if TYPE_CHECKING:
     from kanawa.kernels.attention.paged_native import Shape

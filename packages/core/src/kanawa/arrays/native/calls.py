@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from llvmlite import binding, ir
 
-from kanawa.kernels.native.code import I32, I64, POINTER, Code, index
+from kanawa.arrays.native.code import I32, I64, POINTER, Code, index
 
 #: Bytes from a frame's start to: an extension, XLA's table of functions, the run's context, the list of operands,
 #: and that of results.
