@@ -8,8 +8,8 @@ layers of 512, 8 heads, 4 key heads, SwiGLU 1536, vocabulary 8192. While one sid
 output tokens a second are compared round by round. Without --other only our side runs.
 
 What it prints for each load and side: output tokens a second, the median ratio to ours, seconds to ready, and how many
-requests' tokens differ from ours, with where they first do. Of our side alone: what the engine makes of a full batch
-that decodes, beside its compiled step in a bare loop, and how long the host works for a step.
+requests' tokens differ from ours, with where they first do. With --engine, of our side alone: what the engine makes of
+a full batch that decodes, beside its compiled step in a bare loop, and how long the host works for a step.
 """
 
 import argparse
@@ -129,12 +129,12 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_overhead(side: Side, rows: int) -> None:
+def write_overhead(side: Side, rows: int, steps: int, *, drawn: bool = False) -> None:
     """Prints what the engine makes of its own step."""
-    of = side.ask({"rows": rows})
+    of = side.ask({"rows": rows, "steps": steps, "drawn": drawn})
     share, host = of["engine"] / of["raw"], of["host_ms"] / of["step_ms"]
     write(
-        f"{rows} rows that decode: {of['engine']:.0f} tokens/s by the engine, {of['raw']:.0f} by its step alone: "
+        f"{rows} rows that {'draw' if drawn else 'decode'}, {steps} tokens a call: {of['engine']:.0f} tokens/s by the engine, {of['raw']:.0f} by its step alone: "
         f"{share:.1%}; the host works {of['host_ms']:.2f} ms of {of['step_ms']:.1f} ms a step: {host:.1%}"
     )
 
@@ -147,14 +147,21 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sides", default="kanawa,vllm,transformers")
-    parser.add_argument("--engine", action="store_true", help="measure our engine against its own compiled step too")
+    parser.add_argument("--engine", action="store_true", help="only our engine, against its own compiled step")
     args = parser.parse_args()
     if not (args.folder / "config.json").is_file():
         subprocess.run([args.other or sys.executable, "-c", WRITE_MODEL, str(args.folder)], check=True)
     names = [name for name in args.sides.split(",") if args.other or name == "kanawa"]
+    if args.engine:
+        names = ["kanawa"]
     with started(names, args, args.folder) as sides:
         for rows in (8, 32) if args.engine else ():
-            write_overhead(sides[0], rows)
+            # As files of prompts have it, as a server has it, and as one has it that always has somebody waiting.
+            for steps in (16, 4, 1):
+                write_overhead(sides[0], rows, steps)
+            write_overhead(sides[0], rows, 1, drawn=True)
+        if args.engine:
+            return
         for title, load in loads().items():
             made = sum(load["lengths"])
             for side in sides:

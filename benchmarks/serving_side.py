@@ -4,7 +4,8 @@
 
 Prints a line once it is ready, with its versions. For each line of JSON it is sent, {"prompts": [[id, …], …],
 "lengths": [n, …]}, it answers all prompts greedily and prints {"seconds": s, "tokens": [[id, …], …]}. Kanawa's side is
-also sent {"rows": n}: what the engine makes of n rows that decode all the time, beside its program in a bare loop.
+also sent {"rows": n, "steps": k, "drawn": false}: what the engine makes of n rows that decode all the time, k tokens a
+call, beside its program in a bare loop.
 """
 
 import json
@@ -17,7 +18,7 @@ from typing import Any
 Serve = Callable[[list[list[int]], list[int]], list[list[int]]]
 
 #: What our side measures of itself.
-COMPARE: list[Callable[[int], dict[str, float]]] = []
+COMPARE: list[Callable[[dict[str, Any]], dict[str, float]]] = []
 #: As many sequences at once on every side.
 MAX_SEQUENCES = 32
 MAX_LENGTH = 2048
@@ -66,10 +67,10 @@ def kanawa(folder: str, dtype: str) -> tuple[Serve, dict[str, Any]]:
         ended.wait()
         return [tokens[name] for name in names]
 
-    def compare(rows: int) -> dict[str, float]:
-        from engine_overhead import compared
+    def compare(case: dict[str, Any]) -> dict[str, float]:
+        from engine_overhead import Case, compared
 
-        return compared(engine, rows)
+        return compared(engine, Case(**case))
 
     COMPARE.append(compare)
     return serve, {"jax": jax.__version__, "programs": engine.num_programs}
@@ -136,7 +137,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "rows" in asked:
-            answers.write(json.dumps(COMPARE[0](asked["rows"])) + "\n")
+            answers.write(json.dumps(COMPARE[0](asked)) + "\n")
             continue
         started = time.perf_counter()
         tokens = serve(asked["prompts"], asked["lengths"])

@@ -76,6 +76,7 @@ class Core:
         self.steps = 0
         #: Seconds of steps in which the host worked, and didn't wait for the device.
         self.host_seconds = 0.0
+        self._working_since = 0.0
         self.finished: collections.Counter[str] = collections.Counter()
         self._max_length = max_length
         self._arrivals = 0
@@ -190,6 +191,8 @@ class Core:
 
     def forget_prefixes(self) -> None:
         """Forgets what cached pages hold: other weights would have written something else."""
+        # Between two steps: since the last one the host may have been idle.
+        self._working_since = time.perf_counter()
         self.settle()
         self.scheduler.pool.forget()
         for sequence in self.sequences.values():
@@ -204,9 +207,15 @@ class Core:
 
     def step(self) -> None:
         """Sends the next step to the device, and takes in the results of the one before it."""
-        began = time.perf_counter()
+        self._working_since = time.perf_counter()
         self._step()
-        self.host_seconds += time.perf_counter() - began
+        self._count_work()
+
+    def _count_work(self) -> None:
+        """Counts what the host has done since it last waited; never less than before, for somebody may look meanwhile."""
+        now = time.perf_counter()
+        self.host_seconds += now - self._working_since
+        self._working_since = now
 
     def _step(self) -> None:
         self.expire()
@@ -330,11 +339,12 @@ class Core:
 
     def _collect(self) -> None:
         """Takes in the results of the oldest step."""
-        began, results = time.perf_counter(), self._in_flight.popleft()
+        results = self._in_flight.popleft()
+        self._count_work()
         for sent in results:
             # All of a step end with its last program: what comes after this is the host's own work.
             sent.ids.block_until_ready()
-        self.host_seconds -= time.perf_counter() - began
+        self._working_since = time.perf_counter()
         for sent in results:
             if sent.guessed is not None:
                 self._collect_verified(sent, sent.guessed)
