@@ -133,8 +133,9 @@ def write_overhead(side: Side, rows: int, steps: int, *, drawn: bool = False) ->
     """Prints what the engine makes of its own step."""
     of = side.ask({"rows": rows, "steps": steps, "drawn": drawn})
     share, host = of["engine"] / of["raw"], of["host_ms"] / of["step_ms"]
+    what = f"{rows} rows that {'draw' if drawn else 'decode'}, {steps} token{'s' if steps > 1 else ''} a call"
     write(
-        f"{rows} rows that {'draw' if drawn else 'decode'}, {steps} tokens a call: {of['engine']:.0f} tokens/s by the engine, {of['raw']:.0f} by its step alone: "
+        f"{what}: {of['engine']:.0f} tokens/s by the engine, {of['raw']:.0f} by its step alone: "
         f"{share:.1%}; the host works {of['host_ms']:.2f} ms of {of['step_ms']:.1f} ms a step: {host:.1%}"
     )
 

@@ -22,7 +22,7 @@ from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
+from kanawa_runtime.serve.engine.errors import EngineStoppedError
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.sampling import SamplingConfig
@@ -380,39 +380,6 @@ def test_what_only_one_request_asks_for_wrongly_ends_no_other(engine):
         last = outputs.get(timeout=120)
     assert last.finish_reason == "length"
     assert engine.is_alive
-
-
-def test_what_it_refuses_and_how_it_ends(model):
-    config = EngineConfig(
-        max_sequences=1, max_length=32, page_size=8, prefill_tokens=8, max_queued=2, batch_sizes=(1,),
-        prefill_sizes=(8,), prompt_logprobs=False, max_logprobs=0,
-    )  # fmt: skip
-    small = LLMEngine(*model, config=config)
-    with pytest.raises(EngineStoppedError, match="the engine isn't running"):
-        small.submit(Request(id="a", prompt_ids=(1,)), lambda _: None)
-    small.start()
-    blocked, outputs = threading.Event(), queue.SimpleQueue()
-
-    def slow(output):
-        blocked.wait()
-        outputs.put(output)
-
-    long = SamplingParams(max_tokens=20, temperature=0.0)
-    for i in range(3):
-        small.submit(Request(id=str(i), prompt_ids=(1, 2), sampling=long), slow)
-    with pytest.raises(QueueFullError, match="the queue is full: [23] requests wait, and it holds 2") as full:
-        for i in range(3, 9):
-            small.submit(Request(id=str(i), prompt_ids=(1, 2), sampling=long), slow)
-    assert full.value.retry_after > 0
-    with pytest.raises(RequestError, match="a request with the id '0' is running already"):
-        small.submit(Request(id="0", prompt_ids=(1, 2), sampling=long), slow)
-    blocked.set()
-    assert small.drain(60)
-    with pytest.raises(QueueFullError, match="takes no new requests"):
-        small.submit(Request(id="x", prompt_ids=(1, 2)), slow)
-    small.stop()
-    with pytest.raises(EngineStoppedError, match="the engine isn't running"):
-        small.submit(Request(id="x", prompt_ids=(1, 2)), slow)
 
 
 def test_an_id_is_free_before_its_end_is_told(engine):

@@ -212,7 +212,7 @@ class Core:
         self._count_work()
 
     def _count_work(self) -> None:
-        """Counts what the host has done since it last waited; never less than before, for somebody may look meanwhile."""
+        """Counts what the host has done since it last waited, so that whoever looks meanwhile sees it grow."""
         now = time.perf_counter()
         self.host_seconds += now - self._working_since
         self._working_since = now

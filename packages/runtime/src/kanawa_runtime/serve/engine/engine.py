@@ -23,10 +23,10 @@ from kanawa_runtime.serve.engine.core import Core
 from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.paged_model import paged_model
-from kanawa_runtime.serve.engine.programs import Programs, Shapes
+from kanawa_runtime.serve.engine.programs import Programs, Shapes, for_few_rows
 from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, Request
 from kanawa_runtime.serve.engine.scheduler import Scheduler
-from kanawa_runtime.serve.engine.validate import check_request
+from kanawa_runtime.serve.engine.validate import check_request, check_together
 from kanawa_runtime.serve.open_run import OpenedRun, tokenizer_of
 from kanawa_runtime.serve.speculation.programs import Draft, Speculation
 from kanawa_runtime.serve.speculation.speculator import Speculator
@@ -67,7 +67,7 @@ class LLMEngine:
         draft: Draft | None = None,
     ) -> None:
         self.config = cfg = (config or EngineConfig()).clone().freeze()
-        self.environment = env = _for_few_rows(environment or Environment())
+        self.environment = env = for_few_rows(environment or Environment())
         longest = model.longest_sequence()
         self.max_length = cfg.max_length or min(longest or _LENGTH, _LENGTH)
         if longest is not None and self.max_length > longest:
@@ -199,10 +199,13 @@ class LLMEngine:
     def check_takes_more(self, request_id: str, also: int = 0) -> None:
         """Raises QueueFullError, and RequestError for an id that is running already; `also` more are to come."""
         with self._wake:
-            if request_id in self._ids:
-                message = f"a request with the id {request_id!r} is running already; give each its own"
-                raise RequestError(message, "id")
+            self._check_is_free(request_id)
             self._check_takes_more(also)
+
+    def _check_is_free(self, request_id: str) -> None:
+        if request_id in self._ids:
+            message = f"a request with the id {request_id!r} is running already; give each its own"
+            raise RequestError(message, "id")
 
     def check_room(self) -> None:
         """Raises QueueFullError where one more request would be refused now."""
@@ -225,22 +228,32 @@ class LLMEngine:
             self.transfer.check(given.arrays, -(-len(request.prompt_ids) // self.config.page_size))
         with self._wake:
             self.check_takes_more(request.id)
-            if request.id in self._cancelled:
-                # It was asked of an earlier request of this id, which has ended meanwhile.
-                self._cancelled = collections.deque(name for name in self._cancelled if name != request.id)
-            self._ids.add(request.id)
-            self._submitted.append(_Submitted(request, on_output, keeps_pages, given))
-            self._wake.notify()
+            self._queue(_Submitted(request, on_output, keeps_pages, given))
+
+    def _queue(self, submitted: _Submitted) -> None:
+        name = submitted.request.id
+        if name in self._cancelled:
+            # It was asked of an earlier request of this id, which has ended meanwhile.
+            self._cancelled = collections.deque(other for other in self._cancelled if other != name)
+        self._ids.add(name)
+        self._submitted.append(submitted)
+        self._wake.notify()
 
     def submit_together(self, requests: Sequence[Request], on_output: OnOutput) -> None:
-        """Queues requests that are taken in before the same step; raises as `submit` does.
+        """Queues all of some requests, or raises as `submit` does and queues none; they are taken in before one step.
 
         What each step holds then depends on them alone: no timing shows in the last bits of their log-probabilities.
+        Raises RequestError where two share an id, and for more than could ever wait at once.
         """
+        for request in requests:
+            self.check(request)
+        check_together(requests, self.limits)
         with self._wake:
             self._check_takes_more(len(requests) - 1)
             for request in requests:
-                self.submit(request, on_output)
+                self._check_is_free(request.id)
+            for request in requests:
+                self._queue(_Submitted(request, on_output))
 
     def pages_layout(self, adapter: str | None = None) -> str:
         """Names what pages of a prompt hold; equal in engines that may exchange them. Raises as `check` does."""
@@ -485,13 +498,3 @@ class LLMEngine:
         for one in submitted:
             core.add(one.request, self._until_finished(one.on_output))
         core.end(reason, self._error)
-
-
-def _for_few_rows(environment: Environment) -> Environment:
-    """Returns the environment for programs that multiply a few rows with each weight.
-
-    Rows and positions aren't spread over a mesh: there are as few as one of either, which divides by nothing.
-    """
-    rules = tuple(rule for rule in environment.plan.activation_rules if rule[0] not in ("batch", "length"))
-    plan = dataclasses.replace(environment.plan, few_rows=True, activation_rules=rules)
-    return dataclasses.replace(environment, plan=plan)

@@ -293,3 +293,13 @@ def abstract_of(tree: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=named)
 
     return jax.tree.map(one, tree)
+
+
+def for_few_rows(environment: Environment) -> Environment:
+    """Returns the environment for programs that multiply a few rows with each weight.
+
+    Rows and positions aren't spread over a mesh: there are as few as one of either, which divides by nothing.
+    """
+    rules = tuple(rule for rule in environment.plan.activation_rules if rule[0] not in ("batch", "length"))
+    plan = dataclasses.replace(environment.plan, few_rows=True, activation_rules=rules)
+    return dataclasses.replace(environment, plan=plan)

@@ -1,13 +1,25 @@
 """What an engine can't take, found before a request is queued; each message names field, value and limit."""
 
+import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from kanawa_runtime.serve.engine.errors import RequestError
 from kanawa_runtime.serve.engine.request import EngineLimits, Request, SamplingParams
 
 _MOST_IN_A_ROW = 2**31 - 1
+
+
+def check_together(requests: Sequence[Request], limits: EngineLimits) -> None:
+    """Raises RequestError where two requests share an id, and for more than could ever wait and run at once."""
+    name, times = next(iter(collections.Counter(request.id for request in requests).most_common(1)), ("", 0))
+    if times > 1:
+        _refuse("id", f"the id {name!r} is that of {times} requests; give each its own")
+    most = limits.max_sequences + limits.max_queued
+    if len(requests) > most:
+        text = f"{len(requests)} requests are to be taken together, and this engine holds {most}"
+        _refuse("requests", f"{text}: max_sequences ({limits.max_sequences}) and max_queued ({limits.max_queued})")
 
 
 def check_request(request: Request, limits: EngineLimits, *, prompt_logprobs: bool) -> None:
