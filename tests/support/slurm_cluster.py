@@ -107,6 +107,8 @@ def _configuration(folder: pathlib.Path, nodes: int) -> str:
         "SlurmdParameters": "config_overrides",
         "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched_interval=1",
         "KillWait": 2,
+        # A busy machine's daemons answer late.
+        "MessageTimeout": 60,
         "ReturnToService": 2,
         "PartitionName": "main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
     }

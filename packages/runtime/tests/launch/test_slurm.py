@@ -40,13 +40,16 @@ def slurm():
         yield
 
 
-def launcher(**fields):
-    setup = [f'export PATH="{pathlib.Path(sys.executable).parent}:$PATH"', f'export PYTHONPATH="{tiny_lm.FOLDER}"']
+def launcher(tools=pathlib.Path(sys.executable).parent, **fields):
+    setup = [
+        f'export PATH="{tools}:{pathlib.Path(sys.executable).parent}:$PATH"',
+        f'export PYTHONPATH="{tiny_lm.FOLDER}"',
+    ]
     return SlurmLauncher.Config(poll_seconds=0.1, setup=setup, **fields).build()
 
 
-def submit(run, command, **fields):
-    adapter = launcher(settle_seconds=5)
+def submit(run, command, adapter=None, **fields):
+    adapter = adapter or launcher(settle_seconds=5)
     given = {"processes_per_host": 2, "grace_seconds": 60, **fields}
     job = Job(name=run.name, command=command, run=str(run), **given)
     adapter.check(job)
@@ -58,10 +61,13 @@ def submit(run, command, **fields):
 
 def until(condition, adapter, number):
     deadline = time.monotonic() + SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, (adapter.status(number), adapter.logs(number))
-        time.sleep(0.02)
-    return value
+    while True:
+        late, told = time.monotonic() > deadline, adapter.status(number)
+        if value := condition():
+            return value
+        # A job that has ended does nothing any more, and is forgotten after some minutes.
+        assert not late and told.exit_code is None, (told, adapter.logs(number))
+        time.sleep(0.05)
 
 
 def tasks(number):
@@ -125,15 +131,33 @@ def start_now(number):
     subprocess.run(["scontrol", "update", f"jobid={number}", "starttime=now"], check=True)
 
 
+SILENT = """#!/bin/sh
+PATH="${PATH#*:}"
+tools=$(dirname "$0")
+if mkdir "$tools/$SLURM_RESTART_COUNT.asked"; then
+  echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
+  exit 1
+fi
+exec squeue "$@"
+"""
+
+
 def test_stops_that_saved_everything_cost_no_restart(slurm, tmp_path):
     command = ["sh", "-c", 'if [ "$KANAWA_ATTEMPT" -lt 3 ]; then exit 42; fi']
-    adapter, number = submit(tmp_path / "stops", command, retries=0, is_gang=False)
+    # Once in each attempt the controller doesn't answer.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "squeue").write_text(SILENT)
+    (tools / "squeue").chmod(0o755)
+    adapter = launcher(tools, settle_seconds=5)
+    _, number = submit(tmp_path / "stops", command, adapter, retries=0, is_gang=False)
     for stops in (1, 2):
         until(lambda: adapter.status(number).stops == stops, adapter, number)  # noqa: B023 - called here
         until(lambda: adapter.status(number).state == "queued", adapter, number)
         start_now(number)
     assert adapter.watch(number, lambda line: None) == 0
     assert adapter.status(number).line() == "done, stops 2, exit code 0"
+    assert len(list(tools.glob("*.asked"))) == 2
 
 
 SAVES = """

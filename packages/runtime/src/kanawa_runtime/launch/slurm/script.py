@@ -13,6 +13,8 @@ from kanawa_runtime.launch.job import Job, chips_per_host, device_environment, h
 #: What follows, up to the body, is the user's own.
 SETUP = "# --- setup"
 _HIGH_PORTS, _PORTS = 20_000, 20_000
+#: Two minutes: a controller that fails over takes about one.
+_PATIENCE = 60
 
 
 def batch_script(job: Job, cfg: Any) -> str:
@@ -81,6 +83,7 @@ def _parts(job: Job, cfg: Any) -> dict[str, str]:
         "span": str(_PORTS),
         "is_retry": shell_test("code"),
         "stopped": str(STOPPED),
+        "patience": str(_PATIENCE),
     }
 
 
@@ -138,10 +141,16 @@ while :; do
   fi
   if [ "$all_stopped" = yes ]; then
     # Asked to stop, and saved: by the time limit or for another job, then again in the queue, which costs no restart;
-    # or by scancel.
-    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --states=all --format=%T) in
-      RUNNING) scontrol requeue "$SLURM_JOB_ID" && sleep infinity ;;
-    esac
+    # or by scancel. A controller that restarts, or is busy, is asked again for {patience} times 2 s.
+    for left in $(seq {patience}); do
+      case $(squeue --noheader --jobs="$SLURM_JOB_ID" --states=all --format=%T || echo unanswered) in
+        RUNNING|SIGNALING|CONFIGURING|RESIZING)
+          if scontrol requeue "$SLURM_JOB_ID"; then sleep infinity; exit "$code"; fi ;;
+        unanswered) ;;
+        *) break ;;
+      esac
+      sleep 2
+    done
     exit "$code"
   fi
   if [ "$restarts" -ge {retries} ]; then
