@@ -42,7 +42,7 @@ def terminal():
     return Terminal()
 
 
-def wait_for(terminal, text, seconds=2.0):
+def wait_for(terminal, text, seconds=60):
     end = time.monotonic() + seconds
     while text not in terminal.getvalue():
         assert time.monotonic() < end, (text, terminal.getvalue())
@@ -122,11 +122,11 @@ def test_a_slow_command_moves_within_two_seconds(fake_distribution):
 
 def test_where_there_is_no_terminal_a_long_command_has_a_line_for_each_stage():
     stream = io.StringIO()
-    with stage_lines(stream, after_seconds=0.05):
+    with stage_lines(stream, after_seconds=1.0):
         with stage("quick"):
             pass
         with stage("compiling"):
-            time.sleep(0.3)
+            wait_for(stream, "compiling")
         with stage("counting"):
             pass
     told = stream.getvalue().splitlines()

@@ -278,7 +278,7 @@ def test_kernels_run_in_several_threads_at_a_time():
 
     def waits(x):
         tile = loaded(x)
-        started.wait(timeout=10)
+        started.wait(timeout=120)
         return stored(tile)
 
     with ThreadPoolExecutor(2) as pool:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from kanawa.errors import UsageError
 PROMISES = ["disk", "files", "rename", "exclusive create", "lock", "append", "fsync", "clock"]
 
 
-def test_this_file_system_keeps_its_promises_and_nothing_stays_behind(tmp_path):
+def test_this_file_system_keeps_its_promises_and_nothing_stays_behind(tmp_path, monkeypatch):
+    # A disk that others write to may take its time; that it is told of is another test's.
+    monkeypatch.setattr(file_system, "_MOST_FSYNC_SECONDS", 300)
     told = file_system.findings(tmp_path / "new")
     assert [finding.subject for finding in told] == PROMISES
     assert all(finding.level == "ok" for finding in told if finding.subject not in ("disk", "files"))
@@ -57,7 +60,7 @@ def test_lost_appends_slow_syncs_and_wrong_clocks_are_told(tmp_path, monkeypatch
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600)
     told = file_system.check_clock(tmp_path)
-    assert told.level == "warning" and "+3600.0 s from the file system's" in told.message
+    assert told.level == "warning" and re.search(r"\+3600\.\d s from the file system's", told.message)
 
 
 def test_a_file_system_that_refuses_is_an_error_of_that_promise(tmp_path, monkeypatch):
@@ -121,9 +124,10 @@ def test_hosts_that_differ_are_named_with_what_it_does():
 
 def test_two_processes_that_run_it_at_once_find_each_other(tmp_path):
     command = [sys.executable, "-m", "kanawa.cli", "doctor", "--json", "--run", str(tmp_path), "--hosts", "2"]
+    command += ["--wait", "300"]
     environments = [os.environ, {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}]
     running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for env in environments]
-    told = [{f["subject"]: f for f in json.loads(one.communicate(timeout=60)[0])} for one in running]
+    told = [{f["subject"]: f for f in json.loads(one.communicate(timeout=500)[0])} for one in running]
     assert all(one["hosts"]["message"] == "2 of 2 are here" for one in told)
     assert all(one["flags of hosts"]["level"] == "error" for one in told)
     assert [one.returncode for one in running] == [1, 1]

@@ -61,7 +61,7 @@ def test_another_process_agrees() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         digests.add(done.stdout)

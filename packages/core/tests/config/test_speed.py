@@ -38,9 +38,10 @@ def build() -> None:
 def test_fifty_nodes_take_milliseconds() -> None:
     build()
     seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
+    for _ in range(20):
+        # Of this process alone: what others have the machine do meanwhile is not counted.
+        start = time.process_time()
         build()
-        seconds.append(time.perf_counter() - start)
-    # Measured at about 3 ms; the bound leaves room for a busy machine.
+        seconds.append(time.process_time() - start)
+    # Measured at about 3 ms; the bound leaves room for a slow machine.
     assert min(seconds) < 0.02

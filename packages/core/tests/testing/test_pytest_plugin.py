@@ -29,5 +29,5 @@ def test_only_on_request(tmp_path, option, text):
     (tmp_path / "test_it.py").write_text(text)
     clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:jaxtyping", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout

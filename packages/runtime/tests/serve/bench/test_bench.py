@@ -22,22 +22,25 @@ KEYS = {
 
 
 class ScriptedServer:
-    """Answers each completion with a first piece after `first` seconds and the others `gap` apart; notes both."""
+    """Answers each completion with a first piece after `first` seconds and the others `gap` apart; notes both.
 
-    def __init__(self, first=0.05, gap=0.02, fail_every=0):
-        self.first, self.gap, self.fail_every = first, gap, fail_every
+    The first answers wait until `together` requests are there at once.
+    """
+
+    def __init__(self, first=0.05, gap=0.02, fail_every=0, together=1):
+        self.first, self.gap, self.fail_every, self.together = first, gap, fail_every, together
         self.bodies, self.pieces, self.most, self.now = [], [], 0, 0
 
     def __enter__(self):
         ready = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True)
         self.thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         return self
 
     def __exit__(self, *_):
         self.loop.call_soon_threadsafe(self.stopping.set)
-        self.thread.join(10)
+        self.thread.join(60)
 
     async def _serve(self, ready):
         self.loop, self.stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -68,6 +71,9 @@ class ScriptedServer:
 
     async def _stream(self, writer, body):
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        deadline = time.monotonic() + 30
+        while self.most < self.together and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
         times = [time.perf_counter()]
         for index in range(body["max_tokens"]):
             await asyncio.sleep(self.gap if index else self.first)
@@ -93,7 +99,8 @@ def bench(capsys, server, *arguments):
 
 def test_it_measures_what_the_server_did(capsys, tmp_path):
     out = tmp_path / "result.json"
-    with ScriptedServer() as server:
+    # Long beside what a busy machine adds: then what is measured is the server's, and no other of its times.
+    with ScriptedServer(first=0.5, gap=0.2) as server:
         code, result = bench(
             capsys, server, "--num-prompts", "8", "--dataset-name", "random", "--input-len", "5", "--output-len", "6",
             "--request-rate", "50", "--goodput", "ttft:100000", "--result", str(out),
@@ -107,21 +114,21 @@ def test_it_measures_what_the_server_did(capsys, tmp_path):
     # The client sees what the server did, later by what a loaded machine takes to get to it.
     assert result["mean_itl_ms"] == pytest.approx(gaps.mean(), rel=0.2)
     assert result["mean_tpot_ms"] == pytest.approx(gaps.mean(), rel=0.2)
-    assert firsts.mean() <= result["mean_ttft_ms"] + 1 and result["mean_ttft_ms"] < firsts.mean() + 60
+    assert firsts.mean() <= result["mean_ttft_ms"] + 1 and result["mean_ttft_ms"] < firsts.mean() + 400
     assert all(body["stream"] and body["ignore_eos"] and body["temperature"] == 0 for body in server.bodies)
 
 
 def test_it_does_not_wait_for_answers_unless_told_to(capsys):
     arguments = ("--num-prompts", "6", "--dataset-name", "random", "--output-len", "3", "--input-len", "2")
-    with ScriptedServer(first=0.2) as server:
+    with ScriptedServer(together=6) as server:
         bench(capsys, server, *arguments)
         assert server.most == 6
-    with ScriptedServer(first=0.02) as server:
+    with ScriptedServer(first=0.5, together=2) as server:
         _, result = bench(capsys, server, *arguments, "--max-concurrency", "2", "--save-detailed")
         assert server.most == 2
     assert max(result["queue_times"]) > 0.05 and len(result["ttfts"]) == 6
     # What was held back isn't the server's to answer for.
-    assert max(result["ttfts"]) < max(result["queue_times"]) + 0.2
+    assert max(result["ttfts"]) < max(result["queue_times"])
 
 
 def test_refused_requests_are_counted_and_told(capsys):

@@ -37,9 +37,9 @@ def pair(token=b"one", other=b"one"):
     """Returns two wires that face each other, and their sockets."""
     ours, theirs = sockets()
     made = {}
-    greeting = threading.Thread(target=lambda: made.update(wire=Wire(ours, token, listens=True, timeout=5)))
+    greeting = threading.Thread(target=lambda: made.update(wire=Wire(ours, token, listens=True, timeout=60)))
     greeting.start()
-    theirs_wire = Wire(theirs, other, listens=False, timeout=5)
+    theirs_wire = Wire(theirs, other, listens=False, timeout=60)
     greeting.join()
     return made["wire"], theirs_wire, ours, theirs
 

@@ -16,6 +16,8 @@ from kanawa_runtime.serve.structured.grammars import Grammars
 from .scripted_engine import ScriptedEngine
 
 BYTES = ByteTokenizer.Config().build()
+#: What a machine that is busy with other tests may take for what is done at once; waiting ends when it is there.
+PATIENCE = 60
 
 
 class Server:
@@ -23,7 +25,7 @@ class Server:
 
     def __init__(self, engine, url, server):
         self.engine, self.url, self.server = engine, url, server
-        self.http = httpx2.Client(base_url=url, timeout=30)
+        self.http = httpx2.Client(base_url=url, timeout=PATIENCE)
 
     def post(self, path, body, **options):
         return self.http.post(path, json=body, **options)
@@ -38,13 +40,13 @@ class Server:
         assert answer.status_code == status, answer.text
         return answer.json()["error"]
 
-    def ended(self, request_id, seconds=10):
+    def ended(self, request_id, seconds=PATIENCE):
         """Returns how the engine ended a request, once it has."""
         return wait_for(lambda: self.engine.ended.get(request_id), seconds)
 
 
-def wait_for(condition, seconds=10):
-    """Returns what `condition` returns once it is true; fails after some seconds."""
+def wait_for(condition, seconds=PATIENCE):
+    """Returns what `condition` returns once it is true; fails after so many seconds."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "it never happened"

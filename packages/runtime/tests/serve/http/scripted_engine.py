@@ -23,13 +23,19 @@ class Running:
 
 
 class ScriptedEngine:
-    """`step_seconds` a token for all that run; `places` of them at once, `max_queued` wait."""
+    """`step_seconds` a token for all that run; `places` of them at once, `max_queued` wait.
 
-    def __init__(self, *, places=4, max_queued=8, step_seconds=0.0, max_length=512, start_seconds=0.0, fails=None):
+    It starts once `may_start` is set, and steps while `may_step` is: a test holds it there for as long as it looks.
+    """
+
+    def __init__(self, *, places=4, max_queued=8, step_seconds=0.0, max_length=512, fails=None):
         self.limits = EngineLimits(
             max_sequences=places, max_length=max_length, max_queued=max_queued, vocab_size=320, max_logprobs=20
         )
-        self.step_seconds, self.start_seconds, self.fails = step_seconds, start_seconds, fails
+        self.step_seconds, self.fails = step_seconds, fails
+        self.may_start, self.may_step = threading.Event(), threading.Event()
+        self.may_start.set()
+        self.may_step.set()
         self.loaded, self.broken = [], None
         self.ended = {}
         self._lock = threading.Condition()
@@ -42,7 +48,7 @@ class ScriptedEngine:
         return self._thread.is_alive() and self.broken is None
 
     def start(self):
-        time.sleep(self.start_seconds)
+        self.may_start.wait(60)
         if self.fails:
             raise self.fails
         self._thread.start()
@@ -124,14 +130,15 @@ class ScriptedEngine:
                     self._queue.remove(one)
                     self._end(one, "abort")
                 running = list(self._running.values())
+            held = not self.may_step.is_set()
             for one in running:
                 late = one.request.deadline is not None and now > one.request.deadline
                 if one.request.id in cancelled or late:
                     self._end(one, "abort")
-                else:
+                elif not held:
                     self._step(one, now)
-            if self.step_seconds:
-                time.sleep(self.step_seconds)
+            if self.step_seconds or held:
+                time.sleep(self.step_seconds or 0.001)
 
     def _step(self, one, now):
         request, sampling = one.request, one.request.sampling

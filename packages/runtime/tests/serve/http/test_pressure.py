@@ -36,8 +36,8 @@ def sent(server, body, *, path="/v1/completions"):
 
 @pytest.fixture
 def slow():
-    """Answers take two seconds, were they not ended."""
-    with running_server(ScriptedEngine(step_seconds=0.005, places=8, max_queued=8)) as running:
+    """Answers take half a minute, were they not ended."""
+    with running_server(ScriptedEngine(step_seconds=0.08, places=8, max_queued=8), drain_seconds=0.0) as running:
         yield running
 
 
@@ -48,7 +48,7 @@ def test_a_client_that_leaves_ends_its_request(slow, stream):
     if stream:
         made.recv(100)
     made.close()
-    wait_for(lambda: slow.engine.places_used == 0, 1)
+    wait_for(lambda: slow.engine.places_used == 0, 15)
     assert set(slow.engine.ended.values()) == {"abort"}
     text = slow.http.get("/metrics").text
     assert 'kanawa:http_responses_total{path="/v1/completions",status="499"} 1.0' in text
@@ -70,14 +70,14 @@ def test_disconnects_at_any_time_leak_nothing():
 
 
 def test_a_full_queue_is_refused_at_once():
-    with running_server(ScriptedEngine(step_seconds=0.01, places=1, max_queued=1)) as running:
+    with running_server(ScriptedEngine(step_seconds=0.1, places=1, max_queued=1)) as running:
         waiting = [sent(running, {"prompt": "a", "max_tokens": 400})]
         wait_for(lambda: running.engine.stats()["num_requests_running"] == 1)
         waiting.append(sent(running, {"prompt": "a", "max_tokens": 400}))
         wait_for(lambda: running.engine.places_used == 2)
-        began = time.monotonic()
         answer = running.post("/v1/completions", {"prompt": "a", "n": 2})
-        assert time.monotonic() - began < 1
+        # Neither of them has ended meanwhile.
+        assert running.engine.ended == {}
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
         assert answer.json()["error"]["code"] == "queue_full"
         for made in waiting:
@@ -85,14 +85,21 @@ def test_a_full_queue_is_refused_at_once():
         wait_for(lambda: running.engine.places_used == 0)
 
 
-def overload(running, seconds, clients):
-    """Sends without pause from many clients; returns the seconds of each refusal, and of each first token."""
+def overload(running, seconds, clients, enough=lambda refusals, firsts: True):
+    """Sends without pause from many clients; returns the seconds of each refusal, and of each first token.
+
+    On a slow machine it goes on for up to two minutes more, until there is `enough` of both.
+    """
     refusals, firsts, wrong = [], [], []
     until = time.monotonic() + seconds
 
+    def goes_on():
+        now = time.monotonic()
+        return now < until or (now < until + 120 and not enough(refusals, firsts))
+
     def ask(number):
         body = {"prompt": "abc", "max_tokens": 5 + number % 20, "stream": True}
-        while time.monotonic() < until:
+        while goes_on():
             began = time.monotonic()
             with running.http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code == 429:
@@ -114,10 +121,10 @@ def overload(running, seconds, clients):
 def test_ten_times_overload_loses_nothing():
     engine = ScriptedEngine(step_seconds=0.01, places=2, max_queued=2)
     with running_server(engine) as running:
-        refusals, firsts, wrong = overload(running, 1.5, 40)
+        many = lambda refusals, firsts: len(refusals) > 20 and len(firsts) > 3  # noqa: E731
+        refusals, firsts, wrong = overload(running, 1.5, 40, many)
         assert wrong == []
-        assert len(refusals) > 20
-        assert len(firsts) > 3
+        assert many(refusals, firsts)
         wait_for(lambda: engine.places_used == 0)
         assert running.server.service.running == 0
 
@@ -145,8 +152,7 @@ def test_a_client_that_reads_nothing_is_cut_off():
         content = json.dumps(body).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         made.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
-        wait_for(lambda: running.server.service.running == 1)
-        wait_for(lambda: running.server.service.running == 0 and engine.places_used == 0, 30)
+        wait_for(lambda: len(engine.ended) == 2 and running.server.service.running == 0 and engine.places_used == 0)
         assert "length" not in engine.ended.values()
         made.close()
 
@@ -161,7 +167,8 @@ def test_a_client_that_reads_nothing_is_cut_off():
     ids=["nothing", "half of the headers", "half of the body"],
 )
 def test_a_client_that_sends_nothing_more_is_cut_off(beginning):
-    with running_server(read_seconds=0.3) as running:
+    # As long as a request that comes in two pieces may take, of a client that a busy machine holds up between them.
+    with running_server(read_seconds=1.5) as running:
         with connected(running) as made:
             made.sendall(beginning)
             # Headers and body may come apart; then the connection is closed.
@@ -201,12 +208,13 @@ def test_more_connections_than_are_taken():
 
 def test_time_is_limited():
     engine = ScriptedEngine(step_seconds=0.01, places=1)
-    with running_server(engine, max_seconds=0.3) as running:
+    with running_server(engine, max_seconds=1.5, drain_seconds=0.0) as running:
         # What has been written by then is the answer; who never had a turn hears so.
         (choice,) = running.complete(prompt="ab", max_tokens=400)["choices"]
         assert choice["finish_reason"] == "abort"
         assert choice["text"].startswith("abab")
         engine.submit(Request(id="endless", prompt_ids=(1,), sampling=SamplingParams(max_tokens=500)), lambda _: None)
+        engine.may_step.clear()
         assert running.refused(503, prompt="a")["code"] == "deadline_exceeded"
 
 
@@ -249,13 +257,15 @@ def test_slow_grammars_hold_nobody_up_and_are_bounded():
 def test_quick_grammars_pass_slow_ones():
     grammars = SlowGrammars()
     model = model_of(ScriptedEngine(), grammars=grammars)
-    with running_server(model=model, worker_threads=1, grammar_seconds=1.0) as running:
+    # What the first grammar of a process imports and compiles is nobody's wait here.
+    grammars.compile("regex", "(a|b)+")
+    with running_server(model=model, worker_threads=1, grammar_seconds=3.0) as running:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             slow = pool.submit(structured, running, "slow")
             wait_for(lambda: grammars.begun, 20)
             assert structured(running, "(a|b)+").status_code == 200
             assert slow.result().status_code == 422
-            assert "longer than 1 s to compile" in slow.result().json()["error"]["message"]
+            assert "longer than 3 s to compile" in slow.result().json()["error"]["message"]
         grammars.go_on.set()
 
 
@@ -266,7 +276,7 @@ def test_a_full_queue_refuses_before_it_reads(slow):
             slow.engine.submit(request, lambda _: None)
 
     submit(8)
-    # Two seconds of work for all places; what comes now waits.
+    # Half a minute of work for all places; what comes now waits.
     wait_for(lambda: slow.engine.stats()["num_requests_running"] == 8)
     submit(8)
     # Not even JSON: with a full queue nothing is made of a body.
@@ -276,29 +286,31 @@ def test_a_full_queue_refuses_before_it_reads(slow):
     assert slow.http.post("/tokenize", json={"prompt": "ab"}).status_code == 200
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clocks of single threads here")
 def test_long_answers_do_not_hold_the_loop_up():
     with running_server(ScriptedEngine(max_length=200_000), max_body_bytes=2**22) as running:
-        gaps, ended = [], threading.Event()
+        # The loop's own work, not the time that passes: on a busy machine anything may wait.
+        clock, gaps, ended = time.pthread_getcpuclockid(running.thread.ident), [], threading.Event()
 
         def look():
-            with httpx2.Client(base_url=running.url, timeout=30) as client:
+            with httpx2.Client(base_url=running.url, timeout=60) as client:
                 while not ended.is_set():
-                    began = time.monotonic()
+                    began = time.clock_gettime(clock)
                     client.get("/health")
-                    gaps.append(time.monotonic() - began)
+                    gaps.append(time.clock_gettime(clock) - began)
 
         looking = threading.Thread(target=look)
         looking.start()
-        prompt, began = [97 + i % 20 for i in range(100_000)], time.monotonic()
+        prompt, began = [97 + i % 20 for i in range(100_000)], time.process_time()
         answer = running.complete(prompt=prompt, max_tokens=1, prompt_logprobs=5, echo=True, return_token_ids=True)
-        took = time.monotonic() - began
+        took = time.process_time() - began
         ended.set()
         looking.join()
     (choice,) = answer["choices"]
     assert len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"]) == 100_000
     assert choice["prompt_logprobs"][7]["104"]["rank"] == 1
-    # Made and written on the loop, it would have been the longest wait of them all.
-    assert max(gaps) < took / 4
+    # Made and written on the loop, it would have been most of the work in one piece.
+    assert max(gaps) < took / 4, (max(gaps), took)
 
 
 @given(
