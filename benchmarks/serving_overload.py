@@ -1,8 +1,8 @@
 """Ten times more clients than a server takes, for five minutes: memory, refusals, times to first token, and losses.
 
-The measure is the same server with as many clients as it takes. `--seconds`, `--clients` and `--run` shorten it or take
-another model; without a run a small one of random weights is written. Prints one JSON object; ends with 1 where
-something was lost, grew, or took too long.
+The measure is the same server with as many clients as it takes. `--seconds`, `--baseline-seconds`, `--clients` and
+`--run` shorten it or take another model; without a run a small one of random weights is written. Prints one JSON
+object; ends with 1 where something was lost, grew, or took too long.
 """
 
 import argparse
@@ -163,14 +163,15 @@ def main() -> int:
     """Returns 0 where nothing was lost, grew, or took too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--baseline-seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=10 * (PLACES + QUEUED))
     parser.add_argument("--disconnects", type=int, default=500)
     parser.add_argument("--run")
     args = parser.parse_args()
     with chosen_run(args.run) as run:
         server = Server(run)
-        load(server, PLACES, args.seconds / 10)  # what is allocated once is there
-        baseline = load(server, PLACES + QUEUED, args.seconds / 5)
+        load(server, PLACES, args.baseline_seconds / 3)  # what is allocated once is there
+        baseline = load(server, PLACES + QUEUED, args.baseline_seconds)
         before = server.memory_bytes
         over = load(server, args.clients, args.seconds)
         growth = server.memory_bytes - before

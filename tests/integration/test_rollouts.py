@@ -1,5 +1,6 @@
 """GRPO with rollouts of the serving engine in the training process: what it learns, repeats, hands over and refuses."""
 
+import json
 import os
 
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.arrays.shardings import param_shardings
+from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
-from kanawa.contracts import CausalLM, Environment
+from kanawa.config import to_json
+from kanawa.contracts import CausalLM, Environment, StoredModel
 from kanawa.errors import KanawaError, UsageError
 from kanawa.module import param_specs
 from kanawa_layers.recipes.llama import llama
@@ -28,8 +31,11 @@ from kanawa_runtime.rollouts.rewards import matching_tokens
 from kanawa_runtime.rollouts.sampler import EngineSampler
 from kanawa_runtime.serve.engine.compile_count import compilations, listen
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.model_store import RunStore
+from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.train.events import read_events
 from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.run_directory import read_config
 from kanawa_runtime.train.trainer import Trainer
 
 WIDE = {"input_dim": 32, "num_heads": 2, "vocab_size": 10}
@@ -173,6 +179,29 @@ def test_what_cannot_be_rewarded_or_reached_says_so(change, error, words, tmp_pa
     change(cfg)
     with pytest.raises(error, match=words):
         Loop(compose(cfg), tmp_path / "run").execute()
+
+
+def test_a_divergence_without_a_reference_is_told_while_composing():
+    cfg = experiment()
+    cfg.model.loss.set(kl=0.1)
+    with pytest.raises(KanawaError, match=r"model.loss.kl is 0.1, .* reference to stay near to; set rollouts"):
+        compose(cfg)
+
+
+def test_who_uses_a_model_needs_neither_its_reward_nor_a_batch_that_fits_a_mesh(tmp_path):
+    config = FAMILIES["attention"]()
+    params = flatten_paths(jax.jit(lambda key: kn.initialize(config.build(), key))(jax.random.key(0)))
+    RunStore().save(tmp_path / "run", StoredModel(config, params, {}, {}, {}))
+    file = tmp_path / "run" / "config.json"
+    told = json.loads(file.read_text()) | {"rollouts": to_json(experiment().rollouts), "batch_size": 6}
+    file.write_text(json.dumps(told).replace("matching_tokens", "a_reward_that_is_gone"))
+    with pytest.raises(KanawaError, match="a_reward_that_is_gone"):
+        read_config(tmp_path / "run")
+    assert open_run(tmp_path / "run").trainer.config.rollouts is None
+    with pytest.raises(KanawaError, match="batch_size: batch is 6, which"):
+        open_run(tmp_path / "run", target="cpu-8")
+    opened = open_run(tmp_path / "run", target="cpu-8", serves=True)
+    assert opened.environment.mesh.size == 8
 
 
 def test_the_modifier_names_what_has_no_place_for_rollouts():

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
@@ -12,11 +13,12 @@ from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.rollouts.advantages import centred, group_relative
-from kanawa_runtime.rollouts.maker import RolloutMaker, rollout_of
+from kanawa_runtime.rollouts.maker import RolloutMaker, check_alone, rollout_of
 from kanawa_runtime.rollouts.prompts import Grouped, Question, question
 from kanawa_runtime.rollouts.rewards import Rollout, exact_match, matching_tokens
 from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.rollouts.sampler import Drawn
+from kanawa_runtime.serve.engine.config import EngineConfig
 
 
 class TestCopying(DataSourceConformance):
@@ -103,6 +105,11 @@ def test_advantages_against_numbers_worked_out_by_hand():
             {"new_tokens": 16, "group_size": 4},
             "rollouts.new_tokens is 16, but data.sequence_length is 16, which has to",
         ),
+        ({"group_size": 4, "new_tokens": 2, "stop_ids": (3, 10**6)}, r"rollouts.stop_ids holds 1000000, and the model"),
+        (
+            {"group_size": 4, "new_tokens": 8, "engine": EngineConfig(max_length=8)},
+            "rollouts.new_tokens is 8, but rollouts.engine.max_length is 8, which has to hold a prompt as well",
+        ),
     ],
 )
 def test_sizes_that_cannot_be(sizes, words):
@@ -112,6 +119,12 @@ def test_sizes_that_cannot_be(sizes, words):
     cfg.data.set(sequence_length=16)
     with pytest.raises(kn.KanawaError, match=words):
         kn.compose(cfg)
+
+
+def test_a_gang_is_told_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(kn.KanawaError, match="rollouts are made in one process, and this run has 4: each would train"):
+        check_alone()
 
 
 def test_without_a_reward_nothing_is_composed():

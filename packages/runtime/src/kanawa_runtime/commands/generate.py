@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     prepare_process()
     with stage(f"reading {args.run_directory}"):
         _check_continues(args.run_directory)
-        opened = open_run(args.run_directory, target=args.on, step=args.step)
+        opened = open_run(args.run_directory, target=args.on, step=args.step, serves=True)
     model = opened.trainer.model
     tokenizer = _tokenizer(opened, needed=bool(args.prompt))
     if args.prompt and tokenizer is None:

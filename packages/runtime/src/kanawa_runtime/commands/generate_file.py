@@ -22,7 +22,7 @@ def generate_file(args: argparse.Namespace) -> int:
     source, output = _files(args)
     prepare_process(serves=True)
     with stage(f"reading {args.run_directory}"):
-        opened = open_run(Path(args.run_directory), target=args.on, step=args.step)
+        opened = open_run(Path(args.run_directory), target=args.on, step=args.step, serves=True)
     tokenizer = tokenizer_of(opened)
     defaults = SamplingParams(
         max_tokens=args.max_tokens,

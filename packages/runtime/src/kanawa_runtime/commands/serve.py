@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from kanawa_runtime.serve.http.hosts import is_loopback
     from kanawa_runtime.serve.http.keys import keys_from
     from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
+    from kanawa_runtime.serve.http.sparing_log import spare_logs
     from kanawa_runtime.serve.run_path import check_is_directory
 
     check_is_directory(directory)
@@ -138,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
         waiting.enter_context(stage("compiling the engine's programs"))
         server = HttpServer(model, config.server, keys, listening, tell)
+        spare_logs()
         code = server.run()
     if not server.has_started:
         flush()

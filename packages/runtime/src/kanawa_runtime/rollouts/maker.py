@@ -23,20 +23,26 @@ from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
 Made = tuple[RolloutBatch, dict[str, Any]]
 
 
+def check_alone() -> None:
+    """Raises UsageError in a gang, whose processes would each draw rollouts of their own."""
+    if jax.process_count() > 1:
+        message = (
+            f"rollouts are made in one process, and this run has {jax.process_count()}: each would train on rollouts "
+            "of its own; start it as one process, which uses all devices that it sees"
+        )
+        raise UsageError(message)
+
+
 class RolloutMaker:
     """Makes a run's batches. `reference` are the parameters to stay near to, where the config asks for any.
 
-    `abstract` is the batch of the step's program. Raises UsageError for a gang, and for a model whose loss is no
-    policy's.
+    `abstract` is the batch of the step's program. Raises UsageError for a model whose loss is no policy's.
     """
 
     def __init__(
         self, cfg: Rollouts, model: CausalLM, source: DataSource, environment: Environment, *,
         abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any = None,
     ) -> None:  # fmt: skip
-        if jax.process_count() > 1:
-            message = f"rollouts are made in one process, and this run has {jax.process_count()}; start it with one"
-            raise UsageError(message)
         self.config = cfg
         self._tokenizer, self._seed, self._reference = source.tokenizer, seed, reference
         rows, self._length = abstract.input_ids.shape

@@ -1,6 +1,7 @@
 """`rollouts`, a slot of the trainer: each batch is what the model in training wrote, and how it was rewarded."""
 
 from collections.abc import Callable
+from typing import Any
 
 from kanawa.config import REQUIRED, Config, Count, Size
 
@@ -28,9 +29,9 @@ class Rollouts(Config):
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
 
-    def problems_of(self, batch_size: int, length: int) -> list[str]:
-        """Returns what doesn't fit a trainer's sizes, one sentence each."""
-        problems = []
+    def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
+        """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""
+        problems = self._problems_of_model(model)
         if self.group_size < 2:
             problems.append(
                 "rollouts.group_size is 1, expected at least 2: a reward is compared with the others of its group"
@@ -42,6 +43,27 @@ class Rollouts(Config):
         if self.new_tokens >= length:
             problems.append(
                 f"rollouts.new_tokens is {self.new_tokens}, but data.sequence_length is {length}, which has to "
+                "hold a prompt as well; raise the one or lower the other"
+            )
+        return problems
+
+    def _problems_of_model(self, model: Any) -> list[str]:
+        """Returns what would otherwise be told after minutes of compiling, by the engine or by the loss."""
+        problems, fields = [], model.fields()
+        outside = [i for i in self.stop_ids or () if "vocab_size" in fields and i >= model.vocab_size]
+        if outside:
+            last = model.vocab_size - 1
+            problems.append(f"rollouts.stop_ids holds {outside[0]}, and the model's ids are 0 to {last}")
+        loss = model.loss if "loss" in fields else None
+        if isinstance(loss, Config) and "kl" in loss.fields() and loss.kl and not self.reference:
+            problems.append(
+                f"model.loss.kl is {loss.kl:g}, and the rollouts come without a reference to stay near to; set "
+                "rollouts.reference=true, as --modify grpo:reward=NAME,kl=… does, or model.loss.kl=0"
+            )
+        longest = self.engine.max_length
+        if longest is not None and self.new_tokens >= longest:
+            problems.append(
+                f"rollouts.new_tokens is {self.new_tokens}, but rollouts.engine.max_length is {longest}, which has to "
                 "hold a prompt as well; raise the one or lower the other"
             )
         return problems

@@ -29,6 +29,7 @@ from kanawa_runtime.train.run_directory import (
     CONFIG,
     FORMAT,
     MOST_CONFIG_BYTES,
+    OF_TRAINING,
     ORIGIN,
     PLUGINS,
     read_config,
@@ -60,7 +61,7 @@ class RunStore(ModelStore):
             check_readable(origin / name, directory)
         if (directory / TOKENIZER).is_file():
             files |= load_tokenizer(directory / TOKENIZER).folder_files()
-        return StoredModel(read_config(directory).model, {}, {}, files, notes)
+        return StoredModel(read_config(directory, OF_TRAINING).model, {}, {}, files, notes)
 
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
         """Returns the model of a run's newest or given step, as host arrays."""

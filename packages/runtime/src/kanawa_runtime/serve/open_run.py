@@ -4,8 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition, compose
+from kanawa.composition.target import parse_target
 from kanawa.contracts import Environment
 from kanawa.errors import UsageError
 
@@ -18,7 +20,7 @@ from kanawa_runtime.serve.imported import fitted, imported_experiment, place, st
 from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.train.run_directory import ORIGIN, checkpoints_of, read_config
+from kanawa_runtime.train.run_directory import OF_TRAINING, ORIGIN, checkpoints_of, read_config
 from kanawa_runtime.train.trainer import Trainer
 
 
@@ -43,10 +45,12 @@ def open_run(
     overrides: tuple[str, ...] = (),
     step: int | None = None,
     data: str | None = None,
+    serves: bool = False,
 ) -> OpenedRun:
     """Returns the run with its newest sound checkpoint, or that of `step`; raises UsageError where there is none.
 
-    The mesh of the training run is dropped: `target` or this process's devices decide. A folder that a catalogued
+    The mesh of the training run is dropped: `target` or this process's devices decide. Its batches are of no concern to
+    a model that `serves`. A folder that a catalogued
     model store holds, such as Hugging Face's, opens like a run at step 0. `data` is what `--data` says: the
     name of an experiment or a source, or files. Text is read by the tokenizer that lies in the folder.
     """
@@ -55,8 +59,11 @@ def open_run(
     stored = stored_elsewhere(directory, step)
     if stored is None and not looks_like_run(directory):
         raise not_a_run(directory)
-    cfg = read_config(directory).clone() if stored is None else imported_experiment(stored.config)
+    cfg = read_config(directory, OF_TRAINING).clone() if stored is None else imported_experiment(stored.config)
     cfg.execution.set(mesh=None, strategies=())
+    if serves:
+        # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
+        cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
     kept = tokenizer_file(directory)
     if data is not None:
         cfg = on_other_data(cfg, data, kept)

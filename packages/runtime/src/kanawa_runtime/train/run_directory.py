@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 #: Of the layout; a change that older code would misread needs a new number.
 FORMAT = 1
+
+#: Fields that say how a run learns: whoever uses its model needs neither a reward nor a service that they name.
+OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 
 #: Where an imported run keeps what the folder it came from wants back.
 ORIGIN = "origin"
@@ -267,8 +271,11 @@ def steps_of(folder: Path) -> list[int]:
         return []
 
 
-def read_config(path: Path | str) -> Config:
-    """Returns a run's config; raises RunDirectoryError where there is none or it can't be read."""
+def read_config(path: Path | str, without: Collection[str] = ()) -> Config:
+    """Returns a run's config; raises RunDirectoryError where there is none or it can't be read.
+
+    The fields in `without` are left at their defaults: what they name need not be installed.
+    """
     path = Path(path)
     file = path / CONFIG
     try:
@@ -279,6 +286,8 @@ def read_config(path: Path | str) -> Config:
     except (OSError, UnreadableFileError) as error:
         raise _damaged(path, str(error)) from error
     _check_format(path)
+    if isinstance(data, dict):
+        data = {name: value for name, value in data.items() if name not in without}
     try:
         return read_saved(data, _recorded_plugins(path))
     except MissingPluginError as error:

@@ -16,7 +16,7 @@ from kanawa.kernels import KernelChoice
 
 from kanawa_runtime import faults
 from kanawa_runtime.data.tokenizers.folder import TOKENIZER
-from kanawa_runtime.rollouts.maker import RolloutMaker
+from kanawa_runtime.rollouts.maker import RolloutMaker, check_alone
 from kanawa_runtime.serve.sample import Sampler, sampler_of
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
@@ -66,6 +66,8 @@ class Started:
 def start(attempt: Attempt) -> Started:
     """Returns what stepping needs; raises UsageError for data or parameters that don't fit, RunStopped at a signal."""
     began = time.perf_counter()
+    if attempt.config.rollouts is not None:
+        check_alone()
     screen, journal, programs = attempt.screen, attempt.journal, attempt.prepared.programs
     digest = _data_digest(attempt)
     journal.write("run_started", **attempt.run.description(), data_digest=digest, total_steps=attempt.total)

@@ -96,7 +96,7 @@ class Trainer(Workload):
             """Returns what of the rollouts doesn't fit a batch."""
             if self.rollouts is None:
                 return []
-            return self.rollouts.problems_of(self.batch_size, self.data.sequence_length)
+            return self.rollouts.problems_of(self.batch_size, self.data.sequence_length, self.model)
 
     def __init__(self, cfg: Config, *, model: Model | None = None) -> None:
         super().__init__(cfg, model=model)

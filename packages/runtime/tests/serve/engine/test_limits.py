@@ -29,7 +29,11 @@ WRONG = [
     ("top_k", {"top_k": -2}, "top_k is -2, expected at least 1, or 0 or -1 for no cut"),
     ("top_k", {"top_k": 2**31}, "top_k is 2147483648, expected at most 2147483647"),
     ("min_tokens", {"min_tokens": 2**40, "max_tokens": 2**41}, "min_tokens is 1099511627776, expected at most"),
-    ("repetition_penalty", {"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected a number above 0"),
+    (
+        "repetition_penalty",
+        {"repetition_penalty": 5e-324},
+        "repetition_penalty is 5e-324, expected a number at least 0.01",
+    ),
     ("presence_penalty", {"presence_penalty": 3.0}, "expected a number at least -2 and at most 2"),
     ("logprobs", {"logprobs": 6}, "logprobs is 6, expected 0 to 5"),
     ("logit_bias", {"logit_bias": {11: 1.0}}, "logit_bias holds the token id 11"),

@@ -8,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+from kanawa.errors import UsageError
 from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import EngineLimits, Output, TokenLogprobs
 
@@ -150,10 +151,12 @@ class ScriptedEngine:
                 known = [self._logprobs(i, sampling.prompt_logprobs) for i in request.prompt_ids[1:]]
                 first["prompt_logprobs"] = (None, *known)
         token = next(one.script, None)
+        complete = False
         if sampling.grammar is not None and token is not None:
-            token, complete = self._by_grammar(sampling)
-        else:
-            complete = False
+            try:
+                token, complete = self._by_grammar(sampling)
+            except UsageError as error:
+                return self._end(one, "error", error=str(error), is_refused=True, **first)
         if token is None or (token in sampling.stop_token_ids and one.count >= sampling.min_tokens):
             reason = "length" if token is None else "stop"
             return self._end(one, reason, stop_token_id=token, **first)

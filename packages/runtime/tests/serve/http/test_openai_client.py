@@ -25,6 +25,34 @@ def test_models(client):
     assert client.models.retrieve(model.id).id == model.id == "scripted"
 
 
+def test_a_name_with_a_slash_as_the_hub_has_them():
+    model = model_of(ScriptedEngine())
+    model.name = "org/scripted"
+    with running_server(model=model) as running:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client:
+            assert client.models.retrieve("org/scripted").id == "org/scripted"
+            assert client.completions.create(model="org/scripted", prompt="ab", max_tokens=2).choices[0].text == "ab"
+            with pytest.raises(openai.NotFoundError, match="there is no 'org/other' here"):
+                client.models.retrieve("org/other")
+
+
+def test_what_is_not_offered_is_not_found(client):
+    with pytest.raises(openai.NotFoundError, match="there is no '/v1/embeddings' here") as caught:
+        client.embeddings.create(model="scripted", input="a")
+    assert caught.value.code == "unknown_path"
+    with pytest.raises(openai.NotFoundError, match="there is no '/v1/responses' here"):
+        client.responses.create(model="scripted", input="a")
+
+
+def test_fields_that_change_nothing_here(client):
+    stream = client.chat.completions.create(
+        model="scripted", messages=MESSAGES, stream=True, stream_options={"include_obfuscation": False},
+        prediction={"type": "content", "content": "hi"}, max_completion_tokens=2, store=False, metadata={"a": "b"},
+        extra_body={"prompt_cache_retention": "24h", "length_penalty": 1.0},
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "hi"
+
+
 def test_completions(client):
     answer = client.completions.create(
         model="scripted", prompt=["ab", "c"], max_tokens=4, n=2, logprobs=2, echo=True, seed=1, stop=["zz"], user="me"

@@ -8,6 +8,8 @@ import numpy as np
 
 #: Why a request ended: a stop token or string, `max_tokens` or the context's end, the client, an error of the engine.
 FinishReason = Literal["stop", "length", "abort", "error"]
+#: Of a repetition penalty: logits are divided by it in single precision, and by nearly nothing they are infinite.
+LEAST_PENALTY = 0.01
 
 
 class Grammar(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from kanawa_runtime.serve.engine.errors import RequestError
-from kanawa_runtime.serve.engine.request import EngineLimits, Request, SamplingParams
+from kanawa_runtime.serve.engine.request import LEAST_PENALTY, EngineLimits, Request, SamplingParams
 
 _MOST_IN_A_ROW = 2**31 - 1
 
@@ -64,11 +64,11 @@ def _check_sampling(sampling: SamplingParams) -> None:
         "temperature": (0.0, math.inf),
         "top_p": (0.0, 1.0),
         "min_p": (0.0, 1.0),
-        "repetition_penalty": (0.0, math.inf),
+        "repetition_penalty": (LEAST_PENALTY, math.inf),
         "presence_penalty": (-2.0, 2.0),
         "frequency_penalty": (-2.0, 2.0),
     }
-    above = ("top_p", "repetition_penalty")
+    above = ("top_p",)
     for name, (low, high) in ranges.items():
         value = getattr(sampling, name)
         if not math.isfinite(value) or not low <= value <= high or (name in above and value <= low):

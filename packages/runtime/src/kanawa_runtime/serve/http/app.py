@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 def application(service: Service) -> Starlette:
     """Returns the application that serves every route of a service."""
     listed = operations(service)
-    routes = [Route(o.path, Endpoint(service, o), methods=[o.method]) for o in listed]
+    # Names may hold slashes, as those of the hub do.
+    routes = [Route(o.path.replace("{name}", "{name:path}"), Endpoint(service, o), methods=[o.method]) for o in listed]
     paths: dict[str, list[str]] = {}
     for operation in listed:
         paths.setdefault(operation.path, []).append(operation.method)

@@ -41,7 +41,7 @@ class Chat:
                 **STREAM_FIELDS,
                 **sampling_fields(limits, service.config),
             },
-            ignored=(*IGNORED, "reasoning_effort", "verbosity"),
+            ignored=(*IGNORED, "reasoning_effort", "verbosity", "prediction"),
         )
 
     async def __call__(self, exchange: Exchange) -> None:

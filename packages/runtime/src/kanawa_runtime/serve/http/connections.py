@@ -1,16 +1,22 @@
-"""Connections that begin slowly, never end, or are too many: uvicorn itself waits for headers as long as it takes."""
+"""Connections that begin slowly, never end, take nothing, or are too many: uvicorn itself waits as long as it takes."""
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kanawa_runtime.serve.http.exchange import CUT_OFF
 from kanawa_runtime.serve.http.limits import ServerConfig
 
 #: More than any client sends; without a bound, headers that never end would fill the memory.
 _MOST_HEADER_BYTES = 64 * 1024
+#: Requests sent ahead of an answer, and bytes of the last one: each takes memory until its turn comes.
+_MOST_AHEAD = 16
+_MOST_AHEAD_BYTES = 64 * 1024
+#: What a client has to take of an answer in `write_seconds`.
+_LEAST_TAKEN_BYTES = 16 * 1024
 _FULL = (
     b'{"error":{"message":"there are as many connections as the server takes (max_connections)",'
     b'"type":"service_unavailable_error","param":null,"code":"too_many_connections"}}'
@@ -21,25 +27,36 @@ _REFUSED = (
 ) + _FULL
 
 
-def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
-    """Returns uvicorn's protocol with the limits of a config."""
+def protocol_for(config: ServerConfig, refused: Callable[[int], None]) -> type[HttpToolsProtocol]:
+    """Returns uvicorn's protocol with the limits of a config; `refused` counts what never becomes a request."""
 
     class LimitedProtocol(HttpToolsProtocol):
-        """Ends a connection whose headers aren't there in time, and gives the application what cuts it off."""
+        """Ends a connection whose client sends or takes nothing in time, and gives the application what cuts it off."""
 
         _waits_for_headers: asyncio.TimerHandle | None = None
+        _waits_for_reader: asyncio.TimerHandle | None = None
         _header_bytes = 0
+        _complaint = "this is no HTTP request"
+        #: Requests without a whole answer; uvicorn itself knows of the newest alone.
+        _unanswered: tuple[RequestResponseCycle, ...] = ()
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > config.max_connections:
+                refused(503)
                 transport.write(_REFUSED)
-                transport.close()
+                self._close()
                 return
             self._wait_for_headers()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._have_headers()
+            if self._waits_for_reader is not None:
+                self._waits_for_reader.cancel()
+            for cycle in self._unanswered:
+                # Of several sent at once the first one runs, and would go on for a client that has left.
+                cycle.disconnected = True
+                cycle.message_event.set()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -50,21 +67,71 @@ def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
             if self._waits_for_headers is not None and not self.transport.is_closing():
                 self._header_bytes += len(data)
                 if self._header_bytes > _MOST_HEADER_BYTES:
-                    self.send_400_response("headers")
+                    self._complaint = f"its headers have more than {_MOST_HEADER_BYTES} bytes"
+                    self.send_400_response(self._complaint)
 
         def on_headers_complete(self) -> None:
             self._have_headers()
             self.scope["extensions"] = {CUT_OFF: self.transport.abort}  # type: ignore[dict-item]
             super().on_headers_complete()
+            self._unanswered = (*(one for one in self._unanswered if not one.response_complete), self.cycle)
+            if self.scope["http_version"] == "1.0":
+                # Which knows no chunks: the end of the connection is the end of an answer of unknown length.
+                self.cycle.chunked_encoding = False
+                self.cycle.expected_content_length = _AnyLength()
+            if self.pipeline:
+                # Uvicorn stops reading there, and a client that isn't read from can't be seen to leave.
+                self.flow.resume_reading()
+                self._check_ahead()
+
+        def on_body(self, body: bytes) -> None:
+            super().on_body(body)
+            if self.pipeline:
+                self._check_ahead()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait_for_reader()
 
         def send_400_response(self, msg: str) -> None:
             # What isn't HTTP gets the same shape of error as all else.
-            long = f"its headers have more than {_MOST_HEADER_BYTES} bytes"
-            told = {"message": long if msg == "headers" else "this is no HTTP request", "type": "invalid_request_error"}
+            refused(400)
+            if any(one.response_started and not one.response_complete for one in self._unanswered):
+                # In the middle of another answer it would be taken for a part of it.
+                self.transport.abort()
+                return
+            told = {"message": self._complaint, "type": "invalid_request_error"}
             body = json.dumps({"error": told | {"param": None, "code": "invalid_http"}}).encode()
             head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            self._close()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._wait_for_reader()
+
+        def _check_ahead(self) -> None:
+            if len(self.pipeline) > _MOST_AHEAD or len(self.cycle.body) > _MOST_AHEAD_BYTES:
+                self._complaint = f"it sends more than {_MOST_AHEAD} requests, or a long one, ahead of an answer"
+                # Only an error makes the parser leave the rest of what came alone.
+                raise ValueError(self._complaint)
+
+        def _close(self) -> None:
             self.transport.close()
+            self._wait_for_reader()
+
+        def _wait_for_reader(self) -> None:
+            """Looks after a client that has not taken all of an answer: closing waits for it, however long it takes."""
+            if self._waits_for_reader is None and self.transport.get_write_buffer_size():
+                left = self.transport.get_write_buffer_size()
+                self._waits_for_reader = self.loop.call_later(config.write_seconds, self._check_reader, left)
+
+        def _check_reader(self, before: int) -> None:
+            self._waits_for_reader = None
+            if before - self.transport.get_write_buffer_size() >= min(before, _LEAST_TAKEN_BYTES):
+                self._wait_for_reader()
+            else:
+                self.transport.abort()
 
         def _wait_for_headers(self) -> None:
             if self._waits_for_headers is None:
@@ -79,10 +146,20 @@ def protocol_for(config: ServerConfig) -> type[HttpToolsProtocol]:
     return LimitedProtocol
 
 
-def uvicorn_options(config: ServerConfig) -> dict[str, Any]:
+class _AnyLength(int):
+    """How much is expected of an answer that ends with its connection: uvicorn counts down to 0, and compares."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> "_AnyLength":
+        return self
+
+
+def uvicorn_options(config: ServerConfig, refused: Callable[[int], None]) -> dict[str, Any]:
     """Returns what uvicorn's own config takes of ours."""
     return {
-        "http": protocol_for(config),
+        "http": protocol_for(config, refused),
         "ws": "none",
         "lifespan": "off",
         "access_log": False,

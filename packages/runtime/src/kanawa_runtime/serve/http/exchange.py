@@ -54,6 +54,11 @@ class Exchange:
             # A page of another site can make a browser send any of the other kinds here, unasked.
             message = f"Content-Type is {kind[:60] or 'missing'}, expected application/json"
             raise ApiError(415, message, param="Content-Type")
+        packed = self.headers.get("content-encoding", "identity").strip().lower()
+        if packed != "identity":
+            # Unpacked, a small body may fill the memory.
+            message = f"Content-Encoding is {packed[:60]}, expected none: send the body as it is"
+            raise ApiError(415, message, param="Content-Encoding")
         return await self._body()
 
     def json(self, content: bytes) -> Any:

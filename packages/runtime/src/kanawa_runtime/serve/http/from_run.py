@@ -49,7 +49,7 @@ def served_model(
             "as with --set engine.speculative_tokens=4"
         )
         raise UsageError(message)
-    opened = open_run(directory, target=target, modifiers=modifiers, step=step)
+    opened = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
     tokenizer = tokenizer_of(opened)
     if tokenizer is None:
         places = [folder for folder in (directory / ORIGIN, directory) if other_tokenizers(folder)]
@@ -82,7 +82,7 @@ def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> 
     if directory is None:
         return None
     _check_continues(directory)
-    opened = open_run(directory, target=target)
+    opened = open_run(directory, target=target, serves=True)
     own = tokenizer_of(opened)
     if own is None or tuple(own.tokens) != tuple(tokenizer.tokens):
         message = f"{directory} can't guess for this model: its tokenizer is another one; a draft needs the same"
@@ -100,7 +100,7 @@ def _weights(
     architecture: Mapping[str, object],
 ) -> Weights:
     """Returns the weights of a step; raises UsageError where the folder holds another model by now."""
-    opened: OpenedRun = open_run(directory, target=target, modifiers=modifiers, step=step)
+    opened: OpenedRun = open_run(directory, target=target, modifiers=modifiers, step=step, serves=True)
     if to_json(opened.composition.config.model) != architecture:
         message = f"{directory} holds another model than the one that is served; start a server for it"
         raise UsageError(message)

@@ -20,9 +20,10 @@ class Hosts:
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises the 403 of a request for another name."""
-        if self._any:
+        # Whoever names none is no browser: those always do.
+        if self._any or "host" not in headers:
             return
-        given = headers.get("host", "")
+        given = headers["host"]
         name = given[1 : given.find("]")] if given.startswith("[") else given.partition(":")[0]
         if name not in self._names and not is_loopback(name):
             message = (

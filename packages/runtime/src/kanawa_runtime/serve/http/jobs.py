@@ -18,7 +18,10 @@ from kanawa_runtime.serve.http.service import Service
 STREAM_FIELDS = {
     "stream": Field(Flag(), False, help="answer in server-sent events"),
     "stream_options": Field(
-        Shaped({"include_usage": Field(Flag(), False), "continuous_usage_stats": Field(Flag(), False)})
+        Shaped(
+            {"include_usage": Field(Flag(), False), "continuous_usage_stats": Field(Flag(), False)},
+            ignored=("include_obfuscation",),
+        )
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -78,7 +79,8 @@ class HttpServer:
         config, keys = self._config, self._keys
         hosts = Hosts(self._socket.getsockname()[0], config.allowed_hosts, with_keys=keys.are_asked_for)
         service = self.service = Service(self._model, config, keys, hosts)
-        server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config)))
+        refused = functools.partial(service.metrics.responded, "malformed")
+        server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config, refused)))
         with self._signals():
             serving = asyncio.create_task(server.serve(sockets=[self._socket]))
             stopping = asyncio.create_task(self._stopping.wait())

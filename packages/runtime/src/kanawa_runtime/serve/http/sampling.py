@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.engine.request import EngineLimits, Grammar, SamplingParams
+from kanawa_runtime.serve.engine.request import LEAST_PENALTY, EngineLimits, Grammar, SamplingParams
 from kanawa_runtime.serve.http.errors import invalid
 from kanawa_runtime.serve.http.fields import Either, Field, Flag, Listed, Mapped, Number, Text, Whole
 from kanawa_runtime.serve.http.limits import ServerConfig
 
 #: Names of other servers' and of OpenAI's own requests that change nothing here.
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+IGNORED += ("prompt_cache_retention", "length_penalty")
 #: Sampling fields that a model's generation_config.json may set defaults for.
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MOST_STOP_CHARACTERS = 1000
@@ -34,7 +35,7 @@ def sampling_fields(limits: EngineLimits, config: ServerConfig) -> dict[str, Fie
         "min_tokens": Field(Whole(0, limits.max_length), 0, help="no stop before so many tokens"),
         "presence_penalty": Field(Number(-2, 2), 0.0),
         "frequency_penalty": Field(Number(-2, 2), 0.0),
-        "repetition_penalty": Field(Number(0, 100, above=True)),
+        "repetition_penalty": Field(Number(LEAST_PENALTY, 100)),
         "stop": Field(Either((stop, Listed(stop, config.max_stop_strings))), help="texts that end an answer"),
         "stop_token_ids": Field(Listed(ids, 64), []),
         "include_stop_str_in_output": Field(Flag(), False),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.engine.request import Engine, Grammar
+from kanawa_runtime.serve.engine.request import LEAST_PENALTY, Engine, Grammar
 from kanawa_runtime.serve.http.chat_template import ChatTemplate
 from kanawa_runtime.serve.http.sampling import DEFAULTED
 
@@ -68,7 +68,7 @@ def generation_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
         "top_p": lambda x: 0 < x <= 1,
         "top_k": lambda x: isinstance(x, int) and x >= -1,
         "min_p": lambda x: 0 <= x <= 1,
-        "repetition_penalty": lambda x: 0 < x <= 100,
+        "repetition_penalty": lambda x: LEAST_PENALTY <= x <= 100,
     }
     return {name: number for name, number in numbers.items() if sensible[name](number)}
 

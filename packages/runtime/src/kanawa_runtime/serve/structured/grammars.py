@@ -83,10 +83,12 @@ class Grammars:
             raise RequestError(_refused(field, str(error)), field) from error
         made = matchers(self._words, source, log_level=0)
         # The library reports, and never raises; some of what is wrong shows only when the first mask is made.
+        tried = made.deep_copy()
         if not made.is_error():
-            made.deep_copy().compute_bitmask()
-        if made.is_error():
-            raise RequestError(_refused(field, made.get_error()), field)
+            tried.compute_bitmask()
+        for one in (made, tried):
+            if one.is_error():
+                raise RequestError(_refused(field, one.get_error()), field)
         return made
 
 
