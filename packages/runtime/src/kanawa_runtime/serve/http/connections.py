@@ -27,123 +27,133 @@ _REFUSED = (
 ) + _FULL
 
 
+class LimitedProtocol(HttpToolsProtocol):
+    """Ends a connection whose client sends or takes nothing in time, and gives the application what cuts it off."""
+
+    limits: ServerConfig
+    #: Counts what never becomes a request, by status.
+    refused: Callable[[int], None]
+    _waits_for_headers: asyncio.TimerHandle | None = None
+    _waits_for_reader: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _complaint = "this is no HTTP request"
+    #: Requests without a whole answer; uvicorn itself knows of the newest alone.
+    _unanswered: tuple[RequestResponseCycle, ...] = ()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuses one connection too many, and waits for the headers of any other."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self.refused(503)
+            transport.write(_REFUSED)
+            self._close()
+            return
+        self._wait_for_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells every request of the connection that has no whole answer."""
+        self._have_headers()
+        if self._waits_for_reader is not None:
+            self._waits_for_reader.cancel()
+        for cycle in self._unanswered:
+            # Of several sent at once the first one runs, and would go on for a client that has left.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bounds what comes before the headers are complete."""
+        # Of the next request on a kept connection; in between, uvicorn's own time for keeping it counts.
+        if self.cycle is not None and self.cycle.response_complete:
+            self._wait_for_headers()
+        super().data_received(data)
+        if self._waits_for_headers is not None and not self.transport.is_closing():
+            self._header_bytes += len(data)
+            if self._header_bytes > _MOST_HEADER_BYTES:
+                self._complaint = f"its headers have more than {_MOST_HEADER_BYTES} bytes"
+                self.send_400_response(self._complaint)
+
+    def on_headers_complete(self) -> None:
+        """Begins a request, or keeps it until the one before it is answered."""
+        self._have_headers()
+        self.scope["extensions"] = {CUT_OFF: self.transport.abort}  # type: ignore[dict-item]
+        super().on_headers_complete()
+        self._unanswered = (*(one for one in self._unanswered if not one.response_complete), self.cycle)
+        if self.scope["http_version"] == "1.0":
+            # Which knows no chunks: the end of the connection is the end of an answer of unknown length.
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _AnyLength()
+        if self.pipeline:
+            # Uvicorn stops reading there, and a client that isn't read from can't be seen to leave.
+            self.flow.resume_reading()
+            self._check_ahead()
+
+    def on_body(self, body: bytes) -> None:
+        """Bounds what is kept of a request that has to wait."""
+        super().on_body(body)
+        if self.pipeline:
+            self._check_ahead()
+
+    def on_response_complete(self) -> None:
+        """Looks after a client that has not taken the answer."""
+        super().on_response_complete()
+        self._wait_for_reader()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what isn't HTTP in the same shape as all else."""
+        self.refused(400)
+        if any(one.response_started and not one.response_complete for one in self._unanswered):
+            # In the middle of another answer it would be taken for a part of it.
+            self.transport.abort()
+            return
+        told = {"message": self._complaint, "type": "invalid_request_error"}
+        body = json.dumps({"error": told | {"param": None, "code": "invalid_http"}}).encode()
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self._close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a connection on which nothing comes."""
+        super().timeout_keep_alive_handler()
+        self._wait_for_reader()
+
+    def _check_ahead(self) -> None:
+        if len(self.pipeline) > _MOST_AHEAD or len(self.cycle.body) > _MOST_AHEAD_BYTES:
+            self._complaint = f"it sends more than {_MOST_AHEAD} requests, or a long one, ahead of an answer"
+            # Only an error makes the parser leave the rest of what came alone.
+            raise ValueError(self._complaint)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        """Looks after a client that has not taken all of an answer: closing waits for it, however long it takes."""
+        if self._waits_for_reader is None and self.transport.get_write_buffer_size():
+            left = self.transport.get_write_buffer_size()
+            self._waits_for_reader = self.loop.call_later(self.limits.write_seconds, self._check_reader, left)
+
+    def _check_reader(self, before: int) -> None:
+        self._waits_for_reader = None
+        if before - self.transport.get_write_buffer_size() >= min(before, _LEAST_TAKEN_BYTES):
+            self._wait_for_reader()
+        else:
+            self.transport.abort()
+
+    def _wait_for_headers(self) -> None:
+        if self._waits_for_headers is None:
+            self._waits_for_headers = self.loop.call_later(self.limits.read_seconds, self.transport.abort)
+
+    def _have_headers(self) -> None:
+        if self._waits_for_headers is not None:
+            self._waits_for_headers.cancel()
+            self._waits_for_headers = None
+            self._header_bytes = 0
+
+
 def protocol_for(config: ServerConfig, refused: Callable[[int], None]) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with the limits of a config; `refused` counts what never becomes a request."""
-
-    class LimitedProtocol(HttpToolsProtocol):
-        """Ends a connection whose client sends or takes nothing in time, and gives the application what cuts it off."""
-
-        _waits_for_headers: asyncio.TimerHandle | None = None
-        _waits_for_reader: asyncio.TimerHandle | None = None
-        _header_bytes = 0
-        _complaint = "this is no HTTP request"
-        #: Requests without a whole answer; uvicorn itself knows of the newest alone.
-        _unanswered: tuple[RequestResponseCycle, ...] = ()
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > config.max_connections:
-                refused(503)
-                transport.write(_REFUSED)
-                self._close()
-                return
-            self._wait_for_headers()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._have_headers()
-            if self._waits_for_reader is not None:
-                self._waits_for_reader.cancel()
-            for cycle in self._unanswered:
-                # Of several sent at once the first one runs, and would go on for a client that has left.
-                cycle.disconnected = True
-                cycle.message_event.set()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            # Of the next request on a kept connection; in between, uvicorn's own time for keeping it counts.
-            if self.cycle is not None and self.cycle.response_complete:
-                self._wait_for_headers()
-            super().data_received(data)
-            if self._waits_for_headers is not None and not self.transport.is_closing():
-                self._header_bytes += len(data)
-                if self._header_bytes > _MOST_HEADER_BYTES:
-                    self._complaint = f"its headers have more than {_MOST_HEADER_BYTES} bytes"
-                    self.send_400_response(self._complaint)
-
-        def on_headers_complete(self) -> None:
-            self._have_headers()
-            self.scope["extensions"] = {CUT_OFF: self.transport.abort}  # type: ignore[dict-item]
-            super().on_headers_complete()
-            self._unanswered = (*(one for one in self._unanswered if not one.response_complete), self.cycle)
-            if self.scope["http_version"] == "1.0":
-                # Which knows no chunks: the end of the connection is the end of an answer of unknown length.
-                self.cycle.chunked_encoding = False
-                self.cycle.expected_content_length = _AnyLength()
-            if self.pipeline:
-                # Uvicorn stops reading there, and a client that isn't read from can't be seen to leave.
-                self.flow.resume_reading()
-                self._check_ahead()
-
-        def on_body(self, body: bytes) -> None:
-            super().on_body(body)
-            if self.pipeline:
-                self._check_ahead()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._wait_for_reader()
-
-        def send_400_response(self, msg: str) -> None:
-            # What isn't HTTP gets the same shape of error as all else.
-            refused(400)
-            if any(one.response_started and not one.response_complete for one in self._unanswered):
-                # In the middle of another answer it would be taken for a part of it.
-                self.transport.abort()
-                return
-            told = {"message": self._complaint, "type": "invalid_request_error"}
-            body = json.dumps({"error": told | {"param": None, "code": "invalid_http"}}).encode()
-            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-            self._close()
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self._wait_for_reader()
-
-        def _check_ahead(self) -> None:
-            if len(self.pipeline) > _MOST_AHEAD or len(self.cycle.body) > _MOST_AHEAD_BYTES:
-                self._complaint = f"it sends more than {_MOST_AHEAD} requests, or a long one, ahead of an answer"
-                # Only an error makes the parser leave the rest of what came alone.
-                raise ValueError(self._complaint)
-
-        def _close(self) -> None:
-            self.transport.close()
-            self._wait_for_reader()
-
-        def _wait_for_reader(self) -> None:
-            """Looks after a client that has not taken all of an answer: closing waits for it, however long it takes."""
-            if self._waits_for_reader is None and self.transport.get_write_buffer_size():
-                left = self.transport.get_write_buffer_size()
-                self._waits_for_reader = self.loop.call_later(config.write_seconds, self._check_reader, left)
-
-        def _check_reader(self, before: int) -> None:
-            self._waits_for_reader = None
-            if before - self.transport.get_write_buffer_size() >= min(before, _LEAST_TAKEN_BYTES):
-                self._wait_for_reader()
-            else:
-                self.transport.abort()
-
-        def _wait_for_headers(self) -> None:
-            if self._waits_for_headers is None:
-                self._waits_for_headers = self.loop.call_later(config.read_seconds, self.transport.abort)
-
-        def _have_headers(self) -> None:
-            if self._waits_for_headers is not None:
-                self._waits_for_headers.cancel()
-                self._waits_for_headers = None
-                self._header_bytes = 0
-
-    return LimitedProtocol
+    return type("ProtocolOfServer", (LimitedProtocol,), {"limits": config, "refused": staticmethod(refused)})
 
 
 class _AnyLength(int):
