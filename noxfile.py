@@ -122,7 +122,7 @@ def run_tests(session: nox.Session, folder: str, *arguments: str, codes: tuple[i
         command += (
             "-p",
             "no:cacheprovider",
-            "--timeout=600",
+            "--timeout=1200",
             *workers,
             *arguments,
             *session.posargs,
@@ -188,6 +188,7 @@ def nightly(session: nox.Session) -> None:
     """The tests marked nightly, too slow for every change, in every package and together."""
     install(session, *EVERYTHING, test_group("runtime"), ADAPTED, "pytest-xdist", "pytest-timeout", "uv")
     nothing_marked = 5
+    session.env["KANAWA_CHANCE"] = "1"
     for folder in (*(f"packages/{package}" for package in PACKAGES), "tests/integration"):
         run_tests(session, folder, "-m", "nightly", codes=(0, nothing_marked))
     session.notify("ray")

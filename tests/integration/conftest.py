@@ -13,13 +13,18 @@ from collections.abc import Callable
 
 import pytest
 import tiny_lm
-from drills import pytest_terminal_summary, record_drill  # noqa: F401 - what a conftest holds, pytest takes
+from drills import (
+    pytest_terminal_summary,  # noqa: F401 - what a conftest holds, pytest takes
+    record_drill,  # noqa: F401
+    settle_hypothesis,
+)
 from replay.pages import RUN
 from replay.replay import Replay
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugins" / "kanawa-example-layer"
-SLOW_SECONDS = 300
+SLOW_SECONDS = 900
+settle_hypothesis()
 
 
 @dataclasses.dataclass

@@ -7,9 +7,9 @@ import os
 import pathlib
 import random
 import signal
-import time
 
 import pytest
+from drills import drill_seed
 from kanawa_runtime.commands.compile_cache import SUFFIX
 from nursery import Nursery
 from supervisor import Supervisor, events, result
@@ -106,7 +106,7 @@ def test_entries_that_are_whole_but_of_other_programs_are_none(train):
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_a_poisoned_cache_changes_nothing_of_a_gang(train, record_drill):
-    rng = random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+    rng = random.Random(drill_seed())
     each = [SPOILS[number % len(SPOILS)] for number in range(MANY)]
     drilled(train, rng, 4, each)
     counts = ", ".join(f"{each.count(spoil)} {spoil.__name__}" for spoil in SPOILS)

@@ -31,6 +31,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from ports import free_port
 from prefill_process import SIZES, model
 
 TOKEN = b"a shared secret"
@@ -67,7 +68,7 @@ def server(engines):
 
 def free_again(engine):
     """Returns whether an engine soon holds no pages."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         if not engine.held_pages() and engine.stats()["kv_cache_usage_perc"] == 0.0:
             return True
@@ -118,7 +119,7 @@ def test_two_engines_give_the_tokens_of_one(engines, server):
     long = Request(id="again", prompt_ids=requests[-1].prompt_ids, sampling=SamplingParams(max_tokens=1))
     outputs = queue.SimpleQueue()
     engines[1].submit(long, outputs.put)
-    assert outputs.get(timeout=60).cached_tokens == (len(long.prompt_ids) - 1) // 4 * 4
+    assert outputs.get(timeout=120).cached_tokens == (len(long.prompt_ids) - 1) // 4 * 4
 
 
 def test_a_prefill_engine_in_a_process_of_its_own(engines):
@@ -131,7 +132,7 @@ def test_a_prefill_engine_in_a_process_of_its_own(engines):
             decode = decoding(engines, int(child.stdout.readline()))
             assert answers(decode, requests) == wanted
             assert decode.stats()["kv_transfer_failures"] == 0
-            rest, _ = child.communicate(timeout=60)
+            rest, _ = child.communicate(timeout=300)
             assert rest == "held 0\n"
             # Gone: the same requests are answered by this engine alone.
             assert answers(decode, requests) == wanted
@@ -142,8 +143,8 @@ def test_a_prefill_engine_in_a_process_of_its_own(engines):
 
 def asking(port, request, token=TOKEN):
     """Returns a wire on which a request has been sent, and its socket."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
-    wire = Wire(connection, token, listens=False, timeout=20)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+    wire = Wire(connection, token, listens=False, timeout=120)
     wire.send({"hello": True})
     return connection, wire, of_request(request, 0)
 
@@ -174,7 +175,7 @@ def test_a_consumer_that_is_killed_leaves_no_page_behind(engines, server):
 
 def test_a_consumer_that_falls_silent_loses_its_pages(engines):
     engine = engines[0]
-    server = PrefillServer(engine, TOKEN, expiry=0.3)
+    server = PrefillServer(engine, TOKEN, expiry=3.0)
     try:
         connection, wire, message = asking(server.port, Request(id="x", prompt_ids=tuple(range(9))))
         with connection:
@@ -204,7 +205,7 @@ def test_who_does_not_know_the_token_gets_nothing_and_costs_nothing(engines, ser
     "sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 12 + b"x" * 100, b"\x80\x04\x95" + b"\0" * 60]
 )
 def test_rubbish_is_hung_up_on(engines, server, sent):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
         greeting = connection.recv(1000)
         assert greeting.startswith(b"kanawa-pages-2\n")
         connection.sendall(sent)
@@ -289,7 +290,7 @@ class Slow:
     """A connector that never answers until it is told to give up."""
 
     def prefill(self, request, seed, layout, shapes, gone):
-        assert gone.wait(20)
+        assert gone.wait(120)
         message = "given up"
         raise WireError(message)
 
@@ -300,10 +301,10 @@ def test_a_request_under_way_can_be_cancelled_and_ended(engines):
         decode.submit(request, outputs.put)
     assert decode.stats()["num_requests_waiting"] == 2
     decode.cancel("1")
-    assert outputs.get(timeout=20).finish_reason == "abort"
+    assert outputs.get(timeout=120).finish_reason == "abort"
     assert not decode.drain(0.1)
     decode.cancel("0")
-    assert outputs.get(timeout=20).request_id == "0"
+    assert outputs.get(timeout=120).request_id == "0"
 
 
 def test_a_pair_that_cant_be_one_is_told_before_the_first_request(engines, server):
@@ -319,8 +320,7 @@ def test_a_pair_that_cant_be_one_is_told_before_the_first_request(engines, serve
         TcpConnector("127.0.0.1", server.port, TOKEN).check(layout, "x")
     with pytest.raises(UsageError, match="it hung up.*give both the same --pages-token-file"):
         TcpConnector("127.0.0.1", server.port, b"another").check(layout)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(WireError, match=f"no engine can be reached at 127.0.0.1:{port}"):
         TcpConnector("127.0.0.1", port, TOKEN).check(layout)
 
@@ -351,7 +351,7 @@ def test_a_request_with_a_grammar_has_an_id_of_its_own_and_waits_for_room_too(en
     with pytest.raises(QueueFullError, match="the engine finishes what it has, 1 prompts among it"):
         decode.submit(dataclasses.replace(shaped, id="late"), outputs.put)
     decode.cancel("0")
-    assert outputs.get(timeout=20).finish_reason == "abort"
+    assert outputs.get(timeout=120).finish_reason == "abort"
 
 
 def holding(engine, name, tokens):
@@ -360,7 +360,7 @@ def holding(engine, name, tokens):
     prompt = tuple((7 * place + len(engine.held_pages())) % 50 for place in range(tokens))
     request = Request(id=name, prompt_ids=prompt, sampling=SamplingParams(max_tokens=1, temperature=0.0))
     engine.submit(request, outputs.put, keeps_pages=True)
-    assert outputs.get(timeout=60).finish_reason == "length"
+    assert outputs.get(timeout=120).finish_reason == "length"
 
 
 def test_an_engine_whose_pages_are_all_held_waits_without_working(engines):
@@ -374,7 +374,7 @@ def test_an_engine_whose_pages_are_all_held_waits_without_working(engines):
         engine.submit(long, outputs.put)
         late = Request(id="late", prompt_ids=tuple(range(40)), deadline=time.monotonic() + 0.5)
         engine.submit(late, outputs.put)
-        ended = outputs.get(timeout=20)
+        ended = outputs.get(timeout=120)
         assert (ended.request_id, ended.finish_reason) == ("late", "abort")
         assert engine.stats()["num_requests_waiting"] == 1
         assert len(plans) < 20
@@ -382,19 +382,19 @@ def test_an_engine_whose_pages_are_all_held_waits_without_working(engines):
         engine._core.scheduler.plan = plan
         for name in engine.held_pages():
             engine.release_pages(name)
-    last = outputs.get(timeout=20)
+    last = outputs.get(timeout=120)
     while last.finish_reason is None:
-        last = outputs.get(timeout=20)
+        last = outputs.get(timeout=120)
     assert last.finish_reason == "length"
 
 
 def test_more_connections_than_may_be_open_are_hung_up_on_and_slow_ones_too(engines):
-    server = PrefillServer(engines[0], TOKEN, at_once=3, hello_seconds=1.0)
+    server = PrefillServer(engines[0], TOKEN, at_once=3, hello_seconds=8.0)
     try:
         address = ("127.0.0.1", server.port)
-        silent = [socket.create_connection(address, timeout=20) for _ in range(3)]
+        silent = [socket.create_connection(address, timeout=120) for _ in range(3)]
         assert all(connection.recv(100) for connection in silent)
-        with socket.create_connection(address, timeout=20) as more:
+        with socket.create_connection(address, timeout=120) as more:
             assert more.recv(100) == b""
         assert server.turned_away == 1
         # The request is answered all the same: by the engine that asked.
@@ -402,18 +402,18 @@ def test_more_connections_than_may_be_open_are_hung_up_on_and_slow_ones_too(engi
         assert answers(decode, asked(1)) == answers(engines[1], asked(1))
         assert decode.stats()["kv_transfer_failures"] == 1
         began = time.monotonic()
-        for byte in b"\0\0\0\x09\0\0\0\0":
+        for byte in b"\0\0\0\x09\0\0\0\0\0\0":
             # A byte at a time, which no wait for the next one would ever end.
             with contextlib.suppress(OSError):
                 silent[0].sendall(bytes([byte]))
-            time.sleep(0.2)
+            time.sleep(1)
         with contextlib.suppress(ConnectionResetError):
             assert [connection.recv(100) for connection in silent] == [b""] * 3
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         assert answers(decode, asked(2)) == answers(engines[1], asked(2))
         assert decode.stats()["kv_transfer_prompts"] == 2
         # What has not proved the token may not send much either.
-        with socket.create_connection(address, timeout=20) as large:
+        with socket.create_connection(address, timeout=120) as large:
             large.recv(100)
             large.sendall(struct.pack("!IQ", 2**20, 0) + b"x" * 100)
             with contextlib.suppress(ConnectionResetError):

@@ -52,9 +52,11 @@ def test_eight_devices_give_the_losses_of_one(one_device, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 
 
-def test_two_processes_give_the_losses_of_one_and_resume_together(one_device, tmp_path):
+def test_two_processes_give_the_losses_of_one_and_resume_together(one_device, tmp_path, monkeypatch):
     run = tmp_path / "run"
     slow = ("--set", "checkpoints.every_steps=1")
+    # So that it is still there to be stopped, however long this process waits for its turn.
+    monkeypatch.setenv("KANAWA_FAULT", "in_step:sleep=0.1:1+")
     gang = start_gang(run, *slow)
     wait_for(gang, lambda: len(losses(run)) >= 8)
     gang[1].send_signal(signal.SIGTERM)
@@ -72,6 +74,7 @@ def test_two_processes_give_the_losses_of_one_and_resume_together(one_device, tm
     assert codes == [42, 42], err
     assert events(run)[-1]["outcome"] == "stopped"
     assert "press Ctrl-C again to stop at once" in err
+    monkeypatch.undo()
     codes, err = finish(*start_gang(run))
     assert codes == [0, 0], err
     assert [e["step"] for e in events(run) if e["event"] == "step"] == list(range(1, STEPS + 1))

@@ -14,6 +14,7 @@ import statistics
 import time
 
 import pytest
+from drills import drill_seed
 from kanawa_parallel.plan.goodput.assume import Planned, assume
 from kanawa_parallel.plan.goodput.simulate import Failure, Lived, simulate
 from kanawa_runtime.goodput.account import attempts_of
@@ -102,7 +103,7 @@ def test_a_gang_that_is_killed_does_as_simulated(tmp_path, record_drill):
 
 @pytest.mark.nightly
 def test_a_gang_that_is_killed_often_does_as_simulated(tmp_path, record_drill):
-    rng, kills = random.Random(os.environ.get("PYTEST_SEED", time.time_ns())), int(os.environ.get("KANAWA_KILLS", "10"))
+    rng, kills = random.Random(drill_seed()), int(os.environ.get("KANAWA_KILLS", "10"))
     moments = [60 * kill + rng.randrange(3, 60) for kill in range(kills)]
     with Nursery() as nursery:
         real, simulated = compared(nursery, tmp_path, 60 * (kills + 1), moments, rng)

@@ -11,11 +11,11 @@ from kanawa_runtime.launch.local.state import folder_of, read_state
 from kanawa_runtime.train.events import read_events, step_records
 
 STEPS = "40"
-SECONDS = 300
+SECONDS = 600
 
 
-def launch(run, *options):
-    environment = {**os.environ, "PYTHONPATH": tiny_lm.FOLDER}
+def launch(run, *options, fault=""):
+    environment = {**os.environ, "PYTHONPATH": tiny_lm.FOLDER, "KANAWA_FAULT": fault}
     environment.pop("XLA_FLAGS", None)
     command = [sys.executable, "-m", "kanawa.cli", "launch", "local", "tiny-lm", "--processes", "2", "--run", str(run)]
     command += ["--steps", STEPS, "--set", "checkpoints.every_steps=4", "--option", "backoff_seconds=0.1", *options]
@@ -29,7 +29,8 @@ def losses(run):
 def test_a_killed_process_restarts_the_gang_and_the_losses_stay(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     undisturbed = launch(whole)
-    disturbed = launch(killed)
+    # So that it is still there to be killed, however long this process waits for its turn.
+    disturbed = launch(killed, fault="in_step:sleep=0.1:1+")
     deadline = time.monotonic() + SECONDS
     while not any(event["event"] == "checkpoint_committed" for event in read_events(killed / "events.jsonl")):
         assert disturbed.poll() is None and time.monotonic() < deadline

@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+from drills import drill_seed
 from gangs import finish, start_gang, wait_for
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.exit_codes import LOST
@@ -59,7 +60,7 @@ def test_the_others_of_a_lost_process_ask_to_be_started_again(tmp_path, rank, mo
 
 @pytest.mark.nightly
 def test_any_process_lost_at_any_time_is_worth_another_start(tmp_path, record_drill):
-    rng = random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+    rng = random.Random(drill_seed())
     count = int(os.environ.get("KANAWA_DRILLS", "20"))
     for index in range(count):
         run, processes = tmp_path / str(index), rng.choice([2, 2, 3, 4])

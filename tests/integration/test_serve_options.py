@@ -24,6 +24,7 @@ from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.serve.sampling import SamplingConfig
+from ports import free_port
 
 SIZES = ["max_length=64", "max_sequences=4", "prefill_tokens=16", "prefill_sizes=[16]", "batch_sizes=[4]"]
 SIZES += ["page_widths=[4]", "max_logprobs=2"]
@@ -124,7 +125,7 @@ class Serving:
         )  # fmt: skip
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
-        self.http = httpx2.Client(base_url=json.loads(line)["url"], timeout=120, headers=key or {})
+        self.http = httpx2.Client(base_url=json.loads(line)["url"], timeout=300, headers=key or {})
 
     def __enter__(self):
         return self
@@ -136,7 +137,7 @@ class Serving:
         finally:
             self.http.close()
             self.process.terminate()
-            kept, complaints = self.process.communicate(timeout=60)
+            kept, complaints = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, complaints
         # Looking through all of JAX takes 0.1 s, in which nobody would be answered.
         assert int(kept) > 100_000
@@ -192,7 +193,7 @@ def test_names_keys_templates_adapters_and_a_draft_on_a_mesh(folder, alone):
         said = server.post("/v1/completions", 400, prompt="a", n=3)["error"]["message"]
         assert said == "n: 3 is out of range, expected a whole number from 1 to 2"
         assert server.http.post("/load", json={}).status_code == 401
-        with httpx2.Client(base_url=server.http.base_url, timeout=120) as other:
+        with httpx2.Client(base_url=server.http.base_url, timeout=300) as other:
             assert other.get("/v1/models").status_code == 401
             loaded = other.post("/load", json={}, headers={"Authorization": "Bearer a-key-of-the-admin"})
         assert loaded.status_code == 200, loaded.text
@@ -243,8 +244,7 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_prompts_taken_in_by_another_server(folder, alone, name):
     takes, decodes, options, prompts = PAIRS[name]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     secret = ("--pages-token-file", "secret", *options)
     on = [MESH if devices == 2 else () for devices in (takes, decodes)]
     int8_cache = INT8[-1] in options

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import socket
 import subprocess
 import sys
 
@@ -111,9 +110,9 @@ def test_loss_and_gradients_equal_one_device(name, kind, axes, way):
 
 def test_two_processes_with_four_devices_each(tmp_path):
     """The same over a gang: fsdp between the processes, context and tensor inside each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    from ports import free_port  # the gang's processes run this file, and have no such folder on their path
+
+    address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     commands = [[sys.executable, __file__, address, str(index)] for index in range(2)]
     gang = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) for c in commands]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from kanawa_runtime.serve.engine.request import Engine, Output, Request
 
 
-def outputs_of(engine: Engine, requests: Iterable[Request], seconds: float = 120) -> dict[str, list[Output]]:
+def outputs_of(engine: Engine, requests: Iterable[Request], seconds: float = 300) -> dict[str, list[Output]]:
     """Submits requests together; returns by id what each was given, the last output being the one that ends it."""
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     given: dict[str, list[Output]] = {}

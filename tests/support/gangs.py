@@ -2,13 +2,13 @@
 
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 import tiny_lm
+from ports import free_port
 
 #: A process that never joins is waited for five minutes by JAX, and this machine may be busy.
 ROOMY_SECONDS = 900
@@ -24,9 +24,7 @@ def start(run: pathlib.Path, devices: int, *options: str) -> subprocess.Popen:
 
 def start_gang(run: pathlib.Path, *options: str, processes: int = 2) -> list[subprocess.Popen]:
     """Starts processes that share eight devices."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     joined = ("--coordinator", address, "--processes", str(processes), *options)
     return [start(run, 8 // processes, *joined, "--process-id", str(index)) for index in range(processes)]
 

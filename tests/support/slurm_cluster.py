@@ -12,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from ports import free_port
+
 _DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 _SECONDS = 120
 
@@ -79,11 +81,7 @@ def _names(nodes: int) -> list[str]:
 
 def _configuration(folder: pathlib.Path, nodes: int) -> str:
     name = socket.gethostname().partition(".")[0]
-    ports = []
-    for _ in range(1 + nodes):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
+    ports = [free_port() for _ in range(1 + nodes)]
     settings = {
         "ClusterName": "test",
         "SlurmctldHost": f"{name}(127.0.0.1)",

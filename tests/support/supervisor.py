@@ -8,12 +8,12 @@ import dataclasses
 import json
 import pathlib
 import re
-import socket
 import time
 from collections.abc import Sequence
 
 from kanawa_runtime.exit_codes import verdict
 from nursery import Child, Nursery, wait_until
+from ports import free_port
 
 #: How long the rest of a gang may take to end once one of it has, before it is killed.
 PATIENCE_SECONDS = 5.0
@@ -54,7 +54,7 @@ class Supervisor:
         self._before = _size_of_events(self.run)
         joined: list[list[str]] = [[]]
         if self.processes > 1:
-            gang = ["--coordinator", f"127.0.0.1:{_free_port()}", "--processes", str(self.processes)]
+            gang = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(self.processes)]
             joined = [[*gang, "--process-id", str(rank)] for rank in range(self.processes)]
         command = ["train", self._experiment, "--run", str(self.run), *self._options, *options]
         self.run.parent.mkdir(parents=True, exist_ok=True)
@@ -148,9 +148,3 @@ def digests(run: pathlib.Path) -> dict[str, str]:
         for item, entries in manifest["arrays"].items()
         for path, entry in entries.items()
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]

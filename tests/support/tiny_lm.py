@@ -198,7 +198,7 @@ def tiny() -> Config:
     from kanawa_runtime.train.policies import CheckpointPolicy
     from kanawa_runtime.train.trainer import Trainer
 
-    return Trainer.Config(
+    cfg = Trainer.Config(
         model=TinyLM.Config(),
         data=CountingTokens.Config(),
         batch_size=8,
@@ -206,6 +206,9 @@ def tiny() -> Config:
         learner=Learner.Config(schedule=Constant.Config(peak=3e-2)),
         checkpoints=CheckpointPolicy(every_steps=20),
     )
+    # Steps of a millisecond: on a busy machine a save would be left out because the one before is still written.
+    cfg.checkpointer.set(patience_seconds=300.0)
+    return cfg
 
 
 def telling() -> Config:

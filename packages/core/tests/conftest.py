@@ -8,15 +8,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
 
-import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from drills import settle_hypothesis  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# The first example compiles; a deadline would measure that, and the machine's load.
-hypothesis.settings.register_profile("kanawa", deadline=None)
-hypothesis.settings.load_profile("kanawa")
+settle_hypothesis()
 
 
 @pytest.fixture

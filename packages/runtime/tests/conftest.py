@@ -9,11 +9,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
 
-import hypothesis  # noqa: E402
 import jax  # noqa: E402
-from drills import pytest_terminal_summary, record_drill  # noqa: E402, F401 - what a conftest holds, pytest takes
+from drills import (  # noqa: E402
+    pytest_terminal_summary,  # noqa: F401 - what a conftest holds, pytest takes
+    record_drill,  # noqa: F401
+    settle_hypothesis,
+)
 
-# A deadline would measure the machine's load, and in first examples the compiler.
-hypothesis.settings.register_profile("kanawa", deadline=None)
-hypothesis.settings.load_profile("kanawa")
+settle_hypothesis()
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -9,7 +9,7 @@ import subprocess
 from replay.page import Block
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-BLOCK_SECONDS = 300
+BLOCK_SECONDS = 900
 _TRAINS = re.compile(r"([A-Z_]+=\S+ )*kanawa train ")
 SMALL = "--steps 2 --set batch_size=2 --set data.sequence_length=32 --set evaluation.final_batches=1"
 

@@ -54,7 +54,7 @@ def main(directory: Path, address: str, index: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, 2, index)
     assert jax.device_count() == 4
-    checkpointer = OrbaxCheckpointer.Config(timeout_seconds=60).build(directory=directory, keep_last_n=2)
+    checkpointer = OrbaxCheckpointer.Config(timeout_seconds=300).build(directory=directory, keep_last_n=2)
     for step in (1, 2, 3):
         checkpointer.save(step, **_placed(), data={"row": step})
     checkpointer.close()

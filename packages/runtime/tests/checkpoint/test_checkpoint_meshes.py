@@ -1,7 +1,6 @@
 """A checkpoint saved on one mesh is restored on others, and by several processes."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
+from ports import free_port
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 HOST = {
@@ -62,11 +62,9 @@ def _start(directory: Path, address: str, index: int) -> subprocess.Popen[str]:
 
 
 def test_two_processes_save_and_fall_back_together_and_one_reads(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     for worker in [_start(tmp_path, address, index) for index in range(2)]:
-        output, _ = worker.communicate(timeout=120)
+        output, _ = worker.communicate(timeout=500)
         assert worker.returncode == 0, output[-4000:]
     layout = _shardings({"fsdp": 8}, "fsdp")
     asked = {"params": {"w": jax.ShapeDtypeStruct((16, 8), np.float32, sharding=layout)}}

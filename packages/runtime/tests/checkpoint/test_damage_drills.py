@@ -3,10 +3,10 @@
 import os
 import random
 import shutil
-import time
 
 import kanawa as kn
 import pytest
+from drills import drill_seed
 from kanawa.composition.experiment import compose
 from kanawa.contracts import CheckpointError
 from kanawa_runtime.checkpoint.layout import committed_steps
@@ -49,7 +49,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def rng(record_drill):
-    seed = int(os.environ.get("PYTEST_SEED", time.time_ns()))
+    seed = drill_seed()
     record_drill(f"drill: damage by the seed {seed}")
     return random.Random(seed)
 

@@ -3,34 +3,32 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from drills import drill_seed
 from kanawa.contracts import CheckpointError
 from kanawa_runtime import checkpoint
 from kanawa_runtime.checkpoint import CheckpointDamagedError
 from kanawa_runtime.checkpoint.layout import committed_steps
+from ports import free_port
 
 from .checkpoint_trees import ABANDONED
 from .gang_worker import HOST
 
 WORKER = Path(__file__).with_name("gang_worker.py")
 KINDS = ["OrbaxCheckpointer", "ShardedCheckpointer"]
-SEED = int(os.environ.get("PYTEST_SEED", time.time_ns()))
+SEED = drill_seed()
 pytestmark = ABANDONED
 
 
 def gang(directory, kind, processes, axis, **options):
     """Has so many processes of one device each do something together."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     started = []
     for index in range(processes):

@@ -1,6 +1,7 @@
 """Quick places beside the run's own: newer steps, gone on from where they are sound, and never worth a run."""
 
 import shutil
+import uuid
 from pathlib import Path
 
 import kanawa as kn
@@ -25,9 +26,12 @@ def place(request, tmp_path):
     if request.param == "file":
         yield f"file://{tmp_path}/disk"
         return
-    yield f"ram:///{tmp_path.name}"
-    storage = open_storage(f"ram:///{tmp_path.name}")
-    shutil.rmtree(storage.root, ignore_errors=True)
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("this machine has no /dev/shm")
+    # Memory is the machine's: another session's tests have folders of the same names.
+    place = f"ram:///tests/{uuid.uuid4().hex}"
+    yield place
+    shutil.rmtree(open_storage(place).root, ignore_errors=True)
 
 
 KINDS = [OrbaxCheckpointer, ShardedCheckpointer]

@@ -3,7 +3,6 @@
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import time
 
@@ -13,6 +12,7 @@ from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.kubernetes.launcher import JobSetLauncher
 from kanawa_runtime.train.events import read_events, step_records
 from nursery import Nursery
+from ports import free_port
 
 STEPS = 32
 SECONDS = 400
@@ -47,9 +47,7 @@ class Cluster:
 
     def start(self) -> None:
         """Creates all Jobs of the set, each with its pods."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         for job in self.spec["replicatedJobs"]:
             for replica in range(job["replicas"]):
                 for index in range(job["template"]["spec"]["completions"]):

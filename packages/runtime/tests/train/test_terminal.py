@@ -61,7 +61,7 @@ def on_terminal(command, pressed_at=None):
             pressed = True
             os.write(terminal, b"\x03")
     os.close(terminal)
-    return process.wait(60), shown.decode()
+    return process.wait(300), shown.decode()
 
 
 def test_phases_then_a_bar_that_fits(command):

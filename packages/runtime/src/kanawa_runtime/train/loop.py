@@ -40,7 +40,7 @@ from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
 logger = logging.getLogger(__name__)
 
 #: What a second Ctrl-C waits for the last event and the last line.
-_LAST_WORDS_SECONDS = 2.0
+_LAST_WORDS_SECONDS = 5.0
 #: What a process whose peer was lost waits for a save that is under way.
 _SAVE_SECONDS = 20.0
 
