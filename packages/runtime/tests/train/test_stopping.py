@@ -1,4 +1,7 @@
-"""Signals at any time, to the real command in a real process: what is saved, what is said, the exit code."""
+"""Signals at any time, to the real command in a real process: what is saved, what is said, the exit code.
+
+Those that come before a run is open are in `test_start_up_signals`.
+"""
 
 import os
 import pathlib
@@ -161,13 +164,3 @@ def test_a_second_ctrl_c_stops_at_once_even_while_a_compiler_holds_the_process(r
     assert "stopped at once by Ctrl-C; nothing was saved" in err
     assert run.events("run_ended")[-1]["outcome"] == "interrupted"
     assert ended(run.start(steps=5))[0] == 0
-
-
-def test_before_the_run_is_open_nothing_is_changed(run):
-    process = run.start()
-    # Python starts, or imports: no machine has a run open so soon. What is slow there is for `test_start_up_signals`.
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    code, err = ended(process)
-    assert code in (130, -signal.SIGINT), err
-    assert not (run.path / "checkpoints").exists()
