@@ -25,7 +25,16 @@ def hurt():
     with running_server(engine, read_seconds=0.5, keep_alive_seconds=0.2) as running:
         yield running
         wait_for(lambda: engine.places_used == 0 and running.server.service.running == 0)
-        assert running.complete(prompt="ab", max_tokens=2)["choices"][0]["text"] == "ab"
+        # Whoever is held up between headers and body, as on a busy machine, is cut off here: once more, then.
+        running.http.headers["Connection"] = "close"
+        asked = {"prompt": "ab", "max_tokens": 2}
+        answer = wait_for(lambda: answered(running.post(COMPLETIONS, asked)))
+        assert answer["choices"][0]["text"] == "ab"
+
+
+def answered(answer):
+    """Returns what an answer holds, None for a client that was too slow."""
+    return None if answer.status_code == 408 else answer.json()
 
 
 def send(server, path, content):
@@ -71,8 +80,8 @@ def heard(server, data):
     """Returns what a server answers to bytes, until it ends the connection."""
     host, port = server.url.removeprefix("http://").split(":")
     parts = []
-    with socket.create_connection((host, int(port)), timeout=30) as made:
-        made.settimeout(30)
+    with socket.create_connection((host, int(port)), timeout=60) as made:
+        made.settimeout(60)
         try:
             made.sendall(data)
             while part := made.recv(65536):
@@ -90,15 +99,15 @@ def test_bytes(hurt, number):
     assert statuses or answer == b""
 
 
-def test_what_is_no_request_is_counted_and_said_once_in_a_while(hurt):
+def test_what_is_no_request_is_counted_and_said_once_in_a_while(server):
     def count():
-        lines = hurt.http.get("/metrics").text.splitlines()
+        lines = server.http.get("/metrics").text.splitlines()
         name = 'kanawa:http_responses_total{path="malformed",status="400"}'
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     before = count()
     for _ in range(5):
-        heard(hurt, b"\x16\x03\x01 no request\r\n\r\n")
+        heard(server, b"\x16\x03\x01 no request\r\n\r\n")
     assert count() == before + 5
 
 
@@ -112,8 +121,8 @@ def test_a_client_of_http_1_0_gets_a_stream_without_chunks(hurt):
     assert "".join(texts) == "aba"
 
 
-def test_a_compressed_body_is_told_of(hurt):
-    answer = hurt.http.post(
+def test_a_compressed_body_is_told_of(server):
+    answer = server.http.post(
         COMPLETIONS, content=b"\x1f\x8b", headers={"Content-Type": "application/json", "Content-Encoding": "gzip"}
     )
     assert answer.status_code == 415
@@ -121,10 +130,10 @@ def test_a_compressed_body_is_told_of(hurt):
 
 
 def test_a_client_that_sends_its_next_request_ahead_and_leaves_ends_the_first():
-    engine = ScriptedEngine(step_seconds=0.01, places=2)
+    engine = ScriptedEngine(step_seconds=0.05, places=2)
     with running_server(engine) as running:
         host, port = running.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as made:
+        with socket.create_connection((host, int(port)), timeout=60) as made:
             made.sendall(http(body=b'{"prompt":"ab","max_tokens":500}') + http() * 3)
             wait_for(lambda: engine.places_used == 1)
         wait_for(lambda: engine.places_used == 0)
