@@ -1,9 +1,12 @@
 """What is sent to hurt: a body that can't be gets its status, bytes that are no request an answer or an end."""
 
+import io
 import json
+import logging
 import socket
 
 import pytest
+from kanawa_runtime.serve.http.sparing_log import Sparing
 
 from .hostile_requests import BODIES, CHAT, COMPLETIONS, RAW, TEXTS, http, nested_schema, written
 from .running_server import running_server, wait_for
@@ -105,10 +108,18 @@ def test_what_is_no_request_is_counted_and_said_once_in_a_while(server):
         name = 'kanawa:http_responses_total{path="malformed",status="400"}'
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
-    before = count()
-    for _ in range(5):
-        heard(server, b"\x16\x03\x01 no request\r\n\r\n")
-    assert count() == before + 5
+    written, log = io.StringIO(), logging.getLogger("uvicorn.error")
+    handler = logging.StreamHandler(written)
+    handler.addFilter(Sparing(most=2))
+    log.addHandler(handler)
+    try:
+        before = count()
+        for _ in range(5):
+            heard(server, b"\x16\x03\x01 no request\r\n\r\n")
+        assert count() == before + 5
+    finally:
+        log.removeHandler(handler)
+    assert written.getvalue().splitlines() == ["Invalid HTTP request received."] * 2
 
 
 def test_a_client_of_http_1_0_gets_a_stream_without_chunks(hurt):

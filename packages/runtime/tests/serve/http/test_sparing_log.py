@@ -4,7 +4,7 @@ import io
 import logging
 
 import pytest
-from kanawa_runtime.serve.http.sparing_log import Sparing
+from kanawa_runtime.serve.http.sparing_log import Sparing, spare_logs
 
 
 class Clock:
@@ -48,3 +48,16 @@ def test_what_is_said_elsewhere_is_written(log):
         logger.warning("often")
     logger.warning("once: %s", "this")
     assert written.getvalue().splitlines() == ["often"] * 3 + ["once: this"]
+
+
+def test_every_handler_of_the_process_is_spared():
+    root, handler = logging.getLogger(), logging.NullHandler()
+    before = {one: list(one.filters) for one in root.handlers}
+    root.addHandler(handler)
+    try:
+        spare_logs()
+        assert all(isinstance(one.filters[-1], Sparing) for one in root.handlers)
+    finally:
+        root.removeHandler(handler)
+        for one, filters in before.items():
+            one.filters[:] = filters
