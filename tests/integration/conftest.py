@@ -20,6 +20,7 @@ from drills import (
 )
 from replay.pages import RUN
 from replay.replay import Replay
+from xla_options import xla_flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugins" / "kanawa-example-layer"
@@ -38,7 +39,7 @@ class Installation:
         """Runs the command line in the folder; the caller looks at the exit code."""
         # Test modules ask XLA for eight devices of their own process; a user's has one.
         path = os.pathsep.join([str(self.plugins), tiny_lm.FOLDER])
-        environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
         command = [str(pathlib.Path(sys.executable).with_name("kanawa")), *arguments]
         return subprocess.run(
             command,
@@ -178,7 +179,7 @@ def shared_environment(tmp_path_factory):
         "PATH": f"{here.parent}{os.pathsep}{os.environ['PATH']}",
         "KANAWA_CACHE": str(tmp_path_factory.mktemp("cache")),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
+        "XLA_FLAGS": xla_flags(),
         "COLUMNS": "120",
     }
 

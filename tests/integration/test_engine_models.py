@@ -2,8 +2,9 @@
 
 import os
 
-if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+from xla_options import xla_flags
+
+os.environ["XLA_FLAGS"] = xla_flags(8)
 
 import jax
 import jax.numpy as jnp

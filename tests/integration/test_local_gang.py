@@ -9,14 +9,14 @@ import time
 import tiny_lm
 from kanawa_runtime.launch.local.state import folder_of, read_state
 from kanawa_runtime.train.events import read_events, step_records
+from xla_options import xla_flags
 
 STEPS = "40"
 SECONDS = 600
 
 
 def launch(run, *options, fault=""):
-    environment = {**os.environ, "PYTHONPATH": tiny_lm.FOLDER, "KANAWA_FAULT": fault}
-    environment.pop("XLA_FLAGS", None)
+    environment = {**os.environ, "PYTHONPATH": tiny_lm.FOLDER, "KANAWA_FAULT": fault, "XLA_FLAGS": xla_flags()}
     command = [sys.executable, "-m", "kanawa.cli", "launch", "local", "tiny-lm", "--processes", "2", "--run", str(run)]
     command += ["--steps", STEPS, "--set", "checkpoints.every_steps=4", "--option", "backoff_seconds=0.1", *options]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

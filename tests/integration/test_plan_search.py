@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+from xla_options import xla_flags
+
 
 def kanawa(*words):
     """Returns what a command printed; its failure fails the test."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "4"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), "JAX_NUM_CPU_DEVICES": "4"}
     done = subprocess.run([sys.executable, "-m", "kanawa.cli", *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from browser import CHROMIUM, Browser, until
+from xla_options import xla_flags
 
 KANAWA = str(pathlib.Path(sys.executable).with_name("kanawa"))
 SECONDS = 300
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.nightly
 
 
 def environment():
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "TERM": "xterm"}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), "TERM": "xterm"}
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.ray.serve_launcher import RayServeLauncher
 from kanawa_runtime.serve.model_store import RunStore
+from xla_options import xla_flags
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed; `nox -s ray` has it"),
@@ -56,7 +57,7 @@ def run(tmp_path):
 def address(monkeypatch):
     from ray.cluster_utils import Cluster
 
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", xla_flags())
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     # Five seconds by default, in which a busy machine starts no process.
     monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SECONDS))

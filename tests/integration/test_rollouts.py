@@ -3,8 +3,9 @@
 import json
 import os
 
-if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+from xla_options import xla_flags
+
+os.environ["XLA_FLAGS"] = xla_flags(8)
 
 import jax
 import kanawa as kn

@@ -22,6 +22,7 @@ from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.serve.sampling import SamplingConfig
+from xla_options import xla_flags
 
 # A shell that runs tests in the background ignores SIGINT, and every process started from here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,7 +47,7 @@ def run(tmp_path_factory):
 
 
 def environment(**more):
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **more}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), **more}
 
 
 class Serving:

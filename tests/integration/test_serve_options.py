@@ -25,6 +25,7 @@ from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.serve.sampling import SamplingConfig
 from ports import free_port
+from xla_options import xla_flags
 
 SIZES = ["max_length=64", "max_sequences=4", "prefill_tokens=16", "prefill_sizes=[16]", "batch_sizes=[4]"]
 SIZES += ["page_widths=[4]", "max_logprobs=2"]
@@ -111,8 +112,7 @@ def command(run, *options):
 
 
 def environment(devices):
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices)}
 
 
 class Serving:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +113,8 @@ def test_two_processes_with_four_devices_each(tmp_path):
     from ports import free_port  # the gang's processes run this file, and have no such folder on their path
 
     address = f"127.0.0.1:{free_port()}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    flags = os.environ["XLA_FLAGS"].replace("count=8", "count=4")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     commands = [[sys.executable, __file__, address, str(index)] for index in range(2)]
     gang = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) for c in commands]
     errors = [process.communicate(timeout=500)[1] for process in gang]

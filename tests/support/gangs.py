@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import tiny_lm
 from ports import free_port
+from xla_options import xla_flags
 
 #: A process that never joins is waited for five minutes by JAX, and this machine may be busy.
 ROOMY_SECONDS = 900
@@ -16,8 +17,7 @@ ROOMY_SECONDS = 900
 
 def start(run: pathlib.Path, devices: int, *options: str) -> subprocess.Popen:
     """Starts one process of the tiny experiment on so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": tiny_lm.FOLDER}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": tiny_lm.FOLDER}
     command = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--run", str(run), *options]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 

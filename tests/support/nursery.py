@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from xla_options import xla_flags
+
 FOLDER = pathlib.Path(__file__).parent
 #: This machine may be busy, and a drill that hangs shall still end.
 ROOMY_SECONDS = 600
@@ -63,9 +65,15 @@ class Nursery:
     """One process that has imported everything and forks the rest."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "KANAWA_FAULT")}
+        clean = {k: v for k, v in os.environ.items() if k != "KANAWA_FAULT"}
         path = os.pathsep.join(filter(None, [str(FOLDER), clean.get("PYTHONPATH", "")]))
-        self._environment = {**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **(environment or {})}
+        self._environment = {
+            **clean,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": xla_flags(),
+            "PYTHONPATH": path,
+            **(environment or {}),
+        }
         self._children: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         self._lock = threading.Lock()

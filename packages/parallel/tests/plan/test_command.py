@@ -13,6 +13,7 @@ from kanawa.errors import CompositionError, TargetError, UsageError
 from kanawa_parallel.plan import command as verb
 from kanawa_parallel.plan.compilation import MOST_CPU_DEVICES, environment_for, provide_cpu_devices
 from kanawa_parallel.plan.problems import compositions
+from xla_options import xla_flags
 
 
 def arguments(*words):
@@ -45,7 +46,7 @@ def test_a_target_that_fails_leaves_the_others_plans(job, tmp_path, monkeypatch)
     plan = str(tmp_path)
     tests = os.path.dirname(__file__)
     folders = [plan, os.path.join(tests, "workloads"), os.path.join(os.path.dirname(tests), "pipeline")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "XLA_FLAGS": ""}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "XLA_FLAGS": xla_flags()}
     command = [sys.executable, "-m", "kanawa.cli", "plan", "plan-job", "--on", "box-8,box-2", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
 from ports import free_port
+from xla_options import xla_flags
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 HOST = {
@@ -54,7 +55,7 @@ def test_eight_devices_to_four_to_one_and_back_to_another_layout(tmp_path: Path,
 def _start(directory: Path, address: str, index: int) -> subprocess.Popen[str]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": xla_flags(2),
     }
     command = [sys.executable, str(WORKER), str(directory), address, str(index)]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

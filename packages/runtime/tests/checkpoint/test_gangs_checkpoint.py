@@ -16,6 +16,7 @@ from kanawa_runtime import checkpoint
 from kanawa_runtime.checkpoint import CheckpointDamagedError
 from kanawa_runtime.checkpoint.layout import committed_steps
 from ports import free_port
+from xla_options import xla_flags
 
 from .checkpoint_trees import ABANDONED
 from .gang_worker import HOST
@@ -29,7 +30,7 @@ pytestmark = ABANDONED
 def gang(directory, kind, processes, axis, **options):
     """Has so many processes of one device each do something together."""
     address = f"127.0.0.1:{free_port()}"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(1)}
     started = []
     for index in range(processes):
         told = {"directory": str(directory), "kind": kind, "processes": processes, "axis": axis, **options}

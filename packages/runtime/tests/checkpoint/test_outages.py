@@ -20,6 +20,7 @@ from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.train.events import read_events, step_records
 from s3_server import BUCKET, s3_server
+from xla_options import xla_flags
 
 OUTAGE = float(os.environ.get("KANAWA_OUTAGE_SECONDS", "60"))
 #: A step takes so long, by a fault that sleeps, and a save is due every few of them.
@@ -133,7 +134,7 @@ def start(run: str, kind: str, said: Path, environment: dict[str, str], *, slow_
     with said.open("w") as stream:
         return subprocess.Popen(
             command + ["--on", "cpu"] + [f"--set={name}={value}" for name, value in options.items()],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER, "XLA_FLAGS": ""}
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER, "XLA_FLAGS": xla_flags()}
             | fault
             | environment,
             stdout=stream,

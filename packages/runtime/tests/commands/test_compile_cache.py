@@ -12,6 +12,7 @@ import tiny_lm
 from kanawa_runtime import faults
 from kanawa_runtime.commands.compile_cache import SUFFIX, CheckedFiles, finding, machine_key, sealed
 from kanawa_runtime.train.events import read_events
+from xla_options import xla_flags
 
 STEPS = 6
 
@@ -96,7 +97,7 @@ def test_doctor_says_where_programs_are_kept_and_which_are_not(tmp_path, monkeyp
 def train(tmp_path_factory):
     """Trains in a process of its own with one cache; returns (whether the step came from it, the losses)."""
     cache = tmp_path_factory.mktemp("cache")
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment = {**os.environ, "XLA_FLAGS": xla_flags()}
     environment |= {
         "PYTHONPATH": tiny_lm.FOLDER,
         "JAX_COMPILATION_CACHE_DIR": str(cache),

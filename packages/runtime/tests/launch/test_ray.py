@@ -14,6 +14,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.ray.launcher import RayLauncher
 from kanawa_runtime.train.events import read_events, step_records
+from xla_options import xla_flags
 
 from .jobs import check_golden, job, refusal
 
@@ -30,7 +31,7 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_DISABLE_IMPORT_WARNING"] = "1"
-    os.environ.pop("XLA_FLAGS", None)
+    os.environ["XLA_FLAGS"] = xla_flags()
     os.environ["PYTHONPATH"] = tiny_lm.FOLDER
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)

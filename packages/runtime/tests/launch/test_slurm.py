@@ -19,6 +19,7 @@ from kanawa_runtime.launch.slurm.launcher import SlurmLauncher
 from kanawa_runtime.launch.slurm.script import batch_script
 from kanawa_runtime.train.events import read_events, step_records
 from nursery import Nursery
+from xla_options import xla_flags
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 #: A machine with thirty other processes takes minutes to start one.
@@ -36,7 +37,7 @@ def slurm():
         patch.setenv("SLURM_CONF", environment["SLURM_CONF"])
         patch.setenv("PATH", environment["PATH"])
         # Of this shell, not of the job: a batch job takes what it was submitted from.
-        patch.delenv("XLA_FLAGS", raising=False)
+        patch.setenv("XLA_FLAGS", xla_flags())
         yield
 
 

@@ -18,6 +18,7 @@ import tiny_lm
 from drills import drill_seed
 from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.train.events import read_events, step_records
+from xla_options import xla_flags
 
 STEPS = 300
 MANY = int(os.environ.get("KANAWA_DRILLS", "20"))
@@ -28,7 +29,7 @@ OPTIONS = ["--steps", str(STEPS), "--set", "checkpoints.every_steps=40"]
 
 
 def environment():
-    clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    clean = {**os.environ, "XLA_FLAGS": xla_flags()}
     return {**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER}
 
 

@@ -12,6 +12,7 @@ import pytest
 import tiny_lm
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.train.events import read_events
+from xla_options import xla_flags
 
 PROGRAM = pathlib.Path(__file__).with_name("slow_start.py")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -28,7 +29,7 @@ def stopped_while(run, module, number, swallows=""):
     """Sends the signal while a module is imported; returns the exit code and the lines that were said."""
     reached = run.parent / "reached"
     reached.unlink(missing_ok=True)
-    clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    clean = {**os.environ, "XLA_FLAGS": xla_flags()}
     slow = {"SLOW_IMPORT": module, "SLOW_REACHED": str(reached), "SLOW_SWALLOWS": swallows}
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), "train", "tiny-lm", "--run", str(run), "--steps", "5"],

@@ -14,6 +14,7 @@ import pytest
 import tiny_lm
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.events import read_events, step_records
+from xla_options import xla_flags
 
 COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--set", "data=slow_data:SlowData"]
 CADENCE = ["--set", "evaluation.every_steps=15", "--set", "checkpoints.every_steps=10"]
@@ -30,7 +31,7 @@ class Run:
     def start(self, steps=30, slow_at="", seconds=60.0):
         """Starts an attempt; `reached` appears once it is at its slow part."""
         self.reached.unlink(missing_ok=True)
-        clean = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        clean = {**os.environ, "XLA_FLAGS": xla_flags()}
         slow = {"SLOW_AT": slow_at, "SLOW_SECONDS": str(seconds), "SLOW_REACHED": str(self.reached)}
         return subprocess.Popen(
             [*COMMAND, "--run", str(self.path), "--steps", str(steps), *CADENCE],

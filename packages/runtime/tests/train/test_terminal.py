@@ -12,6 +12,7 @@ import termios
 
 import pytest
 import tiny_lm
+from xla_options import xla_flags
 
 COLUMNS = 40
 #: Makes stdin the terminal that Ctrl-C is typed on, then becomes the command; a fork here would copy JAX's threads.
@@ -36,8 +37,14 @@ def command(tmp_path):
 
 def environment():
     # A worker of pytest-xdist reads its standard input through readline, which puts the size of no terminal there.
-    clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "COLUMNS", "LINES")}
-    return {**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": tiny_lm.FOLDER, "TERM": "xterm-256color"}
+    clean = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    return {
+        **clean,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": tiny_lm.FOLDER,
+        "TERM": "xterm-256color",
+        "XLA_FLAGS": xla_flags(),
+    }
 
 
 def on_terminal(command, pressed_at=None):
