@@ -1,78 +1,18 @@
-"""Products by oneDNN: equal to JAX's in value and all derivatives, used where a plan says, refused by shape."""
-
-import functools
+"""oneDNN's call: its sums, layouts, and what is said where jaxlib has none."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.arrays import onednn
-from kanawa.arrays.contract import contract, logits_of
-from kanawa.arrays.plan import ExecutionPlan, use_plan
 
 HERE = pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
-SIZES = (96, 64, 80)
-WAYS = [(False, False), (True, False), (False, True), (True, True)]
-CALL = "__onednn$matmul"
-
-
-def operands(transpose_a, transpose_b, dtype="float32", leading=()):
-    rows, inner, columns = SIZES
-    a, b = ((inner, rows) if transpose_a else (rows, inner)), ((columns, inner) if transpose_b else (inner, columns))
-    rng = np.random.default_rng(0)
-    return tuple(jnp.asarray(rng.standard_normal((*leading, *shape)), dtype) for shape in (a, b))
-
-
-def plainly(a, b, transpose_a, transpose_b):
-    turned = lambda x, turn: x.swapaxes(-1, -2) if turn else x  # noqa: E731
-    return jnp.matmul(turned(a, transpose_a), turned(b, transpose_b), precision="highest")
-
-
-def pair(transpose_a, transpose_b):
-    """Returns a scalar function of the product by oneDNN, and the same by JAX."""
-
-    def ours(a, b):
-        return jnp.sum(jnp.sin(0.3 * onednn.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)))
-
-    return ours, lambda a, b: jnp.sum(jnp.sin(0.3 * plainly(a, b, transpose_a, transpose_b)))
-
-
-@HERE
-@pytest.mark.parametrize(("transpose_a", "transpose_b"), WAYS)
-def test_values_and_derivatives_of_every_order_are_jaxs(transpose_a, transpose_b):
-    ours, right = pair(transpose_a, transpose_b)
-    a, b = operands(transpose_a, transpose_b)
-    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4)  # noqa: E731
-    jax.tree.map(close, jax.jit(jax.grad(ours, (0, 1)))(a, b), jax.jit(jax.grad(right, (0, 1)))(a, b))
-    jax.tree.map(close, jax.jvp(ours, (a, b), (b.sum() * a, b)), jax.jvp(right, (a, b), (b.sum() * a, b)))
-    second = lambda f: jax.jit(jax.hessian(lambda scale: f(scale * a, b)))(0.2)  # noqa: E731
-    np.testing.assert_allclose(second(ours), second(right), rtol=1e-3)
-
-
-@HERE
-@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0), (2, 1)])
-def test_mapped_operands(mapped):
-    a, b = operands(False, True, leading=(3,))
-    a, b = (x[0] if axis is None else jnp.moveaxis(x, 0, axis) for x, axis in zip((a, b), mapped, strict=True))
-    ours = jax.vmap(lambda a, b: onednn.matmul(a, b, transpose_b=True), in_axes=mapped)(a, b)
-    right = jax.vmap(lambda a, b: plainly(a, b, False, True), in_axes=mapped)(a, b)
-    np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-4)
-
-
-@HERE
-@pytest.mark.parametrize("transpose_b", [False, True])
-def test_a_weight_is_not_copied_for_every_example(transpose_b):
-    a, b = operands(False, transpose_b)
-    a = jnp.stack([a, 2 * a, 3 * a])
-    mapped = jax.vmap(lambda a: onednn.matmul(a, b, transpose_b=transpose_b), in_axes=1)
-    np.testing.assert_allclose(mapped(a.swapaxes(0, 1)), plainly(a, b, False, transpose_b), rtol=1e-4, atol=1e-4)
-    shapes = {each.aval.shape for eqn in jax.make_jaxpr(mapped)(a.swapaxes(0, 1)).eqns for each in eqn.outvars}
-    assert (3, *b.shape) not in shapes
 
 
 @HERE
 def test_bfloat16_accumulates_in_float32():
-    a, b = operands(False, False, "bfloat16")
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((96, 64), (64, 80)))
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     wide = onednn.call(a, b, dtype=jnp.float32)
     np.testing.assert_allclose(wide, exact, rtol=1e-5, atol=1e-4)
@@ -88,57 +28,8 @@ def test_strided_operands_are_read_where_they_lie():
     np.testing.assert_allclose(scores, jnp.einsum("bthd,bshd->bhts", q, q), rtol=1e-4, atol=1e-4)
 
 
-def test_shapes_that_have_no_product_are_named():
-    a, b = jnp.zeros((4, 3)), jnp.zeros((4, 5))
-    with pytest.raises(ValueError, match=r"no product \(4, 3\) @ \(4, 5\): leading dimensions and the contracted one"):
-        onednn.matmul(a, b)
-    assert jax.eval_shape(lambda a, b: onednn.matmul(a, b, transpose_a=True), a, b).shape == (3, 5)
-
-
-@HERE
-def test_contract_uses_it_where_the_plan_says_and_the_product_is_worth_a_call():
-    x = jnp.ones((2, 512, 2, 128))
-    weight = jnp.asarray(np.random.default_rng(0).standard_normal((2, 128, 4, 64)), jnp.float32)
-
-    def program(plan, x, weight):
-        with use_plan(plan):
-            return jax.jit(lambda x, w: contract(x, w, 2)).lower(x, weight).as_text()
-
-    asked = ExecutionPlan(onednn=True)
-    assert CALL in program(asked, x, weight)
-    assert CALL not in program(ExecutionPlan(), x, weight)
-    assert CALL not in program(asked, x[:, :8], weight)
-    assert CALL not in program(asked, x.astype(jnp.float16), weight.astype(jnp.float16))
-    with use_plan(asked):
-        ours = contract(x, weight, 2)
-    assert ours.shape == (2, 512, 4, 64)
-    np.testing.assert_allclose(ours, contract(x, weight, 2), rtol=1e-3, atol=1e-3)
-
-
 def test_where_there_is_none_products_stay_xlas(monkeypatch):
     onednn.available.cache_clear()
     monkeypatch.setattr(onednn, "_TARGET", "__no_such_call")
     assert not onednn.available()
     onednn.available.cache_clear()
-
-
-@pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
-def test_serving_has_few_rows_of_bfloat16_by_onednn_and_logits_in_float32():
-    def calls(function, *shapes, few_rows, dtype="bfloat16"):
-        with use_plan(ExecutionPlan(onednn=True, few_rows=few_rows)):
-            args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-            return jax.jit(function).lower(*args).as_text().count("__onednn$matmul")
-
-    project = functools.partial(contract, num_contracted=1)
-    logits = functools.partial(logits_of, tied=False)
-    for function, shapes in ((project, ((4, 1, 64), (64, 512))), (logits, ((4, 1, 64), (64, 512)))):
-        by_bf16 = int(onednn._has_bf16_units())
-        assert calls(function, *shapes, few_rows=True) == by_bf16
-        assert calls(function, *shapes, few_rows=False) == 0
-        assert calls(function, *shapes, few_rows=True, dtype="float32") == 0
-    x, table = jnp.ones((2, 1, 64), jnp.bfloat16), jnp.ones((1024, 64), jnp.bfloat16)
-    with use_plan(ExecutionPlan(onednn=True, few_rows=True)):
-        given = logits_of(x, table, tied=True)
-        other = logits_of(x, table.T, tied=False)
-    assert given.dtype == jnp.float32 and np.array_equal(given, np.full((2, 1, 1024), 64.0))
-    assert np.array_equal(given, other)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.arrays.onednn import available
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
+from kanawa.arrays.products import available, has_native
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blocks import key_block_ranges
@@ -146,14 +146,15 @@ def test_refuses_with_a_reason(words):
     assert all(BlockwiseAttention().supports(dataclasses.replace(LONG, **change), None).ok for change in accepted)
 
 
-@pytest.mark.skipif(not available(), reason="this jaxlib has no oneDNN for this processor")
+@pytest.mark.skipif(not available(), reason="no products beside XLA's for this processor")
 @pytest.mark.parametrize(("plan", "called"), [(None, True), (True, True), (False, False)])
-def test_tiles_are_multiplied_by_onednn_unless_the_plan_says_no_also_under_vmap(plan, called):
+def test_tiles_are_multiplied_beside_xla_unless_the_plan_says_no_also_under_vmap(plan, called):
     x = jnp.zeros((2, 1, 128, 2, 32))
+    call = "kanawa_product" if has_native() else "__onednn$matmul"
     pins = KernelPolicy(pins=(("attention", "attention.cpu.blockwise"),))
-    with use_plan(ExecutionPlan(kernels=pins, onednn=plan)):
+    with use_plan(ExecutionPlan(kernels=pins, native_products=plan)):
         for function, operand in ((attention, x[0]), (jax.vmap(attention), x)):
-            assert ("__onednn$matmul" in jax.jit(function).lower(operand, operand, operand).as_text()) == called
+            assert (call in jax.jit(function).lower(operand, operand, operand).as_text()) == called
 
 
 def test_tiles_can_be_differentiated_twice():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.arrays import onednn
+from kanawa.arrays import products
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels.compare import examples_for
@@ -125,12 +125,13 @@ def test_wrong_shapes_are_named(operands):
         softmax_cross_entropy(*operands, chunk_tokens=0)
 
 
-@pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
+@pytest.mark.skipif(not products.available(), reason="no products beside XLA's for this processor")
 @pytest.mark.parametrize("chunk", [None, 600], ids=["whole", "chunked"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_and_their_gradients_by_onednn(tied, chunk, normal):
+def test_logits_and_their_gradients_beside_xla(tied, chunk, normal):
     hidden, weight, weights = normal(1024, 512), normal(256, 512) if tied else normal(512, 256), jnp.ones(1024)
     targets = (jnp.arange(1024, dtype=jnp.int32) * 7) % 256
+    name = "kanawa_product" if products.has_native() else "__onednn$matmul"
 
     def gradients(plan):
         def loss(hidden, weight):
@@ -138,9 +139,9 @@ def test_logits_and_their_gradients_by_onednn(tied, chunk, normal):
 
         with use_plan(plan):
             lowered = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, weight)
-            return lowered.as_text().count("__onednn$matmul"), lowered.compile()(hidden, weight)
+            return lowered.as_text().count(name), lowered.compile()(hidden, weight)
 
-    calls, ours = gradients(ExecutionPlan(onednn=True))
+    calls, ours = gradients(ExecutionPlan(native_products=True))
     none, right = gradients(ExecutionPlan())
     assert (calls, none) == (3, 0)
     for mine, want in zip(ours, right, strict=True):

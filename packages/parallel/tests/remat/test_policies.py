@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from kanawa.arrays import onednn
+from kanawa.arrays import products
 from kanawa.plugins import host
 from kanawa_parallel.remat.modifier import named_policy
 from kanawa_parallel.remat.policies import OffloadNames
@@ -48,16 +48,16 @@ def test_a_name_is_kept_or_sent_away():
     assert cfg.check() == ["'query' is in save and in offload"]
 
 
-@pytest.mark.skipif(not onednn.available(), reason="jaxlib without oneDNN's product")
+@pytest.mark.skipif(not products.available(), reason="no products beside XLA's here")
 @pytest.mark.parametrize(("name", "kept"), [("dots", 2), ("offload-dots", 2), ("full", 0)])
-def test_products_by_onednn_are_products_to_a_policy_of_products(name, kept):
+def test_products_beside_xla_are_products_to_a_policy_of_products(name, kept):
     """One CPU computes them by a primitive of its own, which JAX's policies over dot_general pass by."""
     policy = named_policy(name).build().policy()
 
     def layer(x, w):
-        return jnp.sin(onednn.matmul(jnp.tanh(onednn.matmul(x, w)), w))
+        return jnp.sin(products.matmul(jnp.tanh(products.matmul(x, w)), w))
 
     body = jax.checkpoint(layer, policy=None if policy is True else policy)
     text = str(jax.make_jaxpr(jax.grad(lambda w: jnp.sum(body(jnp.ones((8, 8)), w))))(W[0]))
     # Two forward and three for the gradients, of which ones don't ask; what isn't kept is computed again.
-    assert text.count("onednn_matmul") == 5 + 2 - kept
+    assert text.count("kanawa_matmul") == 5 + 2 - kept

@@ -13,14 +13,14 @@ from kanawa.arrays.plan import current_plan
 def contract(x: Float[Array, "..."], weight: Float[Array, "..."], num_contracted: int) -> Float[Array, "..."]:
     """Returns x contracted over its last `num_contracted` dimensions with the weight's first."""
     plan = current_plan()
-    if plan.onednn:
+    if plan.native_products:
         # Here, not above: it brings Pallas with it, which takes longer to import than all of this package.
-        from kanawa.arrays import onednn
+        from kanawa.arrays import products
 
         inner = math.prod(weight.shape[:num_contracted])
-        if onednn.suits_rows(x, weight, x.size * (weight.size // max(inner, 1)), few=plan.few_rows):
+        if products.suits_rows(x, weight, x.size * (weight.size // max(inner, 1)), few=plan.few_rows):
             kept = x.shape[: x.ndim - num_contracted]
-            product = onednn.matmul(x.reshape(-1, inner), weight.reshape(inner, -1))
+            product = products.matmul(x.reshape(-1, inner), weight.reshape(inner, -1))
             return product.reshape(*kept, *weight.shape[num_contracted:])
     # dot_general, not einsum: the program then has one product, whatever the ranks are.
     dims = (tuple(range(x.ndim - num_contracted, x.ndim)), tuple(range(num_contracted)))
@@ -55,12 +55,12 @@ def _rows_by_columns(rows: Float[Array, "B I"], columns: Float[Array, "O I"], dt
     if count <= _FEW_ROWS.get(rows.dtype.name, 0):
         return _by_few_rows(rows, columns).astype(dtype)
     in_bfloat16 = rows.dtype == columns.dtype == jnp.bfloat16
-    if current_plan().onednn and not (in_bfloat16 and count <= _ROWS_IN_BFLOAT16) and _by_onednn(rows, columns):
-        from kanawa.arrays import onednn
+    if current_plan().native_products and not (in_bfloat16 and count <= _ROWS_IN_BFLOAT16) and _by_call(rows, columns):
+        from kanawa.arrays import products
 
         if count <= _FEW_ROWS_OF_ONEDNN:
-            return onednn.call(columns, rows, transpose_b=True, dtype=dtype).T
-        return onednn.call(rows, columns, transpose_b=True, dtype=dtype)
+            return products.matmul(columns, rows, transpose_b=True, dtype=dtype).T
+        return products.matmul(rows, columns, transpose_b=True, dtype=dtype)
     # With a bfloat16 result XLA widens both operands first, with float32 sums it uses the processor's bfloat16 units.
     product = jax.lax.dot_general(rows, columns, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return product.astype(dtype)
@@ -76,12 +76,12 @@ def _by_few_rows(rows: Float[Array, "B I"], columns: Float[Array, "O I"]) -> Flo
     return jax.lax.optimization_barrier(product).T[:count]
 
 
-def _by_onednn(rows: Array, columns: Array) -> bool:
-    from kanawa.arrays import onednn
+def _by_call(rows: Array, columns: Array) -> bool:
+    from kanawa.arrays import products
 
     if rows.dtype == jnp.float32 and columns.size < _LARGE_WEIGHT:
         return False
-    return onednn.suits(rows, columns, rows.shape[0] * columns.size, 2**16)
+    return products.suits(rows, columns, rows.shape[0] * columns.size, 2**16)
 
 
 def logits_of(x: Float[Array, "... E"], weight: Float[Array, "..."], *, tied: bool) -> Float[Array, "... V"]:
@@ -92,10 +92,10 @@ def logits_of(x: Float[Array, "... E"], weight: Float[Array, "..."], *, tied: bo
     plan, rows = current_plan(), x.reshape(-1, x.shape[-1])
     if plan.few_rows and tied:
         return _rows_by_columns(rows, weight, jnp.float32).reshape(*x.shape[:-1], weight.shape[0])
-    if plan.onednn and plan.few_rows:
-        from kanawa.arrays import onednn
+    if plan.native_products and plan.few_rows:
+        from kanawa.arrays import products
 
-        if onednn.suits_rows(rows, weight, rows.shape[0] * weight.size, few=True):
-            return onednn.call(rows, weight, dtype=jnp.float32).reshape(*x.shape[:-1], weight.shape[1])
+        if products.suits_rows(rows, weight, rows.shape[0] * weight.size, few=True):
+            return products.matmul(rows, weight, dtype=jnp.float32).reshape(*x.shape[:-1], weight.shape[1])
     dims = (((x.ndim - 1,), (1 if tied else 0,)), ((), ()))
     return jax.lax.dot_general(x, weight, dims, preferred_element_type=jnp.float32)

@@ -43,8 +43,8 @@ class ExecutionPlan:
     `optimizer_memory` says where optimizer state waits between steps (kanawa.arrays.memory).
     `materialize` has training write to memory what enters a projection, and keep the residual stream row by row
     (kanawa.arrays.materialize).
-    `onednn` has projections and logits computed by oneDNN (kanawa.arrays.onednn), on one CPU; None leaves it to kernels
-    whose operands are one device's.
+    `native_products` has projections and logits computed beside XLA (kanawa.arrays.products), on one CPU; None leaves
+    it to kernels whose operands are one device's.
     `few_rows` says that products of a few rows with a weight are what counts, as in serving, and has them computed by
     whatever is quickest for so many.
     `unroll_layers` is how many layers a loop over layers may have to be written out instead.
@@ -62,7 +62,7 @@ class ExecutionPlan:
     device_kind: str | None = None
     optimizer_memory: str = "device"
     materialize: bool = False
-    onednn: bool | None = None
+    native_products: bool | None = None
     few_rows: bool = False
     unroll_layers: int = 0
 

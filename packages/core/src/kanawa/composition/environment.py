@@ -56,7 +56,7 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         device_kind=None if described is None else _kind(described),
         optimizer_memory=execution.optimizer_memory,
         materialize=execution.materialize,
-        onednn=on_one_cpu and execution.onednn and _has_onednn(),
+        native_products=on_one_cpu and execution.native_products and _has_products(),
         unroll_layers=execution.unroll_layers if on_one_cpu else 0,
     )
     own = execution.compiler_options
@@ -95,8 +95,8 @@ def _own_table(kind: str) -> tuple[KernelUse, ...]:
         return ()
 
 
-def _has_onednn() -> bool:
-    from kanawa.arrays.onednn import available
+def _has_products() -> bool:
+    from kanawa.arrays.products import available
 
     return available()
 

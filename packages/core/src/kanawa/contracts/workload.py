@@ -31,10 +31,12 @@ class ExecutionConfig(Config):
     one program), "none", or a file.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
     `materialize` has training write to memory what enters a projection, and the gradients around it, and keeps the
-    residual stream row by row. `onednn` lets one CPU compute its products by oneDNN, where jaxlib has it, and
-    `unroll_layers` is how many layers one CPU writes out instead of looping: a loop there copies all that it keeps of a
-    layer into one large array and out again.
+    residual stream row by row. `native_products` lets one CPU compute its products by native functions, or by jaxlib's
+    oneDNN where llvmlite isn't installed, and `unroll_layers` is how many layers one CPU writes out instead of looping:
+    a loop there copies all that it keeps of a layer into one large array and out again.
     """
+
+    RENAMED = {"onednn": "native_products"}
 
     mesh: MeshBuilder.Config | None = None
     strategies: tuple[Strategy.Config, ...] = ()
@@ -44,7 +46,7 @@ class ExecutionConfig(Config):
     compiler_options: dict[str, str | int | float | bool] = {}
     optimizer_memory: str = "device"
     materialize: bool = False
-    onednn: bool = True
+    native_products: bool = True
     unroll_layers: Count = 16
 
     def check(self) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import kanawa as kn
-from kanawa.arrays import onednn
+from kanawa.arrays import products
 from kanawa.contracts import RematPolicy
 
 #: Of two matrices, as JAX's policies are asked about it.
@@ -12,10 +12,10 @@ _MATRICES = (((1,), (0,)), ((), ()))
 
 
 def _of_products(policy: Any) -> Any:
-    """Returns a policy over `dot_general` that judges products by oneDNN, those of one CPU, as it does the others."""
+    """Returns a policy over `dot_general` that judges products of one CPU beside XLA's as it does the others."""
 
     def judged(primitive: Any, *operands: Any, **parameters: Any) -> Any:
-        if onednn.is_unbatched_product(primitive, *operands):
+        if products.is_unbatched_product(primitive, *operands):
             return policy(jax.lax.dot_general_p, *operands, dimension_numbers=_MATRICES)
         return policy(primitive, *operands, **parameters)
 

@@ -53,7 +53,7 @@ def test_it_changes_the_layout_and_nothing_else():
 def test_products_agree(dtype, rows, few_rows):
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"))
     x, weight = (jax.random.normal(k, s, dtype) for k, s in zip(keys, ((rows, 1, 128), (128, 4, 300)), strict=True))
-    with use_plan(ExecutionPlan(onednn=onednn.available(), few_rows=few_rows)):
+    with use_plan(ExecutionPlan(native_products=onednn.available(), few_rows=few_rows)):
         given = contract_output_first(x, weight.transpose(1, 2, 0), 1)
     expected = contract(x.astype(jnp.float32), weight.astype(jnp.float32), 1)
     assert given.dtype == dtype and given.shape == (rows, 1, 4, 300)

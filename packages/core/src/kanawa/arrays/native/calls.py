@@ -150,7 +150,7 @@ class NativeCall:
                 version = code.get(_past(code, code.get(_past(code, frame, _API), POINTER), _API_VERSION), I64)
                 code.put(version, _past(code, asked, _ASKED_VERSION))
                 builder.ret(null)
-        allocate = ir.Function(module, ir.FunctionType(POINTER, [I64]), "malloc")
+        allocate = code.library("malloc", POINTER, I64)
         shared = builder.call(allocate, [index(_SHARED_BYTES)])
         total = self._items(code, Operands(code, frame, *self._counts))
         places = (_NEXT, _FINISHED, _LOOKING, _FRAME, _TOTAL)
@@ -163,7 +163,7 @@ class NativeCall:
         builder.branch(wait)
         builder.position_at_end(wait)
         # The thread that has the last item may not be running: it gets this one's time where it waits for a core.
-        builder.call(ir.Function(module, ir.FunctionType(I32, []), "sched_yield"), [])
+        builder.call(code.library("sched_yield", I32), [])
         finished = builder.load_atomic(_past(code, shared, _FINISHED), "acquire", 8, typ=I64)
         builder.cbranch(builder.icmp_signed("<", finished, total), wait, done)
         builder.position_at_end(done)
@@ -247,6 +247,4 @@ def _let_go(code: Code, shared: ir.Value) -> None:
     builder = code.builder
     before = builder.atomic_rmw("sub", _past(code, shared, _LOOKING), index(1), "acq_rel")
     with builder.if_then(builder.icmp_signed("==", before, index(1))):
-        module = builder.module
-        free = module.globals.get("free") or ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "free")
-        builder.call(free, [shared])
+        builder.call(code.library("free", ir.VoidType(), POINTER), [shared])

@@ -69,7 +69,7 @@ class Code:
         """Returns the pointer to element `offset` of numbers of a kind."""
         return self.builder.gep(pointer, [offset], source_etype=kind)
 
-    def loop(self, start: ir.Value, stop: ir.Value, step: int, body: Callable[[ir.Value], None]) -> None:
+    def loop(self, start: ir.Value, stop: ir.Value, step: int | ir.Value, body: Callable[[ir.Value], None]) -> None:
         """Writes `for i in range(start, stop, step): body(i)`."""
         builder, i = self.builder, self.variable(I64)
         builder.store(start, i)
@@ -80,7 +80,7 @@ class Code:
         builder.cbranch(builder.icmp_signed("<", now, stop), inner, done)
         builder.position_at_end(inner)
         body(now)
-        builder.store(builder.add(now, index(step)), i)
+        builder.store(builder.add(now, index(step) if isinstance(step, int) else step), i)
         builder.branch(head)
         builder.position_at_end(done)
 
@@ -99,6 +99,11 @@ class Code:
     def times(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Returns a * b of floats."""
         return self.builder.fmul(a, b, flags=_LOOSE)
+
+    def fused(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """Returns a * b + c of floats, rounded once where the processor can."""
+        function = self._intrinsic("fmuladd", a.type, [a.type] * 3, a.type)
+        return self.builder.call(function, [a, b, c])
 
     def many(self, value: ir.Value, width: int) -> ir.Value:
         """Returns so many floats of one value."""
@@ -151,6 +156,29 @@ class Code:
         bits = ir.VectorType(I32, halves.type.count)
         upper = self.builder.shl(self.builder.zext(halves, bits), ir.Constant(bits, [16] * halves.type.count))
         return self.builder.bitcast(upper, floats(halves.type.count))
+
+    def paired(self, first: ir.Value, second: ir.Value) -> ir.Value:
+        """Returns 16-bit numbers of two vectors as 32-bit ones, the first's in the lower half of each."""
+        kind = ir.VectorType(I32, first.type.count)
+        upper = self.builder.shl(self.builder.zext(second, kind), ir.Constant(kind, [16] * first.type.count))
+        return self.builder.or_(self.builder.zext(first, kind), upper)
+
+    def narrowed(self, numbers: ir.Value) -> ir.Value:
+        """Returns floats as the bits of the nearest bfloat16 numbers, even ones of two that are as near."""
+        builder, count = self.builder, numbers.type.count
+        kind = ir.VectorType(I32, count)
+        bits, known = builder.bitcast(numbers, kind), lambda value: ir.Constant(kind, [value] * count)
+        odd = builder.and_(builder.lshr(bits, known(16)), known(1))
+        nearest = builder.add(bits, builder.add(odd, known(0x7FFF)))
+        # Added to, a NaN's bits could become those of an infinity, or of zero.
+        quiet = builder.or_(bits, known(0x400000))
+        chosen = builder.select(builder.fcmp_unordered("uno", numbers, numbers), quiet, nearest)
+        return builder.trunc(builder.lshr(chosen, known(16)), ir.VectorType(I16, count))
+
+    def library(self, name: str, result: ir.Type, *given: ir.Type) -> ir.Function:
+        """Returns a function of the C library."""
+        module = self.builder.module
+        return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, given), name)
 
     def _intrinsic(self, name: str, result: ir.Type, given: list[ir.Type], over: ir.Type | None = None) -> ir.Function:
         suffix = "" if over is None else f".v{over.count}f32" if isinstance(over, ir.VectorType) else ".f32"

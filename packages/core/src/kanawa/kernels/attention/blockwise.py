@@ -18,7 +18,7 @@ from kanawa.kernels.verdict import Verdict, first_refusal
 
 
 class BlockwiseAttention(Kernel):
-    """Tiles written out in plain JAX, whose products oneDNN computes where jaxlib has it; very many are looped over."""
+    """Tiles written out in plain JAX, their products beside XLA's where those are quicker; many are looped over."""
 
     name: ClassVar[str] = "attention.cpu.blockwise"
     operation: ClassVar[str] = "attention"

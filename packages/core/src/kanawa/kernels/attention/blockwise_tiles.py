@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kanawa.arrays import onednn
+from kanawa.arrays import products
 from kanawa.arrays.plan import current_plan
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention import tiles as tl
@@ -24,7 +24,7 @@ from kanawa.kernels.operation import Operands
 _TOGETHER = 4
 #: So few tiles need no order: all of their scores at once are small.
 _FREE = 16
-#: Multiplications of the smallest product that oneDNN is called for: XLA's batched ones reach half its speed or less.
+#: Multiplications of the smallest product that isn't left to XLA: XLA's batched ones reach half its speed or less.
 _SMALLEST = 64**3
 
 
@@ -255,11 +255,11 @@ def _add_tile(total: jax.Array, tile: jax.Array, queries: tl.Span, keys: tl.Span
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _bare_product(a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool) -> jax.Array:
-    plan = current_plan().onednn
+    plan = current_plan().native_products
     # Each shard holds its own tiles, so that the call needs no splitting; only a plan that says no rules it out.
     multiplications = a.size * b.shape[-2 if transpose_b else -1]
-    if plan is not False and onednn.available() and onednn.suits(a, b, multiplications, _SMALLEST):
-        return onednn.call(a, b, transpose_a=transpose_a, transpose_b=transpose_b, dtype=jnp.float32)
+    if plan is not False and products.available() and products.suits(a, b, multiplications, _SMALLEST):
+        return products.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b, dtype=jnp.float32)
     return _general(a, b, transpose_a, transpose_b)
 
 

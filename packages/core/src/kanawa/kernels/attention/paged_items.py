@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kanawa.arrays import onednn
+from kanawa.arrays import onednn, products
 from kanawa.arrays.plan import current_plan
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention.operands import q_positions
@@ -197,8 +197,8 @@ def _product(rows: jax.Array, keys: jax.Array, *, transpose: bool) -> jax.Array:
     oneDNN reads the keys where they lie; XLA would bring heads before them first.
     """
     multiplications = rows.size * (keys.shape[1] if transpose else keys.shape[3])
-    allowed = current_plan().onednn is not False and onednn.available()
-    if not (allowed and onednn.suits(rows, keys, multiplications, _SMALLEST)):
+    allowed = current_plan().native_products is not False and onednn.available()
+    if not (allowed and products.suits(rows, keys, multiplications, _SMALLEST)):
         how = "ckmd,cskd->ckms" if transpose else "ckms,cskd->ckmd"
         return jnp.einsum(how, rows, keys, preferred_element_type=jnp.float32)
     by_head = keys.transpose(0, 2, 1, 3)
