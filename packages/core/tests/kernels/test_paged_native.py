@@ -3,20 +3,27 @@
 import concurrent.futures
 import dataclasses
 import functools
+import platform
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kanawa.arrays.native import available
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention.examples import BASE, example_operands
 from kanawa.kernels.attention.paged_items import PagedAttention
 from kanawa.kernels.attention.paged_native import NativeAttention
+from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.compare import compare_with_reference
+from kanawa.kernels.selection import supporting_kernels
 from kanawa.testing.kernel import KernelConformance
 
 pytest.importorskip("llvmlite")
+
+from kanawa.arrays.native import llvm
+from kanawa.kernels.attention import paged_native
 
 PAGED = dataclasses.replace(
     BASE, mode="decode", q_length=1, kv_length=64, page_size=16, head_dim=8, v_head_dim=8, has_kv_lengths=True
@@ -175,9 +182,111 @@ def test_says_what_it_does_not_take(reason):
     assert not verdict and reason in verdict.reason
 
 
-def test_says_what_to_install(monkeypatch):
-    from kanawa.kernels.attention import paged_native
-
-    monkeypatch.setattr(paged_native, "_has_llvm", lambda: False)
+def test_says_why_it_has_no_llvm_and_another_kernel_is_chosen(monkeypatch):
+    monkeypatch.setattr(available, "why_not", lambda: "llvmlite is broken")
     verdict = NativeAttention().supports(PAGED, None)
-    assert 'llvmlite isn\'t installed: pip install "kanawa[cpu]"' in verdict.reason
+    assert not verdict and verdict.reason == "llvmlite is broken"
+    left = [kernel.name for kernel in supporting_kernels("attention", PAGED)]
+    assert "attention.cpu.paged" in left and "attention.cpu.native" not in left
+
+
+#: What becomes of a row's scores, one after the other.
+ALL, LEAST = slice(None), np.finfo(np.float32).min
+SEEN = {
+    "finite": [],
+    "all -inf": [(ALL, -np.inf)],
+    "-inf for a block": [(slice(0, 17), -np.inf)],
+    "inf first": [(3, np.inf)],
+    "inf last": [(-1, np.inf)],
+    "all -inf but one inf": [(ALL, -np.inf), (18, np.inf)],
+    "NaN": [(2, np.nan)],
+    "NaN and inf": [(2, np.nan), (18, np.inf)],
+    "NaN, the rest -inf": [(ALL, -np.inf), (2, np.nan)],
+    "NaN last": [(-1, np.nan)],
+    "all the least float": [(ALL, LEAST)],
+    "the least float and others": [(5, LEAST)],
+}
+SINKS = (0.5, -np.inf, np.inf, np.nan, -1e30)
+
+
+@pytest.mark.parametrize("length", [20, 32], ids=["part of a block", "whole blocks"])
+@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("mask", [FULL, sliding_window(5)], ids=["all keys", "window"])
+def test_numbers_that_are_not_finite_are_those_of_the_reference(mask, has_sinks, cap, length):
+    """Scores of each row are what a case says, for each sink a head; by both ways of the kernel beside it, too."""
+    problem = dataclasses.replace(
+        PAGED, batch=len(SEEN), kv_length=32, head_dim=4, v_head_dim=4, num_heads=len(SINKS), num_kv_heads=len(SINKS),
+        mask=mask, logit_cap=cap, has_sinks=has_sinks,
+    )  # fmt: skip
+    operands = _paged(problem)
+    operands["kv_lengths"] = np.full(problem.batch, length, np.int32)
+    operands["q"] = np.zeros_like(operands["q"])
+    operands["q"][..., 0] = 1 / problem.scale
+    keys = np.zeros((problem.batch, 32, len(SINKS), 4), np.float32)
+    for row, changes in enumerate(SEEN.values()):
+        scores = np.linspace(-1, 1, length, dtype=np.float32)
+        for at, value in changes:
+            scores[at] = value
+        keys[row, :length, :, 0] = scores[:, None]
+    operands["k"] = keys.reshape(-1, 16, len(SINKS), 4)
+    if has_sinks:
+        operands["sinks"] = np.asarray(SINKS, np.float32)
+    given = {name: jnp.asarray(x) for name, x in operands.items()}
+    expected = ReferenceAttention().forward(problem, given)
+    for kernel in (NativeAttention(), PagedAttention()):
+        for actual, right in zip(kernel.forward(problem, given), expected, strict=True):
+            np.testing.assert_allclose(actual, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def lesser(monkeypatch, request):
+    """Has functions compiled as if the processor at hand were a lesser one."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("the names are those of x86")
+    monkeypatch.setattr(llvm, "host", lambda: (request.param, ""))
+    paged_native._call.cache_clear()
+    yield
+    paged_native._call.cache_clear()
+
+
+@pytest.mark.parametrize("lesser", ["x86-64", "x86-64-v2", "x86-64-v3"], indirect=True)
+@pytest.mark.parametrize("bits", [False, True], ids=["float32", "bits of bfloat16"])
+def test_processors_with_narrower_vectors_agree(lesser, bits):
+    problem = dataclasses.replace(
+        PAGED, num_heads=6, num_kv_heads=2, head_dim=64, v_head_dim=48, mask=sliding_window(30), logit_cap=20.0
+    )
+    operands = _paged(problem)
+    expected, _ = ReferenceAttention().forward(problem, {name: jnp.asarray(x) for name, x in operands.items()})
+    tolerance = 1e-5
+    if bits:
+        for name in ("k", "v"):
+            halves = jnp.asarray(operands[name]).astype(jnp.bfloat16)
+            operands[name] = jax.lax.bitcast_convert_type(halves, jnp.uint16)
+        problem, tolerance = dataclasses.replace(problem, dtype="bfloat16", kv_bits=True), 0.05
+    actual, _ = NativeAttention().forward(problem, operands)
+    np.testing.assert_allclose(actual.astype(jnp.float32), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("bits", [False, True], ids=["float32", "bits of bfloat16"])
+def test_llvm_takes_it_for_arm(bits):
+    shape = paged_native.Shape(heads=4, group=2, width=64, v_width=48, page=16, bits=bits, cap=30.0)
+    try:
+        target = llvm.machine("aarch64-unknown-linux-gnu")
+    except RuntimeError:
+        pytest.skip("this LLVM was built without Arm")
+    assembly = target.emit_assembly(llvm.optimised(paged_native._call(shape).text, target))
+    # Vectors of four floats, a product and a sum at once, and the cache line that is asked for ahead.
+    assert "handler:" in assembly and "fmla" in assembly and "prfm" in assembly
+
+
+def test_threads_may_run_it_at_once():
+    problem = dataclasses.replace(PAGED, batch=8, num_heads=8, num_kv_heads=4)
+    other = dataclasses.replace(problem, logit_cap=5.0, mask=sliding_window(9))
+    operands = _paged(problem)
+    attend = [jax.jit(functools.partial(NativeAttention().forward, each)) for each in (problem, other)]
+    expected = [np.asarray(each(operands)[0]) for each in attend]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        outs = list(pool.map(lambda i: attend[i % 2](operands)[0], range(64)))
+    for i, out in enumerate(outs):
+        np.testing.assert_array_equal(out, expected[i % 2])

@@ -7,7 +7,6 @@ layout is that of XLA's C interface (jaxlib's `xla/ffi/api/c_api.h`), which is v
 import ctypes
 import functools
 import hashlib
-import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +16,8 @@ from typing import Any
 import jax
 from llvmlite import binding, ir
 
+from kanawa.arrays.cores import cores
+from kanawa.arrays.native import llvm
 from kanawa.arrays.native.code import I32, I64, POINTER, Code, index
 
 #: Bytes from a frame's start to: an extension, XLA's table of functions, the run's context, the list of operands,
@@ -87,12 +88,14 @@ class NativeCall:
     ) -> None:
         self._body, self._items, self._counts = body, items, (operands, results)
         self._helpers = helpers() if threads is None else threads
-        text = str(self._module())
+        #: Its instructions, for any processor.
+        self.text = str(self._module())
         # By its text: a program kept on disk must never meet another function under the name it knows.
-        self.target = f"kanawa_{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256("\n".join((self.text, *llvm.host())).encode()).hexdigest()
+        self.target = f"kanawa_{name}_{digest[:16]}"
         # Programs are traced in several threads at once, and XLA takes a name once.
         with _REGISTERING:
-            _register(self.target, text)
+            _register(self.target, self.text)
 
     def __call__(self, results: Sequence[jax.ShapeDtypeStruct], *operands: jax.Array) -> Any:
         """Returns the results; operands lie row by row."""
@@ -193,7 +196,7 @@ class NativeCall:
 
 def helpers() -> int:
     """Returns how many threads of XLA's may help one that calls: none where jaxlib doesn't say how to ask for them."""
-    return min(_MOST_HELPERS, (os.cpu_count() or 1) - 1) if _places() else 0
+    return min(_MOST_HELPERS, cores() - 1) if _places() else 0
 
 
 @functools.cache
@@ -210,22 +213,10 @@ def _places() -> dict[str, int]:
 
 
 @functools.cache
-def _register(target: str, text: str) -> Any:
-    """Compiles a module and gives its handler to XLA; returns what holds the functions, for as long as the process."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features().flatten()
-    processor = binding.get_host_cpu_name()
-    machine = binding.Target.from_default_triple().create_target_machine(cpu=processor, features=features, opt=3)
-    module = binding.parse_assembly(text)
-    module.verify()
-    passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(module, passes)
-    engine = binding.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    handler = jax.ffi.pycapsule(ctypes.cast(engine.get_function_address("handler"), ctypes.c_void_p))
-    jax.ffi.register_ffi_target(target, handler, platform="cpu", api_version=1)
-    return engine
+def _register(target: str, text: str) -> None:
+    """Compiles a module and gives its handler to XLA, under a name that is its own for as long as the process."""
+    handler = ctypes.c_void_p(llvm.address(text, "handler"))
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu", api_version=1)
 
 
 def _function(module: ir.Module, name: str, result: ir.Type) -> tuple[ir.Function, Code]:

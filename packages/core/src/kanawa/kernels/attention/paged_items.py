@@ -246,8 +246,8 @@ def finish(problem: AttentionProblem, operands: Operands, sums: Sums) -> tuple[j
         kept = jnp.where(top > sc.MASKED, jnp.exp(top - highest), 0.0)
         total, values = total * kept + jnp.exp(sinks - highest), values * kept[..., None]
         top = highest
-    # Not `> 0`, which NaN isn't: a row that broke has to say so, and zeros would look like an answer.
-    saw = total != 0.0
+    # A row whose scores are all minus infinity saw nothing either; NaN is no number's equal, and has to say so.
+    saw = (top > sc.MASKED) | jnp.isnan(top) | jnp.isnan(total)
     values = jnp.where(saw[..., None], values / jnp.where(saw, total, 1.0)[..., None], 0.0)
     lse = jnp.where(saw, top + jnp.log(jnp.where(saw, total, 1.0)), -jnp.inf)
     out = values.reshape(*shape, problem.v_head_dim).transpose(0, 2, 1, 3, 4)

@@ -11,17 +11,17 @@ of values.
 
 import dataclasses
 import functools
-import importlib.util
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from kanawa.arrays.native import available
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.paged_items import Sums, finish
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.verdict import Verdict, first_refusal
+from kanawa.kernels.verdict import Verdict, first_refusal, refuse
 
 if TYPE_CHECKING:
     from llvmlite import ir
@@ -56,7 +56,7 @@ class NativeAttention(Kernel):
         values = problem.group_size * problem.v_head_dim
         widths = (problem.head_dim, problem.v_head_dim)
         vectors = problem.group_size * max(width // max(_lanes(width), 1) for width in widths)
-        return first_refusal(
+        verdict = first_refusal(
             (not problem.paged, "keys are dense; it takes pages"),
             (problem.q_length != 1, f"{problem.q_length} queries a row; it takes one"),
             (problem.ragged_sequences is not None, "queries are ragged; it takes rows of one each"),
@@ -72,8 +72,10 @@ class NativeAttention(Kernel):
             (lanes < 1, f"heads of {problem.head_dim} and {problem.v_head_dim}; it takes multiples of 4"),
             (values > _MOST_VALUES, f"{values} values a key head; it takes up to {_MOST_VALUES}"),
             (vectors > _MOST_VECTORS, f"{vectors} vectors a key head; it takes up to {_MOST_VECTORS}"),
-            (not _has_llvm(), 'llvmlite isn\'t installed: pip install "kanawa[cpu]"'),
         )
+        # Asked last: to answer takes an import of LLVM and a small program.
+        why_not = available.why_not() if verdict else None
+        return verdict if why_not is None else refuse(why_not)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
@@ -106,11 +108,6 @@ def _seen(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax
         start = position // problem.mask.chunk * problem.mask.chunk
         first, end = jnp.maximum(first, start), jnp.minimum(end, start + problem.mask.chunk)
     return first, end
-
-
-@functools.cache
-def _has_llvm() -> bool:
-    return importlib.util.find_spec("llvmlite") is not None
 
 
 def _lanes(width: int) -> int:

@@ -107,18 +107,19 @@ class _Item:
 
         code.loop(start, stop, 1, score)
         for group in range(shape.group):
-            self._rescale(group)
+            self._rescale(group, start, stop)
         code.loop(start, stop, 1, weigh)
 
-    def _rescale(self, group: int) -> None:
+    def _rescale(self, group: int, start: ir.Value, stop: ir.Value) -> None:
         """Writes what a block's scores change before its values are added: they become weights."""
         code, builder = self.code, self.code.builder
         place = self._score(index(_BLOCK * group))
         scores = code.get(place, floats(_BLOCK))
-        # Not `<=`: a score of -inf is seen, and under a cap it is -cap.
-        hidden = builder.fcmp_ordered("==", scores, constant(sc.MASKED, _BLOCK))
         if self.shape.cap is not None:
-            scores = builder.select(hidden, scores, self._capped(scores, self.shape.cap))
+            scores = self._capped(scores, self.shape.cap)
+        # By where a key is, for every score may be one that is seen.
+        hidden = self._outside(start, stop)
+        scores = builder.select(hidden, constant(sc.MASKED, _BLOCK), scores)
         before = code.get(self.top[group], F32)
         top = code.higher(before, code.highest(scores))
         weights = code.exp(builder.fsub(scores, code.many(top, _BLOCK)))
@@ -131,6 +132,20 @@ class _Item:
         code.put(weights, place)
         for values in self.values[group]:
             code.put(code.times(code.get(values, floats(self.v_lanes)), kept), values)
+
+    def _outside(self, start: ir.Value, stop: ir.Value) -> ir.Value:
+        """Returns which keys of a block are none of those from `start` to before `stop`."""
+        builder, kind = self.code.builder, ir.VectorType(I32, _BLOCK)
+        places = ir.Constant(kind, list(range(_BLOCK)))
+        first, end = (
+            builder.shuffle_vector(
+                builder.insert_element(ir.Constant(kind, ir.Undefined), builder.trunc(bound, I32), ir.Constant(I32, 0)),
+                ir.Constant(kind, ir.Undefined),
+                ir.Constant(kind, [0] * _BLOCK),
+            )
+            for bound in (start, stop)
+        )
+        return builder.or_(builder.icmp_signed("<", places, first), builder.icmp_signed(">=", places, end))
 
     def _capped(self, scores: ir.Value, cap: float) -> ir.Value:
         """Returns cap * tanh(scores / cap), as 1 - 2 / (1 + e^2x) of what is small enough for its exponential."""

@@ -9,7 +9,6 @@ with copies (docs/results/2026-11-22-serving.md); with many cores copies win.
 """
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from kanawa.arrays.cores import cores
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.paged import as_floats
@@ -45,7 +45,7 @@ def walks(problem: AttentionProblem) -> bool:
     kept = problem.kv_bits or problem.dtype == "float32"
     small = problem.group_size <= _MOST_GROUPED and problem.group_size * _keys(problem) <= _MOST_SCORES
     narrow = max(problem.head_dim, problem.v_head_dim) <= _WIDEST_HEAD and problem.mask.uses <= _MASKS
-    few_cores = (os.cpu_count() or 1) <= _MOST_CORES
+    few_cores = cores() <= _MOST_CORES
     return problem.q_length == 1 and kept and small and narrow and few_cores and available()
 
 

@@ -34,8 +34,7 @@ class ReferenceAttention(Kernel):
     def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
         """Returns out [B, T, H, Dv] in the dtype of v. A row that may attend to nothing is zero."""
         problem, operands = gather_pages(problem, operands)
-        mask = mask_array(problem, operands)
-        scores, _ = sc.masked_scores(problem, operands, mask)
+        scores = _scores(problem, operands)
         if problem.has_sinks:
             probs = _softmax_with_sinks(scores, operands["sinks"], problem)
         else:
@@ -43,18 +42,20 @@ class ReferenceAttention(Kernel):
         if problem.dropout_rate:
             probs = probs * weight_factors(problem, operands, probs.dtype)
         out = sc.weigh_values(probs, operands["v"], problem)
-        return _zero_hidden_rows(out, scores, mask, problem)
+        return _zero_hidden_rows(out, scores, operands, problem)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T]): sinks included, -inf for an empty row."""
         dense_problem, dense = gather_pages(problem, operands)
-        scores, _ = sc.masked_scores(dense_problem, dense, mask_array(dense_problem, dense))
+        scores = _scores(dense_problem, dense)
         if problem.has_sinks:
             sinks = sc.sinks_to_scores(operands["sinks"], problem)
             sinks = jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))
             scores = jnp.concatenate([scores, sinks], axis=-1)
         lse = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
         rows = sc.scores_to_rows(lse, problem)
+        # A score of infinity leaves no weight that is a number.
+        rows = jnp.where(rows == jnp.inf, jnp.nan, rows)
         # Masked scores are MASKED, not -inf, and so is the log-sum-exp of a row of them: fp32 rounds log(S) away.
         return self.apply(problem, operands), jnp.where(rows <= sc.MASKED, -jnp.inf, rows)
 
@@ -82,15 +83,18 @@ def _softmax_with_sinks(scores: jax.Array, sinks: jax.Array, problem: AttentionP
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top))
 
 
-def _zero_hidden_rows(
-    out: jax.Array, scores: jax.Array, mask: jax.Array | None, problem: AttentionProblem
-) -> jax.Array:
-    """Returns out with zeros in rows whose keys the mask, or a bias of -inf, hides one and all."""
-    # The softmax of a row of MASKED is uniform, which would give the mean of all values.
-    if problem.has_bias:
-        seen = sc.scores_to_rows(jnp.max(scores, axis=-1, keepdims=True) > sc.MASKED, problem)
-        return jnp.where(seen.transpose(0, 2, 1)[..., None], out, jnp.zeros((), out.dtype))
-    if mask is None or not problem.may_mask_whole_rows:
-        return out
-    seen = jnp.any(mask, axis=-1)[:, :, None, None]
-    return jnp.where(seen, out, jnp.zeros((), out.dtype))
+def _scores(problem: AttentionProblem, operands: Operands) -> jax.Array:
+    """Returns the scores with bias and mask, at least MASKED: minus infinity hides a key as a mask does."""
+    scores, _ = sc.masked_scores(problem, operands, mask_array(problem, operands))
+    # Under MASKED, a row of such would weigh the masked ones instead, or nothing by nothing.
+    return jnp.maximum(scores, sc.MASKED)
+
+
+def _zero_hidden_rows(out: jax.Array, scores: jax.Array, operands: Operands, problem: AttentionProblem) -> jax.Array:
+    """Returns out with zeros in rows whose keys are hidden one and all."""
+    # The softmax of a row of MASKED is uniform, which would give the mean of all values. NaN isn't hidden.
+    hidden = sc.scores_to_rows(jnp.max(scores, axis=-1, keepdims=True) <= sc.MASKED, problem)
+    if problem.has_sinks:
+        # What a sink of infinity or NaN leaves is no number, whatever is hidden.
+        hidden = hidden & (operands["sinks"][None, :, None] < jnp.inf)
+    return jnp.where(hidden.transpose(0, 2, 1)[..., None], jnp.zeros((), out.dtype), out)

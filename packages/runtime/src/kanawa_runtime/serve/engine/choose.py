@@ -4,6 +4,7 @@ What a batch doesn't ask for isn't computed: each part sits under one condition 
 per row, so a row's token can't depend on who shares its batch.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -95,10 +96,14 @@ def _masked(logits: Float[Array, "B V"], mask: Int[Array, "B words"]) -> Float[A
 
 def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
     """Returns logits with all outside of top-k, the top-p nucleus and min-p at minus infinity; ties stay."""
-    vocab = logits.shape[1]
+    vocab, drawn = logits.shape[1], rows.temperature > 0
     keys = _sortable(logits)
     top_k = jnp.where(rows.top_k <= 0, vocab, jnp.minimum(rows.top_k, vocab))
-    lowest = _largest_threshold(keys, lambda at: jnp.sum(keys >= at[:, None], axis=1) >= top_k)
+
+    def holds_few(at: Array) -> Array:
+        return jnp.sum(keys >= at[:, None], axis=1) >= top_k
+
+    lowest = _searched(jnp.any(drawn & (top_k < vocab)), keys, holds_few)
     keys = jnp.where(keys >= lowest[:, None], keys, 0)
     weights = jnp.where(keys > 0, jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)), 0.0)
     wanted = rows.top_p * jnp.sum(weights, axis=1)
@@ -106,8 +111,10 @@ def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
     def holds_enough(at: Array) -> Array:
         return jnp.sum(jnp.where(keys >= at[:, None], weights, 0.0), axis=1) >= wanted
 
-    lowest = _largest_threshold(keys, holds_enough)
-    # Where rounding leaves no set with the whole mass (top_p 1), the search ends at 0, which keeps all that top-k kept.
+    lowest = _searched(jnp.any(drawn & (rows.top_p < 1)), keys, holds_enough)
+    # Found or not looked for, the whole mass is all tokens: what a row keeps isn't its neighbours' to say.
+    lowest = jnp.where(rows.top_p < 1, lowest, 0)
+    # A search that ends at 0 keeps all that top-k kept.
     kept = (keys >= jnp.maximum(lowest, 1)[:, None]) & (weights >= rows.min_p[:, None])
     return jnp.where(kept, logits, -jnp.inf)
 
@@ -118,7 +125,13 @@ def _sortable(x: Float[Array, "B V"]) -> UInt[Array, "B V"]:
     return jnp.where(bits >> 31 == 0, bits | jnp.uint32(1 << 31), ~bits)
 
 
-def _largest_threshold(keys: UInt[Array, "B V"], holds: object) -> UInt[Array, " B"]:
+def _searched(is_asked: Bool[Array, ""], keys: UInt[Array, "B V"], holds: Callable[[Array], Array]) -> Array:
+    """Returns each row's largest threshold where any row asks for one; 0, which keeps all, where none does."""
+    none = jnp.zeros(keys.shape[0], jnp.uint32)
+    return jax.lax.cond(is_asked, lambda: _largest_threshold(keys, holds), lambda: none)
+
+
+def _largest_threshold(keys: UInt[Array, "B V"], holds: Callable[[Array], Array]) -> UInt[Array, " B"]:
     """Returns the largest number for which `holds`, which is true up to some number and false beyond; 0 for none.
 
     Built bit by bit: 32 passes over the logits, where sorting a row takes a hundred times as long on a CPU.
