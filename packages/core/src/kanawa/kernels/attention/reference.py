@@ -34,7 +34,8 @@ class ReferenceAttention(Kernel):
     def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
         """Returns out [B, T, H, Dv] in the dtype of v. A row that may attend to nothing is zero."""
         problem, operands = gather_pages(problem, operands)
-        scores = _scores(problem, operands)
+        mask = mask_array(problem, operands)
+        scores = _scores(problem, operands, mask)
         if problem.has_sinks:
             probs = _softmax_with_sinks(scores, operands["sinks"], problem)
         else:
@@ -42,12 +43,12 @@ class ReferenceAttention(Kernel):
         if problem.dropout_rate:
             probs = probs * weight_factors(problem, operands, probs.dtype)
         out = sc.weigh_values(probs, operands["v"], problem)
-        return _zero_hidden_rows(out, scores, operands, problem)
+        return _zero_hidden_rows(out, scores, mask, operands, problem)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T]): sinks included, -inf for an empty row."""
         dense_problem, dense = gather_pages(problem, operands)
-        scores = _scores(dense_problem, dense)
+        scores = _scores(dense_problem, dense, mask_array(dense_problem, dense))
         if problem.has_sinks:
             sinks = sc.sinks_to_scores(operands["sinks"], problem)
             sinks = jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))
@@ -83,16 +84,24 @@ def _softmax_with_sinks(scores: jax.Array, sinks: jax.Array, problem: AttentionP
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top))
 
 
-def _scores(problem: AttentionProblem, operands: Operands) -> jax.Array:
-    """Returns the scores with bias and mask, at least MASKED: minus infinity hides a key as a mask does."""
-    scores, _ = sc.masked_scores(problem, operands, mask_array(problem, operands))
-    # Under MASKED, a row of such would weigh the masked ones instead, or nothing by nothing.
-    return jnp.maximum(scores, sc.MASKED)
+def _scores(problem: AttentionProblem, operands: Operands, mask: jax.Array | None) -> jax.Array:
+    """Returns the scores with bias and mask; in serving at least MASKED: minus infinity hides a key as a mask does."""
+    scores, _ = sc.masked_scores(problem, operands, mask)
+    # Under MASKED, a row of such would weigh the masked ones instead, or nothing by nothing. In training, where it
+    # would cost a pass over the scores, a row that broke is the step's end anyhow.
+    return scores if problem.mode == "train" else jnp.maximum(scores, sc.MASKED)
 
 
-def _zero_hidden_rows(out: jax.Array, scores: jax.Array, operands: Operands, problem: AttentionProblem) -> jax.Array:
-    """Returns out with zeros in rows whose keys are hidden one and all."""
-    # The softmax of a row of MASKED is uniform, which would give the mean of all values. NaN isn't hidden.
+def _zero_hidden_rows(
+    out: jax.Array, scores: jax.Array, mask: jax.Array | None, operands: Operands, problem: AttentionProblem
+) -> jax.Array:
+    """Returns out with zeros in rows whose keys are hidden one and all, by the mask or by scores of minus infinity."""
+    # The softmax of a row of MASKED is uniform, which would give the mean of all values.
+    if problem.mode == "train" and not problem.has_bias:
+        if mask is None or not problem.may_mask_whole_rows:
+            return out
+        return jnp.where(jnp.any(mask, axis=-1)[:, :, None, None], out, jnp.zeros((), out.dtype))
+    # Not `> MASKED`, which NaN isn't: it has to stay.
     hidden = sc.scores_to_rows(jnp.max(scores, axis=-1, keepdims=True) <= sc.MASKED, problem)
     if problem.has_sinks:
         # What a sink of infinity or NaN leaves is no number, whatever is hidden.
