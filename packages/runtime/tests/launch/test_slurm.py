@@ -129,7 +129,12 @@ def test_the_job_ends_with_the_gang_s_code(slurm, tmp_path, codes, retries, ende
 
 def start_now(number):
     """Slurm lets a requeued job wait for two minutes."""
-    subprocess.run(["scontrol", "update", f"jobid={number}", "starttime=now"], check=True)
+    update = ["scontrol", "update", f"jobid={number}", "starttime=now"]
+    deadline = time.monotonic() + SECONDS
+    # A job that is being requeued is still completing for a moment, in which nothing of it can be changed.
+    while (done := subprocess.run(update, capture_output=True, text=True, check=False)).returncode:
+        assert time.monotonic() < deadline, done.stderr
+        time.sleep(0.2)
 
 
 SILENT = """#!/bin/sh
