@@ -33,8 +33,16 @@ PROMPT, NEW = list(range(60, 83)), 10
 KEY = {"Authorization": "Bearer a-key-of-ours"}
 DOWN, RANK, ALPHA = "stack.layer.feed_forward.down.weight", 2, 8
 #: The verb in a process that says at its end what the garbage collector no longer looks at.
-PROGRAM = "import gc, sys; from kanawa.cli.main import main; code = main(sys.argv[1:]); "
-PROGRAM += "print(gc.get_freeze_count()); sys.exit(code)"
+PROGRAM = """
+import gc, os, sys
+from kanawa.cli.main import main
+end = os._exit
+def say(code):
+    print(gc.get_freeze_count(), flush=True)
+    end(code)
+os._exit = say  # how the verb ends where a thread of its own has not yet
+say(main(sys.argv[1:]))
+"""
 
 
 def recipe(layers):
