@@ -102,7 +102,7 @@ def _by() -> str:
     return "native" if has_native() and not few else "onednn"
 
 
-def _computed(a: Array, b: Array, *, by: str, dtype: Any, **how: bool) -> Array:
+def _computed(a: Array, b: Array, *, by: str, dtype: Any, **how: Any) -> Array:
     # Asked before the call, which would read beyond the end of operands that don't fit.
     shape = onednn.shape(a.shape, b.shape, **how)
     if not a.size * b.size:

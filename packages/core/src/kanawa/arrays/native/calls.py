@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from llvmlite import binding, ir
 
 from kanawa.arrays.cores import cores
@@ -97,7 +98,7 @@ class NativeCall:
         with _REGISTERING:
             _register(self.target, self.text)
 
-    def __call__(self, results: Sequence[jax.ShapeDtypeStruct], *operands: jax.Array) -> Any:
+    def __call__(self, results: Sequence[jax.ShapeDtypeStruct], *operands: jax.Array | np.ndarray) -> Any:
         """Returns the results; operands lie row by row."""
         # Its code knows so many dimensions and no more: under vmap it is called once for each.
         return jax.ffi.ffi_call(self.target, results, vmap_method="sequential")(*operands)

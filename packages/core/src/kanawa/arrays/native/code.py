@@ -167,7 +167,11 @@ class Code:
         """Returns floats as the bits of the nearest bfloat16 numbers, even ones of two that are as near."""
         builder, count = self.builder, numbers.type.count
         kind = ir.VectorType(I32, count)
-        bits, known = builder.bitcast(numbers, kind), lambda value: ir.Constant(kind, [value] * count)
+        bits = builder.bitcast(numbers, kind)
+
+        def known(value: int) -> ir.Constant:
+            return ir.Constant(kind, [value] * count)
+
         odd = builder.and_(builder.lshr(bits, known(16)), known(1))
         nearest = builder.add(bits, builder.add(odd, known(0x7FFF)))
         # Added to, a NaN's bits could become those of an infinity, or of zero.

@@ -136,7 +136,10 @@ class _Block:
     ) -> None:
         code, builder = self.code, self.builder
         begin, halves, pairs = corner(), ir.VectorType(I16, GROUP), ir.VectorType(I32, GROUP)
-        line = lambda i: code.at(begin, builder.mul(index(i), step), I16)  # noqa: E731
+
+        def line(i: int) -> ir.Value:
+            return code.at(begin, builder.mul(index(i), step), I16)
+
         if along_k:
             rows = [builder.load(line(i), typ=pairs, align=2) for i in range(GROUP)]
         else:
@@ -186,7 +189,10 @@ class _Block:
     ) -> None:
         """Writes that 32 x 32 sums get what a part of K adds to them."""
         code, builder = self.code, self.builder
-        number = lambda register: ir.Constant(_I8, register)  # noqa: E731
+
+        def number(register: int) -> ir.Constant:
+            return ir.Constant(_I8, register)
+
         stride = index(4 * AMX_COLUMNS)
         places = []
         for i, registers in enumerate(_SUMS):

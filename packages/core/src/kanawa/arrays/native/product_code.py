@@ -138,10 +138,12 @@ def scratch(code: Code, size: int) -> Iterator[ir.Value]:
     kept.linkage, kept.initializer = "internal", ir.Constant(kind, None)
     kept.type = POINTER
     builder.store(none, memory)
-    has = lambda: builder.icmp_signed("!=", builder.load(memory, typ=I64), none)  # noqa: E731
-    is_there = lambda place: builder.icmp_signed(  # noqa: E731
-        "!=", builder.load_atomic(place, "monotonic", 8, typ=I64), none
-    )
+
+    def has() -> ir.Value:
+        return builder.icmp_signed("!=", builder.load(memory, typ=I64), none)
+
+    def is_there(place: ir.Value) -> ir.Value:
+        return builder.icmp_signed("!=", builder.load_atomic(place, "monotonic", 8, typ=I64), none)
 
     def take(i: ir.Value) -> None:
         place = code.at(kept, i, I64)
