@@ -1,6 +1,7 @@
 """What a contract does where an implementation says nothing: the least that callers may rely on."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -9,6 +10,8 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.arrays.plan import KernelPolicy
+from kanawa.config.json_form import to_json
+from kanawa.config.json_load import from_json
 from kanawa.contracts import (
     Block,
     Checkpointer,
@@ -305,3 +308,10 @@ def test_links_out_of_a_folder_are_told_from_the_hubs_own_cache(tmp_path):
     assert not stays_inside(folder, Path(folder, "..", "secret"))
     assert stays_inside(snapshot, snapshot / "weights")
     assert not stays_inside(folder, blob)
+
+
+def test_a_config_saved_under_a_former_name_loads():
+    saved = to_json(ExecutionConfig(native_products=False))
+    former = json.loads(json.dumps(saved).replace("native_products", "onednn"))
+    assert former != saved
+    assert from_json(former) == ExecutionConfig(native_products=False)

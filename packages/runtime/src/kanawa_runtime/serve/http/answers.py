@@ -165,7 +165,10 @@ class Answers:
         while running:
             with contextlib.suppress(TimeoutError):
                 left = None if deadline is None else max(0.0, deadline + _PATIENCE_SECONDS - time.monotonic())
-                await asyncio.wait_for(self._event.wait(), left)
+                # Up to Python 3.11 wait_for loses a cancellation that comes with the event: a request whose client has
+                # left would go on to its end.
+                async with asyncio.timeout(left):
+                    await self._event.wait()
             if not self._event.is_set():
                 self._end("abort")
                 message = "the engine gave no answer in the time that a request may take"

@@ -41,7 +41,8 @@ class Compilers:
                 if not task.done():
                     self._slow += 1
                     task.add_done_callback(self._one_less)
-        return await asyncio.wait_for(asyncio.shield(task), max(0.0, seconds - _QUICK_SECONDS))
+        async with asyncio.timeout(max(0.0, seconds - _QUICK_SECONDS)):
+            return await asyncio.shield(task)
 
     def _one_less(self, _: Any) -> None:
         self._slow -= 1
