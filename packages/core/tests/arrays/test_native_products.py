@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kanawa.arrays import onednn
 from kanawa.arrays import products as all_products
+from kanawa.arrays.native import available
 
 binding = pytest.importorskip("llvmlite.binding")
 products = pytest.importorskip("kanawa.arrays.native.products")
@@ -72,6 +73,8 @@ def test_registers_of_other_processors(monkeypatch, registers, transpose, dtype,
 
 def test_a_processor_without_what_it_takes_has_xlas_products(monkeypatch):
     features = binding.get_host_cpu_features()
+    # Once for the process, and by what the processor really has.
+    available.why_not()
     for cached in (products.registers, products.has_amx, all_products.has_native):
         cached.cache_clear()
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {**features, "avx512f": False, "amx-bf16": False})
@@ -223,9 +226,9 @@ def test_a_child_of_fork_computes_as_its_parent():
     assert done.returncode == 0, done.stderr
 
 
-def test_llvmlite_missing_leaves_products_to_onednn_and_xla(monkeypatch):
+def test_llvmlite_missing_or_broken_leaves_products_to_onednn_and_xla(monkeypatch):
     all_products.has_native.cache_clear()
-    monkeypatch.setattr(all_products.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(available, "why_not", lambda: "llvmlite can't be used here")
     assert not all_products.has_native()
     assert all_products.available() == onednn.available()
     assert all_products.kept() == (not onednn.available())

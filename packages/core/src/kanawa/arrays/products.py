@@ -9,7 +9,6 @@ since the compiler can't split the call.
 """
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax
@@ -35,8 +34,10 @@ def available() -> bool:
 
 @functools.cache
 def has_native() -> bool:
-    """Returns whether native functions compute products here: llvmlite is installed, and knows the processor."""
-    if importlib.util.find_spec("llvmlite") is None:
+    """Returns whether native functions compute products here: llvmlite can be used, and knows the processor."""
+    from kanawa.arrays.native import available
+
+    if available.why_not() is not None:
         return False
     from kanawa.arrays.native import products
 
