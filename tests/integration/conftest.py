@@ -20,6 +20,7 @@ from drills import (
 )
 from replay.pages import RUN
 from replay.replay import Replay
+from warm_command import WarmCommand
 from xla_options import xla_flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,15 +35,15 @@ class Installation:
 
     folder: pathlib.Path
     plugins: pathlib.Path
+    command: str
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         """Runs the command line in the folder; the caller looks at the exit code."""
         # Test modules ask XLA for eight devices of their own process; a user's has one.
         path = os.pathsep.join([str(self.plugins), tiny_lm.FOLDER])
         environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
-        command = [str(pathlib.Path(sys.executable).with_name("kanawa")), *arguments]
         return subprocess.run(
-            command,
+            [self.command, *arguments],
             cwd=self.folder,
             env=environment,
             capture_output=True,
@@ -69,12 +70,20 @@ class Installation:
 
 
 @pytest.fixture(scope="session")
-def fresh_installation(tmp_path_factory):
+def warm_command(tmp_path_factory):
+    """The `kanawa` that starts in a moment."""
+    path = {"PYTHONPATH": tiny_lm.FOLDER, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
+    with WarmCommand(tmp_path_factory.mktemp("warm"), path) as warm:
+        yield warm.command
+
+
+@pytest.fixture(scope="session")
+def fresh_installation(tmp_path_factory, warm_command):
     """Makes installations, each with a fresh folder and no plugins but those of the session."""
 
     def make() -> Installation:
         folder = tmp_path_factory.mktemp("installation")
-        installation = Installation(folder / "work", folder / "plugins")
+        installation = Installation(folder / "work", folder / "plugins", warm_command)
         installation.folder.mkdir()
         installation.plugins.mkdir()
         return installation
@@ -169,14 +178,14 @@ def environment_with_pip(tmp_path) -> Callable[[dict[str, str]], tuple[pathlib.P
 
 
 @pytest.fixture(scope="session")
-def shared_environment(tmp_path_factory):
+def shared_environment(tmp_path_factory, warm_command):
     """The installed packages, on CPU, with a cache of their own."""
     here = pathlib.Path(sys.executable)
     return here, {
         **os.environ,
         # A page that measures kernels writes a table, which no other test shall meet.
         "KANAWA_TUNING": str(tmp_path_factory.mktemp("tuning") / "tuning.json"),
-        "PATH": f"{here.parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(pathlib.Path(warm_command).parent), str(here.parent), os.environ["PATH"]]),
         "KANAWA_CACHE": str(tmp_path_factory.mktemp("cache")),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": xla_flags(),
