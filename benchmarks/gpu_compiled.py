@@ -1,7 +1,7 @@
-"""What the compiler makes of every GPU kernel of ours at shapes of real models: the table in docs/kernels.md.
+"""Compiles every GPU kernel of ours at shapes of real models: the table in docs/results/kernels-compiled.md.
 
 Run where the CUDA wheels are (`pip install "kanawa-backends-gpu[compile]"`); no GPU is needed:
-`JAX_PLATFORMS=cpu python benchmarks/gpu_compiled.py [--only decode] [--on h100,b200] [--into docs/kernels.md]`.
+`JAX_PLATFORMS=cpu python benchmarks/gpu_compiled.py --into docs/results/kernels-compiled.md` (`--only`, `--on h100`).
 """
 
 import argparse

@@ -5,14 +5,15 @@ from pathlib import Path
 from kanawa.cli.verbs.kernel_features import BEGIN, END, as_markdown
 from kanawa.kernels.features import feature_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernel-features.md"
 
 
 def test_the_page_holds_the_tables_of_the_installed_kernels():
     shown = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
     now = as_markdown(feature_tables())
     stale = [line for line in now.splitlines() if line not in shown.splitlines()]
-    assert shown == now, "run `kanawa kernels --features --into docs/kernels.md`; it lacks:\n" + "\n".join(stale)
+    command = f"kanawa kernels --features --into {PAGE.relative_to(PAGE.parents[2])}"
+    assert shown == now, f"run `{command}`; it lacks:\n" + "\n".join(stale)
 
 
 def test_packed_rows_wide_heads_and_sinks_have_a_kernel_on_a_gpu():

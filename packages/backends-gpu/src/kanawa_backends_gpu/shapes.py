@@ -1,7 +1,7 @@
 """Shapes of real models, in training and in serving, for which every kernel of this package is compiled ahead of time.
 
-`tests/aot` asserts what comes of them and `benchmarks/gpu_compiled.py` writes the table in `docs/kernels.md`. A new
-kernel gets rows here.
+`tests/aot` asserts what comes of them and `benchmarks/gpu_compiled.py` writes the table in
+`docs/results/kernels-compiled.md`. A new kernel gets rows here.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Every case of the table in docs/kernels.md, compiled for each generation; slow: KANAWA_AOT=1."""
+"""Every case of the table in docs/results/kernels-compiled.md, compiled for each generation; slow: KANAWA_AOT=1."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What the compiler made of each TPU kernel: `python -m kanawa_backends_tpu.schedule.table docs/kernels.md`.
+"""The table of compiled TPU kernels: `python -m kanawa_backends_tpu.schedule.table docs/results/kernels-compiled.md`.
 
 Every kernel at shapes of training and serving, for one device of each generation. A cell holds the program's memory
 beside operands and results. Cells of cases that aren't compiled this time (`--on`, `--only`) are kept.

@@ -38,8 +38,11 @@ from kanawa_parallel.plan.read.hlo import parse_module
 from kanawa_parallel.plan.serving import DECODE, decode_program
 from kanawa_parallel.plan.show.report import ModuleRow, Report, Traffic
 
-#: How far quick plans were from compiled ones; docs/plan.md has the table.
-ACCURACY = "mostly within 10 % of compiled plans in memory and time, at worst 42 % and 22 % off (docs/plan.md)"
+#: How far quick plans were from compiled ones; docs/results/plan-accuracy.md has the table.
+ACCURACY = (
+    "mostly within 10 % of compiled plans in memory and time, at worst 42 % and 22 % off "
+    "(docs/results/plan-accuracy.md)"
+)
 NOTE = f"a quick estimate from the traced program, nothing was compiled: {ACCURACY}"
 #: What matmuls reach of peak where the compiler estimates its own cycles, and elementwise work of the bandwidth: so
 #: the TPU compiler's programs of 7B and 70B decoders are scheduled.
