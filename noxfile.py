@@ -1,4 +1,4 @@
-"""Sessions that build, test and measure the seven packages; `nox -l` lists them.
+"""Sessions that build, test and measure the packages; `nox -l` lists them.
 
 Every session works on wheels built from this checkout, never on the source tree: a file missing
 from a wheel or an undeclared dependency fails here and not at a user's.
@@ -32,12 +32,13 @@ PACKAGES = (
     "core",
     "layers",
     "parallel",
+    "backends-cpu",
     "backends-gpu",
     "backends-tpu",
     "backends-neuron",
     "runtime",
 )
-EVERYTHING = ("kanawa[train,hf,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
+EVERYTHING = ("kanawa[train,hf,cpu,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
 #: Services whose libraries are extras; the larger one is tested with everything installed.
 LOGGERS = "kanawa-runtime[tensorboard,wandb]"
 #: Libraries whose modules fit our slots; a page of the documentation uses them.

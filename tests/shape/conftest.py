@@ -1,4 +1,4 @@
-"""The tree under test: every source file of the seven packages, parsed once."""
+"""The tree under test: every source file of the packages, parsed once."""
 
 import ast
 import dataclasses

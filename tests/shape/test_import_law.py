@@ -10,6 +10,7 @@ IMPORT_NAMES = {
     "core": "kanawa",
     "layers": "kanawa_layers",
     "parallel": "kanawa_parallel",
+    "backends-cpu": "kanawa_backends_cpu",
     "backends-gpu": "kanawa_backends_gpu",
     "backends-tpu": "kanawa_backends_tpu",
     "backends-neuron": "kanawa_backends_neuron",

@@ -91,7 +91,7 @@ def test_counts(devices, selector, chips, jax_devices, hosts, slices, topology):
         ("h100-", "can't be read; expected DEVICE, DEVICE-COUNT"),
         ("h100-8x", "can't be read"),
         ("", "can't be read"),
-        ("cpu-4x2", "a CPU target is one machine; use cpu-8"),
+        ("cpu-4x2", "cpu is one machine; use cpu-8"),
     ],
 )
 def test_errors_say_what_would_be_valid(devices, selector, message):

@@ -2,19 +2,13 @@
 
 from typing import Any
 
-from kanawa.plugins import Command, Kind, MeshRule, hookimpl
+from kanawa.plugins import Command, Kind, hookimpl
 
 
 @hookimpl
 def kanawa_kinds() -> list[Kind]:
     """Returns the kind under which the modifier `pipeline` finds its schedules."""
     return [Kind("pipelines", "schedules of a pipeline", instance_of="collections.abc:Callable")]
-
-
-@hookimpl
-def kanawa_mesh_rules() -> list[MeshRule]:
-    """Returns the rule for several CPU devices: shard everything over them."""
-    return [MeshRule(name="cpu", platform="cpu", min_chips=1, mesh={"fsdp": -1})]
 
 
 @hookimpl

@@ -9,6 +9,6 @@ from .jobs import DEVICES
 def devices(monkeypatch):
     """The devices of backends that aren't installed here."""
     from kanawa.composition import target
-    from kanawa.plugins.devices import cpu_spec
+    from kanawa.plugins.devices import own_device
 
-    monkeypatch.setattr(target, "device_specs", lambda: {"cpu": cpu_spec(), **DEVICES})
+    monkeypatch.setattr(target, "device_specs", lambda: {"cpu": own_device(), **DEVICES})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import DeviceSpec, host
-from kanawa.plugins.devices import cpu_spec, device_specs
+from kanawa.plugins.devices import device_specs
 
 _SELECTOR = re.compile(r"(?P<name>[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
 _FORM = "expected DEVICE, DEVICE-COUNT or DEVICE-COUNTxSLICES, such as cpu-8, v5p-512, v6e-256x4"
@@ -65,8 +65,8 @@ def parse_target(selector: str) -> Target:
     if count < 1 or slices < 1:
         message = f"target {text!r}: counts start at 1; {_FORM}"
         raise TargetError(message)
-    if device.name == "cpu":
-        return _cpu(text, count, slices)
+    if device.divisible:
+        return _divided(text, device, count, slices)
     chips = _chips(text, device, count)
     return Target(
         selector=text,
@@ -84,12 +84,12 @@ def _too_many(text: str) -> str:
     return f"target {shown!r}: at most {_MOST_DEVICES:,} devices can be planned for; {_FORM}"
 
 
-def _cpu(text: str, count: int, slices: int) -> Target:
-    """Returns this machine as `count` devices; several slices of it make no sense."""
+def _divided(text: str, device: DeviceSpec, count: int, slices: int) -> Target:
+    """Returns one machine as `count` devices; several slices of it make no sense."""
     if slices != 1:
-        message = f"target {text!r}: a CPU target is one machine; use cpu-{count * slices}"
+        message = f"target {text!r}: {device.name} is one machine; use {device.name}-{count * slices}"
         raise TargetError(message)
-    return Target(text, cpu_spec(count), chips=count, jax_devices=count, hosts=1)
+    return Target(text, device.divided(count), chips=count, jax_devices=count, hosts=1)
 
 
 def _chips(text: str, device: DeviceSpec, count: int) -> int:

@@ -1,4 +1,4 @@
-"""The devices that installed plugins describe, and core's own: this machine's processor."""
+"""The devices that installed plugins describe; without a description of it, the process's own machine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from kanawa.errors import PluginError
 from kanawa.plugins.manager import host
 from kanawa.plugins.records import DeviceSpec
 
-# Not measured: what a common server core does at least. A plan for `cpu` is a rough one.
-_FLOPS_PER_CORE = 16e9
-_MEMORY_BANDWIDTH = 20e9
+#: The name, platform and kind that JAX gives to the devices of a process without an accelerator.
+OWN = "cpu"
+_UNKNOWN_RATE = 1e9
 _MEMORY_IF_UNKNOWN = 8 * 2**30
 
 
 def device_specs() -> dict[str, DeviceSpec]:
-    """Returns every known device by name: "cpu" and what plugins contribute.
+    """Returns every known device by name: what plugins contribute, and `own_device` where none describes it.
 
     Raises PluginError if two plugins describe one name.
     """
-    specs_by_name = {"cpu": cpu_spec()}
-    givers = defaultdict(list, {"cpu": ["kanawa"]})
+    specs_by_name = {OWN: own_device()}
+    givers = defaultdict(list)
     for plugin, specs in host().collect("kanawa_device_specs"):
         for spec in specs:
             givers[spec.name].append(plugin)
@@ -39,31 +39,28 @@ def device_spec_of_kind(device_kind: str) -> DeviceSpec | None:
     return next((spec for spec in specs if device_kind in spec.device_kinds), None)
 
 
-def cpu_spec(devices: int = 1) -> DeviceSpec:
-    """Returns this machine as `devices` equal JAX devices, which share its memory and cores.
-
-    Memory is what the system reports; FLOP/s and bandwidths are placeholders, not measured.
-    """
-    cores = os.cpu_count() or 1
+def own_device() -> DeviceSpec:
+    """Returns the machine that this process runs on; memory is what the system reports, rates are placeholders."""
     return DeviceSpec(
-        name="cpu",
-        platform="cpu",
-        family="cpu",
-        device_kinds=("cpu",),
-        peak_flops={dtype: cores * _FLOPS_PER_CORE / devices for dtype in ("float32", "bfloat16")},
-        memory_bytes=_machine_memory_bytes() // devices,
-        memory_bandwidth=_MEMORY_BANDWIDTH / devices,
-        link_bandwidth=_MEMORY_BANDWIDTH / devices,
-        network_bandwidth=1e9,
-        chips_per_host=devices,
-        domain_chips=devices,
+        name=OWN,
+        platform=OWN,
+        family=OWN,
+        device_kinds=(OWN,),
+        peak_flops={"float32": _UNKNOWN_RATE},
+        memory_bytes=machine_memory_bytes(),
+        memory_bandwidth=_UNKNOWN_RATE,
+        link_bandwidth=_UNKNOWN_RATE,
+        network_bandwidth=_UNKNOWN_RATE,
+        chips_per_host=1,
         link_name="memory",
         exact_float32=True,
-        source="this machine: memory from sysconf, the other figures not measured",
+        divisible=True,
+        source="this machine: memory from sysconf, the other figures unknown",
     )
 
 
-def _machine_memory_bytes() -> int:
+def machine_memory_bytes() -> int:
+    """Returns the machine's memory; 8 GiB where the system doesn't report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not a POSIX system

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class DeviceSpec:
         link_latency_seconds: until the first byte of a collective arrives, whatever its size.
         clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
+        divisible: whether the figures are those of one machine, which the devices of a selector divide among them.
     """
 
     name: str
@@ -60,6 +61,7 @@ class DeviceSpec:
     link_latency_seconds: float = 5e-6
     clock_hz: float | None = None
     exact_float32: bool = False
+    divisible: bool = False
     source: str
 
     def __post_init__(self) -> None:
@@ -76,6 +78,18 @@ class DeviceSpec:
     def cores_per_unit(self) -> int:
         """How many of what a selector's number counts make one chip."""
         return self.cores_per_chip if self.counted == "cores" else 1
+
+    def divided(self, count: int) -> DeviceSpec:
+        """Returns one of the `count` equal devices that a divisible device's machine is divided into."""
+        return replace(
+            self,
+            peak_flops={dtype: flops / count for dtype, flops in self.peak_flops.items()},
+            memory_bytes=self.memory_bytes // count,
+            memory_bandwidth=self.memory_bandwidth / count,
+            link_bandwidth=self.link_bandwidth / count,
+            chips_per_host=count,
+            domain_chips=count,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,10 @@
+"""The hooks of kanawa-backends-cpu: what it describes lies in the files beside this one, imported when asked for."""
+
+from kanawa.plugins import Backend
+
+BACKEND = Backend(
+    platform="cpu",
+    devices="kanawa_backends_cpu.device:DEVICES",
+    mesh_rules="kanawa_backends_cpu.mesh_rules:RULES",
+    findings="kanawa_backends_cpu.doctor:findings",
+)
