@@ -42,7 +42,8 @@ def test_installation_hint_names_a_missing_first_party_package(fake_distribution
 
     with pytest.raises(UnknownNameError) as error:
         Catalog([], {"kanawa-parallel": "0.1.0"}).load("layers", "moe")
-    assert 'not installed: kanawa-backends-cpu, kanawa-layers, kanawa-runtime (pip install "kanawa[train]")' in str(error.value)
+    missing = "kanawa-backends-cpu, kanawa-layers, kanawa-runtime"
+    assert f'not installed: {missing} (pip install "kanawa[train]")' in str(error.value)
     assert 'not installed: kanawa-backends-tpu (pip install "kanawa[tpu]")' in str(error.value)
     assert "serve" not in str(error.value), "its package is told of already"
 
