@@ -127,7 +127,7 @@ class Borrower(kn.Module):
         """None."""
 
     def forward(self, x: jax.Array) -> jax.Array:
-        counter = self.shared("counter")
+        counter = self.shared_module("counter")
         return kn.scan(lambda c, _: (counter(c), None), x, length=3)[0]
 
 

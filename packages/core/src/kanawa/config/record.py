@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from kanawa.config import traverse
+from kanawa.config.constructor_text import constructor_text
 from kanawa.config.freezing import freeze_tree
 from kanawa.config.origin import Origin, caller, current_stage
 from kanawa.config.paths import join_path
@@ -215,8 +216,7 @@ class Config(Node):
         return hash((type(self), tuple(hash_value(v) for v in self.__dict__.values())))
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{k}={v!r}" for k, v in self.__dict__.items())
-        return f"{type(self).__qualname__}({values})"
+        return constructor_text(self)
 
     def __copy__(self) -> Self:
         return self.__deepcopy__({})

@@ -39,7 +39,7 @@ def node_text(node: Any, name_of: Callable[[Any], str] = public_name) -> str:
 def found_text(value: Any) -> str:
     """Returns a value with its type for an error message, whatever it is."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists in lists
         text = "a value too large to show"
     if len(text) > 80:

@@ -149,7 +149,7 @@ class _Walker:
         self.ignored += [_joined_name(prefix, pattern) for pattern in foreign.ignored]
         for name, shared in foreign.repeats.items():
             owner, _, parameter = shared.partition(".")
-            self.repeats[_joined_name(prefix, name)] = f"{_path_of(module.shared(owner))}.{parameter}"
+            self.repeats[_joined_name(prefix, name)] = f"{_path_of(module.shared_module(owner))}.{parameter}"
         grouped = {part: group for group in foreign.joined for part in group.parts}
         collected: list[ForeignTensor] = []
         waiting: dict[str, list[ForeignTensor]] = {}

@@ -103,9 +103,9 @@ class Context:
         """Returns the output path of `name` recorded here."""
         return joined(self.path, name)
 
-    def read_state(self, name: str) -> Any:
+    def read_state(self, name: str) -> jax.Array:
         """Returns a state array as the last update left it, in this trace or around it."""
-        latest = self.collector.latest(joined(self.home, name))
+        latest: jax.Array | None = self.collector.latest(joined(self.home, name))
         return self.state[name] if latest is None else latest
 
     def current_state(self) -> Mapping[str, Any]:

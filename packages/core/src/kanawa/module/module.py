@@ -4,7 +4,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from typing import ParamSpec as Parameters
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Configurable
 from kanawa.errors import ContextError, ModuleError, did_you_mean
 from kanawa.foreign.names import Names
+from kanawa.module.child_types import check_children
 from kanawa.module.context import (
     Context,
     child_context,
@@ -30,10 +32,18 @@ from kanawa.module.metrics import Metric
 from kanawa.module.outputs import Loss
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = Parameters("P")
+R = TypeVar("R", covariant=True)
 
 #: Stands for no default, where None may be one.
 _RAISES = object()
 _CHILD_NAME = re.compile(r"([a-z][a-z0-9_]*)(\[\d+\])?")
+
+
+class _Forward(Protocol[P, R]):
+    """What has a `forward`: calling a module takes what its `forward` takes, and returns what that returns."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
 def nowrap(method: F) -> F:
@@ -75,6 +85,7 @@ class Module(Configurable, abstract=True):
         self._declaring = True
         self.setup()
         self._declaring = False
+        check_children(self, Module)
 
     def setup(self) -> None:
         """Declares parameters, state and children; the default declares none."""
@@ -113,6 +124,9 @@ class Module(Configurable, abstract=True):
     ) -> "Module | None":
         """Builds a child from a config slot of the same name, fills its FROM_PARENT fields, and returns it.
 
+        Annotate it in the class body (`norm: Norm`, `gate: OutputGate | None`, `terms: tuple[TokenLoss, ...]` for
+        children `terms[0]`, …): editors then know its methods, and its class is checked once `setup` is done.
+
         `stacked` declares that many copies in one set of arrays with a leading `layers` axis, for kn.scan.
         `frozen` makes every parameter below untrainable. A None config declares an absent child: `self.<name>` is None.
         """
@@ -120,7 +134,7 @@ class Module(Configurable, abstract=True):
         if cfg is None:
             setattr(self, name, None)
             return None
-        child = self._configured(name, cfg, from_parent).build(name=name, parent=self)
+        child: Module = self._configured(name, cfg, from_parent).build(name=name, parent=self)
         child.num_stacked = stacked
         child.frozen = frozen
         self.children[name] = child
@@ -129,11 +143,11 @@ class Module(Configurable, abstract=True):
         return child
 
     def share(self, name: str, module: "Module") -> None:
-        """Lets every descendant call `module` as `self.shared(name)`, with this module's own parameters."""
+        """Lets every descendant call `module` as `self.shared_module(name)`, with this module's own parameters."""
         self._shared[name] = module
 
     @nowrap
-    def shared(self, name: str) -> "Module":
+    def shared_module(self, name: str) -> "Module":
         """Returns the module that an ancestor shares under `name`; raises ModuleError if none does."""
         node: Module | None = self
         offered: list[str] = []
@@ -184,6 +198,9 @@ class Module(Configurable, abstract=True):
             raise ModuleError(message)
         if name.isidentifier():
             self._check_declaration(name)
+        if hasattr(Module, name):
+            message = f"{self.path}: a child can't be named {name!r}, which is a member of every module"
+            raise ModuleError(message)
         fields = self.config.fields()
         if match[1] not in fields:
             message = (
@@ -202,10 +219,13 @@ class Module(Configurable, abstract=True):
         above = self.parent
         return self.name if above.parent is None and not above.name else f"{above.path}.{self.name}"
 
+    def __repr__(self) -> str:
+        return f"{self.config!r}.build()"
+
     @nowrap
     def built_config(self) -> Config:
         """Returns a copy of the config with every FROM_PARENT value filled in, down the whole tree."""
-        cfg = self.config.clone()
+        cfg: Module.Config = self.config.clone()
         for name, child in self.children.items():
             cfg.set_path(name, child.built_config())
         return cfg
@@ -238,9 +258,9 @@ class Module(Configurable, abstract=True):
         del child
         return 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: _Forward[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls `forward`."""
-        return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
+        return self.forward(*args, **kwargs)
 
     # --- computing -------------------------------------------------------------------------------------------
 
@@ -272,12 +292,12 @@ class Module(Configurable, abstract=True):
         if name not in context.params:
             message = f"{self.path}: the parameters passed in hold no {name!r}{did_you_mean(name, context.params)}"
             raise ModuleError(message)
-        value, spec = context.params[name], self.param_specs[name]
+        value: jax.Array = context.params[name]
         wanted = jnp.dtype(current_plan().precision.compute if dtype is None else dtype)
         # Integers (codes of a quantised weight) keep their dtype, whatever maths runs in.
         if value.dtype == wanted or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
-        return constrain_param(value.astype(wanted), spec.axes, f"{self.path}.{name}")
+        return constrain_param(value.astype(wanted), self.param_specs[name].axes, f"{self.path}.{name}")
 
     def state(self, name: str) -> jax.Array:
         """Returns a state array's value, updates by earlier calls in the same pass included."""
@@ -370,7 +390,8 @@ class Module(Configurable, abstract=True):
     @staticmethod
     def tag(name: str, x: jax.Array) -> jax.Array:
         """Names an activation, so that a remat policy can save, recompute or offload it."""
-        return checkpoint_name(x, name)
+        named: jax.Array = checkpoint_name(x, name)
+        return named
 
 
 def _in_own_context(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -175,7 +175,7 @@ def _window(tree: Any, start: int, length: int) -> Any:
 
 
 def _length(context: Context, names: tuple[str, ...], xs: Any, start: int, length: int | None) -> int:
-    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(xs)}
+    lengths: set[int] = {leaf.shape[0] for leaf in jax.tree.leaves(xs)}
     for name in names:
         child = context.module.children.get(name)
         if child is None or child.num_stacked is None:

@@ -205,9 +205,10 @@ class Twice(Module):
 
     def forward(self, x: jax.Array, *rest: Any) -> jax.Array:
         """Returns the second layer's result."""
+        layer: Any = self.children["layer"]
 
         def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            result = self.children["layer"](x, *rest)
+            result = layer(x, *rest)
             return (result[0] if isinstance(result, tuple) else result), None
 
         return scan(body, x, over="layer", unrolled=self.config.unrolled)[0]

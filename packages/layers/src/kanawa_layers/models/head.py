@@ -104,7 +104,7 @@ class TiedHead(Head):
 
     def weight(self) -> Float[Array, "V E"]:
         """Returns the shared table."""
-        return self.shared("embedding").table()
+        return self.shared_module("embedding").table()
 
 
 def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:

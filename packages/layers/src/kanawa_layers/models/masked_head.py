@@ -53,7 +53,7 @@ class BiasedTiedHead(Head):
 
     def weight(self) -> Float[Array, "V E1"]:
         """Returns the shared table with the bias as its last column."""
-        return jnp.concatenate([self.shared("embedding").table(), self.param("bias")[:, None]], axis=1)
+        return jnp.concatenate([self.shared_module("embedding").table(), self.param("bias")[:, None]], axis=1)
 
     @kn.nowrap
     def scaled(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E1"]:

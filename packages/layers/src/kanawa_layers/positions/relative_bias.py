@@ -49,7 +49,7 @@ class SharedRelativeBias(Positions):
         self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
     ) -> Float[Array, "B H T S"]:
         """Returns the shared module's bias."""
-        return self.shared("relative_bias").bias(q_positions, kv_positions, num_heads)
+        return self.shared_module("relative_bias").bias(q_positions, kv_positions, num_heads)
 
 
 def relative_bucket(
