@@ -36,9 +36,10 @@ PACKAGES = (
     "backends-gpu",
     "backends-tpu",
     "backends-neuron",
+    "kernel-tools",
     "runtime",
 )
-EVERYTHING = ("kanawa[train,hf,cpu,neuron]", "kanawa-backends-gpu", "kanawa-backends-tpu")
+EVERYTHING = ("kanawa[train,hf,cpu,neuron,kernel-tools]", "kanawa-backends-gpu", "kanawa-backends-tpu")
 #: Services whose libraries are extras; the larger one is tested with everything installed.
 LOGGERS = "kanawa-runtime[tensorboard,wandb]"
 #: Libraries whose modules fit our slots; a page of the documentation uses them.

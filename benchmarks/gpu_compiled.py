@@ -11,13 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kanawa.composition.target import parse_target
-from kanawa.kernels.laboratory import halves
 from kanawa.plugins import component
 from kanawa_backends_gpu.ptxas import resident_blocks
 from kanawa_backends_gpu.schedule import Compiled, compiled_half
 from kanawa_backends_gpu.shapes import SHAPES, TARGETS, Shape
 from kanawa_backends_gpu.target_config import SILICON
 from kanawa_backends_gpu.topology import missing_wheels
+from kanawa_kernel_tools.schedules.compiled import halves
 
 BEGIN, END = "<!-- generated: gpu kernels compiled -->", "<!-- end generated: gpu kernels compiled -->"
 HEADER = (

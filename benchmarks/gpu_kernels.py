@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kanawa.kernels.attention.examples import example_operands
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
@@ -29,6 +28,7 @@ from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.weights import QuantizedWeightMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.xla import XlaQuantizedMatmul
+from kanawa_kernel_tools.examples.attention import example_operands
 from on_gpu import gpu_or_exit, report, seconds
 
 Timer = Callable[[Callable[[], Any]], float]

@@ -11,7 +11,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "layers", "parallel", "backends-cpu", "backends-gpu", "backends-tpu", "backends-neuron", "runtime")
+PACKAGES = (
+    *("core", "layers", "parallel", "backends-cpu", "backends-gpu", "backends-tpu", "backends-neuron"),
+    *("kernel-tools", "runtime"),
+)
 SHOWS_NOTHING = {"__init__", "__main__", "_version"}
 
 

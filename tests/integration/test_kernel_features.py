@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kanawa.cli.verbs.kernel_features import BEGIN, END, as_markdown
-from kanawa.kernels.features import feature_tables
+from kanawa_kernel_tools.commands.features import BEGIN, END, as_markdown
+from kanawa_kernel_tools.features.tables import feature_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernel-features.md"
 

@@ -9,7 +9,7 @@ import pytest
 PROBE = """
 import dataclasses, json, sys
 from kanawa.arrays.plan import ExecutionPlan, use_plan
-from kanawa.kernels.attention.examples import BASE
+from kanawa_kernel_tools.examples.attention import BASE
 from kanawa.kernels.attention.problem import ATTENTION
 from kanawa.kernels.selection import select
 

@@ -8,6 +8,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 #: `operation.platform.name`: the operation is the Python package that computes it.
 KERNEL = re.compile(r"[a-z][a-z0-9_]*\.[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
+OPERATION = re.compile(r"[a-z][a-z0-9_]*")
 #: Names that are another library's own.
 FOREIGN = {"hf_families", "hf_activations"}
 
@@ -19,6 +20,6 @@ def test_names_in_the_catalog_have_hyphens():
         for group, names in groups.items():
             kind = group.removeprefix("kanawa.")
             if group.startswith("kanawa.") and kind not in FOREIGN:
-                form = KERNEL if kind == "kernels" else NAME
+                form = {"kernels": KERNEL, "kernel_examples": OPERATION}.get(kind, NAME)
                 odd += [f"{file.parent.name}: {group} {name}" for name in names if not form.fullmatch(name)]
     assert not odd, odd

@@ -1,8 +1,6 @@
 """Strict JAX for every test of core: eight CPU devices, no implicit promotion; fake plugins."""
 
 import os
-import sys
-import textwrap
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = os.environ.get("XLA_FLAGS", "")
@@ -11,6 +9,7 @@ os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from drills import settle_hypothesis  # noqa: E402
+from fake_distributions import fake_distributions  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -20,33 +19,4 @@ settle_hypothesis()
 @pytest.fixture
 def fake_distribution(tmp_path, monkeypatch):
     """Returns a function that installs fake distributions: real metadata, a fresh host."""
-    from kanawa.plugins import PluginHost, set_host
-
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.delenv("KANAWA_SKIP_PLUGINS", raising=False)
-    monkeypatch.delenv("KANAWA_STRICT_PLUGINS", raising=False)
-    before = set(sys.modules)
-
-    def install(name, entry_points=None, modules=None, version="1.0", requires=(), folder=site):
-        folder.mkdir(exist_ok=True)
-        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
-        (info / "METADATA").write_text("\n".join(lines) + "\n")
-        text = ""
-        for group, entries in (entry_points or {}).items():
-            text += f"[{group}]\n" + "".join(f"{line}\n" for line in entries) + "\n"
-        (info / "entry_points.txt").write_text(text)
-        for module, source in (modules or {}).items():
-            (folder / f"{module}.py").write_text(textwrap.dedent(source))
-        return site
-
-    old = set_host(PluginHost())
-    yield install
-    set_host(old)
-    for module in set(sys.modules) - before:
-        if str(site) in (getattr(sys.modules[module], "__file__", None) or ""):
-            del sys.modules[module]
+    yield from fake_distributions(tmp_path, monkeypatch)

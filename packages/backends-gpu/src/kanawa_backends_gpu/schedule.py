@@ -16,14 +16,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kanawa.composition.compile_cache import without_cache
 from kanawa.errors import KernelError
-from kanawa.plugins import KernelSchedule, ScheduleRequest
+from kanawa.kernels.selection import tuned
+from kanawa.plugins import KernelSchedule, ScheduleRequest, component
 
 from kanawa_backends_gpu.ptxas import Assembled, assemble, resident_blocks
 from kanawa_backends_gpu.target_config import LIMITS, SILICON
 
 if TYPE_CHECKING:
-    from kanawa.kernels.laboratory import Half
-    from kanawa.plugins import DeviceSpec
+    from kanawa.plugins import DeviceSpec, KernelHalf
 
 _REGISTER_BYTES = 4
 _LAUNCH = re.compile(r"kCustomKernel \[.*?\] (\S+) grid: \[([\d, ]+)\] threads: \[([\d, ]+)\]\s+shared_memory: (\d+)")
@@ -67,11 +67,10 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
 
     Raises KernelError for a kernel that a closed library computes.
     """
-    from kanawa.kernels.laboratory import halves, kernel_of
-
-    kernel, device = kernel_of(request), request.target.device
+    device = request.target.device
+    kernel = tuned(component("kernels", request.kernel)(), request.tuning)
     records: list[KernelSchedule] = []
-    for half in halves(kernel, request.problem, request.differentiated):
+    for half in component("kernel_tools", "halves")(kernel, request.problem, request.differentiated):
         compiled = compiled_half(half, device)
         if not compiled.calls and compiled.libraries:
             message = (
@@ -83,7 +82,7 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     return records
 
 
-def compiled_half(half: "Half", device: "DeviceSpec", options: Mapping[str, Any] | None = None) -> Compiled:
+def compiled_half(half: "KernelHalf", device: "DeviceSpec", options: Mapping[str, Any] | None = None) -> Compiled:
     """Returns a direction of a kernel compiled for one such GPU, with further compiler options."""
     from kanawa.composition.target import parse_target
 

@@ -17,7 +17,6 @@ from kanawa.composition.target import parse_target
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.laboratory import operand_shapes
 from kanawa.kernels.operation import Kernel
 from kanawa.plugins import ScheduleRequest
 from kanawa_backends_gpu.kernels.attention.cudnn_packed import PackedCudnnAttention
@@ -25,6 +24,7 @@ from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
 from kanawa_backends_gpu.plugin import BACKEND
 from kanawa_backends_gpu.schedule import kernel_schedules
 from kanawa_backends_gpu.topology import missing_wheels
+from kanawa_kernel_tools.schedules.compiled import operand_shapes
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),

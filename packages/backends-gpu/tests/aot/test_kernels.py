@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from kanawa.composition.target import parse_target
-from kanawa.kernels.laboratory import Half, halves
 from kanawa.plugins import ScheduleRequest, component
 from kanawa_backends_gpu.schedule import compiled_half, kernel_schedules
 from kanawa_backends_gpu.shapes import SHAPES, TARGETS, Shape
 from kanawa_backends_gpu.topology import missing_wheels
+from kanawa_kernel_tools.schedules.compiled import Half, halves
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
-from kanawa.kernels.attention.examples import EXAMPLES, example_operands
 from kanawa.kernels.attention.merge import merge
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.operation import Kernel, Tuning
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.kernels.attention.decode import DecodeAttention
 from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_gpu.kernels.attention.streaming import geometry_of
 from kanawa_backends_gpu.kernels.triton_tiles import pieces
+from kanawa_kernel_tools.examples.attention import EXAMPLES, example_operands
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from kanawa.kernels import MaskSpec, sliding_window
-from kanawa.kernels.attention.examples import example_operands
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa_backends_gpu.device import A100, H100
@@ -23,6 +22,7 @@ from kanawa_backends_gpu.kernels.attention import cudnn_packed
 from kanawa_backends_gpu.kernels.attention.cudnn_packed import PackedCudnnAttention
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
 from kanawa_backends_gpu.kernels.attention.segment_runs import SegmentRuns
+from kanawa_kernel_tools.examples.attention import example_operands
 
 PACKED = MaskSpec(causal=True, segments=True)
 PROBLEM = AttentionProblem(

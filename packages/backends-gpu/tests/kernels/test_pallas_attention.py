@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
-from kanawa.kernels.attention.examples import EXAMPLES, example_operands
 from kanawa.kernels.attention.merge import merge
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.operation import Tuning
+from kanawa.testing.compare import compare_with_reference
 from kanawa_backends_gpu.kernels.attention.flash.sizes import size_of
 from kanawa_backends_gpu.kernels.attention.flash.visits import block_map, transposed, visits
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
+from kanawa_kernel_tools.examples.attention import EXAMPLES, example_operands
 from named_masks import named_masks
 
 SMALL: Tuning = (

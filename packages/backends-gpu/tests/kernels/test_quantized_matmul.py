@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import jax
 import pytest
-from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.operation import Kernel, Tuning
-from kanawa.kernels.quantized_matmul.examples import BASE, EXAMPLES
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_gpu.device import A100, B200, H100
 from kanawa_backends_gpu.kernels.quantized_matmul.weights import QuantizedWeightMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.xla import XlaQuantizedMatmul
+from kanawa_kernel_tools.examples.quantized_matmul import BASE, EXAMPLES
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from kanawa.kernels.attention.examples import BASE, EXAMPLES, example_operands
-from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_neuron.kernels.attention import training
 from kanawa_backends_neuron.kernels.attention.training import NkiAttention, parts_of, row_bytes
+from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES, example_operands
 
 SMALL = dataclasses.replace(BASE, batch=1, num_heads=2, num_kv_heads=1)
 #: Beside the operation's own sweep: lengths that aren't whole tiles, several blocks of keys, masks that meet.

@@ -5,11 +5,11 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
-from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa_backends_neuron.kernels.attention.training import parts_of
 from kanawa_backends_neuron.kernels.grouped_matmul.kernel import _block
 from kanawa_backends_neuron.kernels.rms_norm.kernel import largest_width
+from kanawa_kernel_tools.examples.attention import BASE
 
 nki = pytest.importorskip("nki")
 from kanawa_backends_neuron.kernels.attention.backward import attention_backward  # noqa: E402

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 from broken_rest import broken_rest
-from kanawa.kernels.attention.examples import BASE, example_operands
 from kanawa.kernels.masks import MaskSpec, sliding_window
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_neuron.kernels.attention.serving import NkiDecodeAttention, Steps, steps_of
+from kanawa_kernel_tools.examples.attention import BASE, example_operands
 
 CACHE = dataclasses.replace(BASE, mode="decode", q_length=1, has_kv_lengths=True)
 #: Steps of several pages, prompts that take several tiles, windows that skip a row's first steps.

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.kernels.grouped_matmul.examples import BASE
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_neuron.kernels.grouped_matmul.blocks import blocks_of, most_blocks
 from kanawa_backends_neuron.kernels.grouped_matmul.kernel import NkiGroupedMatmul
+from kanawa_kernel_tools.examples.grouped_matmul import BASE
 
 #: Panels that aren't whole, several blocks of several tiles a group, and groups of a few rows.
 CHANGES = (

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from kanawa.kernels.rms_norm.examples import BASE
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_neuron.kernels.rms_norm.kernel import NkiRMSNorm
+from kanawa_kernel_tools.examples.rms_norm import BASE
 
 
 class TestRMSNorm(KernelConformance):

@@ -10,10 +10,10 @@ import sys
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import KernelError
-from kanawa.kernels.attention.examples import TYPICAL
-from kanawa.kernels.laboratory import schedules
 from kanawa.plugins import PluginHost, ScheduleRequest, set_host
 from kanawa_backends_tpu.topology import missing_wheels
+from kanawa_kernel_tools.examples.attention import TYPICAL
+from kanawa_kernel_tools.schedules.compiled import schedules
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),

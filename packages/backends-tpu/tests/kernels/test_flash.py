@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.operation import Kernel
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.attention.flash.kernel import FlashAttention, _scalar_bytes
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks, tables, vectors

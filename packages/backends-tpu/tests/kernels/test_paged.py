@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from broken_rest import broken_rest
-from kanawa.kernels.attention.examples import example_operands
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
 from kanawa.kernels.operation import Tuning
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_tpu.kernels.attention.paged_layout import order_of
+from kanawa_kernel_tools.examples.attention import example_operands
 
 
 class Interpreted(PagedAttention):

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from kanawa.kernels.quantized_matmul.examples import BASE, EXAMPLES
 from kanawa_backends_tpu.device import DEVICES
 from kanawa_backends_tpu.kernels.quantized_matmul.xla import XlaQuantizedMatmul
+from kanawa_kernel_tools.examples.quantized_matmul import BASE, EXAMPLES
 
 SPECS = {device.name: device for device in DEVICES}
 FLOAT8 = {"lhs_format": "float8_e4m3fn", "rhs_format": "float8_e4m3fn"}

@@ -33,19 +33,21 @@ CORE = {
 }
 
 
+#: What the tests compare kernels on, as the installed kernel tools declare it.
+EXAMPLES = tuple(entry for found in discover() for entry in found.entries if entry.kind == "kernel_examples")
 DILATED = Entry(kind="masks", name="dilated", value="kanawa.kernels.predicates:dilated")
 
 
 def provider(name, kernels):
     """Returns a distribution that offers kernels, as {name: "module:Class"}; core's also has core's mask."""
     entries = tuple(Entry(kind="kernels", name=n, value=v) for n, v in kernels.items())
-    entries += (DILATED,) * (name == "kanawa")
+    entries += (DILATED, *EXAMPLES) * (name == "kanawa")
     return Provider(name=name, version="1.0", entries=entries)
 
 
 @pytest.fixture(autouse=True)
 def core_host():
-    """A host with core's kernels alone: what else this machine has installed must not matter."""
+    """A host with core's kernels and the examples alone: what else this machine has installed must not matter."""
     found = {name: f"kanawa.kernels.{value}" for name, value in CORE.items()}
     old = set_host(PluginHost(discover=lambda: [provider("kanawa", found)]))
     yield

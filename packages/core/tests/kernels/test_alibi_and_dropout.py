@@ -10,9 +10,9 @@ import pytest
 from kanawa.kernels import CAUSAL, FULL, Kernel, MaskSpec, Verdict
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.dropout import dropout_ids, kept, row_words, weight_factors
-from kanawa.kernels.attention.examples import BASE, EXAMPLES
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.compare import compare_with_reference
+from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES
 
 SMALL = dataclasses.replace(BASE, q_length=24, kv_length=24, head_dim=8, v_head_dim=8)
 RATE = 0.25

@@ -13,12 +13,12 @@ from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blocks import key_block_ranges
 from kanawa.kernels.attention.blockwise import BlockwiseAttention
-from kanawa.kernels.attention.examples import BASE, EXAMPLES, example_operands
 from kanawa.kernels.attention.gradient import block_gradient, row_delta, sinks_gradient
 from kanawa.kernels.attention.operands import mask_array
 from kanawa.kernels.attention.tiles import spans, visible
-from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
+from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES, example_operands
 
 SMALL = dataclasses.replace(BASE, q_length=32, kv_length=32, head_dim=8, v_head_dim=8)
 

@@ -8,9 +8,9 @@ from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels.linear_recurrence import linear_recurrence
 from kanawa.kernels.linear_recurrence.chunked import ChunkedLinearRecurrence
-from kanawa.kernels.linear_recurrence.examples import BASE, example_operands
 from kanawa.kernels.linear_recurrence.triangular import unit_lower_inverse
 from kanawa.testing.kernel import KernelConformance
+from kanawa_kernel_tools.examples.linear_recurrence import BASE, example_operands
 
 REFERENCE = ExecutionPlan(kernels=KernelPolicy(pins=(("linear_recurrence", "linear_recurrence.any.reference"),)))
 

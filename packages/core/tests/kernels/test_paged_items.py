@@ -12,10 +12,10 @@ from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention, paged_walk
-from kanawa.kernels.attention.examples import BASE, example_operands
 from kanawa.kernels.attention.paged_items import PagedAttention
-from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
+from kanawa_kernel_tools.examples.attention import BASE, example_operands
 
 PAGED = dataclasses.replace(
     BASE, mode="decode", q_length=1, kv_length=64, page_size=4, head_dim=8, v_head_dim=8, has_kv_lengths=True

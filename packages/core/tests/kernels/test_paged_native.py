@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from kanawa.arrays.native import available
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
-from kanawa.kernels.attention.examples import BASE, example_operands
 from kanawa.kernels.attention.paged_items import PagedAttention
 from kanawa.kernels.attention.paged_native import NativeAttention
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.compare import compare_with_reference
 from kanawa.kernels.selection import supporting_kernels
+from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
+from kanawa_kernel_tools.examples.attention import BASE, example_operands
 
 pytest.importorskip("llvmlite")
 

@@ -15,9 +15,9 @@ from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.blockwise import BlockwiseAttention
-from kanawa.kernels.attention.examples import BASE, EXAMPLES, example_operands
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.compare import compare_with_reference
+from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES, example_operands
 
 _spec = importlib.util.spec_from_file_location("attention_oracle", Path(__file__).with_name("attention_oracle.py"))
 oracle = importlib.util.module_from_spec(_spec)

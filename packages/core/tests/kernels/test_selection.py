@@ -10,14 +10,14 @@ from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
 from kanawa.kernels import CAUSAL, FULL, Kernel, Verdict
 from kanawa.kernels.attention import attention
-from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.problem import ATTENTION
-from kanawa.kernels.compare import OPERATIONS_WITH_EXAMPLES, examples_for
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.selection import select
-from kanawa.kernels.softmax_cross_entropy.examples import BASE as CROSS_ENTROPY
 from kanawa.kernels.softmax_cross_entropy.problem import SOFTMAX_CROSS_ENTROPY
 from kanawa.plugins import DeviceSpec, hookimpl, host
+from kanawa.testing.compare import examples_for, operations_with_examples
+from kanawa_kernel_tools.examples.attention import BASE
+from kanawa_kernel_tools.examples.softmax_cross_entropy import BASE as CROSS_ENTROPY
 
 HERE = __name__
 
@@ -392,7 +392,7 @@ def test_a_tuning_that_the_kernel_does_not_offer_is_left_out_and_told(install):
 OTHERS = {"dtype": "float16", "rhs_dtype": "float16", "weight_dtype": "float16", "mode": "prefill", "mask": FULL}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS_WITH_EXAMPLES)
+@pytest.mark.parametrize("operation", operations_with_examples())
 def test_what_a_problem_is_described_by_tells_it_from_every_other(operation):
     """Tuning tables and runs know a problem by that line alone."""
     problem = examples_for(operation).problems[0]

@@ -169,9 +169,9 @@ def test_chunked_cross_entropy_adds_up_over_shards(axes, normal):
 
 
 def test_grouped_products_need_a_shard_map_for_a_local_kernel(install, normal):
-    from kanawa.kernels.grouped_matmul.examples import BASE
     from kanawa.kernels.grouped_matmul.problem import GROUPED_MATMUL
     from kanawa.kernels.sharded import split_operands
+    from kanawa_kernel_tools.examples.grouped_matmul import BASE
 
     operands = {"lhs": normal(8, 2), "rhs": normal(2, 2, 2), "group_sizes": jnp.array([4, 4])}
     with jax.set_mesh(mesh(data=8)):

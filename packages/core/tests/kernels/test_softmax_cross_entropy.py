@@ -7,9 +7,9 @@ import pytest
 from kanawa.arrays import products
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels.compare import examples_for
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 from kanawa.kernels.softmax_cross_entropy.chunked import ChunkedCrossEntropy, chunk_size
+from kanawa.testing.compare import examples_for
 from kanawa.testing.kernel import KernelConformance
 
 N, D, V = 24, 8, 32

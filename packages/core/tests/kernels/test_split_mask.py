@@ -6,10 +6,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 import pytest
 from kanawa.kernels import Kernel, MaskSpec, Verdict
-from kanawa.kernels.attention.examples import BASE
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.attention.split_mask import bias_cotangent, rest_in_bias, seen_rows, split_mask
-from kanawa.kernels.compare import compare_with_reference
+from kanawa.testing.compare import compare_with_reference
+from kanawa_kernel_tools.examples.attention import BASE
 
 SMALL = dataclasses.replace(BASE, q_length=12, kv_length=12, head_dim=8, v_head_dim=8)
 

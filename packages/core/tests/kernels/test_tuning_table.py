@@ -8,12 +8,12 @@ import pytest
 from kanawa.kernels.tuning_table import (
     Entry,
     TuningTableError,
-    add_entries,
     default_path,
     device_key,
     measured_uses,
     read_table,
 )
+from kanawa_kernel_tools.measuring.table_file import add_entries
 
 
 def entry(problem="train 8x256", kernel="attention.cpu.blockwise", *, device=None, **changes):
@@ -59,7 +59,8 @@ def test_processes_that_measure_at_once_lose_nothing(tmp_path):
     """Each process reads, adds and replaces: without a lock, one that read before another replaced drops its entry."""
     path = tmp_path / "table.json"
     program = (
-        "import sys; from pathlib import Path; from kanawa.kernels.tuning_table import Entry, add_entries\n"
+        "import sys; from pathlib import Path; from kanawa.kernels.tuning_table import Entry\n"
+        "from kanawa_kernel_tools.measuring.table_file import add_entries\n"
         "table, name = Path(sys.argv[1]), sys.argv[2]\n"
         "for i in range(20): add_entries(table, [Entry('d', 'attention', f'{name} {i}', 'k', (), {})])"
     )

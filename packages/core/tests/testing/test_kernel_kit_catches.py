@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 from kanawa.kernels import Kernel, MaskSpec, Verdict
 from kanawa.kernels.attention.reference import ReferenceAttention
-from kanawa.kernels.attention.space import SPACE
-from kanawa.kernels.grouped_matmul.examples import BASE
 from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
 from kanawa.testing.kernel import KernelConformance
+from kanawa_kernel_tools.examples.attention_space import SPACE
+from kanawa_kernel_tools.examples.grouped_matmul import BASE
 
 
 def kit_for(kernel, **methods):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kanawa.errors import KernelError
 from kanawa.kernels import Kernel, Verdict
-from kanawa.kernels.compare import Examples
+from kanawa.testing.compare import Examples
 from kanawa.testing.kernel import KernelConformance
 
 

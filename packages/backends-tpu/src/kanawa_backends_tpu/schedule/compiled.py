@@ -1,30 +1,27 @@
 """The hook: compiles a kernel's calls in a fresh process that dumps their schedules, and reads them."""
 
-import functools
 import re
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from kanawa.kernels.laboratory import compile_apart, kernel_of, matmul_flops, visited_share
 from kanawa.kernels.operation import Kernel
-from kanawa.plugins import KernelSchedule, ScheduleRequest
+from kanawa.plugins import KernelSchedule, ScheduleRequest, component
 
 from kanawa_backends_tpu.schedule.read import Call, schedule
 
 
 def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     """Returns the record of each call; raises KernelError where the kernel or the compiler refuses."""
-    kernel = kernel_of(request)
-    one = matmul_flops(request.problem)
-    share = functools.partial(visited_share, request.problem)
+    kernel: Kernel = component("kernels", request.kernel)()
     with tempfile.TemporaryDirectory(prefix="kanawa-schedule-") as name:
         folder = Path(name)
-        told = compile_apart(request, folder, _environment(folder))
+        calls = component("kernel_tools", "compile-apart")(request, folder, _environment(folder))
         return [
-            schedule(folder / str(number), Call.of(each, _matmuls(kernel, each["name"]) * one, share),
+            schedule(folder / str(number), Call.of(each, _matmuls(kernel, each["name"]) * request.matmul_flops,
+                                                      request.visited_share),
                      request.target.device, compiler())
-            for number, each in enumerate(told)
+            for number, each in enumerate(calls)
         ]  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Call:
 
     @classmethod
     def of(cls, told: Mapping[str, Any], matmul_flops: float, share: Callable[[tuple[int, ...]], float]) -> "Call":
-        """Reads what `kanawa.kernels.laboratory.compile_apart` tells."""
+        """Returns the call as the kernel tools' `compile-apart` describes it."""
         tables = tuple(told.get("tables", ()))
         grid = tuple(told["grid"])
         return cls(

@@ -55,7 +55,7 @@ def row(kernel: str, device: str, problem: Any, flops: float, calls: list[Kernel
 
 
 def _asked(devices: tuple[str, ...], kernels: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
-    from kanawa.kernels.compare import examples_for
+    from kanawa.testing.compare import examples_for
 
     for kernel, change in _PROBLEMS:
         if kernel not in kernels:
@@ -68,15 +68,15 @@ def _asked(devices: tuple[str, ...], kernels: tuple[str, ...]) -> Iterator[tuple
 def record(devices: tuple[str, ...] = _DEVICES, kernels: tuple[str, ...] = _KERNELS) -> Iterator[RecordedCycles]:
     """Compiles every problem of the kernels on each device, one after the other."""
     from kanawa.composition.target import parse_target
-    from kanawa.kernels.laboratory import matmul_flops, schedules
-    from kanawa.plugins import ScheduleRequest
+    from kanawa.plugins import ScheduleRequest, component
     from kanawa.plugins.devices import device_specs
 
     for kernel, device, problem in _asked(devices, kernels):
         spec = device_specs()[device]
         target = parse_target(f"{device}-{min(spec.topologies) * spec.cores_per_unit}")
-        calls = schedules(ScheduleRequest(kernel=kernel, problem=problem, target=target))
-        yield row(kernel, device, problem, matmul_flops(problem), calls)
+        request = ScheduleRequest(kernel=kernel, problem=problem, target=target)
+        calls = component("kernel_tools", "schedules")(request)
+        yield row(kernel, device, problem, request.matmul_flops, calls)
 
 
 def main(names: tuple[str, ...]) -> None:

@@ -19,7 +19,6 @@ from kanawa.composition.target import Target, parse_target
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
-from kanawa.kernels.laboratory import halves
 from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
 from kanawa.plugins import component
 
@@ -114,7 +113,7 @@ def compiled_bytes(case: Case, target: Target) -> int:
     with jax.set_mesh(mesh):
         programs = [
             jax.jit(half.function).lower(*jax.tree.map(placed, half.arguments)).compile()
-            for half in halves(kernel, case.problem, case.differentiated)
+            for half in component("kernel_tools", "halves")(kernel, case.problem, case.differentiated)
         ]
     return max(program.memory_analysis().temp_size_in_bytes for program in programs)
 

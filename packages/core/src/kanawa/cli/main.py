@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.cli.output import flush, forget_stdout, usable_streams, write_message
 from kanawa.cli.parser import TRACEBACK_VARIABLE, build_parser
-from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb
+from kanawa.cli.verbs import core_verbs, plugin_verbs, unknown_verb, with_plugin_options
 from kanawa.errors import INTERRUPTIONS, CompositionError, KanawaError, UsageError
 from kanawa.status import stage, status_line
 
@@ -60,9 +60,11 @@ def _told(arguments: list[str], show_traceback: bool) -> int:
 def _run(arguments: list[str]) -> int:
     verb = next((a for a in arguments if not a.startswith("-")), None)
     commands = core_verbs()
-    if verb not in commands and "--version" not in arguments:
+    if "--version" not in arguments:
         with early_signals() as check:
-            commands |= plugin_verbs(commands, verb)
+            if verb not in commands:
+                commands |= plugin_verbs(commands, verb)
+            commands = with_plugin_options(commands)
             check()
     if verb is not None and verb not in commands and "--version" not in arguments:
         raise UsageError(unknown_verb(verb, commands))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kanawa.plugins.manager import set_host as set_host
     from kanawa.plugins.records import Calibration as Calibration
     from kanawa.plugins.records import Command as Command
+    from kanawa.plugins.records import CommandOptions as CommandOptions
     from kanawa.plugins.records import Component as Component
     from kanawa.plugins.records import DeviceSpec as DeviceSpec
     from kanawa.plugins.records import Finding as Finding
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kanawa.plugins.records import Kind as Kind
     from kanawa.plugins.records import MeshRule as MeshRule
     from kanawa.plugins.records import PublishedStep as PublishedStep
+    from kanawa.plugins.schedules import KernelHalf as KernelHalf
     from kanawa.plugins.schedules import KernelSchedule as KernelSchedule
     from kanawa.plugins.schedules import RecordedCycles as RecordedCycles
     from kanawa.plugins.schedules import Region as Region
@@ -45,6 +47,7 @@ _HOME = {
     "hookspec": "specs",
     "Calibration": "records",
     "Command": "records",
+    "CommandOptions": "records",
     "Component": "records",
     "DeviceSpec": "records",
     "Finding": "records",
@@ -52,6 +55,7 @@ _HOME = {
     "Kind": "records",
     "MeshRule": "records",
     "PublishedStep": "records",
+    "KernelHalf": "schedules",
     "KernelSchedule": "schedules",
     "RecordedCycles": "schedules",
     "Region": "schedules",

@@ -97,7 +97,8 @@ class Backend:
         self._require_compiler(target)
         return list(load_value(self.topology)(target))
 
-    @hookimpl
+    # The spec is kanawa-kernel-tools': without that package nothing calls it.
+    @hookimpl(optionalhook=True)
     def kanawa_kernel_schedules(self, request: ScheduleRequest) -> Sequence[KernelSchedule] | None:
         """Returns what the platform's compiler makes of a kernel; None for any other platform, or without a compiler.
 

@@ -98,8 +98,11 @@ def packages_by_extra() -> dict[str, tuple[str, ...]]:
         extra = re.search(r"extra == .([\w-]+).", str(marker))
         if extra and name.startswith(f"{CORE}-"):
             extras.setdefault(extra[1], []).append(name)
+    # A package with an extra of its own name is installed by that one, though others bring it too.
+    own = {f"{CORE}-{extra}": extra for extra in extras}
+    brought = {extra: tuple(n for n in names if own.get(n, extra) == extra) for extra, names in extras.items()}
     # The extra that brings most comes first; metadata has them in alphabetical order.
-    return {extra: tuple(names) for extra, names in sorted(extras.items(), key=lambda item: -len(item[1]))}
+    return dict(sorted(brought.items(), key=lambda item: -len(item[1])))
 
 
 def installed_version(name: str) -> str | None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from kanawa.errors import PluginError
 from kanawa.plugins.records import Kind
 
-_LAYERS, _PARALLEL, _RUNTIME = "kanawa-layers", "kanawa-parallel", "kanawa-runtime"
+_LAYERS, _PARALLEL, _RUNTIME, _TOOLS = "kanawa-layers", "kanawa-parallel", "kanawa-runtime", "kanawa-kernel-tools"
 _CALLABLE = "collections.abc:Callable"
 CORE_KINDS = (
     Kind("layers", "modules of a model", subclass_of="kanawa.config:Configurable", home=_LAYERS),
     Kind("models", "functions that return a model's config", instance_of=_CALLABLE, home=_LAYERS),
     Kind("kernels", "implementations of operations", subclass_of="kanawa.kernels:Kernel"),
+    Kind("kernel_examples", "problems of an operation", instance_of="kanawa.testing.compare:Examples", home=_TOOLS),
+    Kind("kernel_tools", "functions that compile a kernel alone", instance_of=_CALLABLE, home=_TOOLS),
     Kind("strategies", "ways to use a mesh axis", subclass_of="kanawa.contracts:Strategy", home=_PARALLEL),
     Kind("modifiers", "rewrites of a config", subclass_of="kanawa.config:Modifier", home=_LAYERS),
     Kind("optimizers", "update rules", subclass_of="kanawa.contracts:Optimizer", home=_RUNTIME),

@@ -235,6 +235,23 @@ class Command:
 
 
 @dataclass(frozen=True)
+class CommandOptions:
+    """Options that a plugin adds to another package's verb.
+
+    Attributes:
+        verb: the verb's name.
+        configure: adds the options to the verb's parser.
+        run: returns the exit code; None where none of the options is used, so that the verb itself runs.
+        example: further command lines for the verb's `--help`.
+    """
+
+    verb: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+    example: str = ""
+
+
+@dataclass(frozen=True)
 class Component:
     """A catalogued object: `kind` is its group, `value` is "module:object", imported when named."""
 

@@ -1,15 +1,34 @@
-"""What a compiler made of a kernel: the record that `kanawa kernels --schedule` shows, and what a backend is asked for.
+"""What a compiler made of a kernel: the records of the hook `kanawa_kernel_schedules`, and cycles that were recorded.
 
 One record fits a TPU's bundles and a GPU's registers: a backend leaves at None what its hardware doesn't have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from kanawa.plugins.records import DeviceSpec
+
+
+@runtime_checkable
+class TiledProblem(Protocol):
+    """A problem that knows which tiles of its work hold nothing to compute."""
+
+    def visited_share(self, grid: tuple[int, ...]) -> float:
+        """Returns the share of a grid's steps whose tile holds anything; all of it where the grid says too little."""
+        ...
+
+
+@runtime_checkable
+class CountedProblem(Protocol):
+    """A problem made of matmuls of one size."""
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of one of them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +117,24 @@ class ScheduleRequest:
     target: Any
     differentiated: bool = True
     tuning: tuple[tuple[str, int], ...] = ()
+
+    def visited_share(self, grid: tuple[int, ...]) -> float:
+        """Returns the share of a grid's steps that compute; 1 for a problem that doesn't know its tiles."""
+        return self.problem.visited_share(grid) if isinstance(self.problem, TiledProblem) else 1.0
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOPs of one of the matmuls that the problem is made of; 0 where it is made of none."""
+        return self.problem.matmul_flops if isinstance(self.problem, CountedProblem) else 0.0
+
+
+@dataclass(frozen=True)
+class KernelHalf:
+    """One direction of a kernel as a function of arrays, and the shapes that it takes."""
+
+    direction: Literal["forward", "backward"]
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

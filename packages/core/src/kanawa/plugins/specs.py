@@ -20,6 +20,7 @@ import pluggy
 from kanawa.plugins.records import (
     Calibration,
     Command,
+    CommandOptions,
     Component,
     DeviceSpec,
     Finding,
@@ -27,7 +28,7 @@ from kanawa.plugins.records import (
     MeshRule,
     PublishedStep,
 )
-from kanawa.plugins.schedules import KernelSchedule, RecordedCycles, ScheduleRequest
+from kanawa.plugins.schedules import RecordedCycles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ CONTRIBUTIONS: dict[str, type] = {
     "kanawa_kinds": Kind,
     "kanawa_components": Component,
     "kanawa_commands": Command,
+    "kanawa_command_options": CommandOptions,
     "kanawa_device_specs": DeviceSpec,
     "kanawa_mesh_rules": MeshRule,
     "kanawa_published_steps": PublishedStep,
@@ -80,6 +82,11 @@ def kanawa_components() -> Sequence[Component]:
 @hookspec
 def kanawa_commands() -> Sequence[Command]:
     """Returns verbs for the command line. Called at each start of it, so import inside `run`."""
+
+
+@hookspec
+def kanawa_command_options() -> Sequence[CommandOptions]:
+    """Returns options for verbs of other packages. Called at each start of the command line, so import inside `run`."""
 
 
 # --- targets --------------------------------------------------------------------------
@@ -125,16 +132,6 @@ def kanawa_topology(target: Any) -> list[Any] | None:
 
     The list has `target.jax_devices` entries. Imports JAX inside. Raises TargetError, saying
     what to install, if the compiler is not there.
-    """
-
-
-@hookspec
-def kanawa_kernel_schedules(request: ScheduleRequest) -> Sequence[KernelSchedule] | None:
-    """Returns what the compiler makes of each call of a kernel, or None if the target is not this plugin's.
-
-    Forward calls first, in program order; empty where the kernel makes no call of its own, but leaves its work to XLA.
-    Compiles, without the device. Raises TargetError, saying what to install, if the compiler is not there, and
-    KernelError with the compiler's words if it refuses the kernel.
     """
 
 

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from kanawa.kernels.compare import Agreement, Examples, compare_with_reference, examples_for
 from kanawa.kernels.custom_gradient import call
 from kanawa.kernels.operation import Kernel
-from kanawa.kernels.sweep import Sweep, generate
+from kanawa.testing.compare import Agreement, Examples, Sweep, compare_with_reference, examples_for
 
 
 class KernelConformance:
@@ -39,7 +38,7 @@ class KernelConformance:
         raise AssertionError("implement kernel() in the conformance class")  # noqa: EM101
 
     def examples(self) -> Examples:
-        """Returns what comparing takes: core's for one of its operations."""
+        """Returns what comparing takes: by default the examples that `kanawa[kernel-tools]` has of the operation."""
         return examples_for(self.kernel().operation)
 
     def problems(self) -> tuple[Any, ...] | None:
@@ -62,7 +61,7 @@ class KernelConformance:
             if space is None:
                 cls._sweep = Sweep((), ())
             else:
-                cls._sweep = generate(self.kernel(), space.narrowed(self.narrow), self.generated_nightly)
+                cls._sweep = space.narrowed(self.narrow).generate(self.kernel(), self.generated_nightly)
         return cls._sweep
 
     def test_outputs_and_gradients_equal_the_reference(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+import argparse
+import dataclasses
+from collections.abc import Collection, Container, Mapping
 from importlib import import_module
 
 from kanawa.errors import PluginError, did_you_mean
-from kanawa.plugins import Command, host
+from kanawa.plugins import Command, CommandOptions, host
 from kanawa.plugins.catalog import missing_packages
 
 # Files in this folder, each with a `command()`.
@@ -33,6 +35,29 @@ def plugin_verbs(taken: Container[str], asked: str | None = None) -> dict[str, C
         message = f"verb {asked!r} is offered by {claimants}; uninstall one"
         raise PluginError(message)
     return {name: offers[0][1] for name, offers in claims.items() if len(offers) == 1 and name not in taken}
+
+
+def with_plugin_options(commands: Mapping[str, Command]) -> dict[str, Command]:
+    """Returns the verbs with the options that plugins add to them."""
+    extended = dict(commands)
+    for _, offered in host().collect("kanawa_command_options"):
+        for options in offered:
+            if options.verb in extended:
+                extended[options.verb] = _with_options(extended[options.verb], options)
+    return extended
+
+
+def _with_options(command: Command, options: CommandOptions) -> Command:
+    def configure(parser: argparse.ArgumentParser) -> None:
+        command.configure(parser)
+        options.configure(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        code = options.run(args)
+        return command.run(args) if code is None else code
+
+    example = "\n".join(filter(None, (command.example, options.example)))
+    return dataclasses.replace(command, configure=configure, run=run, example=example)
 
 
 def unknown_verb(verb: str, known: Collection[str]) -> str:

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kanawa.cli.arguments import EXPERIMENT_HELP, compose_from, composition_arguments, json_argument
 from kanawa.cli.output import write, write_json
-from kanawa.cli.verbs import kernel_features, kernel_schedule
 from kanawa.errors import UsageError
-from kanawa.plugins import Command
+from kanawa.plugins import Command, host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kanawa.composition.experiment import Composition
     from kanawa.kernels.choice import KernelChoice
+
+#: The package that adds options to this verb, and those of them that say so where it isn't installed.
+_TOOLS, _INSTALL = "kanawa-kernel-tools", "kanawa[kernel-tools]"
+_TOOL_OPTIONS = ("--bench", "--schedule", "--features")
+
+
+class _NotInstalled(argparse.Action):
+    """An option of a package that isn't installed: using it is an error that says what to install."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        """Takes any value, or none."""
+        super().__init__(option_strings, dest, nargs="?", **settings)
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+        """Raises UsageError."""
+        del parser, namespace, values
+        message = f'{option_string} is an option of {_TOOLS}; run: pip install "{_INSTALL}"'
+        raise UsageError(message)
 
 
 def command() -> Command:
     """Returns the verb."""
     return Command(
         name="kernels",
-        help="show which kernel each operation gets, and why not the others; measure them; show how one is compiled",
+        help="show which kernel each operation gets, and why not the others",
         configure=_configure,
         run=_run,
-        example=(
-            "kanawa kernels llama2-7b --on v5p-512\n"
-            "kanawa kernels llama2-7b --on h100-64 --require-fused\n"
-            "kanawa kernels quickstart --bench\n"
-            "kanawa kernels --features\n"
-            "kanawa kernels --schedule attention.tpu.splash --on v5p-8 --problem head_dim=64"
-        ),
+        example=("kanawa kernels llama2-7b --on v5p-512\nkanawa kernels llama2-7b --on h100-64 --require-fused"),
     )
 
 
@@ -50,31 +60,16 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit 1 where an operation falls back to a kernel that isn't fused, on hardware that has such kernels",
     )
-    parser.add_argument(
-        "--bench",
-        action="store_true",
-        help="measure every installed kernel on this machine's devices and write the quickest into the tuning table",
-    )
-    parser.add_argument("--table", metavar="FILE", help="tuning table that --bench writes (default: this user's own)")
-    kernel_schedule.configure(parser)
-    kernel_features.configure(parser)
     json_argument(parser)
+    if _TOOLS not in host().installed():
+        for option in _TOOL_OPTIONS:
+            parser.add_argument(option, action=_NotInstalled, help=f'needs pip install "{_INSTALL}"')
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.features:
-        return kernel_features.features(args)
-    if args.schedule:
-        return kernel_schedule.schedule(args)
     if not args.experiment:
-        message = (
-            "which kernels does what get? name an EXPERIMENT, a kernel with --schedule KERNEL, or ask for --features"
-        )
+        message = "name an EXPERIMENT whose kernels to show, a kernel with --schedule KERNEL, or ask for --features"
         raise UsageError(message)
-    if args.bench:
-        from kanawa.cli.verbs.kernel_bench import bench
-
-        return bench(args)
     choices = chosen(compose_from(args, on=args.on or "cpu"), args.program)
     if args.json:
         write_json([choice.as_json() for choice in choices])

@@ -18,7 +18,6 @@ import kanawa as kn
 from kanawa.composition.target import Target, parse_target
 from kanawa.errors import KanawaError
 from kanawa.kernels.choice import KernelChoice
-from kanawa.kernels.laboratory import matmul_flops, schedules
 from kanawa.plugins import DeviceSpec, RecordedCycles, ScheduleRequest, host
 from kanawa.status import stage
 
@@ -84,7 +83,8 @@ def _kept(request: ScheduleRequest, versions: Mapping[str, str]) -> tuple[tuple[
     except (OSError, ValueError, TypeError):  # not there, or not whole
         pass
     with stage(f"scheduling {request.kernel}"):
-        calls = tuple((call.call, call.cycles) for call in schedules(request) if call.cycles is not None)
+        schedules = kn.component("kernel_tools", "schedules")(request)
+        calls = tuple((call.call, call.cycles) for call in schedules if call.cycles is not None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(f".{uuid.uuid4().hex[:12]}")
@@ -101,7 +101,7 @@ def _folder() -> Path:
 
 def _digest(request: ScheduleRequest, versions: Mapping[str, str]) -> str:
     # What reads a schedule counts too: packages in development change without a new version.
-    made = (kn.component("kernels", request.kernel), type(request.problem), schedules)
+    made = (kn.component("kernels", request.kernel), type(request.problem), kn.component("kernel_tools", "schedules"))
     sources = tuple(_source(each) for each in made)
     asked = (request.kernel, repr(request.problem), request.target.device.name, request.differentiated, request.tuning)
     text = repr((asked, sorted(versions.items()), sources))
@@ -120,7 +120,7 @@ def _source(made: Callable[..., Any]) -> str:
 def _recorded(choice: KernelChoice, device: DeviceSpec) -> tuple[tuple[str, float], ...]:
     rows = [row for _, table in host().collect("kanawa_recorded_cycles") for row in table]
     rows = [row for row in rows if (row.kernel, row.device) == (choice.kernel, device.name) and row.matmul_flops]
-    flops = choice.matmul_flops or matmul_flops(choice.local_problem)
+    flops = choice.matmul_flops
     if not rows or not flops:
         return ()
     nearest = min(rows, key=lambda row: _distance(row, choice.local_problem))

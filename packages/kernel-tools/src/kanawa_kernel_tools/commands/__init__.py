@@ -1,0 +1,1 @@
+"""Options of `kanawa kernels`, one file each."""

@@ -1,0 +1,1 @@
+"""Problems and operands of each operation, and the features that problems are generated from."""

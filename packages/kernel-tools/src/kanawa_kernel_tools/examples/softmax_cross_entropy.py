@@ -1,0 +1,101 @@
+"""Cross entropies that every kernel is asked, and random operands for any problem."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kanawa.kernels.operation import Operands
+from kanawa.kernels.softmax_cross_entropy.losses import Sums
+from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
+from kanawa.kernels.softmax_cross_entropy.reference import ReferenceCrossEntropy
+from kanawa.testing.compare import Examples
+
+from kanawa_kernel_tools.examples.space import Space
+
+BASE = CrossEntropyProblem(tokens=96, width=32, vocab=512, dtype="float32", weight_dtype="float32", chunk_tokens=32)
+
+#: A row of an 8B model's training batch.
+TYPICAL = CrossEntropyProblem(tokens=4096, width=4096, vocab=128256, dtype="bfloat16", weight_dtype="bfloat16")
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"dtype": "bfloat16", "weight_dtype": "bfloat16"},
+    {"tied": True},
+    {"tokens": 83},
+    {"logit_cap": 3.0},
+    {"z_loss": 0.01},
+    {"label_smoothing": 0.1},
+    {"logit_cap": 3.0, "z_loss": 0.01, "label_smoothing": 0.1, "tied": True},
+    {"chunk_tokens": None},
+)
+
+_CALLS: dict[str, dict[str, Any]] = {
+    "a head": {},
+    "an embedding, soft cap": {"tied": True, "logit_cap": 30.0},
+    "z-loss": {"z_loss": 1e-4},
+}
+
+FEATURES: dict[str, tuple[Any, ...]] = {
+    "dtypes": (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
+    "tokens": (96, 128, 256, 83, 1),
+    "width": (32, 128, 256),
+    "vocab": (512, 1024, 333),
+    "tied": (False, True),
+    "logit_cap": (None, 3.0, 30.0),
+    "z_loss": (0.0, 0.01),
+    "label_smoothing": (0.0, 0.1),
+    "chunk_tokens": (32, None, 50),
+}
+
+
+def build(choice: Mapping[str, Any]) -> CrossEntropyProblem:
+    """Returns the problem of a choice of features."""
+    dtype, weight_dtype = choice["dtypes"]
+    rest = {name: value for name, value in choice.items() if name != "dtypes"}
+    return CrossEntropyProblem(dtype=dtype, weight_dtype=weight_dtype, **rest)
+
+
+def example_operands(problem: CrossEntropyProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns random operands; about one token in four has weight 0."""
+    p = problem
+    shape = (p.vocab, p.width) if p.tied else (p.width, p.vocab)
+    weight = rng.standard_normal(shape) * p.width**-0.5
+    draws = rng.uniform(size=p.tokens).astype(np.float32)
+    return {
+        "hidden": rng.standard_normal((p.tokens, p.width)).astype(jnp.dtype(p.dtype)),
+        "weight": weight.astype(jnp.dtype(p.weight_dtype)),
+        "targets": rng.integers(0, p.vocab, p.tokens).astype(np.int32),
+        "loss_weights": np.where(draws < 0.25, np.float32(0), draws),
+    }
+
+
+def _specified(problem: CrossEntropyProblem, operands: Operands, out: Sums) -> Sums:
+    """Returns the sums with those that carry no gradient cut off, as the public call does."""
+    cut = jax.lax.stop_gradient
+    return out._replace(nll=cut(out.nll), z_loss=cut(out.z_loss), correct=cut(out.correct))
+
+
+EXAMPLES = Examples(
+    reference=ReferenceCrossEntropy(),
+    problems=tuple(dataclasses.replace(BASE, **change) for change in CHANGES),
+    operands=example_operands,
+    typical=TYPICAL,
+    specified=_specified,
+    space=Space(FEATURES, build),
+    calls={
+        name: dataclasses.replace(
+            BASE,
+            tokens=8192,
+            width=4096,
+            vocab=128256,
+            dtype="bfloat16",
+            weight_dtype="bfloat16",
+            chunk_tokens=None,
+            **more,
+        )
+        for name, more in _CALLS.items()
+    },
+)

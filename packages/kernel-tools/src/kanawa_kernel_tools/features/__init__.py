@@ -1,0 +1,1 @@
+"""What installed kernels support, as tables."""

@@ -1,0 +1,1 @@
+"""Measuring kernels, and writing the tuning table."""

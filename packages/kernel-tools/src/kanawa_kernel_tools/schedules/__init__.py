@@ -1,0 +1,1 @@
+"""Kernels compiled alone, for devices that needn't be here."""
