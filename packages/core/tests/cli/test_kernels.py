@@ -6,7 +6,7 @@ import os
 import pytest
 from kanawa.cli.main import main
 from kanawa.composition import environment
-from kanawa.plugins import host
+from kanawa.plugins import PluginHost, manager
 from kernel_experiment import ENTRY_POINTS, WORK
 
 #: Alone, core has no mesh rule for the eight devices of its tests.
@@ -40,7 +40,7 @@ def test_fallbacks_are_listed_and_then_judged(capsys):
 
 
 def test_options_of_a_package_that_is_not_installed_say_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(host(), "installed", dict)
+    monkeypatch.setattr(manager, "_current", PluginHost(discover=list))
     for option in (["--bench"], ["--schedule", "attention.gpu.locked"], ["--features"]):
         assert 'is an option of kanawa-kernel-tools; run: pip install "kanawa[kernel-tools]"' in told(
             capsys, *option, code=2

@@ -135,5 +135,5 @@ def test_where_nothing_ran_there_is_nothing_to_use():
 
 
 def test_an_operation_without_examples_is_refused():
-    with pytest.raises(KernelError, match="core has no examples for operation 'weaving'"):
+    with pytest.raises(KernelError, match="there are no examples for operation 'weaving'"):
         measure(KernelChoice("weaving", "any", "weaving.any.loom", local_problem=SMALL))
