@@ -1,0 +1,133 @@
+"""The floors of every package, lowest first: a folder imports those below it, never one above or beside it.
+
+A name is a folder or a file at a package's top. The package's own `__init__` is free: it offers names of all floors.
+"""
+
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "core": (
+        ("_version", "errors"),
+        ("guarded_read", "local_path", "status"),
+        ("config",),
+        ("plugins",),
+        ("arrays",),
+        ("foreign",),
+        ("module",),
+        ("contracts",),
+        ("kernels",),
+        ("composition",),
+        ("testing", "cli"),
+    ),
+    "layers": (
+        ("_version",),
+        ("basic", "losses", "adapters"),
+        ("positions", "feedforward"),
+        ("attention", "moe", "stack", "tune"),
+        ("recurrent", "models"),
+        ("recipes", "modifiers"),
+        ("convert",),
+        ("commands",),
+        ("plugin",),
+    ),
+    "parallel": (
+        ("_version",),
+        ("rules", "passes", "sources", "kernels", "remat"),
+        ("mesh", "context", "experts", "offload", "accumulate"),
+        ("strategies", "divisibility"),
+        ("pipeline", "modifiers"),
+        ("plan",),
+        ("plugin",),
+    ),
+    "backends-cpu": (("_version",), ("device", "mesh_rules"), ("doctor",), ("plugin",)),
+    "backends-gpu": (
+        ("_version",),
+        ("target_config", "shapes"),
+        ("topology",),
+        ("ptxas",),
+        ("kernels", "schedule", "doctor", "device", "compiler", "mesh_rules", "calibration"),
+        ("plugin",),
+    ),
+    "backends-tpu": (
+        ("_version",),
+        ("topology",),
+        ("kernels", "schedule", "doctor", "device", "compiler", "mesh_rules", "calibration"),
+        ("plugin",),
+    ),
+    "backends-neuron": (
+        ("_version",),
+        ("kernels", "device", "environment", "doctor", "mesh_rules", "calibration"),
+        ("plugin",),
+    ),
+    "kernel-tools": (
+        ("_version",),
+        ("specs", "examples"),
+        ("measuring", "features", "schedules"),
+        ("commands",),
+        ("plugin",),
+    ),
+    "runtime": (
+        ("_version", "exit_codes", "faults"),
+        ("storage",),
+        ("checkpoint",),
+        ("runs",),
+        ("data", "learn", "goodput", "services"),
+        ("train",),
+        ("serve",),
+        ("rollouts",),
+        ("launch", "report", "experiments", "commands"),
+        ("training", "plugin"),
+    ),
+}
+
+#: Arrows up that are left for their owners to mend, as (importing folder, imported folder); no entry may be added.
+LEFT: dict[str, frozenset[tuple[str, str]]] = {
+    "backends-tpu": frozenset({("schedule", "plugin")}),
+    "runtime": frozenset(
+        {
+            ("checkpoint", "train"),
+            ("commands", "experiments"),
+            ("commands", "launch"),
+            ("commands", "report"),
+            ("goodput", "train"),
+            ("launch", "commands"),
+            ("serve", "experiments"),
+            ("services", "goodput"),
+            ("services", "train"),
+            ("train", "rollouts"),
+            ("train", "serve"),
+        }
+    ),
+}
+#: Circles that are left, each named by its files or folders.
+CIRCLES_LEFT: frozenset[tuple[str, ...]] = frozenset(
+    {
+        ("kanawa.kernels.attention.paged_native", "kanawa.kernels.attention.paged_native_code"),
+        ("kanawa.module.context", "kanawa.module.module"),
+        ("kanawa_parallel.plan.command", "kanawa_parallel.plan.search.command"),
+        ("kanawa_runtime.data.tokenizers.bytes", "kanawa_runtime.data.tokenizers.export"),
+        ("kanawa_runtime.data.tokenizers.huggingface", "kanawa_runtime.data.tokenizers.tokenizer"),
+        (
+            "kanawa_runtime.experiments.folders",
+            "kanawa_runtime.serve.model_store",
+            "kanawa_runtime.serve.open_run",
+        ),
+        ("kanawa_runtime.serve.http.answers", "kanawa_runtime.serve.http.metrics"),
+        (
+            "kanawa_runtime.checkpoint",
+            "kanawa_runtime.experiments",
+            "kanawa_runtime.goodput",
+            "kanawa_runtime.rollouts",
+            "kanawa_runtime.serve",
+            "kanawa_runtime.services",
+            "kanawa_runtime.train",
+        ),
+        ("kanawa_runtime.commands", "kanawa_runtime.launch"),
+        (
+            "kanawa_runtime.serve.adapters",
+            "kanawa_runtime.serve.disaggregated",
+            "kanawa_runtime.serve.engine",
+            "kanawa_runtime.serve.http",
+            "kanawa_runtime.serve.speculation",
+            "kanawa_runtime.serve.structured",
+        ),
+    }
+)

@@ -1,0 +1,109 @@
+"""Words of hardware that only `backends-*` packages may use, and the places that are left.
+
+A word is looked for in everything a file says: code, docstrings, comments and messages. What needs it is a kernel of
+a backend, an answer of a backend's hook, or a field of a `DeviceSpec`.
+"""
+
+import re
+
+#: Devices and families of them, instruction sets, vendors, their libraries and what only one vendor's hardware has.
+WORDS = (
+    *(
+        "tpus?",
+        "gpus?",
+        "[abh]\\d00",
+        "v[4-7][epx]",
+        "tpu7x",
+        "trn[12]",
+        "inf[12]",
+        "trainium\\d?",
+        "neuron(link|cores?)?",
+    ),
+    *("nvidia", "amd", "intel", "xeon", "arm64", "aarch64", "x86"),
+    *("avx[a-z0-9]*", "amx[a-z0-9]*", "neon", "sve", "tensorcores?", "sparsecores?", "megacore", "mxu", "nvlink"),
+    *("cuda[a-z0-9]*", "rocm", "cudnn", "cublas", "nccl", "nvml"),
+    *("libtpu", "mosaic", "triton", "nki", "onednn", "llvm[a-z0-9]*"),
+)
+#: A word ends where letters and digits do, so that `gpu_memory`, `cuda13` and `libtpu` in a path are seen too.
+PATTERN = re.compile(rf"(?<![a-z0-9])({'|'.join(WORDS)})(?![a-z0-9])", re.IGNORECASE)
+#: A target as users type it, in an example of a help text or a docstring: it shows a syntax and decides nothing.
+SELECTOR = re.compile(r"(?<![a-z0-9])(v[4-7][epx]|[abh]\d00|trn\d|tpu7x)-\d+(x\d+)?(?![a-z0-9])")
+FRAME = ("core", "layers", "parallel", "runtime")
+
+
+def words_in(text: str) -> set[str]:
+    """Returns the words of hardware in a text, in small letters; `CudaMalloc` counts as two words."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", " ", SELECTOR.sub("", text))
+    return {found[1].lower() for found in PATTERN.finditer(split)}
+
+
+#: What schedulers call devices in their own interfaces: `nvidia.com/gpu`, `--gres=gpu`, a node's labels.
+SCHEDULERS = (
+    "kanawa_runtime/launch/kubernetes/",
+    "kanawa_runtime/launch/ray/",
+    "kanawa_runtime/launch/skypilot/",
+    "kanawa_runtime/launch/slurm/",
+)
+#: Words that are left for their owners to remove, by file; no entry may be added.
+LEFT: dict[str, frozenset[str]] = {
+    "kanawa/arrays/contract.py": frozenset({"onednn"}),
+    "kanawa/arrays/materialize.py": frozenset({"tpu"}),
+    "kanawa/arrays/native/__init__.py": frozenset({"llvm", "llvmlite"}),
+    "kanawa/arrays/native/available.py": frozenset({"llvm", "llvmlite"}),
+    "kanawa/arrays/native/calls.py": frozenset({"llvm", "llvmlite"}),
+    "kanawa/arrays/native/code.py": frozenset({"avx", "avx2", "llvm", "llvmlite", "neon"}),
+    "kanawa/arrays/native/llvm.py": frozenset({"llvm", "llvmlite"}),
+    "kanawa/arrays/native/product_amx.py": frozenset({"amx", "intel", "llvm", "llvmlite", "x86"}),
+    "kanawa/arrays/native/product_code.py": frozenset({"amx", "avx", "avx2", "llvmlite", "neon"}),
+    "kanawa/arrays/native/products.py": frozenset(
+        {"amx", "avx2", "avx512bw", "avx512f", "avx512vl", "llvmlite", "neon", "x86"}
+    ),
+    "kanawa/arrays/onednn.py": frozenset({"amx", "avx512", "onednn", "x86"}),
+    "kanawa/arrays/products.py": frozenset({"llvmlite", "onednn"}),
+    "kanawa/cli/checks/hosts.py": frozenset({"libtpu"}),
+    "kanawa/cli/checks/process.py": frozenset({"cuda", "gpus", "nccl"}),
+    "kanawa/cli/preflight.py": frozenset({"cuda", "cuda12", "cuda13", "gpu", "libtpu", "neuron", "nvidia", "tpu"}),
+    "kanawa/composition/compiler_options.py": frozenset({"cuda", "gpu"}),
+    "kanawa/composition/rule_file.py": frozenset({"tpu"}),
+    "kanawa/composition/target.py": frozenset({"gpu", "neuron", "tpu", "v5p"}),
+    "kanawa/contracts/program.py": frozenset({"cuda", "gpu"}),
+    "kanawa/contracts/weights.py": frozenset({"tpu"}),
+    "kanawa/contracts/workload.py": frozenset({"llvmlite", "onednn"}),
+    "kanawa/kernels/attention/paged_items.py": frozenset({"onednn"}),
+    "kanawa/kernels/attention/paged_native.py": frozenset({"llvm", "llvmlite"}),
+    "kanawa/kernels/attention/paged_native_code.py": frozenset({"llvm", "llvmlite"}),
+    "kanawa/kernels/choice.py": frozenset({"cudnn", "gpu"}),
+    "kanawa/kernels/operation.py": frozenset({"gpu", "neuron", "tpu"}),
+    "kanawa/kernels/platform.py": frozenset({"cuda", "gpu", "rocm"}),
+    "kanawa/kernels/predicates.py": frozenset({"tpus"}),
+    "kanawa/kernels/selection.py": frozenset({"gpu", "tpu"}),
+    "kanawa/kernels/token_exchange/problem.py": frozenset({"gpu", "tpu"}),
+    "kanawa/plugins/backend.py": frozenset({"gpu"}),
+    "kanawa/plugins/records.py": frozenset({"gpu", "libtpu", "nvlink", "tpu", "v5p"}),
+    "kanawa/plugins/schedules.py": frozenset({"gpu", "libtpu", "mxu", "tpu"}),
+    "kanawa_layers/moe/router.py": frozenset({"gpus", "tpus"}),
+    "kanawa_layers/positions/rotary.py": frozenset({"tpus"}),
+    "kanawa_parallel/kernels/ragged_exchange.py": frozenset({"gpu", "gpus", "nccl", "nvidia", "tpu"}),
+    "kanawa_parallel/mesh.py": frozenset({"gpus"}),
+    "kanawa_parallel/plan/analyse.py": frozenset({"cuda13", "libtpu"}),
+    "kanawa_parallel/plan/command.py": frozenset({"gpu"}),
+    "kanawa_parallel/plan/compilation.py": frozenset({"gpu", "llvm"}),
+    "kanawa_parallel/plan/cost/calibration.py": frozenset({"libtpu"}),
+    "kanawa_parallel/plan/cost/collectives.py": frozenset({"tpu"}),
+    "kanawa_parallel/plan/cost/flops.py": frozenset({"tpu"}),
+    "kanawa_parallel/plan/cost/kernel_cost.py": frozenset({"tpu"}),
+    "kanawa_parallel/plan/cost/links.py": frozenset({"neuron", "nvlink"}),
+    "kanawa_parallel/plan/cost/prices.py": frozenset({"h100", "v5p"}),
+    "kanawa_parallel/plan/cost/timing.py": frozenset({"tpu"}),
+    "kanawa_parallel/plan/goodput/assume.py": frozenset({"h100"}),
+    "kanawa_parallel/plan/quick/estimate.py": frozenset({"tpu"}),
+    "kanawa_parallel/plan/read/cycles.py": frozenset({"tpu"}),
+    "kanawa_parallel/plan/read/hlo.py": frozenset({"libtpu"}),
+    "kanawa_parallel/remat/policies.py": frozenset({"gpus", "nvidia", "tpus"}),
+    "kanawa_runtime/commands/allocator.py": frozenset({"libtpu"}),
+    "kanawa_runtime/commands/compile_cache.py": frozenset({"cuda12", "cuda13", "libtpu", "onednn"}),
+    "kanawa_runtime/commands/process.py": frozenset({"llvmlite", "onednn"}),
+    "kanawa_runtime/launch/job.py": frozenset({"tpu"}),
+    "kanawa_runtime/launch/local/rank.py": frozenset({"cuda", "gpu"}),
+    "kanawa_runtime/train/peers.py": frozenset({"nccl"}),
+}
