@@ -29,8 +29,7 @@ from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
-from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from kanawa_runtime.serve.engine.request import QueueFullError, Request, RequestError, SamplingParams
 from ports import free_port
 from prefill_process import SIZES, model
 

@@ -22,8 +22,7 @@ from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import EngineStoppedError
-from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from kanawa_runtime.serve.engine.request import EngineStoppedError, Request, SamplingParams
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.sampling import SamplingConfig
 from kanawa_runtime.serve.speculation.programs import Draft

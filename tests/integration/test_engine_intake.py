@@ -9,8 +9,13 @@ import pytest
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
-from kanawa_runtime.serve.engine.request import Request, SamplingParams
+from kanawa_runtime.serve.engine.request import (
+    EngineStoppedError,
+    QueueFullError,
+    Request,
+    RequestError,
+    SamplingParams,
+)
 
 CONFIG = EngineConfig(
     max_sequences=1, max_length=32, page_size=8, prefill_tokens=8, max_queued=2, batch_sizes=(1,),

@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     config = serve_config(args.set)
     directory = local_path(args.run_directory)
-    from kanawa_runtime.serve.http.hosts import is_loopback
-    from kanawa_runtime.serve.http.keys import keys_from
+    from kanawa_runtime.serve.http.access import is_loopback, keys_from
     from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
     from kanawa_runtime.serve.http.sparing_log import spare_logs
     from kanawa_runtime.serve.run_path import check_is_directory
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         contextlib.ExitStack() as waiting,
         listening_socket(args.host, args.port) as listening,
     ):
-        if not keys.are_asked_for and not is_loopback(args.host):
+        if not keys.are_required and not is_loopback(args.host):
             write_message(
                 f"kanawa: warning: {args.host} can be reached from other machines, and no key is asked for; "
                 "give --api-key-file FILE"

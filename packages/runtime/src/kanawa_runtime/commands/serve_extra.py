@@ -4,7 +4,7 @@ import importlib.util
 
 from kanawa.errors import UsageError
 
-_MODULES = ("starlette", "uvicorn", "httptools", "jinja2", "prometheus_client", "llguidance")
+_MODULES = ("pydantic", "starlette", "uvicorn", "httptools", "jinja2", "prometheus_client", "llguidance")
 
 
 def require_serving(verb: str) -> None:

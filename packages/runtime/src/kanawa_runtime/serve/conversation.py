@@ -10,7 +10,7 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
 from kanawa_runtime.serve.http.growing_text import GrowingText
-from kanawa_runtime.serve.http.prompts import PromptReader
+from kanawa_runtime.serve.http.sampling import PromptReader
 
 if TYPE_CHECKING:
     from kanawa_runtime.serve.http.served_model import ServedModel
@@ -39,7 +39,7 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         template = self._model.template
         prompt = template.render([*self._system, *asked])
-        ids = self._reader.ids(prompt, {}, prefix=not template.own, field="the conversation")
+        ids = self._reader.ids(prompt, prefix=not template.own, field="the conversation")
         request = Request(id=f"turn-{uuid.uuid4().hex}", prompt_ids=tuple(ids), sampling=self._fitting(len(ids)))
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         growing, pieces = GrowingText(self._model.tokenizer, ids), []

@@ -11,8 +11,7 @@ from kanawa.errors import KanawaError, UsageError
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.serve.batch.answer import answer_file
 from kanawa_runtime.serve.batch.journal import Journal
-from kanawa_runtime.serve.engine.errors import EngineStoppedError, RequestError
-from kanawa_runtime.serve.engine.request import EngineLimits, Output, SamplingParams
+from kanawa_runtime.serve.engine.request import EngineLimits, EngineStoppedError, Output, RequestError, SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0, seed=7)
 

@@ -4,8 +4,7 @@ import pytest
 from kanawa.errors import ConfigError
 from kanawa_runtime.serve.engine.buckets import at_most, ladder, smallest_holding
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.engine.errors import RequestError
-from kanawa_runtime.serve.engine.request import EngineLimits, Request, SamplingParams
+from kanawa_runtime.serve.engine.request import EngineLimits, Request, RequestError, SamplingParams
 from kanawa_runtime.serve.engine.validate import check_request
 
 LIMITS = EngineLimits(max_sequences=2, max_length=8, max_queued=4, vocab_size=10, max_logprobs=5)

@@ -9,8 +9,14 @@ import time
 
 import numpy as np
 from kanawa.errors import UsageError
-from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
-from kanawa_runtime.serve.engine.request import EngineLimits, Output, TokenLogprobs
+from kanawa_runtime.serve.engine.request import (
+    EngineLimits,
+    EngineStoppedError,
+    Output,
+    QueueFullError,
+    RequestError,
+    TokenLogprobs,
+)
 
 
 class Running:

@@ -5,9 +5,9 @@ import time
 import pytest
 from kanawa.errors import UsageError
 from kanawa_runtime._version import __version__
-from kanawa_runtime.serve.http.keys import Keys, keys_from
+from kanawa_runtime.serve.http.access import Keys, keys_from
+from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
-from kanawa_runtime.serve.http.limits import ServerConfig
 from kanawa_runtime.serve.http.served_model import Weights, generation_defaults
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -177,7 +177,7 @@ def test_keys_in_files(tmp_path, monkeypatch):
     monkeypatch.setenv("KANAWA_API_KEYS", "three, ,four")
     keys = keys_from(file, None)
     for key in ("one", "two", "three", "four"):
-        keys.check({"authorization": f"bearer {key}"})
+        keys.check_key({"authorization": f"bearer {key}"})
     file.write_text("# none\n")
     with pytest.raises(UsageError, match="holds no key; write one a line, for instance: openssl rand -hex 32"):
         keys_from(file, None)
@@ -260,7 +260,10 @@ def test_a_models_own_defaults():
 def test_the_document_lists_every_route(server):
     document = server.http.get("/openapi.json").json()
     assert set(document["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/tokenize", "/load", "/metrics"}
-    body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    # A server's own limits are in it.
+    assert (body["properties"]["n"]["maximum"], body["properties"]["prompt"]["oneOf"][2]["maxItems"]) == (16, 64)
     assert body["required"] == ["prompt"]
     assert body["additionalProperties"] is False
     # What is refused anyway isn't offered.

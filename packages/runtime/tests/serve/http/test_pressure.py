@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-from kanawa_runtime.serve.http.long_json import json_bytes
+from kanawa_runtime.serve.http.exchange import json_bytes
 from kanawa_runtime.serve.structured.grammars import Grammars
 
 from .running_server import BYTES, model_of, running_server, wait_for

@@ -5,7 +5,7 @@ import math
 import threading
 
 import pytest
-from kanawa_runtime.serve.http.fields import Listed
+from kanawa_runtime.serve.http.protocol import CompletionRequest
 
 LONG = "a" * 600
 
@@ -14,45 +14,45 @@ LONG = "a" * 600
     ("body", "param", "says"),
     [
         ({}, "prompt", "prompt: it is missing, expected a text, a list of token ids, or a list of either"),
-        ({"prompt": 5}, "prompt", "got 5"),
-        ({"prompt": []}, "prompt", "it holds 0 prompts, expected 1 to 64 (max_prompts)"),
-        ({"prompt": ["a"] * 65}, "prompt", "it holds 65 prompts"),
-        ({"prompt": [[]]}, "prompt[0]", "it has 0 entries, expected 1 to"),
-        ({"prompt": [320]}, "prompt[0]", "320 is out of range, expected a whole number from 0 to 319"),
-        ({"prompt": [1, "a"]}, "prompt[0]", "expected a list"),
-        ({"prompt": [True]}, "prompt[0]", "got true or false: True"),
+        ({"prompt": 5}, "prompt", "Input should be a text, a list of token ids, or a list of either, got 5"),
+        ({"prompt": []}, "prompt", "List should have at least 1 item after validation, not 0"),
+        ({"prompt": ["a"] * 65}, "prompt", "List should have at most 64 items after validation, not 65"),
+        ({"prompt": [[]]}, "prompt[0]", "List should have at least 1 item after validation, not 0"),
+        ({"prompt": [320]}, "prompt[0]", "Input should be less than or equal to 319, got 320"),
+        ({"prompt": [1, "a"]}, "prompt[0]", "Input should be a text or a list of token ids, got 1"),
+        ({"prompt": [True]}, "prompt[0]", "Input should be a valid integer, got True"),
         ({"prompt": LONG}, "prompt", "it has 601 tokens, and prompt and answer together may have 512 tokens"),
         ({"prompt": "a", "max_tokens": 511}, "max_tokens", "ask for at most 510"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens", "-1 is out of range"),
-        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a whole number from 0 to 2147483647, got a number"),
-        ({"prompt": "a", "temperature": -0.1}, "temperature", "expected a number from 0 to 100"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature", "got a string: 'hot'"),
-        ({"prompt": "a", "top_p": 0}, "top_p", "expected a number above 0 to 1"),
-        ({"prompt": "a", "n": 17}, "n", "expected a whole number from 1 to 16"),
-        ({"prompt": "a", "n": True}, "n", "got true or false"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens", "Input should be greater than or equal to 0, got -1"),
+        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "Input should be a valid integer, got 1.5"),
+        ({"prompt": "a", "temperature": -0.1}, "temperature", "greater than or equal to 0, got -0.1"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature", "Input should be a valid number, got 'hot'"),
+        ({"prompt": "a", "top_p": 0}, "top_p", "Input should be greater than 0, got 0"),
+        ({"prompt": "a", "n": 17}, "n", "Input should be less than or equal to 16, got 17"),
+        ({"prompt": "a", "n": True}, "n", "Input should be a valid integer, got True"),
         ({"prompt": ["a"] * 4, "n": 4}, "n", "asks for 16 answers at once, and the server holds 12 in all"),
         ({"prompt": "a", "best_of": 3}, "best_of", "choosing the best of several isn't offered"),
         ({"prompt": "a", "suffix": "z"}, "suffix", "no model here fills in the middle"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "beam search isn't offered"),
-        ({"prompt": "a", "logprobs": 21}, "logprobs", "expected a whole number from 0 to 20"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "Input should be less than or equal to 20, got 21"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id, expected 0 to 319"),
         ({"prompt": "a", "logit_bias": {"٣": 1}}, "logit_bias", "is no token id"),
-        ({"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias['3']", "101 is out of range"),
+        ({"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias.3", "less than or equal to 100, got 101"),
         ({"prompt": "a", "stop": [""]}, "stop[0]", "it has 0 characters, expected 1 to 1,000"),
-        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "it has 17 entries, expected at most 16"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "List should have at most 16 items after validation, not 17"),
         ({"prompt": "a", "min_tokens": 5, "max_tokens": 2}, "min_tokens", "5 is more than max_tokens, which is 2"),
         ({"prompt": "a", "temprature": 1}, "temprature", "there is no such field; did you mean 'temperature'?"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
         ({"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "there is no such field"),
-        ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids", "it has 0 entries"),
-        ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type", "there is no 'xml'; choices:"),
+        ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids", "List should have at least 1 item"),
+        ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type", "or 'json_schema', got 'xml'"),
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
         (
             {"prompt": "a", "structured_outputs": {"regex": "a", "choice": ["b"]}},
             "structured_outputs.choice",
             "can't be asked for at once",
         ),
-        ([], None, "expected an object, got a list"),
+        ([], None, "Input should be an object, got []"),
     ],
 )  # fmt: skip
 def test_a_field_that_cant_be(server, body, param, says):
@@ -95,7 +95,11 @@ def test_a_model_that_isnt_there(server):
         (b'{"prompt": NaN}', 400, "NaN is no JSON number"),
         (b"[" * 100_000, 400, "the body isn't JSON"),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400, "the body isn't JSON"),
-        (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature: inf is out of range"),
+        (
+            b'{"prompt": "a", "temperature": 1e999}',
+            400,
+            "temperature: Input should be less than or equal to 100, got inf",
+        ),
         (b'{"prompt": "' + b"a" * 9_000_000 + b'"}', 413, "more than 8,388,608 bytes (max_body_bytes)"),
     ],
     ids=range(8),
@@ -134,16 +138,16 @@ def test_numbers_in_answers_are_json(server):
 
 def test_long_bodies_are_looked_at_beside_the_loop(server):
     threads = []
-    read = Listed.read
+    validate = CompletionRequest.model_validate.__func__
 
-    def noted(self, value, at):
-        if len(value) > 10_000:
+    def noted(cls, value):
+        if len(value["prompt"]) > 10_000:
             threads.append(threading.current_thread().name)
-        return read(self, value, at)
+        return validate(cls, value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Listed, "read", noted)
+        patch.setattr(CompletionRequest, "model_validate", classmethod(noted))
         error = server.refused(400, prompt=[1] * 50_000 + [-1])
-    assert "-1 is out of range" in error["message"]
-    # Seconds of it, for the longest of bodies, are seconds in which nobody else gets a token.
+    assert error["param"] == "prompt[50000]"
+    # Seconds of it, for the longest of bodies, are seconds in which no client gets a token.
     assert [name.rpartition("_")[0] for name in threads] == ["kanawa-http"]

@@ -28,10 +28,9 @@ class Server:
         """Takes the address at which Ray's proxies listen: on this machine alone, or for others."""
         from kanawa_runtime.commands.process import prepare_process
         from kanawa_runtime.commands.serve import serve_config
+        from kanawa_runtime.serve.http.access import Hosts, keys_from
         from kanawa_runtime.serve.http.app import application
         from kanawa_runtime.serve.http.from_run import served_model
-        from kanawa_runtime.serve.http.hosts import Hosts
-        from kanawa_runtime.serve.http.keys import keys_from
         from kanawa_runtime.serve.http.service import Service
 
         prepare_process(serves=True)
@@ -39,7 +38,7 @@ class Server:
         model = served_model(Path(directory), config.engine, target=target)
         self._engine = model.engine
         keys = keys_from(None, None)
-        hosts = Hosts(host, config.server.allowed_hosts, with_keys=keys.are_asked_for)
+        hosts = Hosts(host, config.server.allowed_hosts, with_keys=keys.are_required)
         self._service = Service(model, config.server, keys, hosts)
         _SERVED["application"] = application(self._service)
         # Compiling takes minutes; Ray sends nothing before the constructor is through.

@@ -15,7 +15,7 @@ from kanawa.errors import UsageError, did_you_mean
 from kanawa.module import param_specs
 from kanawa.plugins import component
 
-from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.request import RequestError
 
 
 @dataclasses.dataclass

@@ -13,8 +13,7 @@ from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.batch.journal import Journal
 from kanawa_runtime.serve.batch.lines import Line, read_line
 from kanawa_runtime.serve.continuation import continued
-from kanawa_runtime.serve.engine.errors import EngineStoppedError, RequestError
-from kanawa_runtime.serve.engine.request import Engine, Output, SamplingParams
+from kanawa_runtime.serve.engine.request import Engine, EngineStoppedError, Output, RequestError, SamplingParams
 from kanawa_runtime.serve.healing import HealedPrompt
 
 

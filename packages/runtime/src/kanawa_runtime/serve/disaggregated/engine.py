@@ -13,8 +13,7 @@ from kanawa.errors import KanawaError, UsageError
 from kanawa_runtime.serve.disaggregated.connector import Connector
 from kanawa_runtime.serve.disaggregated.wire import WireError
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.errors import QueueFullError, RequestError
-from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, Request
+from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, QueueFullError, Request, RequestError
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,18 @@ from kanawa_runtime.serve.disaggregated.pages import Given, PageTransfer
 from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.core import Core
-from kanawa_runtime.serve.engine.errors import EngineStoppedError, QueueFullError, RequestError
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.paged_model import paged_model
 from kanawa_runtime.serve.engine.programs import Programs, Shapes, for_few_rows
-from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, Request
+from kanawa_runtime.serve.engine.request import (
+    EngineLimits,
+    EngineStoppedError,
+    OnOutput,
+    Output,
+    QueueFullError,
+    Request,
+    RequestError,
+)
 from kanawa_runtime.serve.engine.scheduler import Scheduler
 from kanawa_runtime.serve.engine.validate import check_request, check_together
 from kanawa_runtime.serve.open_run import OpenedRun, tokenizer_of

@@ -5,11 +5,32 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 import numpy as np
+from kanawa.errors import UsageError
 
 #: Why a request ended: a stop token or string, `max_tokens` or the context's end, the client, an error of the engine.
 FinishReason = Literal["stop", "length", "abort", "error"]
 #: Of a repetition penalty: logits are divided by it in single precision, and by nearly nothing they are infinite.
-LEAST_PENALTY = 0.01
+MIN_REPETITION_PENALTY = 0.01
+
+
+class RequestError(UsageError):
+    """A request the engine can't take; `field` names which of its fields is at fault."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class QueueFullError(UsageError):
+    """The engine's queue is full, or it is draining; `retry_after` says in how many seconds to ask again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineStoppedError(QueueFullError):
+    """The engine has ended, or died of an error that the message tells; it takes nothing any more."""
 
 
 class Grammar(Protocol):

@@ -5,8 +5,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from kanawa_runtime.serve.engine.errors import RequestError
-from kanawa_runtime.serve.engine.request import LEAST_PENALTY, EngineLimits, Request, SamplingParams
+from kanawa_runtime.serve.engine.request import (
+    MIN_REPETITION_PENALTY,
+    EngineLimits,
+    Request,
+    RequestError,
+    SamplingParams,
+)
 
 _MOST_IN_A_ROW = 2**31 - 1
 
@@ -64,7 +69,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
         "temperature": (0.0, math.inf),
         "top_p": (0.0, 1.0),
         "min_p": (0.0, 1.0),
-        "repetition_penalty": (LEAST_PENALTY, math.inf),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, math.inf),
         "presence_penalty": (-2.0, 2.0),
         "frequency_penalty": (-2.0, 2.0),
     }

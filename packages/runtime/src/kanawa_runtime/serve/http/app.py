@@ -26,7 +26,7 @@ def application(service: Service) -> Starlette:
         paths.setdefault(operation.path, []).append(operation.method)
 
     async def refused(scope_request: Any, error: Exception) -> Any:
-        return _Refusal(service, _told(error, scope_request.scope, paths))
+        return _Refusal(service, _no_route(error, scope_request.scope, paths))
 
     return Starlette(routes=routes, exception_handlers={HTTPException: refused})
 
@@ -39,14 +39,14 @@ class Endpoint:
         self._operation = operation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers a request; what goes wrong becomes an error's response."""
+        """Answers a request; an exception becomes an error's response."""
         service, operation = self._service, self._operation
         exchange = Exchange(scope, receive, send, service.config)
         try:
             try:
-                service.hosts.check(exchange.headers)
-                if operation.needs != "nobody":
-                    service.keys.check(exchange.headers, admin=operation.needs == "admin")
+                service.hosts.check_host(exchange.headers)
+                if operation.key != "none":
+                    service.keys.check_key(exchange.headers, admin=operation.key == "admin")
                 await operation.handler(exchange)
             except ApiError as error:
                 await exchange.refuse(error)
@@ -56,7 +56,7 @@ class Endpoint:
                 logger.exception("%s failed", operation.path)
                 await exchange.refuse(ApiError(500, f"{type(error).__name__} at the server; its log says more"))
         except ClientGoneError:
-            # Nobody is left to answer; it is a status for the log and the metrics.
+            # The status is for the log and the metrics alone.
             exchange.status = 499
             logger.info("%s: the client closed the connection (499)", operation.path)
         service.metrics.responded(operation.path, exchange.status or 500)
@@ -75,11 +75,11 @@ class _Refusal:
         try:
             await exchange.refuse(self._error)
         except ClientGoneError:
-            logger.debug("nobody waited for an error")
+            logger.debug("the client left before it got an error")
 
 
-def _told(error: Exception, scope: Any, paths: dict[str, list[str]]) -> ApiError:
-    """Returns what to say of a path or a method that isn't there."""
+def _no_route(error: Exception, scope: Any, paths: dict[str, list[str]]) -> ApiError:
+    """Returns the error of a path or a method that isn't there."""
     status, path = getattr(error, "status_code", 404), ascii(scope["path"][:80])
     if status == 405:
         allowed: Sequence[str] = paths.get(scope["path"], ["GET"])

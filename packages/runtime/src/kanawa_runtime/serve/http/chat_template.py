@@ -11,11 +11,12 @@ from kanawa.errors import UsageError
 from kanawa.guarded_read import guarded_bytes
 
 from kanawa_runtime.serve.http.errors import invalid, unprocessable
+from kanawa_runtime.serve.http.protocol import Message, Tool
 
 #: The longest of published models takes 30 kB.
-_MOST_TEMPLATE_BYTES = 2**20
+_MAX_TEMPLATE_BYTES = 2**20
 #: What a template may make of a request's messages; the request itself is limited before.
-_MOST_CHARACTERS = 64 * 2**20
+_MAX_CHARACTERS = 64 * 2**20
 #: For models that were trained on text and no conversations: they go on where the messages end.
 PLAIN = """{%- for message in messages %}{{ message.content }}
 {% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"""
@@ -47,15 +48,15 @@ class ChatTemplate:
         """Returns the conversation as text; raises the 422 of messages that the template doesn't take."""
         known = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None}
         try:
-            text = self._compiled.render(  # type: ignore[attr-defined]
+            text: str = self._compiled.render(  # type: ignore[attr-defined]
                 **{**self.tokens, **dict(extra or {}), **known, "add_generation_prompt": add_generation_prompt}
             )
         except Exception as error:  # A stranger's program ran on a stranger's messages: anything may come.
             text_of = f"{type(error).__name__}: {error}" if not isinstance(error, _Refused) else str(error)
             why = f"the model's chat template doesn't take them: {text_of[:500]}"
             raise unprocessable(at="messages", why=why) from error
-        if len(text) > _MOST_CHARACTERS:
-            why = f"they make {len(text):,} characters, expected at most {_MOST_CHARACTERS:,}"
+        if len(text) > _MAX_CHARACTERS:
+            why = f"they make {len(text):,} characters, expected at most {_MAX_CHARACTERS:,}"
             raise invalid(at="messages", why=why)
         return text
 
@@ -94,12 +95,37 @@ def template_of(files: Mapping[str, bytes], chosen: Path | None = None) -> ChatT
         value = value.get("content") if isinstance(value, dict) else value
         tokens[role] = value if isinstance(value, str) else ""
     if chosen is not None:
-        return ChatTemplate(guarded_bytes(chosen, most=_MOST_TEMPLATE_BYTES).decode(), tokens)
+        return ChatTemplate(guarded_bytes(chosen, most=_MAX_TEMPLATE_BYTES).decode(), tokens)
     source = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else settings.get("chat_template")
     if isinstance(source, list):
         # Older folders list several by name; tools have one of their own there.
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default") or named.get("tool_use")
-    if isinstance(source, str) and len(source) <= _MOST_TEMPLATE_BYTES:
+    if isinstance(source, str) and len(source) <= _MAX_TEMPLATE_BYTES:
         return ChatTemplate(source, tokens)
     return ChatTemplate(PLAIN, tokens, own=False)
+
+
+def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns messages as templates read them: content as one text, arguments of calls as objects."""
+    return [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """Returns tools as the client sent them."""
+    return None if tools is None else [tool.model_dump(exclude_unset=True) for tool in tools]
+
+
+def _for_template(message: Message, at: str) -> dict[str, Any]:
+    made = message.model_dump(exclude_none=True)
+    content = message.content
+    made["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+    if message.role == "developer":
+        made["role"] = "system"
+    for place, call in enumerate(made.get("tool_calls", ())):
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        except (ValueError, RecursionError) as error:
+            why = f"expected the text of a JSON object: {error}"
+            raise invalid(at=f"{at}.tool_calls[{place}].function.arguments", why=why) from error
+    return made

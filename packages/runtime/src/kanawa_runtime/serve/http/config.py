@@ -1,9 +1,39 @@
-"""What `kanawa serve --set` sets."""
+"""What `kanawa serve --set` sets: the engine's sizes, and what a server takes from its clients before it says no."""
 
-from kanawa.config import Config
+from kanawa.config import Config, NonNegative, Positive, Size
 
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.http.limits import ServerConfig
+
+
+class ServerConfig(Config):
+    """Limits and times of the server."""
+
+    #: A request's body, compressed or not: it is read whole before anything else is done with it.
+    max_body_bytes: Size = 8 * 2**20
+    #: Choices a prompt, and prompts a request; together they take as many places in the engine.
+    max_n: Size = 16
+    max_prompts: Size = 64
+    max_stop_strings: Size = 16
+    max_messages: Size = 1024
+    max_tools: Size = 128
+    #: From the request to its last token; what has been written by then is the answer.
+    max_seconds: Positive = 600.0
+    #: For a client to send its request, headers or body, once it has begun; and to take a piece of the answer.
+    read_seconds: Positive = 20.0
+    write_seconds: Positive = 20.0
+    keep_alive_seconds: Positive = 15.0
+    #: Connections at once; further ones are answered 503 and closed.
+    max_connections: Size = 2048
+    #: After SIGTERM, until what still runs is ended.
+    drain_seconds: NonNegative = 30.0
+    #: Names besides localhost that a server without keys, which only its own machine reaches, may be asked for under.
+    allowed_hosts: tuple[str, ...] = ()
+    #: Threads that read long bodies, tokenize prompts, render chats and write long answers; as many compile grammars.
+    worker_threads: Size = 2
+    #: For a grammar to be compiled.
+    grammar_seconds: Positive = 10.0
+    #: Grammars that take longer than a moment, at once; nothing interrupts them.
+    max_slow_grammars: Size = 8
 
 
 class ServeConfig(Config):

@@ -7,8 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.exchange import CUT_OFF
-from kanawa_runtime.serve.http.limits import ServerConfig
 
 #: More than any client sends; without a bound, headers that never end would fill the memory.
 _MOST_HEADER_BYTES = 64 * 1024

@@ -5,7 +5,7 @@ from typing import Any
 
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.engine.errors import QueueFullError
+from kanawa_runtime.serve.engine.request import EngineStoppedError, QueueFullError, RequestError
 
 #: What each status is called in an error's `type`.
 _TYPES = {
@@ -23,6 +23,8 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 STATUSES = tuple(_TYPES)
+#: HTTP fields that the engine has other names for.
+_HTTP_FIELDS = {"prompt_ids": "prompt", "adapter": "model"}
 
 
 class ApiError(UsageError):
@@ -50,7 +52,7 @@ class ApiError(UsageError):
 
 
 def invalid(at: str, why: str, code: str | None = None) -> ApiError:
-    """Returns the 400 of a field with a value that can't be."""
+    """Returns the 400 of a field with a wrong value."""
     return ApiError(400, f"{at}: {why}" if at else why, param=at or None, code=code)
 
 
@@ -60,21 +62,28 @@ def unprocessable(at: str, why: str) -> ApiError:
 
 
 def unavailable(message: str, retry_after_seconds: float, code: str | None = None) -> ApiError:
-    """Returns the 503 of a server that will be back."""
-    return ApiError(503, message, code=code, headers={"Retry-After": whole_seconds(retry_after_seconds)})
+    """Returns the 503 of a server that takes requests again later."""
+    return ApiError(503, message, code=code, headers=_retry_after(retry_after_seconds))
 
 
-def queue_full(error: QueueFullError) -> ApiError:
-    """Returns the 429 of an engine that takes no more."""
-    return ApiError(429, str(error), code="queue_full", headers={"Retry-After": whole_seconds(error.retry_after)})
+def refused_by_engine(error: Exception) -> ApiError | None:
+    """Returns the answer to a request that the engine refused: 429 where its queue is full; None for other errors."""
+    if isinstance(error, EngineStoppedError):
+        return unavailable(str(error), error.retry_after, "engine_stopped")
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), code="queue_full", headers=_retry_after(error.retry_after))
+    if isinstance(error, RequestError):
+        return invalid(_HTTP_FIELDS.get(error.field, error.field), str(error))
+    return None
 
 
-def whole_seconds(seconds: float) -> str:
-    """Returns seconds as Retry-After takes them: whole, and at least one."""
-    return str(max(1, round(seconds)))
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(seconds)))}
 
 
 def shown(value: object, longest: int = 60) -> str:
-    """Returns a value for a message, cut: what a client sent may be a megabyte long."""
-    text = ascii(value)
+    """Returns a value for a message, cut: what a client sent may be megabytes long."""
+    if isinstance(value, dict):
+        return f"an object of {len(value):,} entries"
+    text = ascii(value[:longest] if isinstance(value, list | str) else value)
     return text if len(text) <= longest else f"{text[:longest]}…"

@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 from kanawa.guarded_read import parsed_json
 
+from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid
-from kanawa_runtime.serve.http.limits import ServerConfig
 
-Result = TypeVar("Result")
 #: The name under which a connection of ours puts what cuts it off into an ASGI scope.
 CUT_OFF = "kanawa.cut_off"
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -19,6 +18,8 @@ _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 _DISCARD_FACTOR = 4
 _DISCARD_SECONDS = 3.0
 _SAFE = {"X-Content-Type-Options": "nosniff"}
+#: Elements of a list that are written as JSON at once: some milliseconds.
+_SLICE = 256
 
 
 class ClientGoneError(Exception):
@@ -110,21 +111,25 @@ class Exchange:
         # What is still to come of it is never read.
         return ApiError(413, text, code="body_too_large", headers={"Connection": "close"})
 
-    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Returns what `work` does; cancels it and raises ClientGoneError once the client is gone."""
-        task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._until_gone())
-        try:
-            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise ClientGoneError
-        finally:
-            watch.cancel()
-            if not task.done():
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Cancels the block and raises ClientGoneError once the client is gone."""
+        task, watch = asyncio.current_task(), asyncio.ensure_future(self._until_gone())
+
+        def leave(done: "asyncio.Future[None]") -> None:
+            if task is not None and not done.cancelled():
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+
+        watch.add_done_callback(leave)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task is not None and watch.done() and not task.uncancel():
+                raise ClientGoneError from None
+            raise
+        finally:
+            watch.remove_done_callback(leave)
+            watch.cancel()
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -139,8 +144,7 @@ class Exchange:
         kind: str = "application/json",
     ) -> None:
         """Sends a whole answer: bytes as they are, anything else as JSON."""
-        # In ASCII: half a surrogate pair, which JSON may hold, has no UTF-8.
-        body = content if isinstance(content, bytes) else json.dumps(content, separators=(",", ":")).encode()
+        body = content if isinstance(content, bytes) else _plain(content).encode()
         lengths = {"Content-Type": kind, "Content-Length": str(len(body))}
         await self._start(status, lengths | dict(headers or {}))
         await self._put({"type": "http.response.body", "body": body})
@@ -186,10 +190,46 @@ class Exchange:
 
 
 def _event(data: Any) -> bytes:
-    text = data if isinstance(data, bytes) else json.dumps(data, separators=(",", ":")).encode()
+    text = data if isinstance(data, bytes) else _plain(data).encode()
     return b"data: " + text + b"\n\n"
 
 
 def _refuse_constant(name: str) -> None:
     message = f"{name} is no JSON number"
     raise ValueError(message)
+
+
+def json_bytes(content: Any) -> bytes:
+    """Returns content as JSON, written in slices: Python's encoder blocks all other threads until it is done."""
+    return "".join(_pieces(content)).encode()
+
+
+def _pieces(content: Any) -> Iterator[str]:
+    if isinstance(content, Mapping) and content:
+        between = "{"
+        for name, value in content.items():
+            yield f"{between}{json.dumps(str(name))}:"
+            yield from _pieces(value)
+            between = ","
+        yield "}"
+    elif isinstance(content, list | tuple) and len(content) > _SLICE:
+        between = "["
+        for start in range(0, len(content), _SLICE):
+            yield between + _plain(content[start : start + _SLICE])[1:-1]
+            between = ","
+        yield "]"
+    elif isinstance(content, list | tuple) and any(isinstance(one, Mapping) for one in content):
+        # Choices of an answer: few, and each may hold long lists.
+        between = "["
+        for one in content:
+            yield between
+            yield from _pieces(one)
+            between = ","
+        yield "]"
+    else:
+        yield _plain(content)
+
+
+def _plain(content: Any) -> str:
+    # In ASCII: half a surrogate pair, which JSON may hold, has no UTF-8.
+    return json.dumps(content, separators=(",", ":"))

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from kanawa.errors import UsageError
 
+from kanawa_runtime.serve.http.access import Hosts, Keys
 from kanawa_runtime.serve.http.app import application
+from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.connections import uvicorn_options
-from kanawa_runtime.serve.http.hosts import Hosts
-from kanawa_runtime.serve.http.keys import Keys
-from kanawa_runtime.serve.http.limits import ServerConfig
 from kanawa_runtime.serve.http.served_model import ServedModel
 from kanawa_runtime.serve.http.service import Service
 
@@ -77,7 +76,7 @@ class HttpServer:
     async def _run(self) -> int:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         config, keys = self._config, self._keys
-        hosts = Hosts(self._socket.getsockname()[0], config.allowed_hosts, with_keys=keys.are_asked_for)
+        hosts = Hosts(self._socket.getsockname()[0], config.allowed_hosts, with_keys=keys.are_required)
         service = self.service = Service(self._model, config, keys, hosts)
         refused = functools.partial(service.metrics.responded, "malformed")
         server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config, refused)))

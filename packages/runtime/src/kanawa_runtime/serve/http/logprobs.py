@@ -7,10 +7,10 @@ from typing import Any
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.request import TokenLogprobs
-from kanawa_runtime.serve.http.answers import Piece
+from kanawa_runtime.serve.http.choice import Piece
 
 #: JSON has no minus infinity; OpenAI writes this for what can't be drawn.
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,11 @@ class LogprobWriter:
         for text in texts:
             offsets.append(length)
             length += len(text)
-        given = entries or [None] * len(ids)
+        known = entries or [None] * len(ids)
         logprobs = {
             "tokens": [self.token(i) for i in ids],
-            "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in given],
-            "top_logprobs": [None if entry is None else self._top(entry, number) for entry in given],
+            "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in known],
+            "top_logprobs": [None if entry is None else self._top(entry, number) for entry in known],
             "text_offset": offsets,
         }
         return logprobs, self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
@@ -109,4 +109,4 @@ def _ranked(token_id: int, entry: TokenLogprobs) -> list[tuple[int, tuple[int, f
 
 
 def _number(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else _LEAST
+    return logprob if math.isfinite(logprob) else _MIN_LOGPROB

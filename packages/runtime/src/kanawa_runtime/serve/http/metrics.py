@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kanawa_runtime.serve.engine.request import Engine
-    from kanawa_runtime.serve.http.answers import Answer
+    from kanawa_runtime.serve.http.choice import Choice
 
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _BETWEEN = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -65,33 +65,33 @@ class Metrics:
         observe["request_params_n"].observe(n)
         observe["request_params_max_tokens"].observe(max_tokens)
 
-    def took(self, answer: "Answer", tokens: int, at: float) -> None:
+    def took(self, choice: "Choice", tokens: int, at: float) -> None:
         """Counts tokens that the engine gave at a time; the first of a step waited for all of them."""
         if not tokens:
             return
         self._generation_tokens.inc(tokens)
-        if not answer.first:
-            answer.first = at
-            self._histograms["time_to_first_token_seconds"].observe(at - answer.submitted)
+        if not choice.first:
+            choice.first = at
+            self._histograms["time_to_first_token_seconds"].observe(at - choice.submitted)
         else:
-            self._histograms["inter_token_latency_seconds"].observe(at - answer.last)
-        answer.last = at
+            self._histograms["inter_token_latency_seconds"].observe(at - choice.last)
+        choice.last = at
 
-    def ended(self, answer: "Answer") -> None:
+    def ended(self, choice: "Choice") -> None:
         """Counts an answer that has ended."""
-        self._finished[answer.finish_reason or "error"].inc()
-        if not answer.first:
+        self._finished[choice.finish_reason or "error"].inc()
+        if not choice.first:
             return
         observe = self._histograms
-        scheduled = min(max(answer.scheduled or answer.submitted, answer.submitted), answer.first)
-        observe["request_generation_tokens"].observe(answer.num_tokens)
-        observe["e2e_request_latency_seconds"].observe(answer.last - answer.submitted)
-        observe["request_queue_time_seconds"].observe(scheduled - answer.submitted)
-        observe["request_prefill_time_seconds"].observe(answer.first - scheduled)
-        observe["request_inference_time_seconds"].observe(answer.last - scheduled)
-        observe["request_decode_time_seconds"].observe(answer.last - answer.first)
-        if answer.num_tokens > 1:
-            each = (answer.last - answer.first) / (answer.num_tokens - 1)
+        scheduled = min(max(choice.scheduled or choice.submitted, choice.submitted), choice.first)
+        observe["request_generation_tokens"].observe(choice.num_tokens)
+        observe["e2e_request_latency_seconds"].observe(choice.last - choice.submitted)
+        observe["request_queue_time_seconds"].observe(scheduled - choice.submitted)
+        observe["request_prefill_time_seconds"].observe(choice.first - scheduled)
+        observe["request_inference_time_seconds"].observe(choice.last - scheduled)
+        observe["request_decode_time_seconds"].observe(choice.last - choice.first)
+        if choice.num_tokens > 1:
+            each = (choice.last - choice.first) / (choice.num_tokens - 1)
             observe["request_time_per_output_token_seconds"].observe(each)
 
     def responded(self, path: str, status: int) -> None:

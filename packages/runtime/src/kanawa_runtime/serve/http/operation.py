@@ -1,7 +1,11 @@
-"""What operators ask: models, health, readiness, metrics, version, other weights, and the document of all routes."""
+"""What operators ask: models, health, readiness, metrics, version, other weights; and a page to chat on."""
 
 import asyncio
+import base64
+import hashlib
 import logging
+import re
+from importlib.resources import files
 from typing import Any
 
 from kanawa.errors import KanawaError
@@ -9,7 +13,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime._version import __version__
 from kanawa_runtime.serve.http.errors import ApiError, unavailable, unprocessable
 from kanawa_runtime.serve.http.exchange import Exchange
-from kanawa_runtime.serve.http.fields import Field, Shaped, Whole
+from kanawa_runtime.serve.http.protocol import LoadRequest
 from kanawa_runtime.serve.http.service import Service
 
 logger = logging.getLogger(__name__)
@@ -59,12 +63,9 @@ class Health:
         await exchange.answer({"status": phase})
 
 
-class Version:
-    """The version of this package."""
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers with it."""
-        await exchange.answer({"version": __version__})
+async def answer_version(exchange: Exchange) -> None:
+    """Answers with the version of this package."""
+    await exchange.answer({"version": __version__})
 
 
 class MetricsPage:
@@ -84,13 +85,12 @@ class Load:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self.body = Shaped({"step": Field(Whole(0, 2**63 - 1), help="a checkpoint; the newest unless given")})
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Answers once the engine has them; requests that run go on with them."""
+        """Answers once the engine has them; running requests continue with them."""
         service, model = self._service, self._service.model
         service.check_ready()
-        body = self.body.read(exchange.json(await exchange.content()), "")
+        request = await service.read_request(LoadRequest, exchange)
         reload = model.reload
         if reload is None:
             raise unprocessable(at="", why="this server's weights came from no folder that they could be read from")
@@ -99,7 +99,7 @@ class Load:
             raise ApiError(429, message, code="already_loading", headers={"Retry-After": "5"})
         async with service.loading:
             try:
-                weights = await asyncio.to_thread(reload, body["step"])
+                weights = await asyncio.to_thread(reload, request.step)
                 await asyncio.to_thread(model.engine.load, weights.params, weights.state)
             except KanawaError as error:
                 raise unprocessable(at="step", why=str(error)) from error
@@ -109,3 +109,26 @@ class Load:
                 raise unavailable(message, 10, "not_loaded") from error
         model.step = weights.step
         await exchange.answer({"status": "loaded", "step": weights.step})
+
+
+class Page:
+    """Answers with the chat page, which loads nothing from anywhere, and a policy that allows it this server alone."""
+
+    def __init__(self) -> None:
+        self._html = files("kanawa_runtime.serve.http").joinpath("page.html").read_bytes()
+        script, style = (_hashes(self._html, tag) for tag in (b"script", b"style"))
+        self._policy = {
+            "Content-Security-Policy": f"default-src 'none'; script-src {script}; style-src {style}; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+            "Referrer-Policy": "no-referrer",
+        }
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers a request."""
+        await exchange.answer(self._html, headers=self._policy, kind="text/html; charset=utf-8")
+
+
+def _hashes(html: bytes, tag: bytes) -> str:
+    contents = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), html, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(content).digest()).decode() for content in contents)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)

@@ -4,19 +4,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.engine.request import LEAST_PENALTY, Engine, Grammar
+from kanawa_runtime.serve.engine.request import MIN_REPETITION_PENALTY, Engine
 from kanawa_runtime.serve.http.chat_template import ChatTemplate
 from kanawa_runtime.serve.http.sampling import DEFAULTED
-
-
-class GrammarMaker(Protocol):
-    """Compiles what a structured output must look like; from any thread."""
-
-    def compile(self, kind: Any, spec: Any = None, *, field: str | None = None) -> Grammar:
-        """Returns a fresh grammar; raises RequestError naming `field` where `spec` can't be one."""
+from kanawa_runtime.serve.structured.grammars import Grammars
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +30,7 @@ class ServedModel:
     engine: Engine
     tokenizer: Tokenizer
     template: ChatTemplate
-    grammars: GrammarMaker | None = None
+    grammars: Grammars | None = None
     adapters: tuple[str, ...] = ()
     step: int = 0
     reload: Callable[[int | None], Weights] | None = None
@@ -63,12 +57,12 @@ def generation_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
     numbers = {name: content[name] for name in DEFAULTED if isinstance(content.get(name), int | float)}
     if content.get("do_sample") is False:
         numbers["temperature"] = 0.0
-    sensible = {
+    sensible: dict[str, Callable[[Any], bool]] = {
         "temperature": lambda x: 0 <= x <= 100,
         "top_p": lambda x: 0 < x <= 1,
         "top_k": lambda x: isinstance(x, int) and x >= -1,
         "min_p": lambda x: 0 <= x <= 1,
-        "repetition_penalty": lambda x: LEAST_PENALTY <= x <= 100,
+        "repetition_penalty": lambda x: MIN_REPETITION_PENALTY <= x <= 100,
     }
     return {name: number for name, number in numbers.items() if sensible[name](number)}
 

@@ -1,17 +1,12 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
-from kanawa_runtime.serve.http.errors import invalid
+from kanawa_runtime.serve.http.chat_template import messages_for_template, tools_for_template
 from kanawa_runtime.serve.http.exchange import Exchange
-from kanawa_runtime.serve.http.fields import AnyObject, Field, Flag, Listed, Shaped, Text, Whole
-from kanawa_runtime.serve.http.messages import for_template, message_fields
+from kanawa_runtime.serve.http.protocol import TokenizeRequest, detokenize_request, tokenize_request
 from kanawa_runtime.serve.http.service import Service
-
-#: Tokenizing takes the interpreter's time, and the engine needs some of it.
-_MOST_CHARACTERS = 1_000_000
 
 
 class Tokenize:
@@ -19,44 +14,30 @@ class Tokenize:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        chat = message_fields(service.config)
-        self.body = Shaped(
-            {
-                "model": Field(Text(256)),
-                "prompt": Field(Text(_MOST_CHARACTERS), help="a text; or messages"),
-                "messages": Field(chat["messages"].kind),
-                "tools": chat["tools"],
-                "add_special_tokens": Field(Flag(), help="for a prompt true, for messages false, unless given"),
-                "add_generation_prompt": Field(Flag(), True),
-                "chat_template_kwargs": Field(AnyObject()),
-                "return_token_strs": Field(Flag(), False),
-            }
-        )
+        self.body = tokenize_request(service.config)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers a request."""
-        body = await self._service.checked(self.body, exchange)
-        if (body["prompt"] is None) == (body["messages"] is None):
-            raise invalid(at="prompt", why="give a prompt or messages, one of them")
-        self._service.adapter(body["model"])
-        made = functools.partial(self._tokenize, body)
-        await self._service.answer(exchange, made, is_long=True)
+        request = await self._service.read_request(self.body, exchange)
+        self._service.adapter(request.model)
+        made = functools.partial(self._tokenize, request)
+        await exchange.answer(await self._service.json(made, is_long=True))
 
-    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         model = self._service.model
-        prefix, text = body["add_special_tokens"], body["prompt"]
+        prefix, text = request.add_special_tokens, request.prompt
         if text is None:
             text = model.template.render(
-                for_template(body["messages"]),
-                body["tools"],
-                add_generation_prompt=body["add_generation_prompt"],
-                extra=body["chat_template_kwargs"],
+                messages_for_template(request.messages or ()),
+                tools_for_template(request.tools),
+                add_generation_prompt=request.add_generation_prompt,
+                extra=request.chat_template_kwargs,
             )
             prefix = not model.template.own if prefix is None else prefix
         encoded = model.tokenizer.encode(text).tolist()
         ids = (list(model.tokenizer.prefix_ids) if prefix or prefix is None else []) + encoded
         made = {"count": len(ids), "max_model_len": model.engine.limits.max_length, "tokens": ids}
-        if body["return_token_strs"]:
+        if request.return_token_strs:
             tokens, special = model.tokenizer.tokens, model.special
             made["token_strs"] = [special.get(i) or tokens[i].decode("utf-8", "replace") for i in ids]
         return made
@@ -67,17 +48,15 @@ class Detokenize:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        ids = Whole(0, service.model.engine.limits.vocab_size - 1)
-        most = service.config.max_body_bytes
-        self.body = Shaped({"model": Field(Text(256)), "tokens": Field(Listed(ids, most), required=True)})
+        self.body = detokenize_request(service.model.engine.limits)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers a request."""
-        body = await self._service.checked(self.body, exchange)
-        self._service.adapter(body["model"])
+        request = await self._service.read_request(self.body, exchange)
+        self._service.adapter(request.model)
         tokenizer = self._service.model.tokenizer
-        known = [i for i in body["tokens"] if i < tokenizer.vocab_size]
-        await self._service.answer(exchange, lambda: {"prompt": tokenizer.decode(known)}, is_long=True)
+        known = [i for i in request.tokens if i < tokenizer.vocab_size]
+        await exchange.answer(await self._service.json(lambda: {"prompt": tokenizer.decode(known)}, is_long=True))
 
 
 class TokenizerInfo:

@@ -13,8 +13,9 @@ from typing import Any
 from kanawa.errors import did_you_mean
 
 from kanawa_runtime.serve.http.errors import invalid, shown
+from kanawa_runtime.serve.http.protocol import ChatRequest, Structure, ToolChoice
 from kanawa_runtime.serve.http.stop_strings import StopStrings
-from kanawa_runtime.serve.http.structure import Structure
+from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -30,32 +31,30 @@ class Tools:
     parallel: bool = True
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], template: str) -> "Tools | None":
+    def of(cls, request: ChatRequest, template: str) -> "Tools | None":
         """Returns what a request allows, None where nothing may be called; raises the 400 of a choice that can't be."""
-        choice = body["tool_choice"]
-        if not body["tools"]:
+        choice = request.tool_choice
+        if not request.tools:
             if choice not in (None, "none", "auto"):
-                raise invalid(at="tool_choice", why=f"{shown(choice)} needs tools, and the request has none")
+                raise invalid(at="tool_choice", why="a call needs tools, and the request has none")
             return None
-        functions = [tool["function"] for tool in body["tools"]]
+        functions = [tool.function.model_dump(exclude_unset=True) for tool in request.tools]
         names = [function["name"] for function in functions]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise invalid(at="tools", why=f"two functions are called {twice!r}; names tell them apart")
         if choice == "none":
             return None
-        name = choice["function"]["name"] if isinstance(choice, dict) else None
+        name = choice.function.name if isinstance(choice, ToolChoice) else None
         if name is not None and name not in names:
             why = f"there is no tool {shown(name)}{did_you_mean(name, names)}"
             raise invalid(at="tool_choice.function.name", why=why)
         allowed = [function for function in functions if name in (None, function["name"])]
         required = choice == "required" or name is not None
-        return cls(allowed, required, name, BEGIN in template, body["parallel_tool_calls"])
+        return cls(allowed, required, name, BEGIN in template, request.parallel_tool_calls)
 
     def structure(self, special: Sequence[str]) -> Structure | None:
         """Returns what holds the model to well-formed calls; None where it may write anything."""
-        from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
-
         if self.marked:
             several = self.parallel and self.name is None
             text = tagged_grammar(self.functions, BEGIN, END, required=self.required, parallel=several, special=special)
@@ -63,14 +62,10 @@ class Tools:
         if not self.required:
             return None
         if self.name is not None:
-            schema = self.functions[0]["parameters"] or {"type": "object", "properties": {}}
+            schema = self.functions[0].get("parameters") or {"type": "object", "properties": {}}
             return "json_schema", schema, "tools"
         calls = {"type": "array", "items": call_schema(self.functions), "minItems": 1}
         return "json_schema", calls | ({} if self.parallel else {"maxItems": 1}), "tools"
-
-    def reader(self) -> "CallReader":
-        """Returns what finds the calls in an answer."""
-        return CallReader(self)
 
 
 class CallReader:

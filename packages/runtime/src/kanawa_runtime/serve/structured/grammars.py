@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from kanawa.errors import did_you_mean
 
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
-from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.structured.matcher import LibraryGrammar
 from kanawa_runtime.serve.structured.vocabulary import library, llguidance_tokenizer
 
 if TYPE_CHECKING:
     import llguidance
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 #: A definition beyond it is refused: what compiles it can't be interrupted, and a large one takes seconds.
 MOST_BYTES = 64 * 1024
@@ -37,7 +37,7 @@ class Grammars:
         self._kept: OrderedDict[tuple[str, str], llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, kind: Kind, spec: Any = None, *, field: str | None = None) -> LibraryGrammar:
+    def compile(self, kind: GrammarKind, spec: Any = None, *, field: str | None = None) -> LibraryGrammar:
         """Returns a grammar at its start, for one request.
 
         `spec` is a schema (an object or its text) for `json_schema`, nothing for `json_object`, an expression for
@@ -47,7 +47,7 @@ class Grammars:
         field = field or f"structured_outputs.{kind}"
         if kind not in _DEFINITIONS:
             near = did_you_mean(kind, _DEFINITIONS)
-            message = f"structured output {kind!r} is none of {', '.join(get_args(Kind))}{near}"
+            message = f"structured output {kind!r} is none of {', '.join(get_args(GrammarKind))}{near}"
             raise RequestError(message, field)
         text = _DEFINITIONS[kind](spec, field)
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -70,7 +70,7 @@ class Grammars:
                 self._kept.popitem(last=False)
             return LibraryGrammar(made.deep_copy(), self._vocab_size)
 
-    def _compiled(self, kind: Kind, text: str, field: str) -> "llguidance.LLMatcher":
+    def _compiled(self, kind: GrammarKind, text: str, field: str) -> "llguidance.LLMatcher":
         matchers = library().LLMatcher
         try:
             if kind in ("json_schema", "json_object"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from kanawa.errors import did_you_mean
 
-from kanawa_runtime.serve.engine.errors import RequestError
+from kanawa_runtime.serve.engine.request import RequestError
 
 
 def chosen_tools(tools: Sequence[Mapping[str, Any]], name: str | None) -> list[Mapping[str, Any]]:
