@@ -37,7 +37,13 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("plan",),
         ("plugin",),
     ),
-    "backends-cpu": (("_version",), ("device", "mesh_rules"), ("doctor",), ("plugin",)),
+    "backends-cpu": (
+        ("_version",),
+        ("processor", "cores"),
+        ("native", "onednn"),
+        ("kernels", "device", "mesh_rules", "doctor"),
+        ("plugin",),
+    ),
     "backends-gpu": (
         ("_version",),
         ("target_config", "shapes"),

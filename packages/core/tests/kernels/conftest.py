@@ -17,9 +17,6 @@ from kanawa.plugins.discovery import Entry, Provider, discover  # noqa: E402
 
 CORE = {
     "attention.any.reference": "attention.reference:ReferenceAttention",
-    "attention.cpu.blockwise": "attention.blockwise:BlockwiseAttention",
-    "attention.cpu.native": "attention.paged_native:NativeAttention",
-    "attention.cpu.paged": "attention.paged_items:PagedAttention",
     "grouped_matmul.any.reference": "grouped_matmul.reference:ReferenceGroupedMatmul",
     "quantized_matmul.any.reference": "quantized_matmul.reference:ReferenceQuantizedMatmul",
     "rms_norm.any.reference": "rms_norm.reference:ReferenceRMSNorm",

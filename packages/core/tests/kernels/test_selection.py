@@ -85,19 +85,11 @@ def choose(platform="gpu", pins=(), require_fused=False, problem=BASE):
         return select(ATTENTION, problem).choice
 
 
-def test_core_kernels_are_declared_and_ranked_on_a_cpu(core_metadata):
+def test_core_declares_its_kernels_by_their_own_names(core_metadata):
+    assert "attention.any.reference" in core_metadata
     for name, value in core_metadata.items():
         module, _, attribute = value.partition(":")
-        kernel = getattr(__import__(module, fromlist=[attribute]), attribute)
-        assert kernel.name == name
-    long = dataclasses.replace(BASE, q_length=4096, kv_length=4096)
-    assert choose("cpu", problem=long).kernel == "attention.cpu.blockwise"
-    assert choose("cpu").kernel == "attention.cpu.blockwise"
-    short = choose("cpu", problem=dataclasses.replace(BASE, q_length=64, kv_length=64))
-    assert short.kernel == "attention.any.reference"
-    refused = dict(short.refused)
-    assert "kv_length 64 is under 128" in refused["attention.cpu.blockwise"]
-    assert "keys are dense; it takes pages" in refused["attention.cpu.paged"]
+        assert getattr(__import__(module, fromlist=[attribute]), attribute).name == name
 
 
 def test_platform_comes_before_priority_and_priority_before_name(install):

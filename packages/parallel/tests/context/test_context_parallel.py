@@ -1,5 +1,6 @@
 """Attention over a split sequence equals attention on one device, out and gradients; and it keeps 1/n of it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,8 +11,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.kernels import CAUSAL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
-from kanawa.kernels.attention.blockwise import BlockwiseAttention
+from kanawa.kernels.attention.gradient import attention_gradient
+from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
+from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.verdict import SUPPORTED
 from kanawa_parallel.context.contiguous import Contiguous
 from kanawa_parallel.context.looped import RingWay
@@ -87,19 +90,43 @@ def problem(length, mask=CAUSAL, **changes):
     return AttentionProblem(q_length=length, kv_length=length, mask=mask, scale=0.2, **{**sizes, **changes})
 
 
-class SmallBlocks(BlockwiseAttention):
-    """Blockwise with blocks so small that what it keeps is all that counts."""
+class QueryBlocks(ReferenceAttention):
+    """The reference over 64 queries at a time: residuals, not scores, decide how much memory it takes."""
 
-    shortest = 1
-    smallest_tile = largest_tile = 64
-    fewest_queries = 64
-    # Looped over: written out, XLA's CPU scheduler would hold the scores of several.
-    most_tiles = 0
+    autodiff = False
+
+    def forward(self, problem, operands):
+        block, blocks = self._blocks(problem, operands)
+        out, lse = jax.lax.map(lambda mine: super(QueryBlocks, self).forward(block, {**operands, **mine}), blocks)
+        return self._join(out, 1), self._join(lse, 2)
+
+    def backward(self, problem, operands, out, residuals, cotangents):
+        block, blocks = self._blocks(problem, operands)
+        blocks |= {"out": self._cut(out, 1), "lse": self._cut(residuals, 2), "dout": self._cut(cotangents, 1)}
+
+        def step(sums, mine):
+            out, lse, dout = (mine.pop(name) for name in ("out", "lse", "dout"))
+            grads = attention_gradient(block, {**operands, **mine}, out, lse, dout)
+            return {name: total + grads[name] for name, total in sums.items()}, grads["q"]
+
+        sums, dq = jax.lax.scan(step, {name: jnp.zeros(operands[name].shape) for name in ("k", "v")}, blocks)
+        return {"q": self._join(dq, 1), **sums}
+
+    def _blocks(self, problem, operands):
+        rows = jnp.broadcast_to(q_positions(problem, operands), (problem.batch, problem.q_length))
+        block = dataclasses.replace(problem, q_length=64, has_q_positions=True)
+        return block, {"q": self._cut(operands["q"], 1), "q_positions": self._cut(rows, 1)}
+
+    def _cut(self, x, axis):
+        return jnp.stack(jnp.split(x, x.shape[axis] // 64, axis))
+
+    def _join(self, x, axis):
+        return jnp.concatenate(list(x), axis)
 
 
 def temporaries(shards, length=2048):
     """Returns bytes per device that the compiler needs beyond arguments and results, for four attention layers."""
-    way, kernel = RingWay(), SmallBlocks()
+    way, kernel = RingWay(), QueryBlocks()
     local = problem(length // shards)
     kernels = dict.fromkeys(way.blocks(local, shards), kernel)
     mesh = jax.make_mesh((shards,), ("context",), devices=jax.devices()[:shards], axis_types=(AxisType.Auto,))
@@ -126,7 +153,7 @@ def temporaries(shards, length=2048):
 
 
 def test_a_ring_of_n_keeps_an_nth():
-    assert SmallBlocks().supports(problem(256), None) == SUPPORTED
+    assert QueryBlocks().supports(problem(256), None) == SUPPORTED
     assert temporaries(8) < 1.4 * temporaries(1) / 8
 
 

@@ -1,9 +1,8 @@
-"""attention.cpu.paged: reads the pages that rows have filled, not all that a page table has room for.
+"""attention.cpu.paged: attention over pages that reads the filled pages only, not a page table's whole width.
 
-Rows of a decoding batch differ in length, and a table is as wide as its longest row: gathered, one long row makes all
-rows long. One new token a row walks from page to page (`paged_walk`). Otherwise a row's keys are cut in chunks of a few
-pages; all rows' chunks form one list, which a loop goes through some at a time, as often as the lengths ask for. Chunks
-of a row meet by log-sum-exp.
+Rows of a batch differ in length, and a page table is as wide as its longest row. A row's keys are cut into chunks of a
+few pages; all rows' chunks form one list, and a loop processes several of them at a time until the list ends. Chunks of
+a row are merged by log-sum-exp.
 
 Legend: B rows, T queries a row, P pages of N tokens, R table entries a row, S keys of a chunk, C chunks at once, K key
 heads, G query heads a key head, M = T * G, D head width, Dv value width.
@@ -14,23 +13,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from kanawa.arrays import onednn, products
-from kanawa.arrays.plan import current_plan
 from kanawa.kernels.attention import scores as sc
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.paged import as_floats
-from kanawa.kernels.attention.paged_walk import walk, walks
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
-#: Multiplications of the smallest batch of products that oneDNN is called for: here it saves copies, not time to start.
-_SMALLEST = 2**12
+from kanawa_backends_cpu.kernels.attention.matmuls import matmul_of_chunks
 
 
 class PagedAttention(Kernel):
-    """Chunks of pages in one list for all rows, products by oneDNN where jaxlib has it."""
+    """Chunks of pages in one list for all rows, with oneDNN's matmuls where jaxlib has them."""
 
     name: ClassVar[str] = "attention.cpu.paged"
     operation: ClassVar[str] = "attention"
@@ -40,10 +34,10 @@ class PagedAttention(Kernel):
     local: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset({"alibi", "pages of bits"})
 
-    #: Keys of a chunk: few enough that a short row wastes little, enough for a product.
+    #: Keys of a chunk: few, so that a short row wastes little, but enough for a matmul.
     decode_keys: ClassVar[int] = 64
     prefill_keys: ClassVar[int] = 128
-    #: Query rows of all chunks that are computed at once.
+    #: Query rows of all chunks that are processed at once.
     most_rows: ClassVar[int] = 128
     fewest_items: ClassVar[int] = 8
 
@@ -63,42 +57,39 @@ class PagedAttention(Kernel):
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
-        if walks(problem):
-            return finish(problem, operands, Sums(*walk(problem, operands)))
         size = problem.page_size or 1
         items = _Items.of(problem, operands, max(1, self._keys(problem) // size))
         widest = problem.batch * -(-problem.kv_length // (items.pages * size))
-        # A row has a few chunks; more of them at once than there are would be computed in vain.
-        many = min(widest, max(self.fewest_items, 4 * problem.batch), max(1, self.most_rows // problem.q_length))
-        few = -(-many // 2)
+        # A row has a few chunks; a step wider than the list would waste work.
+        large = min(widest, max(self.fewest_items, 4 * problem.batch), max(1, self.most_rows // problem.q_length))
+        small = -(-large // 2)
         rows = (problem.batch, problem.num_kv_heads, problem.q_length * problem.group_size)
         start = Sums(jnp.full(rows, sc.MASKED), jnp.zeros(rows), jnp.zeros((*rows, problem.v_head_dim)))
         if widest <= 2:
             return finish(problem, operands, items.add(start, jnp.int32(0), widest))
 
-        def going(carry: tuple[jax.Array, Sums]) -> jax.Array:
+        def unfinished(carry: tuple[jax.Array, Sums]) -> jax.Array:
             return carry[0] < items.ends[-1]
 
         def add(count: int) -> Callable[[tuple[jax.Array, Sums]], tuple[jax.Array, Sums]]:
             return lambda carry: (carry[0] + count, items.add(carry[1], carry[0], count))
 
         def body(carry: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
-            # The branch keeps XLA from more than waste: straight in the loop, what reads a bfloat16 pool is widened
-            # before the loop, and the whole pool with it.
+            # The branch does more than save work: without it XLA converts a whole bfloat16 pool to float32 before the
+            # loop.
             if problem.q_length > 1:
-                # A prompt's rows have many queries a chunk: half of the chunks save little, and a second size of them
-                # is one more body to compile in each layer.
-                return jax.lax.cond(items.ends[-1] > carry[0], add(many), lambda unchanged: unchanged, carry)
-            return jax.lax.cond(items.ends[-1] - carry[0] > few, add(many), add(few), carry)
+                # With many queries a chunk a second, smaller step saves little, and is one more body to compile.
+                return jax.lax.cond(items.ends[-1] > carry[0], add(large), lambda unchanged: unchanged, carry)
+            return jax.lax.cond(items.ends[-1] - carry[0] > small, add(large), add(small), carry)
 
-        return finish(problem, operands, jax.lax.while_loop(going, body, (jnp.int32(0), start))[1])
+        return finish(problem, operands, jax.lax.while_loop(unfinished, body, (jnp.int32(0), start))[1])
 
     def _keys(self, problem: AttentionProblem) -> int:
         return self.setting("keys", self.decode_keys if problem.q_length == 1 else self.prefill_keys)
 
 
 class Sums(NamedTuple):
-    """Of each query's row: the largest score, the sum of exponentials, and the sum of values; all fp32."""
+    """The online softmax of each query row: largest score, sum of exponentials, weighted sum of values; all fp32."""
 
     top: jax.Array
     total: jax.Array
@@ -106,7 +97,7 @@ class Sums(NamedTuple):
 
 
 class _Items(NamedTuple):
-    """The list of chunks: `ends` [B] counts them up to and with each row, `first` [B] is where a row's list starts."""
+    """The list of chunks: `ends` [B] are cumulative counts by row, `first` [B] is each row's first chunk."""
 
     problem: AttentionProblem
     operands: Operands
@@ -125,7 +116,7 @@ class _Items(NamedTuple):
         lengths = jnp.clip(operands["kv_lengths"], 0, problem.kv_length).astype(jnp.int32)
         first, left = jnp.zeros_like(lengths), (problem.mask.window or (None, None))[0]
         if left is not None and not (problem.mask.prefix or problem.has_q_positions):
-            # Keys before the first query's window are nobody's.
+            # No query sees keys before the first query's window.
             first = jnp.maximum(lengths - problem.q_length - left, 0) // keys
         counts = jnp.maximum(-(-lengths // keys) - first, 0)
         q = operands["q"]
@@ -143,7 +134,7 @@ class _Items(NamedTuple):
         problem, item = self.problem, start + jnp.arange(count, dtype=jnp.int32)
         row = jnp.sum(item[:, None] >= self.ends[None], axis=1, dtype=jnp.int32)
         real, row = row < problem.batch, jnp.minimum(row, problem.batch - 1)
-        # Where in its row's list the chunk is, and from there where in the row.
+        # The chunk's number in its row.
         place = item - (self.ends[row] - self.counts[row]) + self.first[row]
         place = jnp.where(real, place, 0)
         entries = place[:, None] * self.pages + jnp.arange(self.pages, dtype=jnp.int32)[None]
@@ -154,11 +145,11 @@ class _Items(NamedTuple):
         top = jnp.max(scores, axis=-1)
         weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)
         total = jnp.sum(weights, axis=-1)
-        values = _product(weights.astype(v.dtype), v, transpose=False)
+        values = matmul_of_chunks(weights.astype(v.dtype), v, transpose=False)
         return _merged(sums, Sums(top, total, values), row, real)
 
     def _mask(self, row: jax.Array, real: jax.Array, start: jax.Array, keys: int) -> jax.Array:
-        """Returns which keys of its chunk each query sees: bool [C, 1, M, S]."""
+        """Returns the mask of the chunks: bool [C, 1, M, S]."""
         problem, position = self.problem, start[:, None] + jnp.arange(keys, dtype=jnp.int32)[None]
         prefix = self.operands.get("prefix_lengths")
         seen = problem.mask.allowed(self.positions[row], position, None, None, None if prefix is None else prefix[row])
@@ -168,9 +159,9 @@ class _Items(NamedTuple):
         return jnp.repeat(seen, problem.group_size, axis=1)[:, None] if problem.group_size > 1 else seen[:, None]
 
     def _scores(self, row: jax.Array, k: jax.Array, start: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns fp32 scores [C, K, M, S]; those of hidden keys are MASKED."""
+        """Returns fp32 scores [C, K, M, S], MASKED where the mask is False."""
         problem = self.problem
-        scores = _product(self.queries[row], k, transpose=True)
+        scores = matmul_of_chunks(self.queries[row], k, transpose=True)
         if not sc.scale_in_queries(problem):
             scores = scores * problem.scale
         if problem.logit_cap is not None:
@@ -184,30 +175,15 @@ class _Items(NamedTuple):
 
 
 def _read(pool: jax.Array, pages: jax.Array) -> jax.Array:
-    """Returns the pages of each chunk [C, S, K, D]. Whole pages are copied: in rows of one page that is quickest."""
+    """Returns the pages of each chunk [C, S, K, D]; copying whole pages is fastest."""
     count, size, *rest = pool.shape
-    # They are in bounds already, and a check for each would make the copy slower.
+    # The indices are clipped already, and a check of each would make the copy slower.
     flat = pool.reshape(count, -1).at[pages].get(mode="promise_in_bounds")
     return flat.reshape(pages.shape[0], pages.shape[1] * size, *rest)
 
 
-def _product(rows: jax.Array, keys: jax.Array, *, transpose: bool) -> jax.Array:
-    """Returns rows [C, K, M, D] times keys [C, S, K, D], transposed, in fp32; rows [C, K, M, S] times values if not.
-
-    oneDNN reads the keys where they lie; XLA would bring heads before them first.
-    """
-    multiplications = rows.size * (keys.shape[1] if transpose else keys.shape[3])
-    allowed = current_plan().native_products is not False and onednn.available()
-    if not (allowed and products.suits(rows, keys, multiplications, _SMALLEST)):
-        how = "ckmd,cskd->ckms" if transpose else "ckms,cskd->ckmd"
-        return jnp.einsum(how, rows, keys, preferred_element_type=jnp.float32)
-    by_head = keys.transpose(0, 2, 1, 3)
-    layouts = ((0, 1, 2, 3), (0, 2, 1, 3))
-    return onednn.call(rows, by_head, transpose_b=transpose, dtype=jnp.float32, input_layouts=layouts)
-
-
 def _merged(sums: Sums, new: Sums, row: jax.Array, real: jax.Array) -> Sums:
-    """Returns the sums of rows with those of chunks, whose rows are given; chunks that aren't real change nothing."""
+    """Returns the rows' sums merged with those of chunks: `row` is a chunk's row; only `real` chunks count."""
     rows = sums.top.shape[0]
     if rows == 1:
         top = jnp.maximum(sums.top, jnp.max(new.top, axis=0, keepdims=True))
@@ -219,16 +195,16 @@ def _merged(sums: Sums, new: Sums, row: jax.Array, real: jax.Array) -> Sums:
         owned = jnp.where(owner[:, :, None, None], new.top[:, None], sc.MASKED)
         top = jnp.maximum(sums.top, jnp.max(owned, axis=0))
         share = jnp.exp(new.top - top[row])
-        # A scatter adds chunk by chunk on one core; a product with a matrix of zeros and ones does all at once.
-        # Zero times NaN would be NaN in every row, so what isn't finite is left out of it and told to its own row.
+        # A scatter adds chunk by chunk on one core; a matmul with a matrix of zeros and ones adds all at once.
+        # Zero times NaN would be NaN in every row, so non-finite sums are left out, and set in their own row after.
         to_rows = owner.astype(jnp.float32).T
         total, values = new.total * share, new.values * share[..., None]
         finite = jnp.isfinite(total) & jnp.all(jnp.isfinite(values), axis=-1)
         broken = jnp.any(owner[:, :, None, None] & ~finite[:, None], axis=0)
         total = jnp.where(broken, jnp.nan, _dot(to_rows, jnp.where(finite, total, 0.0)))
         values = _dot(to_rows, jnp.where(finite[..., None], values, 0.0))
-    kept = jnp.exp(sums.top - top)
-    return Sums(top, sums.total * kept + total, sums.values * kept[..., None] + values)
+    decay = jnp.exp(sums.top - top)
+    return Sums(top, sums.total * decay + total, sums.values * decay[..., None] + values)
 
 
 def _dot(to_rows: jax.Array, x: jax.Array) -> jax.Array:
@@ -236,17 +212,17 @@ def _dot(to_rows: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def finish(problem: AttentionProblem, operands: Operands, sums: Sums) -> tuple[jax.Array, jax.Array]:
-    """Returns out [B, T, H, Dv] in v's dtype, zero where nothing was seen, and the log-sum-exp [B, H, T]."""
+    """Returns out [B, T, H, Dv] in v's dtype, zero in fully masked rows, and the log-sum-exp [B, H, T]."""
     top, total, values = sums
     shape = (problem.batch, problem.num_kv_heads, problem.q_length, problem.group_size)
     if problem.has_sinks:
         sinks = operands["sinks"].astype(jnp.float32).reshape(1, problem.num_kv_heads, 1, problem.group_size)
         sinks = jnp.broadcast_to(sinks, shape).reshape(top.shape)
         highest = jnp.maximum(top, sinks)
-        kept = jnp.where(top > sc.MASKED, jnp.exp(top - highest), 0.0)
-        total, values = total * kept + jnp.exp(sinks - highest), values * kept[..., None]
+        decay = jnp.where(top > sc.MASKED, jnp.exp(top - highest), 0.0)
+        total, values = total * decay + jnp.exp(sinks - highest), values * decay[..., None]
         top = highest
-    # A row whose scores are all minus infinity saw nothing either; NaN is no number's equal, and has to say so.
+    # A row whose scores are all minus infinity is masked too; NaN compares false, and must propagate.
     saw = (top > sc.MASKED) | jnp.isnan(top) | jnp.isnan(total)
     values = jnp.where(saw[..., None], values / jnp.where(saw, total, 1.0)[..., None], 0.0)
     lse = jnp.where(saw, top + jnp.log(jnp.where(saw, total, 1.0)), -jnp.inf)

@@ -1,4 +1,4 @@
-"""attention.cpu.blockwise: exact attention in tiles, never holding more than a few tiles of scores.
+"""attention.cpu.blockwise: exact attention in tiles, with a few tiles of scores in memory at a time.
 
 Rabe and Staats, "Self-attention does not need O(n^2) memory" (2021), with the backward of FlashAttention-2. Tiles that
 a mask empties for certain are skipped, so a causal mask halves the work.
@@ -7,18 +7,17 @@ a mask empties for certain are skipped, so a causal mask halves the work.
 from typing import Any, ClassVar
 
 import jax
-
-from kanawa.kernels.attention import blockwise_loop, blockwise_tiles
-from kanawa.kernels.attention.blocks import block_size
-from kanawa.kernels.attention.blockwise_tiles import Tiling, tiling
 from kanawa.kernels.attention.paged import with_existing_values
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands, Tuning
 from kanawa.kernels.verdict import Verdict, first_refusal
 
+from kanawa_backends_cpu.kernels.attention import blockwise_tiles
+from kanawa_backends_cpu.kernels.attention.blockwise_tiles import Tiling, tile_problem
+
 
 class BlockwiseAttention(Kernel):
-    """Tiles written out in plain JAX, their products beside XLA's where those are quicker; many are looped over."""
+    """Unrolled tiles in plain JAX, with native matmuls or oneDNN's where those are faster than XLA's."""
 
     name: ClassVar[str] = "attention.cpu.blockwise"
     operation: ClassVar[str] = "attention"
@@ -28,17 +27,17 @@ class BlockwiseAttention(Kernel):
     local: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout"})
 
-    #: With fewer keys or queries than these one product has all scores, and there is nothing to skip.
+    #: With fewer keys or queries, one matmul computes all scores, and there is nothing to skip.
     shortest: ClassVar[int] = 128
     fewest_queries: ClassVar[int] = 64
-    #: Small tiles waste less on a causal mask's diagonal and stay in the cache; large ones make fewer of them.
+    #: Small tiles waste less on a causal mask's diagonal and stay in the cache; XLA compiles few large ones faster.
     smallest_tile: ClassVar[int] = 128
     largest_tile: ClassVar[int] = 512
-    #: More tiles than these take XLA longer to compile than looping over them costs.
-    most_tiles: ClassVar[int] = 96
+    #: Spans that a length is cut into at most: very long ones get tiles larger than `largest_tile`.
+    most_spans: ClassVar[int] = 13
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
-        """Returns support for dense attention but over the shortest lengths."""
+        """Returns support for dense attention except over the shortest lengths."""
         return first_refusal(
             (problem.paged, "keys are paged; it takes dense keys"),
             (
@@ -60,10 +59,7 @@ class BlockwiseAttention(Kernel):
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
         operands = with_existing_values(operands)
-        cut = self._written_out(problem)
-        if cut is not None:
-            return blockwise_tiles.forward(problem, operands, cut)
-        return blockwise_loop.forward(problem, operands, *self._blocks(problem))
+        return blockwise_tiles.forward(problem, operands, self._tiling(problem))
 
     def backward(
         self,
@@ -74,25 +70,13 @@ class BlockwiseAttention(Kernel):
         cotangents: jax.Array,
     ) -> dict[str, jax.Array]:
         """Returns fp32 cotangents, recomputing each tile's scores from the log-sum-exp."""
-        cut = self._written_out(problem)
-        if cut is not None:
-            return blockwise_tiles.backward(problem, operands, out, residuals, cotangents, cut)
-        return blockwise_loop.backward(problem, operands, out, residuals, cotangents, *self._blocks(problem))
+        return blockwise_tiles.backward(problem, operands, out, residuals, cotangents, self._tiling(problem))
 
-    def _written_out(self, problem: AttentionProblem) -> Tiling | None:
-        """Returns the tiles to write out, or None where loops do better."""
-        cut = tiling(problem, self._tile(problem.q_length), self._tile(problem.kv_length))
-        few = sum(len(seen) for seen in cut.pairs) <= self.most_tiles
-        # A loop's blocks are of one size, and know nothing of lengths that differ between rows or of dropout.
-        loops = all(self._blocks(problem)) and not (problem.has_kv_lengths or problem.dropout_rate)
-        return None if loops and not few else cut
+    def _tiling(self, problem: AttentionProblem) -> Tiling:
+        return tile_problem(problem, self._tile(problem.q_length), self._tile(problem.kv_length))
 
     def _tile(self, length: int) -> int:
-        """Returns about an eighth of a length, so that its tiles are at most 64."""
-        steps = -(-length // (8 * self.smallest_tile))
-        return self.setting("tile", min(steps * self.smallest_tile, self.largest_tile))
-
-    def _blocks(self, problem: AttentionProblem) -> tuple[int, int]:
-        """Returns the loops' sizes of blocks of queries and keys, 0 where a length has no divisor that would do."""
-        sizes = (self.largest_tile, self.fewest_queries)
-        return block_size(problem.q_length, *sizes) or 0, block_size(problem.kv_length, *sizes) or 0
+        """Returns a tile's size: about an eighth of a length, more for very long ones."""
+        unit = self.smallest_tile
+        size = min(-(-length // (8 * unit)) * unit, self.largest_tile)
+        return self.setting("tile", max(size, -(-length // (self.most_spans * unit)) * unit))

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from kanawa.arrays import cores as counting
+from kanawa_backends_cpu import cores as counting
 
-ASK = "from kanawa.arrays.cores import cores; print(cores())"
+ASK = "from kanawa_backends_cpu.cores import cores; print(cores())"
 
 
 @pytest.fixture

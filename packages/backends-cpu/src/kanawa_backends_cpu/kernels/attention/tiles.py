@@ -1,15 +1,14 @@
-"""Cutting attention into tiles of static size: where they lie, what a mask leaves of each, and how they are laid out.
+"""Tiles of attention of static size: their spans, what a mask leaves of each, and their layout.
 
 Legend: B batch, T queries of a tile, S keys of a tile, H query heads, K key heads, G = H / K. A tile's scores are
-[B, K, G, T, S]: queries that share a key head are more rows, [B, K, G * T, D], of one product. Queries lie within
-groups, so that what is one number for each query is read in the order in which it lies.
+[B, K, G, T, S]: queries that share a key head are more rows, [B, K, G * T, D], of one matmul. Queries lie within
+groups, so that numbers per query are read in memory order.
 """
 
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
 from kanawa.kernels.attention.dropout import kept
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
@@ -31,11 +30,11 @@ def spans(length: int, size: int) -> list[Span]:
 
 
 def visible(problem: AttentionProblem, queries: Span, keys: Span) -> Visible:
-    """Returns what the mask is known to leave of a tile before it runs."""
+    """Returns how much of a tile the mask leaves, as far as it is known when tracing."""
     mask = problem.mask
     if mask.is_full and not problem.has_kv_lengths:
         return "all"
-    # A prefix shows keys that the rest of the mask hides, so with one nothing is certain.
+    # A prefix shows keys that the rest of the mask hides, so nothing is certain.
     if not problem.has_default_positions or mask.prefix:
         return "some"
     (low, high), (first, last) = (queries.start, queries.stop - 1), (keys.start, keys.stop - 1)
@@ -50,7 +49,7 @@ def visible(problem: AttentionProblem, queries: Span, keys: Span) -> Visible:
     )
     if empty:
         return "none"
-    # Predicates, groups and segments can hide any key: they are looked at where the tile is computed.
+    # Predicates, groups and segments can hide any key: they are evaluated where the tile is computed.
     certain = not (mask.predicates or mask.any_of or mask.segments)
     whole = (
         certain
@@ -89,7 +88,7 @@ def per_row(x: jax.Array, queries: Span, problem: AttentionProblem) -> jax.Array
 
 
 def tile_mask(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> jax.Array | None:
-    """Returns who may attend to whom in a tile, bool [B or 1, 1, 1, T, S], or None where all may."""
+    """Returns the mask of a tile, bool [B or 1, 1, 1, T, S], or None if nothing is masked."""
     if visible(problem, queries, keys) == "all":
         return None
     at, positions = _positions(problem, operands, queries, keys)
@@ -124,7 +123,7 @@ def bias_cotangent(problem: AttentionProblem, dscores: jax.Array) -> jax.Array:
 
 
 def tile_alibi(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> jax.Array:
-    """Returns what ALiBi takes off a tile's scores, slope * distance in fp32: [B or 1, K, G, T, S]."""
+    """Returns what ALiBi subtracts from a tile's scores, slope * distance in fp32: [B or 1, K, G, T, S]."""
     slopes = jax.lax.stop_gradient(operands["alibi_slopes"]).astype(jnp.float32)
     at, positions = _positions(problem, operands, queries, keys)
     distance = jnp.abs(at[:, :, None] - positions[:, None, :]).astype(jnp.float32)
@@ -132,7 +131,7 @@ def tile_alibi(problem: AttentionProblem, operands: Operands, queries: Span, key
 
 
 def tile_factors(problem: AttentionProblem, words: tuple[jax.Array, jax.Array], queries: Span, keys: Span) -> jax.Array:
-    """Returns what dropout multiplies a tile's weights with, fp32 0 or 1 / (1 - rate); words: `row_words`."""
+    """Returns dropout's factors for a tile's weights, fp32, 0 or 1 / (1 - rate); words: `row_words`."""
     first, second = (per_row(word, queries, problem)[..., None] for word in words)
     places = jnp.arange(*keys, dtype=jnp.uint32)[None, None, None, None]
     stays = kept(first, second, places, problem.dropout_rate)
@@ -141,8 +140,10 @@ def tile_factors(problem: AttentionProblem, words: tuple[jax.Array, jax.Array], 
 
 def _positions(problem: AttentionProblem, operands: Operands, queries: Span, keys: Span) -> tuple[jax.Array, jax.Array]:
     """Returns the positions of a tile's queries and keys: int [B or 1, T] and [B or 1, S]."""
-    given = operands["kv_positions"][:, keys.start : keys.stop] if problem.has_kv_positions else None
-    positions = jnp.arange(*keys, dtype=jnp.int32)[None] if given is None else given
+    if problem.has_kv_positions:
+        positions = operands["kv_positions"][:, keys.start : keys.stop]
+    else:
+        positions = jnp.arange(*keys, dtype=jnp.int32)[None]
     return q_positions(problem, operands)[:, queries.start : queries.stop], positions
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.arrays import onednn
+from kanawa_backends_cpu import onednn
 
 HERE = pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
 

@@ -1,40 +1,35 @@
-"""attention.cpu.native: one new token a row over pages on a CPU, as one function that LLVM compiled for it.
+"""attention.cpu.native: one new token a row over pages, as one function that LLVM compiles for the processor.
 
-Memory is what such a step takes its time from: keys and values of a step are read once, some hundred bytes here and
-some there. The function reads them where they lie, asks for the next block while it works on this one, and keeps what
-it computes in registers; cores take a row's key head each until none is left. Softmax is online (Milakov and
-Gimelshein, arXiv 1805.02867). Products and sums are fp32.
+Such a step is limited by memory: its keys and values are read once, some hundred bytes here and some there. The
+function reads them in place, prefetches the next block, and holds its accumulators in registers; each work item is a
+row's key head. Softmax is online (Milakov and Gimelshein, arXiv 1805.02867). Multiplications and sums are fp32.
 
 Legend: B rows, P pages of N tokens, R table entries a row, K key heads, G query heads a key head, D head width, Dv that
 of values.
 """
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-
-from kanawa.arrays.native import available
 from kanawa.kernels.attention.operands import q_positions
-from kanawa.kernels.attention.paged_items import Sums, finish
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.verdict import Verdict, first_refusal, refuse
 
-if TYPE_CHECKING:
-    from llvmlite import ir
+from kanawa_backends_cpu.kernels.attention.paged import Sums, finish
+from kanawa_backends_cpu.native import available
 
-    from kanawa.arrays.native.calls import NativeCall
-    from kanawa.arrays.native.calls import Operands as Buffers
-    from kanawa.arrays.native.code import Code
+if TYPE_CHECKING:
+    from kanawa_backends_cpu.kernels.attention.native_code import Shape
+    from kanawa_backends_cpu.native.calls import NativeCall
 
 #: Accumulators of a key head, in floats, up to which they stay in the first cache.
 _MOST_VALUES = 4096
 #: Vectors of a key head's queries or accumulators: LLVM takes 4 s for the code of 256 of them, 40 s for that of 1000.
 _MOST_VECTORS = 320
-#: What leaves each query a run of keys.
+#: Masks under which each query sees one contiguous run of keys.
 _MASKS = frozenset({"causal", "window", "chunk"})
 
 
@@ -50,7 +45,7 @@ class NativeAttention(Kernel):
     takes: ClassVar[frozenset[str]] = frozenset({"pages of bits"})
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
-        """Returns support for one query a row over pages of float32 or of bfloat16 as bits."""
+        """Returns support for one query a row over pages of float32, or of bfloat16 as bits."""
         masks = ", ".join(sorted(problem.mask.uses - _MASKS))
         lanes = min(_lanes(problem.head_dim), _lanes(problem.v_head_dim))
         values = problem.group_size * problem.v_head_dim
@@ -73,24 +68,23 @@ class NativeAttention(Kernel):
             (values > _MOST_VALUES, f"{values} values a key head; it takes up to {_MOST_VALUES}"),
             (vectors > _MOST_VECTORS, f"{vectors} vectors a key head; it takes up to {_MOST_VECTORS}"),
         )
-        # Asked last: to answer takes an import of LLVM and a small program.
         why_not = available.why_not() if verdict else None
         return verdict if why_not is None else refuse(why_not)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns (out, log-sum-exp fp32 [B, H, T], sinks included)."""
         heads = (problem.batch, problem.num_kv_heads, problem.group_size)
-        # Scaled here, where it costs nothing; a cap is taken of scaled scores.
+        # Scaled here, at no cost; a cap applies to scaled scores.
         q = operands["q"].astype(jnp.float32).reshape(*heads, problem.head_dim) * problem.scale
-        first, end = _seen(problem, operands)
+        first, end = _seen_keys(problem, operands)
         shapes = (heads, heads, (*heads, problem.v_head_dim))
         results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
         table = operands["page_table"].astype(jnp.int32)
-        call = _call(Shape.of(problem))
+        call = native_call(call_shape(problem))
         return finish(problem, operands, Sums(*call(results, q, operands["k"], operands["v"], table, first, end)))
 
 
-def _seen(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
+def _seen_keys(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Returns of each row the first key it sees and the one after the last, int32 [B]."""
     end = jnp.clip(operands["kv_lengths"], 0, problem.kv_length).astype(jnp.int32)
     first = jnp.zeros_like(end)
@@ -111,41 +105,31 @@ def _seen(problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax
 
 
 def _lanes(width: int) -> int:
-    """Returns the floats of a vector that a head is cut into, 0 for a width that isn't cut."""
+    """Returns the floats of a vector that a head of a width is cut into, 0 if it can't be cut."""
     return next((lanes for lanes in (16, 8, 4) if width % lanes == 0), 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What a function is compiled for; rows, pages and the table's width are read when it runs."""
+def call_shape(problem: AttentionProblem) -> "Shape":
+    """Returns the shape of the function that computes a problem."""
+    from kanawa_backends_cpu.kernels.attention.native_code import Shape
 
-    heads: int
-    group: int
-    width: int
-    v_width: int
-    page: int
-    bits: bool
-    cap: float | None
-
-    @property
-    def lanes(self) -> tuple[int, int]:
-        """The floats of a vector that a key and a value are cut into."""
-        return _lanes(self.width), _lanes(self.v_width)
-
-    @classmethod
-    def of(cls, problem: AttentionProblem) -> "Shape":
-        """Returns the shape of a problem's function."""
-        widths = (problem.head_dim, problem.v_head_dim)
-        page, cap = problem.page_size or 1, problem.logit_cap
-        return cls(problem.num_kv_heads, problem.group_size, *widths, page, problem.kv_bits, cap)
+    return Shape(
+        heads=problem.num_kv_heads,
+        group=problem.group_size,
+        width=problem.head_dim,
+        v_width=problem.v_head_dim,
+        lanes=_lanes(problem.head_dim),
+        v_lanes=_lanes(problem.v_head_dim),
+        page=problem.page_size or 1,
+        bits=problem.kv_bits,
+        cap=problem.logit_cap,
+    )
 
 
 @functools.cache
-def _call(shape: Shape) -> "NativeCall":
-    from kanawa.arrays.native.calls import NativeCall
-    from kanawa.kernels.attention.paged_native_code import write
+def native_call(shape: "Shape") -> "NativeCall":
+    """Returns the compiled function of a shape."""
+    from kanawa_backends_cpu.kernels.attention.native_code import count_items, emit_item
+    from kanawa_backends_cpu.native.calls import NativeCall
 
-    def items(code: "Code", buffers: "Buffers") -> "ir.Value":
-        return code.builder.mul(buffers.size(0, 0), buffers.size(0, 1))
-
-    return NativeCall("attention", functools.partial(write, shape), items, operands=6, results=3)
+    return NativeCall("attention", functools.partial(emit_item, shape), count_items, operands=6, results=3)

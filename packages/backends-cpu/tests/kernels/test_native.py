@@ -10,20 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa.arrays.native import available
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
-from kanawa.kernels.attention.paged_items import PagedAttention
-from kanawa.kernels.attention.paged_native import NativeAttention
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.selection import supporting_kernels
 from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
+from kanawa_backends_cpu.kernels.attention import native
+from kanawa_backends_cpu.kernels.attention.native import NativeAttention
+from kanawa_backends_cpu.kernels.attention.paged import PagedAttention
+from kanawa_backends_cpu.native import available
 from kanawa_kernel_tools.examples.attention import BASE, example_operands
 
 pytest.importorskip("llvmlite")
 
-from kanawa.arrays.native import llvm
-from kanawa.kernels.attention import paged_native
+from kanawa_backends_cpu.kernels.attention.native_code import Shape
+from kanawa_backends_cpu.native import llvm
 
 PAGED = dataclasses.replace(
     BASE, mode="decode", q_length=1, kv_length=64, page_size=16, head_dim=8, v_head_dim=8, has_kv_lengths=True
@@ -245,9 +246,9 @@ def lesser(monkeypatch, request):
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("the names are those of x86")
     monkeypatch.setattr(llvm, "host", lambda: (request.param, ""))
-    paged_native._call.cache_clear()
+    native.native_call.cache_clear()
     yield
-    paged_native._call.cache_clear()
+    native.native_call.cache_clear()
 
 
 @pytest.mark.parametrize("lesser", ["x86-64", "x86-64-v2", "x86-64-v3"], indirect=True)
@@ -270,12 +271,12 @@ def test_processors_with_narrower_vectors_agree(lesser, bits):
 
 @pytest.mark.parametrize("bits", [False, True], ids=["float32", "bits of bfloat16"])
 def test_llvm_takes_it_for_arm(bits):
-    shape = paged_native.Shape(heads=4, group=2, width=64, v_width=48, page=16, bits=bits, cap=30.0)
+    shape = Shape(heads=4, group=2, width=64, v_width=48, lanes=16, v_lanes=16, page=16, bits=bits, cap=30.0)
     try:
         target = llvm.machine("aarch64-unknown-linux-gnu")
     except RuntimeError:
         pytest.skip("this LLVM was built without Arm")
-    assembly = target.emit_assembly(llvm.optimised(paged_native._call(shape).text, target))
+    assembly = target.emit_assembly(llvm.optimised(native.native_call(shape).text, target))
     # Vectors of four floats, a product and a sum at once, and the cache line that is asked for ahead.
     assert "handler:" in assembly and "fmla" in assembly and "prfm" in assembly
 

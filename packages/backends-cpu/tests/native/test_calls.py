@@ -6,11 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from kanawa.arrays.native import available
+from kanawa_backends_cpu.native import available
 
 llvmlite = pytest.importorskip("llvmlite")
 
-calls = pytest.importorskip("kanawa.arrays.native.calls")
+calls = pytest.importorskip("kanawa_backends_cpu.native.calls")
 llvm = calls.llvm
 
 FLOAT = calls.ir.FloatType()
@@ -61,9 +61,9 @@ def _other_interface(monkeypatch, tmp_path):
 REASONS = {
     _no_llvmlite: 'llvmlite isn\'t installed: pip install "kanawa[cpu]"',
     _broken: "llvmlite can't be used here (ModuleNotFoundError: ",
-    _old: "llvmlite is 0.43.0rc1; it takes 0.45 or newer: pip install --upgrade llvmlite",
+    _old: "llvmlite is 0.43.0rc1, 0.45 or newer is required: pip install --upgrade llvmlite",
     _without_passes: "llvmlite can't be used here (AttributeError: ",
-    _no_yield: f"the C library of {sys.platform} has no sched_surrender, which native functions call",
+    _no_yield: f"the C library of {sys.platform} lacks sched_surrender, which native functions call",
 }
 
 
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_llvm_is_a_reason_and_no_error(why_not, monkeypatch, 
 
 def test_another_interface_of_jaxlib_is_a_reason(why_not, monkeypatch, tmp_path):
     _other_interface(monkeypatch, tmp_path)
-    assert why_not() == "jaxlib's interface for functions is of version 7; this is written for 0"
+    assert why_not() == "jaxlib's FFI has major version 7; version 0 is required"
 
 
 def test_a_system_without_a_library_of_the_process_has_none(why_not, monkeypatch):
@@ -84,13 +84,13 @@ def test_a_system_without_a_library_of_the_process_has_none(why_not, monkeypatch
         raise TypeError(message)
 
     monkeypatch.setattr(available.ctypes, "CDLL", refuse)
-    assert "has no malloc and no free and no sched_yield" in why_not()
+    assert "lacks malloc, free, sched_yield" in why_not()
 
 
 def test_as_many_threads_help_as_the_process_has_cores(monkeypatch):
     for count, helping in ((1, 0), (2, 1), (64, 7)):
         monkeypatch.setattr(calls, "cores", lambda count=count: count)
-        assert calls.helpers() == helping
+        assert calls.helper_threads() == helping
 
 
 class Xla:
@@ -99,7 +99,7 @@ class Xla:
     def __init__(self, given, schedule):
         self.result, self.tasks, self.destroyed = np.zeros_like(given), [], 0
         self._kept = [given]
-        schedule_at, destroy_at = (calls._places()[name] // 8 for name in (calls._SCHEDULE, calls._DESTROY))
+        schedule_at, destroy_at = (calls._api_offsets()[name] // 8 for name in (calls._SCHEDULE, calls._DESTROY))
         table = self._array([0] * (max(schedule_at, destroy_at) + 1))
 
         def scheduled(arguments):
@@ -153,8 +153,8 @@ def _refused(xla, task):
 @pytest.fixture(scope="module")
 def handler():
     def double(code, operands, item):
-        number = code.get(code.at(operands.numbers[0], item, FLOAT), FLOAT)
-        code.put(code.add(number, number), code.at(operands.numbers[1], item, FLOAT))
+        number = code.load(code.gep(operands.data[0], item, FLOAT), FLOAT)
+        code.store(code.add(number, number), code.gep(operands.data[1], item, FLOAT))
 
     made = calls.NativeCall(
         "double", double, lambda code, operands: operands.size(0, 0), operands=1, results=1, threads=3

@@ -1,0 +1,1 @@
+"""Attention on CPUs: blockwise for dense keys, and over pages."""
