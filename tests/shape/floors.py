@@ -106,7 +106,6 @@ LEFT: dict[str, frozenset[tuple[str, str]]] = {
 #: Circles that are left, each named by its files or folders.
 CIRCLES_LEFT: frozenset[tuple[str, ...]] = frozenset(
     {
-        ("kanawa.kernels.attention.paged_native", "kanawa.kernels.attention.paged_native_code"),
         ("kanawa.module.context", "kanawa.module.module"),
         ("kanawa_parallel.plan.command", "kanawa_parallel.plan.search.command"),
         ("kanawa_runtime.data.tokenizers.bytes", "kanawa_runtime.data.tokenizers.export"),
