@@ -253,12 +253,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types: mypy, strict on core, which plugin authors build on; `-- layers` for others."""
+    """Types: `mypy --strict` on every package in one process; `-- layers` for some."""
     # The conformance kit is checked too, and it is written with pytest.
     install(session, *EVERYTHING, test_group("core"), "mypy>=1.15")
-    for package in session.posargs or ("core",):
-        folder = f"packages/{package}/src"
-        session.run("mypy", folder, env={"MYPYPATH": folder})
+    named = [word for word in session.posargs if word in PACKAGES]
+    folders = [f"packages/{package}/src" for package in named or PACKAGES]
+    path = os.pathsep.join(f"packages/{package}/src" for package in PACKAGES)
+    options = [word for word in session.posargs if word not in PACKAGES]
+    session.run("mypy", "--strict", "--cache-dir=.cache/mypy", *options, *folders, env={"MYPYPATH": path})
 
 
 @nox.session

@@ -34,7 +34,8 @@ def constrain(x: jax.Array, axes: LogicalAxes) -> jax.Array:
     _check_axes(x, axes, "activation")
     assignment = assign(split_axes(x.shape, axes), rules, mesh_shape)
     check_divides(x.shape, axes, assignment, mesh_shape, "activation")
-    return jax.lax.with_sharding_constraint(x, partition(assignment))
+    out: jax.Array = jax.lax.with_sharding_constraint(x, partition(assignment))
+    return out
 
 
 def constrain_param(x: jax.Array, axes: LogicalAxes, path: str) -> jax.Array:
@@ -46,7 +47,8 @@ def constrain_param(x: jax.Array, axes: LogicalAxes, path: str) -> jax.Array:
     _check_axes(x, axes, path)
     assignment = assign_param(x.shape, axes, rules, mesh_shape)
     check_divides(x.shape, axes, assignment, mesh_shape, path)
-    return jax.lax.with_sharding_constraint(x, partition(assignment))
+    out: jax.Array = jax.lax.with_sharding_constraint(x, partition(assignment))
+    return out
 
 
 def _check_axes(x: jax.Array, axes: LogicalAxes, what: str) -> None:

@@ -74,7 +74,7 @@ def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: S
 
     `whole` is that of an array which every device holds; it is for state that doesn't follow its parameter.
     """
-    placed = param.sharding
+    placed: Sharding | None = param.sharding
     if shape == param.shape:
         return placed
     if not isinstance(placed, NamedSharding) or not follows(shape, param.shape):

@@ -88,7 +88,8 @@ def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
     # Lowering asks for "cuda" where a device says "gpu".
     platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
     traced = jax.jit(lambda x: x + 1, in_shardings=sharding).trace(jax.ShapeDtypeStruct((), np.float32))
-    return traced.lower(lowering_platforms=(platform,))
+    lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(platform,))
+    return lowered
 
 
 def _reason(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> str | None:

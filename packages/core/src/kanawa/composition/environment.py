@@ -131,4 +131,5 @@ def _mesh(builder: Any, target: Target | None, devices: Devices) -> Mesh | Abstr
             )
             raise TargetError(message)
         chosen = chosen[: target.jax_devices]
-    return builder.mesh(chosen, 1 if target is None else target.slices)
+    result: Mesh | AbstractMesh = builder.mesh(chosen, 1 if target is None else target.slices)
+    return result

@@ -20,7 +20,8 @@ def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
     rules = [rule for _, offered_rules in host().collect("kanawa_mesh_rules") for rule in offered_rules]
     fitting = [rule for rule in rules if fits(rule, target, num_parameters)]
     if fitting:
-        return max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
+        result: MeshRule | None = max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
+        return result
     if target.jax_devices == 1:
         return None
     platform = [rule.name for rule in rules if rule.platform == target.device.platform]

@@ -52,7 +52,8 @@ def configured(name: str, values: Mapping[str, Any]) -> Modifier:
             else:
                 cfg.set(**{field: value})
         with blamed(cfg, f"modifier {name!r}"):
-            return cfg.build()
+            modifier: Modifier = cfg.build()
+            return modifier
     except KanawaError as error:
         error.add_note(f"in the arguments of modifier {name!r}; `kanawa list modifiers` shows all")
         raise

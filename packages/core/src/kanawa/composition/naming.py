@@ -178,4 +178,5 @@ def experiment(what: str | Config, target: str | Target | None = None, data: str
         message = "\n".join([f"{type(what).__qualname__} can't be trained as it is:", *refusals])
         raise NoTemplateError(message, what)
     around = template.experiment(what.clone(), *_where(place))
-    return around if data is None else template.with_data(around, data)
+    config: Config = around if data is None else template.with_data(around, data)
+    return config

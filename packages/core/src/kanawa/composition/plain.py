@@ -69,7 +69,8 @@ def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
 
             def dense(kept: Any, own: Any, node: Any = node, spec: Any = spec, adapter: Any = adapter) -> jax.Array:
                 weight = kept[""] if node.form is None else node.form.dense(kept, spec, jnp.float32)
-                return weight if adapter is None else adapter.merged(own, weight)
+                out: jax.Array = weight if adapter is None else adapter.merged(own, weight)
+                return out
 
             flat[_join(path, name)] = _over_layers(dense, depth)(kept, own)
     return unflatten_paths(flat)

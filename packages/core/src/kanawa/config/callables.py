@@ -128,7 +128,7 @@ def _qualname(obj: Any) -> str:
             "config_for(function, argument=value)"
         )
         raise CallableNameError(message)
-    return qualname
+    return str(qualname)
 
 
 def _why_unnameable(obj: Any, qualname: Any) -> str:

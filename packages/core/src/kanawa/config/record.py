@@ -152,7 +152,7 @@ class Config(Node):
     @property
     def is_frozen(self) -> bool:
         """Tells whether the config refuses to change."""
-        return self._frozen
+        return bool(self._frozen)
 
     def freeze(self) -> Self:
         """Checks the whole tree, makes it immutable and returns self.

@@ -77,7 +77,8 @@ class Program:
     def trace(self) -> jax.stages.Traced:
         """Traces for the environment's platform; no device is touched, and no compiler is needed."""
         with stage(f"tracing {self.name}"), self.environment.active(), _no_collection():
-            return self.jitted().trace(*self.abstract_args)
+            traced: jax.stages.Traced = self.jitted().trace(*self.abstract_args)
+            return traced
 
     def kernels(self) -> tuple[Any, ...]:
         """Returns the manifest: the kernel every operation gets on this environment's platform."""

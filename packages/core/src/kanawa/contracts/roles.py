@@ -181,7 +181,8 @@ class TokenDispatcher(Module):
         """
         spread = current_plan().way("experts")
         if spread is not None:
-            return spread.through(self, experts, x, expert_ids, weights)
+            out: jax.Array = spread.through(self, experts, x, expert_ids, weights)
+            return out
         return self.on_one_shard(experts, x, expert_ids, weights)
 
     @nowrap

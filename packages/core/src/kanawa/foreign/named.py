@@ -32,7 +32,7 @@ class NamedModule(Protocol):
         """Where the module is, for error messages."""
         ...
 
-    def shared(self, name: str) -> "NamedModule":
+    def shared_module(self, name: str) -> "NamedModule":
         """Returns the module that an ancestor shares under a name."""
         ...
 

@@ -46,7 +46,8 @@ def _computed(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> tuple[A
         return _forward_of(kernel, problem, operands)
     # JAX keeps traces by the mesh in force, and to it no mesh (of the first trace) isn't an empty one (of the second).
     with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
-        return _traced_once(kernel, problem, operands)
+        result: tuple[Any, Any] = _traced_once(kernel, problem, operands)
+        return result
 
 
 def _forward_of(kernel: Kernel, problem: Any, operands: dict[str, Any]) -> tuple[Any, Any]:

@@ -172,7 +172,8 @@ def _instance(key: str, value: str) -> Kernel:
     """Returns the one instance of a kernel class: its identity is static data of a custom_vjp."""
     from kanawa.plugins import component
 
-    return component("kernels", key)()
+    kernel: Kernel = component("kernels", key)()
+    return kernel
 
 
 def _rank(item: tuple["ComponentState", Kernel]) -> tuple[int, int, str]:

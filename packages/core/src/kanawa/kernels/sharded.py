@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import PartitionSpec
@@ -13,6 +13,8 @@ from kanawa.arrays.constrain import auto_mesh_shape
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.rules import Assignment, assign, misfits, partition
 from kanawa.kernels.operation import SUMMED, Operands, Operation
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,9 @@ def split_operands(operation: Operation, operand_axes: Mapping[str, LogicalAxes]
     return Split(specs, shapes, assigned, manual, "; ".join(errors))
 
 
-def call_split(operation: Operation, split: Split, function: Callable[[Operands], Any], operands: Operands) -> Any:
+def call_split(
+    operation: Operation, split: Split, function: Callable[[Operands], Result], operands: Operands
+) -> Result:
     """Returns `function(operands)` computed shard by shard, its outputs put together again."""
     if not split.axes:
         return function(operands)
@@ -79,7 +83,7 @@ def call_split(operation: Operation, split: Split, function: Callable[[Operands]
     single = len(operation.output_axes) == 1
 
     def one_shard(local: Operands) -> Any:
-        out = function(local)
+        out: Any = function(local)
         outputs = [
             jax.lax.psum(x, everywhere) if axes == SUMMED and everywhere else x
             for x, axes in zip((out,) if single else out, operation.output_axes, strict=True)
@@ -93,13 +97,14 @@ def call_split(operation: Operation, split: Split, function: Callable[[Operands]
         for axes in operation.output_axes
     )
     # The compiler's replication check (vma) doesn't see through custom calls.
-    return jax.shard_map(
+    result: Result = jax.shard_map(
         one_shard,
         in_specs=(dict(split.specs),),
         out_specs=out_specs[0] if single else out_specs,
         axis_names=set(split.axes),
         check_vma=False,
     )(dict(operands))
+    return result
 
 
 def _assigned(operation: Operation, axes: LogicalAxes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Assignment:

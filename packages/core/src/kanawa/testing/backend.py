@@ -166,11 +166,13 @@ class BackendConformance(PluginConformance):
         return Target("elsewhere", device, chips=1, jax_devices=1, hosts=1)
 
     def _options(self, device: DeviceSpec, purpose: str) -> dict[str, Any]:
+        options: dict[str, Any]
         (options,) = self.contributed("kanawa_compiler_options", device=device, purpose=purpose)
         return options
 
     def _topology(self, target: Target) -> list[Any] | str:
         """Returns the compile-only devices, or the error that says what is missing."""
+        devices: list[Any]
         try:
             (devices,) = self.contributed("kanawa_topology", target=target)
         except TargetError as missing:

@@ -113,7 +113,8 @@ class LayerConformance:
         weights = jax.random.normal(jax.random.key(3), shape)
 
         def loss(p: Any) -> jax.Array:
-            return (self.call(p, *inputs).astype(jnp.float32) * weights).sum()
+            out: jax.Array = (self.call(p, *inputs).astype(jnp.float32) * weights).sum()
+            return out
 
         way = jax.tree.map(lambda p: jax.random.normal(jax.random.key(p.size), p.shape, p.dtype), params)
 
@@ -211,7 +212,8 @@ class Twice(Module):
             result = layer(x, *rest)
             return (result[0] if isinstance(result, tuple) else result), None
 
-        return scan(body, x, over="layer", unrolled=self.config.unrolled)[0]
+        out: jax.Array = scan(body, x, over="layer", unrolled=self.config.unrolled)[0]
+        return out
 
 
 def splittable(specs: Any, x: jax.Array) -> Rules:

@@ -25,7 +25,8 @@ class MixerConformance(LayerConformance):
 
     def width(self) -> int:
         """Returns the size of the residual stream."""
-        return self.config().input_dim
+        result: int = self.config().input_dim
+        return result
 
     def tokens(self, key: jax.Array) -> jax.Array:
         """Returns [2, length, width] activations."""

@@ -51,7 +51,8 @@ class OptimizerConformance:
 
     def transform(self, specs: dict[str, ParamSpec] = SPECS) -> GradientTransformation:
         """Returns the transformation at that rate."""
-        return self.config().build().transformation(specs, self.schedule)
+        result: GradientTransformation = self.config().build().transformation(specs, self.schedule)
+        return result
 
     def arrays(self, seed: int, specs: dict[str, ParamSpec] = SPECS) -> Flat:
         """Returns normal arrays of the parameters' shapes."""
@@ -162,7 +163,8 @@ class OptimizerConformance:
 
         def changes(decay: float) -> Flat:
             transform = cfg.clone(weight_decay=decay).build().transformation(SPECS, self.schedule)
-            return jax.jit(transform.update)(grads, transform.init(params), params)[0]
+            result: dict[str, jax.Array] = jax.jit(transform.update)(grads, transform.init(params), params)[0]
+            return result
 
         without, with_decay = changes(0.0), changes(0.1)
         for path, spec in SPECS.items():

@@ -80,7 +80,8 @@ class _Ones(np.random.Generator):
 def operand_shapes(operation: str, problem: Any) -> dict[str, Any]:
     """Returns the shapes and dtypes of a problem's operands; raises KernelError for an operation without examples."""
     made = examples_for(operation).operands(problem, _Ones(np.random.PCG64(0)))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
+    result: dict[str, Any] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
+    return result
 
 
 def halves(kernel: Kernel, problem: Any, differentiated: bool) -> list[KernelHalf]:

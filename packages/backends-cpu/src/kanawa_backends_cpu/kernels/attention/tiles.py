@@ -127,7 +127,8 @@ def tile_alibi(problem: AttentionProblem, operands: Operands, queries: Span, key
     slopes = jax.lax.stop_gradient(operands["alibi_slopes"]).astype(jnp.float32)
     at, positions = _positions(problem, operands, queries, keys)
     distance = jnp.abs(at[:, :, None] - positions[:, None, :]).astype(jnp.float32)
-    return slopes.reshape(1, problem.num_kv_heads, problem.group_size, 1, 1) * distance[:, None, None]
+    out: jax.Array = slopes.reshape(1, problem.num_kv_heads, problem.group_size, 1, 1) * distance[:, None, None]
+    return out
 
 
 def tile_factors(problem: AttentionProblem, words: tuple[jax.Array, jax.Array], queries: Span, keys: Span) -> jax.Array:

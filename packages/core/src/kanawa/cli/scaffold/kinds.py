@@ -32,4 +32,5 @@ NAMES = ("layer", "modifier", "kernel", "optimizer", "data", "service", "experim
 
 def kind_called(name: str) -> Kind:
     """Returns a kind of NAMES."""
-    return import_module(f"kanawa.cli.scaffold.{name}_kind").KIND
+    kind: Kind = import_module(f"kanawa.cli.scaffold.{name}_kind").KIND
+    return kind

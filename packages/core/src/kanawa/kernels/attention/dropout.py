@@ -45,7 +45,8 @@ def kept(first: jax.Array, second: jax.Array, keys: jax.Array, rate: float) -> j
     bits = (bits ^ (bits >> jnp.uint32(16))) * jnp.uint32(0x21F0AAAD)
     bits = bits ^ (bits >> jnp.uint32(15)) ^ second
     bits = bits * jnp.uint32(0x735A2D97)
-    return (bits ^ (bits >> jnp.uint32(15))) >= jnp.uint32(threshold(rate))
+    out: jax.Array = (bits ^ (bits >> jnp.uint32(15))) >= jnp.uint32(threshold(rate))
+    return out
 
 
 def threshold(rate: float) -> int:
@@ -68,4 +69,5 @@ def _mix(x: jax.Array) -> jax.Array:
     """Returns 32 bits of which each depends on each of x's: multiplications and shifts, a bijection."""
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x21F0AAAD)
     x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x735A2D97)
-    return x ^ (x >> jnp.uint32(15))
+    out: jax.Array = x ^ (x >> jnp.uint32(15))
+    return out

@@ -10,17 +10,19 @@ from kanawa.kernels.operation import Operands
 def q_positions(problem: AttentionProblem, operands: Operands) -> jax.Array:
     """Returns int [B or 1, T]: positions given, else each row's last ones, else 0, 1, 2, …"""
     if problem.has_q_positions:
-        return operands["q_positions"]
+        q: jax.Array = operands["q_positions"]
+        return q
     index = jnp.arange(problem.q_length, dtype=jnp.int32)[None]
     if problem.has_kv_lengths:
-        return index + (operands["kv_lengths"][:, None] - problem.q_length)
+        index = index + (operands["kv_lengths"][:, None] - problem.q_length)
     return index
 
 
 def kv_positions(problem: AttentionProblem, operands: Operands) -> jax.Array:
     """Returns the keys' positions: int32 [B or 1, S]."""
     if problem.has_kv_positions:
-        return operands["kv_positions"]
+        kv: jax.Array = operands["kv_positions"]
+        return kv
     return jnp.arange(problem.kv_length, dtype=jnp.int32)[None]
 
 

@@ -50,4 +50,5 @@ def _scan(decay: jax.Array, x: jax.Array, *, reverse: bool = False) -> jax.Array
         # token.
         return first[0] * second[0], first[1] * second[0] + second[1]
 
-    return jax.lax.associative_scan(join, (decay, x), reverse=reverse, axis=1)[1]
+    out: jax.Array = jax.lax.associative_scan(join, (decay, x), reverse=reverse, axis=1)[1]
+    return out

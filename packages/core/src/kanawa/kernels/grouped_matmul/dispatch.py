@@ -41,7 +41,8 @@ def grouped_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> ja
         dtype=str(lhs.dtype),
         rhs_dtype=str(rhs.dtype),
     )
-    return run(GROUPED_MATMUL, problem, operands)
+    out: jax.Array = run(GROUPED_MATMUL, problem, operands)
+    return out
 
 
 def _sizes(rows: int, group_sizes: jax.Array) -> list[str]:

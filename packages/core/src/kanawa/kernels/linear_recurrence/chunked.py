@@ -77,7 +77,8 @@ class ChunkedLinearRecurrence(Kernel):
         floats = {n: x for n, x in operands.items() if n != "segment_ids"}
         rest = {n: x for n, x in operands.items() if n == "segment_ids"}
         _, pull = jax.vjp(lambda given: self.apply(problem, {**given, **rest}), floats)
-        return pull(tuple(cotangents))[0]
+        result: dict[str, jax.Array] = pull(tuple(cotangents))[0]
+        return result
 
 
 class _Span(NamedTuple):

@@ -68,7 +68,8 @@ def linear_recurrence(
         has_segments=segment_ids is not None,
         chunk_length=chunk_length,
     )
-    return run(LINEAR_RECURRENCE, problem, operands)
+    result: tuple[jax.Array, jax.Array] = run(LINEAR_RECURRENCE, problem, operands)
+    return result
 
 
 def _check(operands: dict[str, Any], chunk_length: int | None) -> None:

@@ -71,7 +71,8 @@ def quantized_matmul(
     operands = {"lhs": lhs, "rhs": rhs, "rhs_scale": rhs_scale}
     if lhs_scale is not None:
         operands["lhs_scale"] = lhs_scale
-    return run(QUANTIZED_MATMUL, problem, operands)
+    out: jax.Array = run(QUANTIZED_MATMUL, problem, operands)
+    return out
 
 
 def _check_dimensions(lhs: Array, rhs_scale: Array, rhs_shape: tuple[int, ...], num_contracted: int) -> None:

@@ -91,7 +91,8 @@ def pack(codes: Int[Array, "K ..."]) -> UInt8[Array, "half ..."]:
     bits = codes.astype(jnp.uint8) & jnp.uint8(15)
     if bits.shape[0] % 2:
         bits = jnp.concatenate([bits, jnp.zeros_like(bits[:1])])
-    return bits[0::2] | (bits[1::2] << jnp.uint8(4))
+    out: jax.Array = bits[0::2] | (bits[1::2] << jnp.uint8(4))
+    return out
 
 
 def unpack(kept: UInt8[Array, "half ..."], length: int) -> UInt8[Array, "K ..."]:

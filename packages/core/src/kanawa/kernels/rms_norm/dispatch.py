@@ -35,13 +35,17 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
     operands = {"x": x, "scale": scale}
     # Rows that no rule names can't be split for a kernel that runs on a shard.
     operation = RMS_NORM.get(x.ndim)
+    out: jax.Array
     if operation is None:
-        return _REFERENCE.apply(problem, operands)
+        out = _REFERENCE.apply(problem, operands)
+        return out
     # Of one shard's rows: a kernel that the plan pins may refuse all of them, and be asked for fewer.
     split = split_operands(operation, operation.operand_axes, operands)
     alone = select(operation, problem.localize(split.shapes), split.error)
     if alone.choice.kernel == _REFERENCE.name and not alone.choice.refused:
         # Every layer has norms: where nothing but the reference is installed there is no choice to record, and a
         # model's list of kernels stays short.
-        return _REFERENCE.apply(problem, operands)
-    return run(operation, problem, operands)
+        out = _REFERENCE.apply(problem, operands)
+    else:
+        out = run(operation, problem, operands)
+    return out

@@ -122,4 +122,6 @@ def _over_vocab(
     # `run` leaves a kernel that isn't local to the compiler, which would gather whole logits: here any kernel runs on
     # its shard's part of the vocabulary.
     local, selection = choose(SOFTMAX_CROSS_ENTROPY, problem, split, operands)
-    return call_split(SOFTMAX_CROSS_ENTROPY, split, lambda shard: call(selection.kernel, local, shard), operands)
+    sums: tuple[jax.Array, ...]
+    sums = call_split(SOFTMAX_CROSS_ENTROPY, split, lambda shard: call(selection.kernel, local, shard), operands)
+    return sums

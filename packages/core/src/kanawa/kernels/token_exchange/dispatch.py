@@ -64,7 +64,8 @@ def token_exchange(
     operands = {"rows": rows, "send_sizes": send_sizes}
     if receive_offsets is not None:
         operands["receive_offsets"] = receive_offsets
-    return run(TOKEN_EXCHANGE, problem, operands)
+    result: tuple[jax.Array, jax.Array] = run(TOKEN_EXCHANGE, problem, operands)
+    return result
 
 
 def _values(rows: int, send_sizes: jax.Array, output_rows: int) -> list[str]:
