@@ -147,8 +147,11 @@ class Module(Configurable, abstract=True):
         self._shared[name] = module
 
     @nowrap
-    def shared_module(self, name: str) -> "Module":
-        """Returns the module that an ancestor shares under `name`; raises ModuleError if none does."""
+    def shared_module(self, name: str) -> Any:
+        """Returns the module that an ancestor shares under `name`; raises ModuleError if none does.
+
+        The caller knows its class: `embedding: Embedding = self.shared_module("embedding")`.
+        """
         node: Module | None = self
         offered: list[str] = []
         while node is not None:

@@ -82,7 +82,7 @@ class AdaptedFeedForward(FeedForward):
 
     @property
     def _callee(self) -> str:
-        return self.config.module.callee.__qualname__
+        return str(self.config.module.callee.__qualname__)
 
     def _made(self, **random: Any) -> Any:
         """Returns the foreign module."""

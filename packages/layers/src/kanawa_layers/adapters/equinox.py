@@ -1,5 +1,6 @@
 """An Equinox module as a feed-forward."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ class EquinoxFeedForward(AdaptedFeedForward):
     def call(self, tokens: Float[Array, "N E"], values: dict[str, jax.Array]) -> Float[Array, "N E"]:
         """Returns the module's output for each token."""
         eqx = library("equinox", "equinox")
-        module = eqx.nn.inference_mode(self._with(values), not self.train)
+        module: Callable[..., jax.Array] = eqx.nn.inference_mode(self._with(values), not self.train)
         if not (self.config.draws and self.train):
             return jax.vmap(module)(tokens)
         keys = jax.random.split(self.next_key(), tokens.shape[0])

@@ -1,5 +1,6 @@
 """A Flax NNX module as a feed-forward."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +36,8 @@ class NNXFeedForward(AdaptedFeedForward):
 
         params = jax.eval_shape(describe, jax.random.key(0))
         params = jax.tree_util.tree_map_with_path(lambda path, _: values[_name(path)], params)
-        return library("flax.nnx", "flax").merge(held[0], params)(tokens)
+        module: Callable[..., jax.Array] = library("flax.nnx", "flax").merge(held[0], params)
+        return module(tokens)
 
     def _split(self, key: jax.Array) -> tuple[Any, Any]:
         """Returns the module's graph and its parameters."""

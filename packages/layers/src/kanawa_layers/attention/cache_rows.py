@@ -1,5 +1,7 @@
 """Rows of a cache that a batch uses: `Sequences.slots` picks them out and puts them back."""
 
+import functools
+
 import jax
 from kanawa.contracts import CacheState, Sequences
 
@@ -26,5 +28,5 @@ def write_after(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Arr
     # XLA moves a slice that would pass the end back inside, over older tokens: a cache must be as long as the row gets.
     if lengths.ndim == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, lengths, axis=1)
-    update = jax.vmap(lambda row, n, at: jax.lax.dynamic_update_slice_in_dim(row, n, at, 0))
-    return update(cache, new, lengths)
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.vmap(update)(cache, new, lengths)

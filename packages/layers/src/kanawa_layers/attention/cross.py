@@ -25,6 +25,16 @@ class CrossAttention(SequenceMixer):
     Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    sinks: Sinks | None
+    gate: OutputGate | None
+    dot_product: DotProduct
+
     class Config(SequenceMixer.Config):
         num_heads: kn.Size = kn.REQUIRED
         num_kv_heads: kn.Size | None = None

@@ -37,6 +37,20 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     Tags for remat: query, key, value, attention_output, attention_projection.
     """
 
+    query: Linear | None
+    key: Linear | None
+    value: Linear | None
+    qkv: Linear | None
+    output: Linear
+    positions: Positions
+    query_norm: Norm | None
+    key_norm: Norm | None
+    query_scale: QueryScale | None
+    sinks: Sinks | None
+    gate: OutputGate | None
+    dot_product: DotProduct
+    cache: Cache | None
+
     class Config(SequenceMixer.Config, Joinable.Config):
         num_heads: kn.Size = kn.REQUIRED
         num_kv_heads: kn.Size | None = None
@@ -118,7 +132,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
         self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=self.head_dim)
         scale = 1.0 / math.sqrt(self.head_dim) if cfg.scale is None else cfg.scale
         self.add_child("dot_product", cfg.dot_product, scale=scale, logit_cap=cfg.logit_cap)
-        shape = {"num_kv_heads": heads.kv_heads, "key_dim": self.head_dim, "value_dim": self.head_dim}
+        shape: dict[str, Any] = {"num_kv_heads": heads.kv_heads, "key_dim": self.head_dim, "value_dim": self.head_dim}
         self.add_child("cache", None if self.takes_keys else cfg.cache, reach=reach(self.mask), **shape)
 
     def forward(
@@ -126,7 +140,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the attended activations and the extended cache."""
         positions = sequences.token_positions(x.shape[1])
-        if self.takes_keys:
+        if self.cache is None:
             q = self._queries(x, sequences, positions)
             keys = taken_keys(self, self.config.sharing, self.mask, self.head_dim, self.config.num_heads)
         else:
@@ -154,6 +168,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
         self, x: Float[Array, "B T E"], sequences: Sequences, positions: Int[Array, "B T"]
     ) -> Float[Array, "B T H D"]:
         """Returns queries alone, for keys that are turned already."""
+        assert self.query is not None  # `check` refuses `qkv` where keys are taken
         q = self.query(x)
         q = q if self.query_norm is None else normed(self.query_norm, q, self.config.norm_all_heads)
         turning = positions if sequences.coordinates is None else sequences.coordinates
@@ -193,11 +208,11 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of the cache slot; nothing for a layer that takes another's keys."""
-        return {} if self.takes_keys else self.cache.spec(rows, length, dtype)
+        return {} if self.cache is None else self.cache.spec(rows, length, dtype)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns projections plus scores and values: 4 * heads * head_dim FLOPs for each key seen."""
         seen = min(context_length, reach(self.mask) or context_length)
         scores = 4.0 * self.config.num_heads * self.head_dim * seen
-        return super().flops_per_token(context_length) + scores
+        return float(super().flops_per_token(context_length) + scores)

@@ -32,6 +32,20 @@ class LatentAttention(SequenceMixer):
     Tags for remat: query, latent, key, value, attention_output, attention_projection.
     """
 
+    query: Linear | None
+    query_down: Linear | None
+    query_norm: Norm | None
+    query_up: Linear | None
+    kv_down: Linear | None
+    kv_norm: Norm | None
+    kv_up: Linear
+    output: Linear
+    positions: Positions
+    sinks: Sinks | None
+    gate: OutputGate | None
+    dot_product: DotProduct
+    cache: Cache | None
+
     class Config(SequenceMixer.Config):
         num_heads: kn.Size = kn.REQUIRED
         kv_rank: kn.Size = kn.REQUIRED
@@ -112,6 +126,7 @@ class LatentAttention(SequenceMixer):
             q_rope, _ = self.positions.rotate(q_rope, q_rope[:, :, :0], turning)
             keys = taken_keys(self, cfg.sharing, self.mask, cfg.kv_rank + cfg.rope_dim, cfg.num_heads)
         else:
+            assert self.kv_down and self.kv_norm and self.cache  # None only in a layer that takes keys
             latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
             # The norm is on the latent alone: DeepSeek turns and caches the shared rotary key as it is projected.
             latent = self.tag("latent", self.kv_norm(latent))
@@ -136,8 +151,9 @@ class LatentAttention(SequenceMixer):
         return kn.constrain(y, ("batch", "length", "embed")), state
 
     def _queries(self, x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
-        if self.config.query_rank is None:
+        if self.query is not None:
             return self.query(x)
+        assert self.query_down and self.query_norm and self.query_up  # set up in place of `query`
         return self.query_up(self.query_norm(self.query_down(x)))
 
     def _expanded(
@@ -190,7 +206,7 @@ class LatentAttention(SequenceMixer):
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of the cache slot, kv_rank + rope_dim numbers a token; nothing where keys are taken."""
-        return {} if self.takes_keys else self.cache.spec(rows, length, dtype)
+        return {} if self.cache is None else self.cache.spec(rows, length, dtype)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
@@ -198,4 +214,4 @@ class LatentAttention(SequenceMixer):
         cfg = self.config
         seen = min(context_length, reach(self.mask) or context_length)
         scores = 2.0 * cfg.num_heads * (cfg.nope_dim + cfg.rope_dim + cfg.value_dim) * seen
-        return super().flops_per_token(context_length) + scores
+        return float(super().flops_per_token(context_length) + scores)

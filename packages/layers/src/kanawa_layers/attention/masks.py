@@ -1,6 +1,8 @@
 """Masks as config: who may attend to whom, combined with AllOf and AnyOf; each gives the operation's MaskSpec."""
 
 import abc
+import functools
+import operator
 
 import kanawa as kn
 from kanawa.kernels import MaskSpec
@@ -104,15 +106,13 @@ class AnyOf(Mask):
 
     def spec(self) -> MaskSpec:
         """Returns the disjunction."""
-        first, *rest = (mask.build().spec() for mask in self.config.masks)
-        for mask in rest:
-            first = first | mask
-        return first
+        specs: list[MaskSpec] = [mask.build().spec() for mask in self.config.masks]
+        return functools.reduce(operator.or_, specs)
 
 
 def narrowed(mask: Mask.Config, window: int | None) -> MaskSpec:
     """Returns the mask's spec, of which only the last `window` keys are left, the query's own included."""
-    spec = mask.build().spec()
+    spec: MaskSpec = mask.build().spec()
     # A window of n counts the query itself, as in Hugging Face's `sliding_window`; `left` counts keys before it.
     return spec if window is None else spec & Window.Config(left=window - 1).build().spec()
 

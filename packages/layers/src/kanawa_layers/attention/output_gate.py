@@ -13,6 +13,8 @@ from kanawa_layers.basic.linear import Linear
 class OutputGate(kn.Module):
     """Multiplies heads' outputs, before the output projection, by gates in (0, 1)."""
 
+    projection: Linear
+
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
         num_heads: kn.Size = kn.FROM_PARENT

@@ -19,6 +19,9 @@ class QuantisedCache(Cache):
     `codes` and `scales` are caches of one kind (dense, ring or paged), which keep the two apart.
     """
 
+    codes: Cache
+    scales: Cache
+
     class Config(Cache.Config):
         codes: Cache.Config = DenseCache.Config()
         scales: Cache.Config = DenseCache.Config()
@@ -60,9 +63,12 @@ class QuantisedCache(Cache):
         codes = self.codes.extend(_part(state, "codes_"), k_codes, v_codes, sequences)
         scales = self.scales.extend(_part(state, "scales_"), k_scales, v_scales, sequences)
         codes, scales = _of_the_rows(codes, sequences), _of_the_rows(scales, sequences)
-        kept = {f"codes_{n}": x for n, x in codes.state.items()} | {f"scales_{n}": x for n, x in scales.state.items()}
-        values = None if v is None else _restored(codes.v, scales.v, v.dtype)
-        return codes._replace(state=kept, k=_restored(codes.k, scales.k, k.dtype), v=values)
+        parts = {"codes_": codes.state or {}, "scales_": scales.state or {}}
+        extended = {f"{prefix}{name}": array for prefix, part in parts.items() for name, array in part.items()}
+        values = None
+        if v is not None and codes.v is not None and scales.v is not None:
+            values = _restored(codes.v, scales.v, v.dtype)
+        return codes._replace(state=extended, k=_restored(codes.k, scales.k, k.dtype), v=values)
 
 
 def _of_the_rows(view: CacheView, sequences: Sequences) -> CacheView:

@@ -53,5 +53,5 @@ class TemperatureTuning(QueryScale):
         """Returns q times the scale of its position."""
         cfg = self.config
         steps = jnp.floor((positions.astype(jnp.float32) + 1.0) / cfg.floor_scale)
-        scale = 1.0 + cfg.coefficient * jnp.log1p(steps)
+        scale: jax.Array = 1.0 + cfg.coefficient * jnp.log1p(steps)
         return (q.astype(jnp.float32) * scale[:, :, None, None]).astype(q.dtype)

@@ -55,8 +55,7 @@ class RingCache(Cache):
         # side by side, and the ring is written apart from that.
         entries = _entries_to_write(positions, real, size)
         # mode="drop" with an entry past the end is how padding and overwritten tokens stay out.
-        put = jax.vmap(lambda row, at, array: row.at[at].set(array.astype(row.dtype), mode="drop"))
-        rows = {name: put(old[name], entries, array) for name, array in new.items()}
+        rows = {name: jax.vmap(_written)(old[name], entries, array) for name, array in new.items()}
         seen = {name: jnp.concatenate([old[name], new[name].astype(old[name].dtype)], 1) for name in new}
         seen_at = [_entry_positions(lengths, size), jnp.where(real, positions, _NOWHERE)]
         kv_positions = jnp.concatenate(seen_at, axis=1)
@@ -77,3 +76,7 @@ def _entries_to_write(positions: Int[Array, "B T"], real: Bool[Array, "B T"], si
     # A scatter to one entry twice has no defined winner: only the last `size` real tokens are written at all.
     after = jnp.max(jnp.where(real, positions + 1, 0), axis=1, keepdims=True)
     return jnp.where(real & (positions >= after - size), positions % size, size)
+
+
+def _written(row: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
+    return row.at[at].set(new.astype(row.dtype), mode="drop")

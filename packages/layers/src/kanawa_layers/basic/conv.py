@@ -87,7 +87,7 @@ class Conv(kn.Module):
         """Returns two FLOPs a weight for each output position."""
         del context_length
         cfg = self.config
-        return 2.0 * math.prod(cfg.window) * (cfg.input_dim // self.groups) * cfg.output_dim
+        return float(2.0 * math.prod(cfg.window) * (cfg.input_dim // self.groups) * cfg.output_dim)
 
 
 def explicit_padding(

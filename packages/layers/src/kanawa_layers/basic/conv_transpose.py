@@ -64,4 +64,4 @@ class ConvTranspose(kn.Module):
         """Returns two FLOPs a weight for each input position."""
         del context_length
         cfg = self.config
-        return 2.0 * math.prod(cfg.window) * cfg.input_dim * cfg.output_dim
+        return float(2.0 * math.prod(cfg.window) * cfg.input_dim * cfg.output_dim)

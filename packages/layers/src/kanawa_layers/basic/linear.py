@@ -16,6 +16,8 @@ class Linear(Weighted):
     says how the weight is kept and multiplied (None: plainly); `adapter` adds a small trained change to the product.
     """
 
+    adapter: Adapter | None
+
     class Config(Weighted.Config):
         input_shape: tuple[kn.Size, ...] = kn.FROM_PARENT
         output_shape: tuple[kn.Size, ...] = kn.FROM_PARENT
@@ -69,7 +71,13 @@ class Linear(Weighted):
     def flops_per_token(self, context_length: float) -> float:
         """Returns two FLOPs a weight, and the adapter's."""
         adapter = 0.0 if self.adapter is None else self.adapter.flops_per_token(context_length)
-        return 2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape) + adapter
+        return float(2.0 * math.prod(self.config.input_shape) * math.prod(self.config.output_shape) + adapter)
+
+
+def add_linear(layer: kn.Module, name: str, inputs: int, outputs: int, axes: tuple[str | None, ...]) -> None:
+    """Declares the projection in slot `name` of a layer, from vectors of width `inputs` to vectors of `outputs`."""
+    cfg = getattr(layer.config, name)
+    layer.add_child(name, cfg, input_shape=(inputs,), output_shape=(outputs,), axes=axes)
 
 
 def are_alike(*configs: Linear.Config) -> bool:

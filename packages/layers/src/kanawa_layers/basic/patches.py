@@ -13,6 +13,8 @@ class PatchEmbedding(kn.Module):
     The same as a convolution whose stride is its width, computed as the matmul it is.
     """
 
+    projection: Linear
+
     class Config(kn.Module.Config):
         output_dim: kn.Size = kn.FROM_PARENT
         patch_size: kn.Size = 16

@@ -110,7 +110,7 @@ def _store_of(directory: Path) -> ModelStore:
 
     names = [state.name for state in host().components(_KIND) if state.name != _OURS]
     for name in names:
-        store = component(_KIND, name)()
+        store: ModelStore = component(_KIND, name)()
         if store.holds(directory):
             return store
     known = ", ".join(names) or "none is installed; pip install kanawa-runtime"

@@ -46,7 +46,8 @@ def family(model_type: str) -> ForeignFamily:
         near = did_you_mean(model_type, known)
         message = f"no installed package knows the model_type {model_type[:80]!r}{near}; known: {', '.join(known)}"
         raise UnknownFamilyError(message)
-    return component(KIND, model_type)
+    known_family: ForeignFamily = component(KIND, model_type)
+    return known_family
 
 
 def model_config(config: Mapping[str, Any]) -> Config:
@@ -74,12 +75,13 @@ def model_config(config: Mapping[str, Any]) -> Config:
 def built(cfg: Config) -> Module:
     """Returns the model of a family's config; raises ForeignConfigError where its values don't go together."""
     try:
-        return cfg.build()
+        model: Module = cfg.build()
     except UsageError:
         raise
     except Exception as error:  # Layers check what goes together only while they are built.
         message = f"the config is of a model that can't be built: {error or type(error).__name__}"
         raise ForeignConfigError(message) from error
+    return model
 
 
 def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _brief(dtypes: Dtypes) -> dict[str, Any]:
 def _noted_dtypes(model: StoredModel) -> tuple[str, Mapping[str, str]]:
     """Returns the usual dtype and the others that a model came with; raises ConvertError for notes nobody wrote so."""
     noted = model.notes.get("dtypes", {})
-    usual, others = (noted.get("usual", "F32"), noted.get("others", {})) if isinstance(noted, dict) else (None, None)
+    usual, others = (noted.get("usual", "F32"), noted.get("others", {})) if isinstance(noted, dict) else ("", {})
     if not isinstance(others, dict) or not all(each in [*_TORCH_DTYPES] for each in (usual, *others.values())):
         message = f"the model's notes say its dtypes are {str(noted)[:80]}, expected F32, BF16 or F16; import it again"
         raise ConvertError(message)

@@ -6,16 +6,19 @@ import jax
 import kanawa as kn
 from jaxtyping import Array, Float
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 
 
 class Bottleneck(kn.Module):
     """y + up(activation(down(y))) through `width` channels; drawn so small that it is nearly the identity at first."""
 
+    down: Linear
+    up: Linear
+
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
         width: kn.Size = 64
-        activation: Callable = jax.nn.gelu
+        activation: Callable[..., Array] = jax.nn.gelu
         down: Linear.Config = Linear.Config(bias=True)
         # A hundredth of the usual deviation; at exactly 0, `down` would get no gradient in the first step.
         up: Linear.Config = Linear.Config(bias=True, init_scale=1e-4)
@@ -23,9 +26,9 @@ class Bottleneck(kn.Module):
 
     def setup(self) -> None:
         """Declares both projections."""
-        wide, narrow = (self.config.input_dim,), (self.config.width,)
-        self.add_child("down", self.config.down, input_shape=wide, output_shape=narrow, axes=("embed", None))
-        self.add_child("up", self.config.up, input_shape=narrow, output_shape=wide, axes=(None, "embed"))
+        cfg = self.config
+        add_linear(self, "down", cfg.input_dim, cfg.width, ("embed", None))
+        add_linear(self, "up", cfg.width, cfg.input_dim, (None, "embed"))
 
     def forward(self, y: Float[Array, "... E"]) -> Float[Array, "... E"]:
         """Returns the adapted branch."""

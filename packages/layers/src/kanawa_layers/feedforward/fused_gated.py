@@ -7,7 +7,7 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import FeedForward, Sequences
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.feedforward.gating import Gating, Product
 
 
@@ -17,8 +17,11 @@ class FusedGatedFeedForward(FeedForward):
     Reads x once instead of twice. The pair axis is apart from `mlp`, so that tensor parallelism splits both alike.
     """
 
+    gate_up: Linear
+    down: Linear
+
     class Config(FeedForward.Config):
-        activation: Callable = jax.nn.silu
+        activation: Callable[..., Array] = jax.nn.silu
         gating: Gating.Config = Product.Config()
         gate_up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
@@ -42,13 +45,7 @@ class FusedGatedFeedForward(FeedForward):
             output_shape=(2, cfg.hidden_dim),
             axes=("embed", None, "mlp"),
         )
-        self.add_child(
-            "down",
-            cfg.down,
-            input_shape=(cfg.hidden_dim,),
-            output_shape=(cfg.input_dim,),
-            axes=("mlp", "embed"),
-        )
+        add_linear(self, "down", cfg.hidden_dim, cfg.input_dim, ("mlp", "embed"))
         self._gating = cfg.gating.build()
 
     def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:

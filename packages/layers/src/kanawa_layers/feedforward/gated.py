@@ -9,7 +9,7 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import FeedForward, Joinable, Sequences
 
-from kanawa_layers.basic.linear import Linear, are_alike
+from kanawa_layers.basic.linear import Linear, add_linear, are_alike
 from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
 from kanawa_layers.feedforward.gating import Gating, Product
 
@@ -20,8 +20,12 @@ class GatedFeedForward(FeedForward, Joinable):
     `gating` says how gate and up meet: their product, unless a model clamps them.
     """
 
+    gate: Linear
+    up: Linear
+    down: Linear
+
     class Config(FeedForward.Config, Joinable.Config):
-        activation: Callable = jax.nn.silu
+        activation: Callable[..., Array] = jax.nn.silu
         gating: Gating.Config = Product.Config()
         gate: Linear.Config = Linear.Config()
         up: Linear.Config = Linear.Config()
@@ -34,20 +38,8 @@ class GatedFeedForward(FeedForward, Joinable):
         """Declares the two projections up to `hidden_dim` and the one down."""
         cfg = self.config
         for name in ("gate", "up"):
-            self.add_child(
-                name,
-                getattr(cfg, name),
-                input_shape=(cfg.input_dim,),
-                output_shape=(cfg.hidden_dim,),
-                axes=("embed", "mlp"),
-            )
-        self.add_child(
-            "down",
-            cfg.down,
-            input_shape=(cfg.hidden_dim,),
-            output_shape=(cfg.input_dim,),
-            axes=("mlp", "embed"),
-        )
+            add_linear(self, name, cfg.input_dim, cfg.hidden_dim, ("embed", "mlp"))
+        add_linear(self, "down", cfg.hidden_dim, cfg.input_dim, ("mlp", "embed"))
         self._gating = cfg.gating.build()
 
     def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:

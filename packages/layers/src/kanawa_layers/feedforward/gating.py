@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
@@ -12,7 +13,9 @@ class Gating(kn.Configurable):
     """Combines the gate's and the other projection into the hidden activations. Pure, no parameters."""
 
     @abc.abstractmethod
-    def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+    def combine(
+        self, activation: Callable[..., Array], gate: Float[Array, "..."], up: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
         """Returns hidden activations of the inputs' shape and dtype."""
 
 
@@ -20,9 +23,11 @@ class Product(Gating):
     """activation(gate) * up (Shazeer 2020, arXiv:2002.05202); `up_activation` acts on the other side, if any."""
 
     class Config(Gating.Config):
-        up_activation: Callable | None = None
+        up_activation: Callable[..., Array] | None = None
 
-    def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+    def combine(
+        self, activation: Callable[..., Array], gate: Float[Array, "..."], up: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
         """Returns the product."""
         other = self.config.up_activation
         return activation(gate) * (up if other is None else other(up))
@@ -38,10 +43,12 @@ class ClampedProduct(Gating):
         limit: kn.Positive = 7.0
         up_offset: kn.Finite = 1.0
 
-    def combine(self, activation: Callable, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+    def combine(
+        self, activation: Callable[..., Array], gate: Float[Array, "..."], up: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
         """Returns the product of the clamped sides."""
-        cfg = self.config
+        limit: float = self.config.limit
         # The gate is clamped from above only: far below zero its activation vanishes by itself. With an offset of 1,
         # `up` is a change of the gate, not a factor that has to grow from zero.
-        bounded = jnp.clip(up, -cfg.limit, cfg.limit)
-        return activation(jnp.minimum(gate, cfg.limit)) * (bounded + cfg.up_offset)
+        bounded: jax.Array = jnp.clip(up, -limit, limit) + self.config.up_offset
+        return activation(jnp.minimum(gate, limit)) * bounded

@@ -7,14 +7,17 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import FeedForward, Sequences
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 
 
 class PlainFeedForward(FeedForward):
     """down(activation(up(x))). Tag: feed_forward_up."""
 
+    up: Linear
+    down: Linear
+
     class Config(FeedForward.Config):
-        activation: Callable = jax.nn.gelu
+        activation: Callable[..., Array] = jax.nn.gelu
         up: Linear.Config = Linear.Config()
         down: Linear.Config = Linear.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(children={"up": "up_proj", "down": "down_proj"})
@@ -22,20 +25,8 @@ class PlainFeedForward(FeedForward):
     def setup(self) -> None:
         """Declares the projections to `hidden_dim` and back."""
         cfg = self.config
-        self.add_child(
-            "up",
-            cfg.up,
-            input_shape=(cfg.input_dim,),
-            output_shape=(cfg.hidden_dim,),
-            axes=("embed", "mlp"),
-        )
-        self.add_child(
-            "down",
-            cfg.down,
-            input_shape=(cfg.hidden_dim,),
-            output_shape=(cfg.input_dim,),
-            axes=("mlp", "embed"),
-        )
+        add_linear(self, "up", cfg.input_dim, cfg.hidden_dim, ("embed", "mlp"))
+        add_linear(self, "down", cfg.hidden_dim, cfg.input_dim, ("mlp", "embed"))
 
     def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
         """Returns the transformed tokens."""

@@ -14,8 +14,8 @@ def softmax_contrastive(
     logarithm, and caps the scale at 100).
     """
     logits = logit_scale * _unit(left) @ _unit(right).T
-    right_of_left = jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
-    left_of_right = jnp.diagonal(jax.nn.log_softmax(logits, axis=0))
+    right_of_left: jax.Array = jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+    left_of_right: jax.Array = jnp.diagonal(jax.nn.log_softmax(logits, axis=0))
     return -0.5 * (right_of_left + left_of_right)
 
 

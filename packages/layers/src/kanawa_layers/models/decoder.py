@@ -18,6 +18,13 @@ from kanawa_layers.positions.absolute import AbsolutePositions
 class DecoderLM(CausalLM):
     """A causal language model; `head` TiedHead shares the embedding's table."""
 
+    embedding: Embedding
+    stack: Stack
+    norm: Norm
+    head: Head
+    positions: AbsolutePositions | None
+    loss: TokenLoss
+
     class Config(CausalLM.Config):
         embedding: Embedding.Config = Embedding.Config()
         stack: Stack.Config = kn.REQUIRED

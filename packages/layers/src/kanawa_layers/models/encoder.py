@@ -24,6 +24,18 @@ class EncoderLM(MaskedLM):
     encoder without a loss; `pooler` serves classification and takes no part in the loss.
     """
 
+    embedding: Embedding
+    positions: AbsolutePositions | None
+    token_types: TokenTypes | None
+    embedding_norm: Norm | None
+    dropout: Dropout | None
+    stack: Stack
+    norm: Norm | None
+    pooler: FirstTokenPooler | None
+    transform: HeadTransform | None
+    head: Head | None
+    loss: CrossEntropy
+
     class Config(MaskedLM.Config):
         embedding: Embedding.Config = Embedding.Config()
         positions: AbsolutePositions.Config | None = None
@@ -71,13 +83,14 @@ class EncoderLM(MaskedLM):
     def forward(self, batch: Batch) -> None:
         """Adds the cross entropy of the weighted tokens."""
         x = self.encode(batch.input_ids, Sequences(positions=batch.positions, segment_ids=batch.segment_ids))
-        self.loss(self._transformed(x), self.head, batch)
+        transformed, head = self._before_head(x)
+        self.loss(transformed, head, batch)
 
     def predict(
         self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T V"]:
         """Returns fp32 logits of every token."""
-        return project(self._transformed(self.encode(input_ids, Sequences(segment_ids=segment_ids))), self.head)
+        return project(*self._before_head(self.encode(input_ids, Sequences(segment_ids=segment_ids))))
 
     def pool(self, input_ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns one vector a row; raises ModuleError for a model without a pooler."""
@@ -86,8 +99,8 @@ class EncoderLM(MaskedLM):
             raise ModuleError(message)
         return self.pooler(self.encode(input_ids, Sequences(segment_ids=segment_ids)))
 
-    def _transformed(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+    def _before_head(self, x: Float[Array, "B T E"]) -> tuple[Float[Array, "B T E"], Head]:
         if self.head is None:
             message = f"{self.path} has no head to predict tokens with; set head=BiasedTiedHead.Config()"
             raise ModuleError(message)
-        return x if self.transform is None else self.transform(x)
+        return x if self.transform is None else self.transform(x), self.head

@@ -21,6 +21,13 @@ class EncoderDecoderLM(Model):
 
     batch = EncoderDecoderBatch
 
+    embedding: Embedding
+    positions: AbsolutePositions | None
+    encoder: Tower
+    decoder: Tower
+    head: Head
+    loss: CrossEntropy
+
     class Config(Model.Config):
         vocab_size: kn.Size = kn.REQUIRED
         input_dim: kn.Size = kn.REQUIRED

@@ -10,6 +10,8 @@ from jaxtyping import Array, Float
 from kanawa.arrays.contract import logits_of
 from kanawa.contracts import Joinable
 
+from kanawa_layers.basic.embedding import Embedding
+
 
 class Head(kn.Module):
     """Maps the last residual stream to logits; `weight` and `tied` let the loss avoid building them all.
@@ -41,7 +43,7 @@ class Head(kn.Module):
     def flops_per_token(self, context_length: float) -> float:
         """Returns two FLOPs a weight."""
         del context_length
-        return 2.0 * self.config.input_dim * self.config.vocab_size
+        return float(2.0 * self.config.input_dim * self.config.vocab_size)
 
 
 class UntiedHead(Head, Joinable):
@@ -104,7 +106,8 @@ class TiedHead(Head):
 
     def weight(self) -> Float[Array, "V E"]:
         """Returns the shared table."""
-        return self.shared_module("embedding").table()
+        embedding: Embedding = self.shared_module("embedding")
+        return embedding.table()
 
 
 def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:

@@ -7,8 +7,9 @@ import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import Norm
 
+from kanawa_layers.basic.embedding import Embedding
 from kanawa_layers.basic.layer_norm import LayerNorm
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.feedforward.activations import gelu_exact
 from kanawa_layers.models.head import Head
 
@@ -16,9 +17,12 @@ from kanawa_layers.models.head import Head
 class HeadTransform(kn.Module):
     """norm(activation(dense(x))), before a head (Devlin et al. 2018, arXiv:1810.04805, released code)."""
 
+    dense: Linear
+    norm: Norm
+
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
-        activation: Callable = gelu_exact
+        activation: Callable[..., Array] = gelu_exact
         dense: Linear.Config = Linear.Config(bias=True)
         norm: Norm.Config = LayerNorm.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(children={"dense": "dense", "norm": "LayerNorm"})
@@ -26,7 +30,7 @@ class HeadTransform(kn.Module):
     def setup(self) -> None:
         """Declares the projection and the norm."""
         dim = self.config.input_dim
-        self.add_child("dense", self.config.dense, input_shape=(dim,), output_shape=(dim,), axes=("embed", None))
+        add_linear(self, "dense", dim, dim, ("embed", None))
         self.add_child("norm", self.config.norm, input_dim=dim)
 
     def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
@@ -53,7 +57,8 @@ class BiasedTiedHead(Head):
 
     def weight(self) -> Float[Array, "V E1"]:
         """Returns the shared table with the bias as its last column."""
-        return jnp.concatenate([self.shared_module("embedding").table(), self.param("bias")[:, None]], axis=1)
+        embedding: Embedding = self.shared_module("embedding")
+        return jnp.concatenate([embedding.table(), self.param("bias")[:, None]], axis=1)
 
     @kn.nowrap
     def scaled(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E1"]:

@@ -12,7 +12,7 @@ from kanawa.contracts import Batch, RolloutBatch
 from kanawa.errors import ModuleError
 from kanawa.kernels.softmax_cross_entropy import softmax_cross_entropy
 
-from kanawa_layers.losses.policy import clipped_surrogate, k3_divergence, per_sequence, truncated_importance
+from kanawa_layers.losses.policy import Sums, clipped_surrogate, k3_divergence, per_sequence, truncated_importance
 from kanawa_layers.models.head import Head
 from kanawa_layers.models.token_loss import TokenLoss
 
@@ -31,7 +31,7 @@ class PolicyLoss(TokenLoss):
         clip_high: kn.Positive = 0.2
         kl: kn.NonNegative = 0.0
         truncation: kn.Positive | None = None
-        aggregation: Callable = per_sequence
+        aggregation: Callable[..., Sums] = per_sequence
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch | RolloutBatch) -> None:
         """Adds the objective; raises ModuleError where a batch to train on holds no rollouts."""
@@ -49,13 +49,17 @@ class PolicyLoss(TokenLoss):
             )
             raise ModuleError(message)
         now = jax.lax.stop_gradient(logprobs)
+
         # What may not weigh anything must be finite as well: zero times infinity is NaN.
-        only_drawn = lambda given: jnp.where(weights > 0, given, now)  # noqa: E731
+        def only_drawn(values: jax.Array) -> jax.Array:
+            return jnp.where(weights > 0, values, now)
+
         old = now if batch.old_logprobs is None else only_drawn(batch.old_logprobs)
         values, clipped = clipped_surrogate(logprobs, old, batch.advantages, cfg.clip_low, cfg.clip_high)
         if cfg.truncation is not None:
             values = values * truncated_importance(old, batch.sampled_logprobs, cfg.truncation)
-        self.add_loss("policy", *cfg.aggregation(values, weights), cfg.coefficient, primary=True)
+        total, weight = cfg.aggregation(values, weights)
+        self.add_loss("policy", total, weight, cfg.coefficient, primary=True)
         count = jnp.sum(weights)
         self.record("clipped", kn.Mean(jnp.sum(clipped * weights), count))
         if cfg.kl and batch.reference_logprobs is None:
@@ -63,7 +67,8 @@ class PolicyLoss(TokenLoss):
             raise ModuleError(message)
         if batch.reference_logprobs is not None:
             divergence = k3_divergence(logprobs, only_drawn(batch.reference_logprobs))
-            self.add_loss("kl", *cfg.aggregation(divergence, weights), cfg.kl)
+            total, weight = cfg.aggregation(divergence, weights)
+            self.add_loss("kl", total, weight, cfg.kl)
         apart = jnp.abs(old - batch.sampled_logprobs) * weights
         self.record("sampler_difference", kn.Mean(jnp.sum(apart), count))
         self.record("sampler_difference_most", kn.Max(jnp.max(apart)))
@@ -83,7 +88,8 @@ def target_nll(
     That operation returns sums. It is linear in its weights: a token's loss is the gradient by its weight.
     """
     ones = jnp.ones(targets.shape, jnp.float32)
-    return jax.grad(lambda w: _weighted(hidden, weight, targets, w, tied, logit_cap))(ones)
+    losses: jax.Array = jax.grad(lambda w: _weighted(hidden, weight, targets, w, tied, logit_cap))(ones)
+    return losses
 
 
 def _weighted(

@@ -4,11 +4,13 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 
 
 class FirstTokenPooler(kn.Module):
     """tanh(dense(first token)) (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
+
+    dense: Linear
 
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
@@ -18,7 +20,7 @@ class FirstTokenPooler(kn.Module):
     def setup(self) -> None:
         """Declares the projection."""
         dim = self.config.input_dim
-        self.add_child("dense", self.config.dense, input_shape=(dim,), output_shape=(dim,), axes=("embed", None))
+        add_linear(self, "dense", dim, dim, ("embed", None))
 
     def forward(self, x: Float[Array, "B T E"]) -> Float[Array, "B E"]:
         """Returns the pooled vector of each row."""

@@ -23,6 +23,8 @@ class TokenLoss(kn.Module):
 class SumOfLosses(TokenLoss):
     """Several losses of the same hidden states; those of each are under `terms[i]`, the first is primary."""
 
+    terms: tuple[TokenLoss, ...]
+
     class Config(TokenLoss.Config):
         terms: tuple[TokenLoss.Config, ...] = kn.REQUIRED
 
@@ -40,5 +42,5 @@ class SumOfLosses(TokenLoss):
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
         """Adds every term."""
-        for term in self.children.values():
+        for term in self.terms:
             term(x, head, batch)

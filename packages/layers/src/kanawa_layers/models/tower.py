@@ -13,6 +13,11 @@ from kanawa_layers.basic.rms_norm import RMSNorm
 class Tower(kn.Module):
     """norm(stack(x)). `relative_bias` is shared under that name, for SharedRelativeBias in the layers' attention."""
 
+    relative_bias: Positions | None
+    dropout: Dropout | None
+    stack: Stack
+    norm: Norm
+
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
         num_heads: kn.Size | None = None
@@ -29,7 +34,7 @@ class Tower(kn.Module):
             if self.relative_bias is None:
                 return []
             # Not overridden: rotary positions and the like turn queries and keys instead.
-            if self.relative_bias._target.bias is Positions.bias:
+            if getattr(self.relative_bias._target, "bias", None) is Positions.bias:
                 kind = type(self.relative_bias).__qualname__
                 return [
                     f"relative_bias is {kind}, which adds nothing to logits that layers could share; set it to None"

@@ -1,5 +1,7 @@
 """The vision transformer as an image classifier: patches, a class token, positions, stack, norm, head."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import kanawa as kn
@@ -17,6 +19,13 @@ class ImageClassifier(Model):
     """Classifies by the stream of a learned token before the patches (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
 
     batch = ImageBatch
+
+    patches: PatchEmbedding
+    positions: AbsolutePositions | None
+    dropout: Dropout | None
+    stack: Stack
+    norm: Norm
+    head: Linear
 
     class Config(Model.Config):
         input_dim: kn.Size = kn.REQUIRED
@@ -38,7 +47,11 @@ class ImageClassifier(Model):
         self.add_child("dropout", cfg.dropout)
         self.add_child("stack", cfg.stack, input_dim=cfg.input_dim)
         self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
-        shapes = {"input_shape": (cfg.input_dim,), "output_shape": (cfg.num_classes,), "axes": ("embed", "vocab")}
+        shapes: dict[str, Any] = {
+            "input_shape": (cfg.input_dim,),
+            "output_shape": (cfg.num_classes,),
+            "axes": ("embed", "vocab"),
+        }
         self.add_child("head", cfg.head, **shapes)
 
     def predict(self, images: Float[Array, "B C H W"]) -> Float[Array, "B classes"]:

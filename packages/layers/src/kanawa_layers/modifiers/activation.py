@@ -32,7 +32,7 @@ class Activation(kn.Modifier):
 
 def named_activation(name: str) -> Callable[..., Any]:
     """Returns the catalogued function; raises UnknownNameError with near names, UsageError where it is a class."""
-    function = kn.component(KIND, name)
+    function: Callable[..., Any] = kn.component(KIND, name)
     if isinstance(function, type):
         message = f"activation: {name!r} is the class {function!r}; expected a function from one array to another"
         raise UsageError(message)

@@ -18,7 +18,8 @@ def component_config(modifier: str, name: str, role: type[kn.Configurable], kind
     """
     component = kn.component(kind, name)
     if isinstance(component, type) and issubclass(component, role):
-        return component.Config()
+        cfg: kn.Config = component.Config()
+        return cfg
     names = [state.name for state in host().components(kind) if state.state.usable and _fills(kind, state.key, role)]
     message = (
         f"{modifier}: {name!r} is {component!r}, which fills no {role.__name__} slot{did_you_mean(name, names)}; "
@@ -93,8 +94,8 @@ class CacheKind(RoleByName):
 
     def new(self) -> kn.Config:
         """Returns the cache's config."""
-        kept = super().new()
-        return QuantisedCache.Config(codes=kept, scales=kept) if self.config.int8 else kept
+        cache: Any = super().new()
+        return QuantisedCache.Config(codes=cache, scales=cache) if self.config.int8 else cache
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with all caches replaced; raises ConfigError where no model in it ever decodes."""

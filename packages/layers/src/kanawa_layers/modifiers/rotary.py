@@ -172,10 +172,11 @@ def _scaled_from(
     return cfg
 
 
-def trained_length(rotary: Any) -> int | None:
+def trained_length(rotary: Rotary.Config) -> int | None:
     """Returns how long sequences were before any stretching: what a scaling stretches from, else what the node says."""
     # A scaling that is replaced has itself stretched from an earlier length: that one is what the weights have seen.
-    scaling = rotary.scaling
+    scaling: Any = rotary.scaling
     if scaling is not None and "original_length" in scaling.fields():
-        return scaling.original_length
+        original: int | None = scaling.original_length
+        return original
     return rotary.trained_length

@@ -59,6 +59,9 @@ class ExpertChoiceMixture(FeedForward):
 
     depends_on_batch = True
 
+    router: ExpertChoiceRouter
+    experts: Experts
+
     class Config(FeedForward.Config):
         num_experts: kn.Size = kn.REQUIRED
         router: ExpertChoiceRouter.Config = ExpertChoiceRouter.Config()
@@ -90,7 +93,7 @@ class ExpertChoiceMixture(FeedForward):
         """Returns the FLOPs of the router and of the `factor` experts that a token gets on average."""
         del context_length
         cfg = self.config
-        return 2.0 * cfg.input_dim * cfg.num_experts + cfg.router.factor * self.experts.flops_per_row()
+        return float(2.0 * cfg.input_dim * cfg.num_experts + cfg.router.factor * self.experts.flops_per_row())
 
     @kn.nowrap
     def idle_parameters(self) -> int:
@@ -98,4 +101,4 @@ class ExpertChoiceMixture(FeedForward):
         cfg = self.config
         held = sum(spec.size for spec in flatten_paths(kn.param_specs(self.experts)).values())
         chosen = min(cfg.router.factor, cfg.num_experts)
-        return super().idle_parameters() + round(held * (1.0 - chosen / cfg.num_experts))
+        return int(super().idle_parameters() + round(held * (1.0 - chosen / cfg.num_experts)))

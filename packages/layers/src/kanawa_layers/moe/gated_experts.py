@@ -14,7 +14,7 @@ class GatedExperts(Experts):
     """down(gating(activation, gate(x), up(x))) in each expert. Tags: feed_forward_gate, feed_forward_up."""
 
     class Config(Experts.Config):
-        activation: Callable = jax.nn.silu
+        activation: Callable[..., Array] = jax.nn.silu
         gating: Gating.Config = Product.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
@@ -44,4 +44,4 @@ class GatedExperts(Experts):
     @kn.nowrap
     def flops_per_row(self) -> float:
         """Returns two FLOPs for each weight of an expert's three matrices."""
-        return 6.0 * self.config.input_dim * self.config.hidden_dim
+        return float(6.0 * self.config.input_dim * self.config.hidden_dim)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import FeedForward, Sequences, TokenDispatcher
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.moe.experts import Experts
 from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.local_dispatcher import LocalDispatcher
@@ -21,6 +21,12 @@ class MixtureOfExperts(FeedForward):
     sigmoid of `shared_gate` where there is one (Qwen2-MoE). `weigh_inputs` multiplies a token by its weight before
     the expert instead of after it (Llama 4). Whether tokens may be dropped, the dispatcher decides.
     """
+
+    router: Router
+    dispatcher: TokenDispatcher
+    experts: Experts
+    shared: FeedForward | None
+    shared_gate: Linear | None
 
     class Config(FeedForward.Config):
         num_experts: kn.Size = kn.REQUIRED
@@ -58,8 +64,7 @@ class MixtureOfExperts(FeedForward):
         sizes = {"input_dim": cfg.input_dim, "hidden_dim": cfg.hidden_dim, "num_experts": cfg.num_experts}
         self.add_child("experts", cfg.experts, **sizes)
         self.add_child("shared", cfg.shared, input_dim=cfg.input_dim)
-        gate = {"input_shape": (cfg.input_dim,), "output_shape": (1,), "axes": ("embed", None)}
-        self.add_child("shared_gate", cfg.shared_gate, **gate)
+        add_linear(self, "shared_gate", cfg.input_dim, 1, ("embed", None))
 
     def forward(self, x: Float[Array, "B T E"], sequences: Sequences) -> Float[Array, "B T E"]:
         """Returns the mixed expert outputs; padding has weight 0 and doesn't count in losses or metrics."""
@@ -94,11 +99,11 @@ class MixtureOfExperts(FeedForward):
         cfg = self.config
         shared = sum(p.flops_per_token(context_length) for p in (self.shared, self.shared_gate) if p is not None)
         routed = cfg.router.top_k * self.experts.flops_per_row()
-        return 2.0 * cfg.input_dim * cfg.num_experts + routed + shared
+        return float(2.0 * cfg.input_dim * cfg.num_experts + routed + shared)
 
     @kn.nowrap
     def idle_parameters(self) -> int:
         """Returns the parameters of the experts that a token isn't sent to: all but `router.top_k` of them."""
         held = sum(spec.size for spec in flatten_paths(kn.param_specs(self.experts)).values())
         count = self.config.num_experts
-        return super().idle_parameters() + held // count * (count - self.config.router.top_k)
+        return int(super().idle_parameters() + held // count * (count - self.config.router.top_k))

@@ -13,7 +13,7 @@ class PlainExperts(Experts):
     """down(activation(up(x))) in each expert. Tag: feed_forward_up."""
 
     class Config(Experts.Config):
-        activation: Callable = jax.nn.gelu
+        activation: Callable[..., Array] = jax.nn.gelu
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={
                 "up": kn.foreign.Tensor(name="{}.up_proj.weight", form=kn.foreign.Matrix.Config()),
@@ -37,4 +37,4 @@ class PlainExperts(Experts):
     @kn.nowrap
     def flops_per_row(self) -> float:
         """Returns two FLOPs for each weight of an expert's two matrices."""
-        return 4.0 * self.config.input_dim * self.config.hidden_dim
+        return float(4.0 * self.config.input_dim * self.config.hidden_dim)

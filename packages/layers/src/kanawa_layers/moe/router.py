@@ -43,6 +43,8 @@ class TopKRouter(Router):
     arXiv:2202.08906) where their coefficients are not 0.
     """
 
+    balancing: BiasBalancing | None
+
     class Config(Router.Config):
         bias: bool = False
         scoring: Scoring.Config = Softmax.Config()
@@ -62,7 +64,8 @@ class TopKRouter(Router):
             """Returns what is wrong with top_k and the selection."""
             if not isinstance(self.num_experts, int):
                 return [] if self.top_k > 0 else [f"top_k is {self.top_k}, expected at least 1"]
-            return self.selection.build().problems(self.num_experts, self.top_k)
+            selection: Selection = self.selection.build()
+            return selection.problems(self.num_experts, self.top_k)
 
     def setup(self) -> None:
         """Declares the router's weight; it never decays and stays fp32."""

@@ -56,7 +56,7 @@ class LearnedPositions(AbsolutePositions):
     @kn.nowrap
     def longest_sequence(self) -> int:
         """Returns how many positions are learned."""
-        return self.config.max_length
+        return int(self.config.max_length)
 
 
 class SinusoidalPositions(AbsolutePositions):

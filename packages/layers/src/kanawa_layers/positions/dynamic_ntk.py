@@ -26,6 +26,7 @@ class DynamicNTKScaling(FrequencyScaling):
         if dim <= 2:
             return inv_freq
         # Up to the trained length this is 1, and the frequencies are those the model was trained with.
-        growth = cfg.factor * max(cfg.length, cfg.original_length) / cfg.original_length - cfg.factor + 1.0
+        growth: float = cfg.factor * max(cfg.length, cfg.original_length) / cfg.original_length - cfg.factor + 1.0
         exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
-        return inv_freq * (growth ** (dim / (dim - 2))) ** -exponents
+        larger: float = growth ** (dim / (dim - 2))
+        return inv_freq * larger**-exponents

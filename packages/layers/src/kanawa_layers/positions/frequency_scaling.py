@@ -29,7 +29,8 @@ class LinearScaling(FrequencyScaling):
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
         """Returns inv_freq / factor."""
         del theta, dim
-        return inv_freq / self.config.factor
+        factor: float = self.config.factor
+        return inv_freq / factor
 
 
 class NTKScaling(FrequencyScaling):
@@ -46,7 +47,8 @@ class NTKScaling(FrequencyScaling):
             return inv_freq
         # The last exponent is (dim - 2) / dim; times dim / (dim - 2) it is 1, and the division by factor exact.
         exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
-        return inv_freq * (self.config.factor ** (dim / (dim - 2))) ** -exponents
+        larger: float = self.config.factor ** (dim / (dim - 2))
+        return inv_freq * larger**-exponents
 
 
 class Llama3Scaling(FrequencyScaling):
@@ -71,5 +73,6 @@ class Llama3Scaling(FrequencyScaling):
         span = cfg.high_frequency_factor - cfg.low_frequency_factor
         # 0 in Llama 4 Scout, where both are 1: a hard switch, and 0 / 0 where a wavelength lies just there.
         blend = (turns >= cfg.low_frequency_factor) if span == 0 else (turns - cfg.low_frequency_factor) / span
-        kept = jnp.clip(jnp.asarray(blend, jnp.float32), 0.0, 1.0)
-        return kept * inv_freq + (1.0 - kept) * inv_freq / cfg.factor
+        share = jnp.clip(jnp.asarray(blend, jnp.float32), 0.0, 1.0)
+        factor: float = cfg.factor
+        return share * inv_freq + (1.0 - share) * inv_freq / factor

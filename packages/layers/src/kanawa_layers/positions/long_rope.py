@@ -42,6 +42,6 @@ class LongRopeScaling(FrequencyScaling):
         """Returns `multiplier`, else sqrt(1 + ln(max_length / original_length) / ln(original_length))."""
         cfg = self.config
         if cfg.multiplier is not None:
-            return cfg.multiplier
+            return float(cfg.multiplier)
         factor = cfg.max_length / cfg.original_length
         return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(cfg.original_length))

@@ -47,9 +47,10 @@ class SharedRelativeBias(Positions):
 
     def bias(
         self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
-    ) -> Float[Array, "B H T S"]:
+    ) -> Float[Array, "B H T S"] | None:
         """Returns the shared module's bias."""
-        return self.shared_module("relative_bias").bias(q_positions, kv_positions, num_heads)
+        shared: Positions = self.shared_module("relative_bias")
+        return shared.bias(q_positions, kv_positions, num_heads)
 
 
 def relative_bucket(

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from kanawa.contracts import Positions
 from kanawa.errors import ConfigError
 
 from kanawa_layers.positions.frequency_scaling import FrequencyScaling
+
+A = TypeVar("A", jax.Array, np.ndarray)
 
 #: Tokens of a serving step from which on cosines are better computed once than once a head.
 _MANY_TOKENS = 64
@@ -55,8 +57,11 @@ class Rotary(Positions):
         """Returns the angle per position of each pair, fp32."""
         cfg, dim = self.config, self.rotated_dim
         # The rotated width is the exponent's denominator, not the head's: GPT-NeoX's partial rotation has it so.
-        inv_freq = cfg.theta ** -(jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
-        return inv_freq if cfg.scaling is None else cfg.scaling.build().stretch(inv_freq, cfg.theta, dim)
+        inv_freq: jax.Array = cfg.theta ** -(jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+        if cfg.scaling is None:
+            return inv_freq
+        scaling: FrequencyScaling = cfg.scaling.build()
+        return scaling.stretch(inv_freq, cfg.theta, dim)
 
     def rotate(
         self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
@@ -108,7 +113,7 @@ class Rotary(Positions):
             return jnp.stack((first, second), axis=-1).reshape(*first.shape[:-1], self.rotated_dim)
         return jnp.concatenate((first, second), axis=-1)
 
-    def _pairs(self, x: jax.Array | np.ndarray) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
+    def _pairs(self, x: A) -> tuple[A, A]:
         if self.config.interleaved:
             return x[..., 0::2], x[..., 1::2]
         half = self.rotated_dim // 2
@@ -122,7 +127,8 @@ def _waves(angles: Float[Array, "B T half"]) -> tuple[Float[Array, "B T half"], 
     # XLA's CPU compiler computes them anew for each head in whatever reads them, a sixth of a layer's time in prefill;
     # it fuses nothing with what a branch returns, where it drops a barrier. No angle is infinite: one branch is taken.
     branches = (lambda x: (jnp.cos(x), jnp.sin(x))), (lambda x: (x, x))
-    return jax.lax.cond(angles[0, 0, 0] < jnp.inf, *branches, angles)
+    waves: tuple[jax.Array, jax.Array] = jax.lax.cond(angles[0, 0, 0] < jnp.inf, *branches, angles)
+    return waves
 
 
 @jax.custom_vjp

@@ -46,13 +46,14 @@ class YarnScaling(FrequencyScaling):
         # The published code's guard: a ramp of no width would divide by 0.
         width = 0.001 if high == low else high - low
         divided = jnp.clip((jnp.arange(dim // 2, dtype=jnp.float32) - low) / width, 0.0, 1.0)
-        return divided * inv_freq / cfg.factor + (1.0 - divided) * inv_freq
+        factor: float = cfg.factor
+        return divided * inv_freq / factor + (1.0 - divided) * inv_freq
 
     def attention_factor(self) -> float:
         """Returns `multiplier`, else the ratio of both mscales (DeepSeek), else 0.1 ln(factor) + 1 (the paper, 3.4)."""
         cfg = self.config
         if cfg.multiplier is not None:
-            return cfg.multiplier
+            return float(cfg.multiplier)
         # DeepSeek moves the temperature into the score scale; with both mscales equal nothing is left for cos and sin.
         if cfg.mscale and cfg.mscale_all_dim:
             return yarn_mscale(cfg.factor, cfg.mscale) / yarn_mscale(cfg.factor, cfg.mscale_all_dim)

@@ -63,16 +63,18 @@ def bert(
 ) -> EncoderLM.Config:
     """Returns a BERT of any size: with the masked-token head, the pooler, both or neither."""
     norm = LayerNorm.Config(eps=norm_eps)
+    attention, feed_forward = biased_parts(
+        _LINEAR,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim or 4 * input_dim,
+        activation=gelu_exact,
+        attention=_ATTENTION,
+        feed_forward=_FEED_FORWARD,
+        mask=Bidirectional.Config(),
+    )
     layer = PostNormBlock.Config(
-        **biased_parts(
-            _LINEAR,
-            num_heads=num_heads,
-            hidden_dim=hidden_dim or 4 * input_dim,
-            activation=gelu_exact,
-            attention=_ATTENTION,
-            feed_forward=_FEED_FORWARD,
-            mask=Bidirectional.Config(),
-        ),
+        attention=attention,
+        feed_forward=feed_forward,
         attention_norm=norm,
         feed_forward_norm=norm,
     )

@@ -21,21 +21,19 @@ def biased_parts(
     attention: kn.foreign.Names,
     feed_forward: kn.foreign.Names,
     mask: Mask.Config | None = None,
-) -> dict[str, kn.Config]:
-    """Returns a block's `attention` and `feed_forward`; `attention` and `feed_forward` are their tensors' names."""
-    return {
-        "attention": GroupedQueryAttention.Config(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            mask=mask or Causal.Config(),
-            query=linear,
-            key=linear,
-            value=linear,
-            output=linear,
-            positions=NoPositions.Config(),
-            foreign=attention,
-        ),
-        "feed_forward": PlainFeedForward.Config(
-            hidden_dim=hidden_dim, activation=activation, up=linear, down=linear, foreign=feed_forward
-        ),
-    }
+) -> tuple[GroupedQueryAttention.Config, PlainFeedForward.Config]:
+    """Returns a block's attention and feed-forward; `attention` and `feed_forward` are their tensors' names."""
+    mixer = GroupedQueryAttention.Config(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        mask=mask or Causal.Config(),
+        query=linear,
+        key=linear,
+        value=linear,
+        output=linear,
+        positions=NoPositions.Config(),
+        foreign=attention,
+    )
+    return mixer, PlainFeedForward.Config(
+        hidden_dim=hidden_dim, activation=activation, up=linear, down=linear, foreign=feed_forward
+    )

@@ -114,7 +114,7 @@ def _score_scale(query_dim: int, positions: Rotary.Config) -> float | None:
     if scaling is None or not getattr(scaling, "mscale_all_dim", None):
         return None
     # On the scores and not on cos and sin: those reach only rope_dim of a head's dimensions.
-    return query_dim**-0.5 * yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
+    return float(query_dim**-0.5 * yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2)
 
 
 def from_hf(config: Foreign) -> DecoderLM.Config:

@@ -60,15 +60,17 @@ def gpt2(
 ) -> DecoderLM.Config:
     """Returns a GPT-2 of any size."""
     norm = LayerNorm.Config(eps=norm_eps)
+    attention, feed_forward = biased_parts(
+        _LINEAR,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim or 4 * input_dim,
+        activation=gelu_tanh,
+        attention=_ATTENTION,
+        feed_forward=_FEED_FORWARD,
+    )
     layer = PreNormBlock.Config(
-        **biased_parts(
-            _LINEAR,
-            num_heads=num_heads,
-            hidden_dim=hidden_dim or 4 * input_dim,
-            activation=gelu_tanh,
-            attention=_ATTENTION,
-            feed_forward=_FEED_FORWARD,
-        ),
+        attention=attention,
+        feed_forward=feed_forward,
         attention_norm=norm,
         feed_forward_norm=norm,
         foreign=_BLOCK,

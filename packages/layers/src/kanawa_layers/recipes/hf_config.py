@@ -24,7 +24,8 @@ def activation(name: str) -> Callable[..., Any]:
     if name not in names:
         message = f"unknown activation {name!r}{did_you_mean(name, names)}"
         raise ForeignConfigError(message)
-    return component(ACTIVATIONS, name)
+    function: Callable[..., Any] = component(ACTIVATIONS, name)
+    return function
 
 
 def activation_name(function: Callable[..., Any], prefer: str = "silu") -> str:
@@ -83,13 +84,13 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
 
     `kind` picks a layer type's where they differ. Raises ForeignConfigError for a scaling without a counterpart.
     """
-    rope = dict(config.get("rope_parameters") or {})
+    rope: dict[str, Any] = dict(config.get("rope_parameters") or {})
     if kind is not None and kind in rope:
         rope = dict(rope[kind])
     # Both may be there; `rope_parameters` is the newer one and wins.
     rope = {**(config.get("rope_scaling") or {}), **rope}
-    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-    fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+    theta: Any = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    fraction: Any = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
     return Rotary.Config(
         theta=float(theta),
         fraction=float(fraction),
@@ -102,8 +103,9 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
 def _trained_length(rope: Foreign, config: Foreign) -> int | None:
     """Returns how long sequences were before a scaling; of a linear one, the longest divided by its factor."""
     if "original_max_position_embeddings" in rope:
-        return rope["original_max_position_embeddings"]
-    longest = config.get("max_position_embeddings")
+        original: int | None = rope["original_max_position_embeddings"]
+        return original
+    longest: int | None = config.get("max_position_embeddings")
     linear = rope.get("rope_type", rope.get("type")) == "linear"
     return round(longest / float(rope["factor"])) if linear and longest else longest
 

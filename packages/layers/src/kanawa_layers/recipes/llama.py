@@ -96,8 +96,15 @@ FAMILY = ForeignFamily(from_hf, to_hf)
 
 def llama1(num_layers: int, input_dim: int, heads: int, hidden_dim: int, norm_eps: float) -> DecoderLM.Config:
     """Returns a first Llama: as many key heads as query heads, trained on 2,048 tokens."""
-    shape = {"num_layers": num_layers, "input_dim": input_dim, "num_heads": heads, "num_kv_heads": heads}
-    return llama(**shape, hidden_dim=hidden_dim, norm_eps=norm_eps, trained_length=2048)
+    return llama(
+        num_layers=num_layers,
+        input_dim=input_dim,
+        num_heads=heads,
+        num_kv_heads=heads,
+        hidden_dim=hidden_dim,
+        norm_eps=norm_eps,
+        trained_length=2048,
+    )
 
 
 def llama_7b() -> DecoderLM.Config:

@@ -65,7 +65,7 @@ def llama4(
     """Returns a Llama 4 of any size; `tuning` sharpens the layers without RoPE at far positions."""
     norm = RMSNorm.Config(eps=norm_eps)
     unit = UnitRMSNorm.Config(eps=norm_eps) if query_key_norm else None
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    heads: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     # Meta's code norms queries and keys after the turn; a norm without scale commutes with it.
     near = GroupedQueryAttention.Config(
         **heads,

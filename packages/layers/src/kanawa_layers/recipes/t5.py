@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import kanawa as kn
-from kanawa.contracts import FeedForward, ForeignFamily
+from kanawa.contracts import Block, FeedForward, ForeignFamily
 
 from kanawa_layers.attention.cross import CrossAttention
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
@@ -80,14 +80,14 @@ def t5(
     norm = RMSNorm.Config(eps=norm_eps)
     feed_forward = _gated(hidden_dim) if gated else _plain(hidden_dim)
     # Scores aren't scaled, so queries start that much smaller.
-    shape = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim, "scale": 1.0}
+    shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim, "scale": 1.0}
     query = Linear.Config(init_scale=1.0 / head_dim)
 
     def attention(mask: Mask.Config) -> GroupedQueryAttention.Config:
         positions = SharedRelativeBias.Config()
         return GroupedQueryAttention.Config(**shape, mask=mask, query=query, positions=positions, foreign=_ATTENTION)
 
-    def tower(layers: int, layer: kn.Config, bidirectional: bool) -> Tower.Config:
+    def tower(layers: int, layer: Block.Config, bidirectional: bool) -> Tower.Config:
         bias = RelativeBias.Config(
             num_buckets=num_buckets,
             max_distance=max_distance,

@@ -69,16 +69,18 @@ def vit(
 ) -> ImageClassifier.Config:
     """Returns a ViT of any size, for square images of one size."""
     norm = LayerNorm.Config(eps=norm_eps)
+    attention, feed_forward = biased_parts(
+        _LINEAR,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim or 4 * input_dim,
+        activation=gelu_exact,
+        attention=_ATTENTION,
+        feed_forward=kn.foreign.Names(children={"up": "intermediate.dense", "down": "output.dense"}),
+        mask=Bidirectional.Config(),
+    )
     layer = PreNormBlock.Config(
-        **biased_parts(
-            _LINEAR,
-            num_heads=num_heads,
-            hidden_dim=hidden_dim or 4 * input_dim,
-            activation=gelu_exact,
-            attention=_ATTENTION,
-            feed_forward=kn.foreign.Names(children={"up": "intermediate.dense", "down": "output.dense"}),
-            mask=Bidirectional.Config(),
-        ),
+        attention=attention,
+        feed_forward=feed_forward,
         attention_norm=norm,
         feed_forward_norm=norm,
         foreign=_BLOCK,

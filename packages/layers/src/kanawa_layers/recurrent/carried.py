@@ -29,7 +29,7 @@ def entering(cache: CacheState | None, sequences: Sequences, path: str) -> Cache
         new = (lengths == 0).reshape(lengths.shape + (1,) * (x.ndim - lengths.ndim) * lengths.ndim)
         return jnp.where(new, jnp.zeros((), x.dtype), x)
 
-    return jax.tree.map(unless_new, take_rows(cache, sequences))
+    return {name: unless_new(rows) for name, rows in take_rows(cache, sequences).items()}
 
 
 def leaving(cache: CacheState | None, rows: CacheState, sequences: Sequences) -> CacheState | None:

@@ -75,7 +75,7 @@ class CausalConv(kn.Module):
     def flops_per_token(self, context_length: float) -> float:
         """Returns two FLOPs a tap and channel."""
         del context_length
-        return 2.0 * self.config.width * self.config.channels
+        return float(2.0 * self.config.width * self.config.channels)
 
 
 def _tail(inputs: jax.Array, resets: jax.Array | None, segments: Segments | None, lags: int) -> jax.Array:

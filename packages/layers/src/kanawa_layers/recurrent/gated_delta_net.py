@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, Norm, SequenceMixer, Sequences
 from kanawa.kernels.linear_recurrence import linear_recurrence
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 from kanawa_layers.recurrent.causal_conv import CausalConv
@@ -25,6 +25,18 @@ class GatedDeltaNet(SequenceMixer):
     queries are scaled by head_dim ** -0.5. Head h of `num_heads` uses key head h // (num_heads / num_key_heads).
     Decays and states are fp32. Tags for remat: query, key, value, attention_output, attention_projection.
     """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    write: Linear
+    decay: Linear
+    output_gate: Linear
+    query_conv: CausalConv
+    key_conv: CausalConv
+    value_conv: CausalConv
+    norm: Norm
+    output: Linear
 
     class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
@@ -79,25 +91,24 @@ class GatedDeltaNet(SequenceMixer):
         widths = {"query": keys, "key": keys, "value": values, "output_gate": values}
         for name, width in {**widths, "write": cfg.num_heads, "decay": cfg.num_heads}.items():
             axis = "mlp" if name in widths else "heads"
-            shapes = {"input_shape": (cfg.input_dim,), "output_shape": (width,), "axes": ("embed", axis)}
-            self.add_child(name, getattr(cfg, name), **shapes)
+            add_linear(self, name, cfg.input_dim, width, ("embed", axis))
         for name in _CONVOLVED:
             self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=widths[name], axis="mlp")
         for name, init in (("log_rate", LogOfUniform()), ("step_bias", StepBias())):
             self.add_param(name, (cfg.num_heads,), axes=("heads",), init=init, weight_decay=0.0)
         self.add_child("norm", cfg.norm, input_dim=self.value_dim)
-        shapes = {"input_shape": (values,), "output_shape": (cfg.input_dim,), "axes": ("mlp", "embed")}
-        self.add_child("output", cfg.output, **shapes)
+        add_linear(self, "output", values, cfg.input_dim, ("mlp", "embed"))
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the mixed activations, and the cache with each row's state and convolution tails."""
         cfg, old, segments = self.config, entering(cache, sequences, self.path), marks(sequences)
-        heads, carried = {}, {}
+        heads: dict[str, jax.Array] = {}
+        carried: CacheState = {}
         for name, width in zip(_CONVOLVED, (self.key_dim, self.key_dim, self.value_dim), strict=True):
-            convolve = self.children[f"{name}_conv"]
-            y, carried[f"{name}_tail"] = convolve(self.children[name](x), segments, old.get(f"{name}_tail"))
+            convolve: CausalConv = getattr(self, f"{name}_conv")
+            y, carried[f"{name}_tail"] = convolve(getattr(self, name)(x), segments, old.get(f"{name}_tail"))
             heads[name] = jax.nn.silu(y).reshape(*x.shape[:2], -1, width)
         heads["query"] = _unit(heads["query"]) * jnp.asarray(self.key_dim**-0.5, x.dtype)
         # With keys of length 1 and beta below 1, I - beta k k^T only ever shrinks the state; longer keys would blow it
@@ -129,14 +140,14 @@ class GatedDeltaNet(SequenceMixer):
         """Returns the layout of three tails in `dtype` and an fp32 state; `length` doesn't matter."""
         shape = (rows, self.config.num_heads, self.key_dim, self.value_dim)
         state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
-        tails = {f"{name}_tail": self.children[f"{name}_conv"].tail_spec(rows, dtype) for name in _CONVOLVED}
+        tails = {f"{name}_tail": getattr(self, f"{name}_conv").tail_spec(rows, dtype) for name in _CONVOLVED}
         return {**tails, "state": state}
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns projections and convolutions, and 6 FLOPs an element of the state: correct, write, read."""
         state = self.config.num_heads * self.key_dim * self.value_dim
-        return super().flops_per_token(context_length) + 6.0 * state
+        return float(super().flops_per_token(context_length) + 6.0 * state)
 
 
 def _unit(x: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:

@@ -8,7 +8,7 @@ import kanawa as kn
 from jaxtyping import Array, Bool, Float
 from kanawa.contracts import CacheState, SequenceMixer, Sequences
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 from kanawa_layers.recurrent.causal_conv import CausalConv
 from kanawa_layers.recurrent.rg_lru import RGLRU
@@ -21,10 +21,16 @@ class GriffinRecurrence(SequenceMixer):
     attention_projection.
     """
 
+    output_gate: Linear
+    value: Linear
+    conv: CausalConv
+    lru: RGLRU
+    output: Linear
+
     class Config(SequenceMixer.Config):
         num_heads: kn.Size = kn.REQUIRED
         width: kn.Size | None = None
-        activation: Callable = jax.nn.gelu
+        activation: Callable[..., Array] = jax.nn.gelu
         output_gate: Linear.Config = Linear.Config(bias=True)
         value: Linear.Config = Linear.Config(bias=True)
         conv: CausalConv.Config = CausalConv.Config(init_scale=0.01)
@@ -45,12 +51,10 @@ class GriffinRecurrence(SequenceMixer):
         cfg = self.config
         self.width = cfg.width or cfg.input_dim
         for name in ("output_gate", "value"):
-            shapes = {"input_shape": (cfg.input_dim,), "output_shape": (self.width,), "axes": ("embed", "mlp")}
-            self.add_child(name, getattr(cfg, name), **shapes)
+            add_linear(self, name, cfg.input_dim, self.width, ("embed", "mlp"))
         self.add_child("conv", cfg.conv, channels=self.width, axis="mlp")
         self.add_child("lru", cfg.lru, input_dim=self.width, num_blocks=cfg.num_heads)
-        shapes = {"input_shape": (self.width,), "output_shape": (cfg.input_dim,), "axes": ("mlp", "embed")}
-        self.add_child("output", cfg.output, **shapes)
+        add_linear(self, "output", self.width, cfg.input_dim, ("mlp", "embed"))
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None

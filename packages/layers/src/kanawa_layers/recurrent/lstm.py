@@ -1,12 +1,14 @@
 """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000), with segment resets."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, SequenceMixer, Sequences
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 
 
@@ -17,6 +19,9 @@ class LSTM(SequenceMixer):
     gate's bias starts at `forget_bias` (Jozefowicz et al. 2015). Tags for remat: attention_output,
     attention_projection.
     """
+
+    input: Linear
+    output: Linear
 
     class Config(SequenceMixer.Config):
         hidden_dim: kn.Size | None = None
@@ -32,12 +37,16 @@ class LSTM(SequenceMixer):
         """Declares projections from x to the four gates, from h to them (`recurrent`), and from h to the output."""
         cfg = self.config
         self.hidden_dim = cfg.hidden_dim or cfg.input_dim
-        shapes = {"input_shape": (cfg.input_dim,), "output_shape": (4, self.hidden_dim)}
-        self.add_child("input", cfg.input, **shapes, axes=("embed", None, "mlp"))
+        self.add_child(
+            "input",
+            cfg.input,
+            input_shape=(cfg.input_dim,),
+            output_shape=(4, self.hidden_dim),
+            axes=("embed", None, "mlp"),
+        )
         shape, axes = (self.hidden_dim, 4, self.hidden_dim), ("mlp", None, None)
         self.add_param("recurrent", shape, axes=axes, fan_in_axes=(0,), fan_out_axes=(1, 2))
-        shapes = {"input_shape": (self.hidden_dim,), "output_shape": (cfg.input_dim,)}
-        self.add_child("output", cfg.output, **shapes, axes=("mlp", "embed"))
+        add_linear(self, "output", self.hidden_dim, cfg.input_dim, ("mlp", "embed"))
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
@@ -54,7 +63,7 @@ class LSTM(SequenceMixer):
         gates = self.input(x).astype(jnp.float32) + bias
         recurrent = self.param("recurrent", jnp.float32)
 
-        def one_token(states: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[tuple, jax.Array]:
+        def one_token(states: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
             gates, real, resets = token
             hidden, cell = (jnp.where(resets[:, None], 0.0, s) for s in states)
             # PyTorch's order of gates, so that its weights need no permutation.
@@ -81,4 +90,4 @@ class LSTM(SequenceMixer):
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns two FLOPs a weight."""
-        return super().flops_per_token(context_length) + 8.0 * self.hidden_dim**2
+        return float(super().flops_per_token(context_length) + 8.0 * self.hidden_dim**2)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, SequenceMixer, Sequences
 from kanawa.kernels.linear_recurrence import linear_recurrence
 
-from kanawa_layers.basic.linear import Linear
+from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 from kanawa_layers.recurrent.causal_conv import CausalConv
 from kanawa_layers.recurrent.decay_init import LogOfUniform, StepBias
@@ -33,6 +33,17 @@ class Mamba2(SequenceMixer):
     published checkpoints fuse them. `step_limit` clips steps (None: as they are). Tags for remat: value, key, query,
     attention_output, attention_projection.
     """
+
+    output_gate: Linear
+    value: Linear
+    key: Linear
+    query: Linear
+    step: Linear
+    value_conv: CausalConv
+    key_conv: CausalConv
+    query_conv: CausalConv
+    norm: GatedNorm
+    output: Linear
 
     class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
@@ -77,8 +88,7 @@ class Mamba2(SequenceMixer):
         parts = {"output_gate": (inner, "mlp"), "value": (inner, "mlp"), "key": (shared, "state")}
         parts |= {"query": (shared, "state"), "step": (cfg.num_heads, "heads")}
         for name, (width, axis) in parts.items():
-            shapes = {"input_shape": (cfg.input_dim,), "output_shape": (width,), "axes": ("embed", axis)}
-            self.add_child(name, getattr(cfg, name), **shapes)
+            add_linear(self, name, cfg.input_dim, width, ("embed", axis))
         for name in _CONVOLVED:
             width, axis = parts[name]
             self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=width, axis=axis)
@@ -86,18 +96,18 @@ class Mamba2(SequenceMixer):
         for name, init in (("log_rate", LogOfUniform()), ("skip", kn.ones), ("step_bias", StepBias())):
             self.add_param(name, (cfg.num_heads,), axes=("heads",), init=init, weight_decay=0.0)
         self.add_child("norm", cfg.norm, input_dim=inner, groups=cfg.num_groups)
-        shapes = {"input_shape": (inner,), "output_shape": (cfg.input_dim,), "axes": ("mlp", "embed")}
-        self.add_child("output", cfg.output, **shapes)
+        add_linear(self, "output", inner, cfg.input_dim, ("mlp", "embed"))
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the mixed activations, and the cache with each row's state and convolution tails."""
         cfg, old, segments = self.config, entering(cache, sequences, self.path), marks(sequences)
-        mixed, carried = {}, {}
+        mixed: dict[str, jax.Array] = {}
+        carried: CacheState = {}
         for name in _CONVOLVED:
-            convolve = self.children[f"{name}_conv"]
-            convolved, carried[f"{name}_tail"] = convolve(self.children[name](x), segments, old.get(f"{name}_tail"))
+            convolve: CausalConv = getattr(self, f"{name}_conv")
+            convolved, carried[f"{name}_tail"] = convolve(getattr(self, name)(x), segments, old.get(f"{name}_tail"))
             mixed[name] = self.tag(name, jax.nn.silu(convolved))
         value = mixed["value"].reshape(*x.shape[:2], cfg.num_heads, self.head_dim)
         value = kn.constrain(value, ("batch", "length", "heads", "head_dim"))
@@ -134,11 +144,11 @@ class Mamba2(SequenceMixer):
         shape = (rows, cfg.num_heads, cfg.state_dim, self.head_dim)
         # fp32 whatever the cache's dtype: a state is added to at every token, and rounding would pile up.
         state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
-        tails = {f"{name}_tail": self.children[f"{name}_conv"].tail_spec(rows, dtype) for name in _CONVOLVED}
+        tails = {f"{name}_tail": getattr(self, f"{name}_conv").tail_spec(rows, dtype) for name in _CONVOLVED}
         return {**tails, "state": state}
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
         """Returns projections and convolutions, and 4 FLOPs an element of the state for writing and reading it."""
         state = self.config.num_heads * self.config.state_dim * self.head_dim
-        return super().flops_per_token(context_length) + 4.0 * state
+        return float(super().flops_per_token(context_length) + 4.0 * state)

@@ -29,6 +29,14 @@ class RAttention(SequenceMixer):
     attention_output, attention_projection.
     """
 
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    positions: Positions
+    window_norm: HeadNorm
+    linear_norm: HeadNorm
+
     class Config(SequenceMixer.Config):
         PLACEMENT = ("chunk_length",)
 
@@ -128,8 +136,10 @@ class RAttention(SequenceMixer):
         # Queries and keys stand at other positions here, and `rotate` takes one for both.
         q, k = self.positions.rotate(q, q, positions)[0], self.positions.rotate(k, k, kv_positions)[1]
         kv_positions = jnp.where(states < 0, _NOWHERE, kv_positions)
-        mode = "decode" if length == 1 else "prefill"
-        return attention(q, k, v, mask=mask, q_positions=positions, kv_positions=kv_positions, mode=mode)
+        return attention(
+            q, k, v, mask=mask, q_positions=positions, kv_positions=kv_positions,
+            mode="decode" if length == 1 else "prefill",
+        )  # fmt: skip
 
     def _far(
         self,
@@ -171,7 +181,7 @@ class RAttention(SequenceMixer):
         """Returns projections, scores and values of the window, and 4 FLOPs an element of the state."""
         heads, width = self.config.num_heads, self.head_dim
         near = 4.0 * heads * width * min(context_length, self.config.window)
-        return super().flops_per_token(context_length) + near + 4.0 * heads * 2 * width * width
+        return float(super().flops_per_token(context_length) + near + 4.0 * heads * 2 * width * width)
 
 
 def _features(x: Float[Array, "B T H D"]) -> Float[Array, "B T H F"]:

@@ -73,4 +73,4 @@ class RGLRU(kn.Module):
         del context_length
         cfg = self.config
         # Gates are block-diagonal, so each of the two costs input_dim^2 / num_blocks weights.
-        return 4.0 * cfg.input_dim**2 / cfg.num_blocks + 2.0 * cfg.input_dim
+        return float(4.0 * cfg.input_dim**2 / cfg.num_blocks + 2.0 * cfg.input_dim)

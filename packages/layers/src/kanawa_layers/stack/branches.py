@@ -7,7 +7,7 @@ from typing import Any
 
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Block, CacheState, FeedForward, SequenceMixer, Sequences
+from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer, Sequences
 
 from kanawa_layers.stack.residual import Residual
 
@@ -22,6 +22,11 @@ class ResidualBlock(Block):
     Every slot of the config is a child that is told the stream's width. Emits `attention_output`,
     `feed_forward_output` (as the branches give them, before norms and scales) and `residual_stream` (after the block).
     """
+
+    attention: SequenceMixer
+    feed_forward: FeedForward
+    attention_residual: Residual
+    feed_forward_residual: Residual
 
     class Config(Block.Config):
         attention: SequenceMixer.Config = kn.REQUIRED
@@ -44,9 +49,14 @@ class ResidualBlock(Block):
         x, cache = self._mixed("attention", x, sequences, cache)
         return self._transformed(x, sequences), cache
 
-    def _part(self, branch: str, part: str) -> Any:
-        """Returns the child `<branch>_<part>`, such as a branch's norm."""
-        return getattr(self, f"{branch}_{part}")
+    def _norm(self, branch: str, name: str = "norm") -> Norm:
+        """Returns the child `<branch>_norm`, or `<branch>_<name>`."""
+        norm: Norm = getattr(self, f"{branch}_{name}")
+        return norm
+
+    def _residual(self, branch: str) -> Residual:
+        residual: Residual = getattr(self, f"{branch}_residual")
+        return residual
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """Returns what a branch sees of the stream."""
@@ -55,7 +65,7 @@ class ResidualBlock(Block):
 
     def _join(self, branch: str, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """Returns the stream `x` after a branch gave `y`."""
-        return self._part(branch, "residual")(x, y)
+        return self._residual(branch)(x, y)
 
     def _mixed(
         self, branch: str, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None

@@ -13,8 +13,10 @@ class ChainedStack(Stack):
     `num_layers` is their sum; set, it is checked. Caches are one flat tuple over all layers.
     """
 
+    stacks: tuple[Stack, ...]
+
     class Config(Stack.Config):
-        num_layers: kn.Size | None = None
+        num_layers: kn.Size | None = None  # type: ignore[assignment]  # None is their sum
         stacks: tuple[Stack.Config, ...] = kn.REQUIRED
         foreign: kn.foreign.Names = kn.foreign.Names(children={"stacks": ""})
 
@@ -29,22 +31,22 @@ class ChainedStack(Stack):
 
     def setup(self) -> None:
         """Declares the stacks."""
-        self._names = tuple(f"stacks[{i}]" for i in range(len(self.config.stacks)))
-        for name, stack in zip(self._names, self.config.stacks, strict=True):
-            self.add_child(name, stack, input_dim=self.config.input_dim)
-        counts = [_count(stack) for stack in self.config.stacks]
-        self._first = {name: sum(counts[:i]) for i, name in enumerate(self._names)}
-        self._counts = dict(zip(self._names, counts, strict=True))
+        self._first: dict[str, int] = {}
+        first = 0
+        for i, stack in enumerate(self.config.stacks):
+            self.add_child(f"stacks[{i}]", stack, input_dim=self.config.input_dim)
+            self._first[f"stacks[{i}]"] = first
+            first += _count(stack)
 
     def forward(
         self, x: Float[Array, "B T E"], sequences: Sequences, caches: Any = None
     ) -> tuple[Float[Array, "B T E"], Any]:
         """Returns the last residual stream, and the caches as a tuple with one entry a layer (None in training)."""
         extended: tuple[Any, ...] = ()
-        for name, first in self._first.items():
+        for stack, first in zip(self.stacks, self._first.values(), strict=True):
             # One flat tuple for all stacks: who decodes needn't know how the tower is built.
-            own = None if caches is None else caches[first : first + self._counts[name]]
-            x, own = self.children[name](x, sequences, own)
+            own = None if caches is None else caches[first : first + _count(stack.config)]
+            x, own = stack(x, sequences, own)
             extended += () if own is None else tuple(own)
         return x, None if caches is None else extended
 
@@ -56,13 +58,13 @@ class ChainedStack(Stack):
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> tuple[Any, ...]:
         """Returns all layers' layouts in order."""
-        parts = (self.children[name].cache_spec(rows, length, dtype) for name in self._names)
-        return tuple(layout for part in parts for layout in part)
+        return tuple(layout for stack in self.stacks for layout in stack.cache_spec(rows, length, dtype))
 
     @kn.nowrap
     def unstacked(self, params: Any) -> Any:
         """Returns the parameters with each stack's layers apart."""
-        apart = {name: self.children[name].unstacked(params[name]) for name in self._names if name in params}
+        named = zip(self._first, self.stacks, strict=True)
+        apart = {name: stack.unstacked(params[name]) for name, stack in named if name in params}
         return {**params, **apart}
 
 

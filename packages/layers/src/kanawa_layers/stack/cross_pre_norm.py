@@ -19,6 +19,12 @@ class CrossPreNormBlock(ResidualBlock):
     Its cache holds one of each attention, under the branch's name. Emits `cross_attention_output` as well.
     """
 
+    cross_attention: SequenceMixer
+    attention_norm: Norm
+    cross_attention_norm: Norm
+    feed_forward_norm: Norm
+    cross_attention_residual: Residual
+
     class Config(ResidualBlock.Config):
         cross_attention: SequenceMixer.Config = kn.REQUIRED
         attention_norm: Norm.Config = RMSNorm.Config()
@@ -48,7 +54,7 @@ class CrossPreNormBlock(ResidualBlock):
         return self._transformed(x, sequences), None if cache is None else kept
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        return self._part(branch, "norm")(x)
+        return self._norm(branch)(x)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, Any]:

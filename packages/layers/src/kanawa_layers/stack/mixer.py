@@ -14,6 +14,10 @@ class MixerBlock(Block):
     Emits `mixer_output` and `residual_stream`.
     """
 
+    mixer: SequenceMixer
+    norm: Norm
+    residual: Residual
+
     class Config(Block.Config):
         mixer: SequenceMixer.Config = kn.REQUIRED
         norm: Norm.Config = RMSNorm.Config()

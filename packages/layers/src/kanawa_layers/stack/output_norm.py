@@ -11,6 +11,9 @@ from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualB
 class OutputNormBlock(ResidualBlock):
     """Norms on the branches' outputs only (OLMo 2, arXiv:2501.00656, section 3.2; Swin v2's res-post-norm)."""
 
+    attention_norm: Norm
+    feed_forward_norm: Norm
+
     class Config(ResidualBlock.Config):
         attention_norm: Norm.Config = RMSNorm.Config()
         feed_forward_norm: Norm.Config = RMSNorm.Config()
@@ -24,4 +27,4 @@ class OutputNormBlock(ResidualBlock):
         )
 
     def _join(self, branch: str, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        return self._part(branch, "residual")(x, self._part(branch, "norm")(y))
+        return self._residual(branch)(x, self._norm(branch)(y))

@@ -14,6 +14,9 @@ class ParallelBlock(ResidualBlock):
     PaLM (arXiv:2204.02311, section 2) reports 15 % faster training at large scale.
     """
 
+    attention_norm: Norm
+    feed_forward_norm: Norm | None
+
     class Config(ResidualBlock.Config):
         attention_norm: Norm.Config = LayerNorm.Config()
         feed_forward_norm: Norm.Config | None = None

@@ -17,6 +17,9 @@ class PatternStack(Stack):
     `pattern[j]` is number l * len(pattern) + j of the tower. `remat` applies to each layer; decoding writes layers out.
     """
 
+    pattern: tuple[Block, ...]
+    remat: RematPolicy | None
+
     class Config(Stack.Config):
         PLACEMENT = ("scan", "remat")
 
@@ -98,11 +101,12 @@ class PatternStack(Stack):
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> tuple[Any, ...]:
         """Returns each layer's layout, in the tower's order."""
-        layouts = [self.children[name].cache_spec(rows, length, dtype) for name in self._names]
+        layouts = [block.cache_spec(rows, length, dtype) for block in self.pattern]
         return tuple(layouts[i % len(layouts)] for i in range(self.config.num_layers))
 
     @kn.nowrap
     def unstacked(self, params: Any) -> Any:
         """Returns the parameters with each block of the pattern as a tuple of per-layer trees."""
-        apart = {name: unstack(params[name], self.children[name].num_stacked) for name in self._names if name in params}
+        named = zip(self._names, self.pattern, strict=True)
+        apart = {name: unstack(params[name], block.num_stacked or 0) for name, block in named if name in params}
         return {**params, **apart}

@@ -11,6 +11,9 @@ from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualB
 class PostNormBlock(ResidualBlock):
     """The original transformer's block (Vaswani et al. 2017, arXiv:1706.03762): the stream itself is normalised."""
 
+    attention_norm: Norm
+    feed_forward_norm: Norm
+
     class Config(ResidualBlock.Config):
         attention_norm: Norm.Config = LayerNorm.Config()
         feed_forward_norm: Norm.Config = LayerNorm.Config()
@@ -27,4 +30,4 @@ class PostNormBlock(ResidualBlock):
         )
 
     def _join(self, branch: str, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        return self._part(branch, "norm")(self._part(branch, "residual")(x, y))
+        return self._norm(branch)(self._residual(branch)(x, y))

@@ -11,6 +11,9 @@ from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualB
 class PreNormBlock(ResidualBlock):
     """Two residual branches, each normalised at its input (Xiong et al. 2020, arXiv:2002.04745)."""
 
+    attention_norm: Norm
+    feed_forward_norm: Norm
+
     class Config(ResidualBlock.Config):
         attention_norm: Norm.Config = RMSNorm.Config()
         feed_forward_norm: Norm.Config = RMSNorm.Config()
@@ -25,4 +28,4 @@ class PreNormBlock(ResidualBlock):
         )
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        return self._part(branch, "norm")(x)
+        return self._norm(branch)(x)

@@ -18,6 +18,9 @@ class RepeatedStack(Stack):
     compiler fuse across them. `remat` says what the backward pass recomputes. Decoding always writes layers out.
     """
 
+    layer: Block
+    remat: RematPolicy | None
+
     class Config(Stack.Config):
         PLACEMENT = ("scan", "remat")
 
@@ -54,7 +57,7 @@ class RepeatedStack(Stack):
     def _cached(
         self, x: Float[Array, "B T E"], sequences: Sequences, caches: tuple[Any, ...]
     ) -> tuple[Float[Array, "B T E"], tuple[Any, ...]]:
-        extended = []
+        extended: list[Any] = []
 
         def body(carry: Float[Array, "B T E"], _: None) -> tuple[Float[Array, "B T E"], None]:
             # The body runs once a layer while tracing, in order, so the list counts the layers.
@@ -69,7 +72,8 @@ class RepeatedStack(Stack):
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> tuple[Any, ...]:
         """Returns one layer's layout, `num_layers` times."""
-        return (self.layer.cache_spec(rows, length, dtype),) * self.config.num_layers
+        layers: int = self.config.num_layers
+        return (self.layer.cache_spec(rows, length, dtype),) * layers
 
     @kn.nowrap
     def unstacked(self, params: Any) -> Any:

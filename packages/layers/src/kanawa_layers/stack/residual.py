@@ -19,6 +19,10 @@ class Residual(kn.Module):
     Touvron et al. 2021, arXiv:2103.17239), `adapter` a bottleneck, `stochastic_depth` drops the branch.
     """
 
+    adapter: Bottleneck | None
+    dropout: Dropout | None
+    stochastic_depth: StochasticDepth | None
+
     class Config(kn.Module.Config):
         input_dim: kn.Size = kn.FROM_PARENT
         scale: kn.Finite = 1.0

@@ -11,6 +11,11 @@ from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualB
 class SandwichNormBlock(ResidualBlock):
     """A norm before and one after each branch (Gemma 2, arXiv:2408.00118, section 2; CogView, arXiv:2105.13290)."""
 
+    attention_norm: Norm
+    attention_output_norm: Norm
+    feed_forward_norm: Norm
+    feed_forward_output_norm: Norm
+
     class Config(ResidualBlock.Config):
         attention_norm: Norm.Config = RMSNorm.Config()
         attention_output_norm: Norm.Config = RMSNorm.Config()
@@ -29,7 +34,7 @@ class SandwichNormBlock(ResidualBlock):
         )
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        return self._part(branch, "norm")(x)
+        return self._norm(branch)(x)
 
     def _join(self, branch: str, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        return self._part(branch, "residual")(x, self._part(branch, "output_norm")(y))
+        return self._residual(branch)(x, self._norm(branch, "output_norm")(y))

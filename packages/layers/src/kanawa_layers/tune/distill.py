@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
@@ -17,6 +18,9 @@ class Distilled(CausalLM):
     gradient, no optimizer state, no decay. Both models need a child `stack` and share a vocabulary; the logits of
     both are held whole, [batch, length, vocab] in fp32, so microbatches bound the memory.
     """
+
+    student: CausalLM
+    teacher: CausalLM
 
     class Config(CausalLM.Config):
         student: CausalLM.Config = kn.REQUIRED
@@ -70,7 +74,7 @@ class Distilled(CausalLM):
 
     def predict(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Returns the student's logits of whole rows."""
-        return self.student.predict(input_ids)
+        return self.student.logits(_last_stream(self.student, input_ids, Sequences()))
 
     def decode(
         self,
@@ -93,5 +97,7 @@ class Distilled(CausalLM):
         return {**params, "student": self.student.unstacked(params["student"])}
 
 
-def _last_stream(model: Any, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
-    return model.stack(model.embed(input_ids, sequences), sequences)[0]
+def _last_stream(model: CausalLM, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
+    stack: Any = model.children["stack"]
+    x: jax.Array = stack(model.embed(input_ids, sequences), sequences)[0]
+    return x

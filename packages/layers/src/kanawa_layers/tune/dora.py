@@ -38,7 +38,7 @@ class DoRA(Adapter):
         declare_low_rank(self, cfg.rank)
         axes = cfg.axes[len(cfg.input_shape) :]
         self.add_param("magnitude", cfg.output_shape, axes=axes, init=kn.ones, weight_decay=0.0)
-        self.scale = cfg.alpha / cfg.rank
+        self.scale: float = cfg.alpha / cfg.rank
 
     def forward(
         self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]

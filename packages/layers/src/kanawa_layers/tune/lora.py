@@ -24,6 +24,8 @@ FOREIGN = kn.foreign.Names(
 class LoRA(Adapter):
     """y + alpha / rank * dropout(x) @ lora_a @ lora_b; lora_b starts at zero. Tag: adapter_hidden."""
 
+    dropout: Dropout | None
+
     class Config(Adapter.Config):
         rank: kn.Size = 8
         alpha: kn.NonNegative = 16.0
@@ -38,7 +40,7 @@ class LoRA(Adapter):
         """Declares `lora_a` [*inputs, rank] and `lora_b` [rank, *outputs]."""
         cfg = self.config
         declare_low_rank(self, cfg.rank)
-        self.scale = cfg.alpha / cfg.rank
+        self.scale: float = cfg.alpha / cfg.rank
         self.add_child("dropout", cfg.dropout)
 
     def forward(
@@ -90,7 +92,7 @@ def declare_low_rank(adapter: Adapter, rank: int) -> None:
 def low_rank_flops(adapter: Adapter, rank: int) -> float:
     """Returns the FLOPs a token costs in both factors."""
     cfg = adapter.config
-    return 2.0 * rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape))
+    return float(2.0 * rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape)))
 
 
 def low_rank_change(a: Float[Array, "..."], b: Float[Array, "..."], scale: float) -> Float[Array, "..."]:

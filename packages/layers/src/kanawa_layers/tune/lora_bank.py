@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class LoRABank(AdapterBank):
         """Declares `lora_a` [*inputs, slots, rank] and `lora_b` [slots, rank, *outputs], all zero."""
         cfg = self.config
         num_inputs = len(cfg.input_shape)
-        fixed = {"init": kn.zeros, "weight_decay": 0.0, "trainable": False}
+        fixed: dict[str, Any] = {"init": kn.zeros, "weight_decay": 0.0, "trainable": False}
         self.add_param(
             "lora_a",
             (*cfg.input_shape, cfg.slots, cfg.rank),
@@ -91,4 +92,4 @@ class LoRABank(AdapterBank):
         """Returns two FLOPs for each of its elements: every slot is computed."""
         del context_length
         cfg = self.config
-        return 2.0 * cfg.slots * cfg.rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape))
+        return float(2.0 * cfg.slots * cfg.rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape)))

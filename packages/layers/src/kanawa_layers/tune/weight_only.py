@@ -76,7 +76,8 @@ class WeightOnly(WeightForm):
         """Returns the weight that was kept."""
         shape, contracted, fmt = spec.shape[spec.fan_in_axes[0] :], len(spec.fan_in_axes), self.number_format
         read = _over_leading(lambda v, s: dequantize_rhs(v, s, fmt, shape, contracted), spec)
-        return read(kept[""], kept["_scale"]).astype(dtype)
+        weight: Array = read(kept[""], kept["_scale"])
+        return weight.astype(dtype)
 
     def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns the product with the weight that was kept; x gets a gradient, the weight none."""
