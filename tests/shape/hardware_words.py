@@ -78,8 +78,6 @@ LEFT: dict[str, frozenset[str]] = {
     "kanawa/plugins/backend.py": frozenset({"gpu"}),
     "kanawa/plugins/records.py": frozenset({"gpu", "libtpu", "nvlink", "tpu", "v5p"}),
     "kanawa/plugins/schedules.py": frozenset({"gpu", "libtpu", "mxu", "tpu"}),
-    "kanawa_layers/moe/router.py": frozenset({"gpus", "tpus"}),
-    "kanawa_layers/positions/rotary.py": frozenset({"tpus"}),
     "kanawa_parallel/kernels/ragged_exchange.py": frozenset({"gpu", "gpus", "nccl", "nvidia", "tpu"}),
     "kanawa_parallel/mesh.py": frozenset({"gpus"}),
     "kanawa_parallel/plan/analyse.py": frozenset({"cuda13", "libtpu"}),

@@ -45,6 +45,8 @@ class TinyFeedForward(FeedForward):
 class TinyLayer(Module):
     """Adds to each token the mean of all tokens before and at it, transformed."""
 
+    feed_forward: FeedForward
+
     class Config(Module.Config):
         input_dim: int = FROM_PARENT
         feed_forward: FeedForward.Config = TinyFeedForward.Config()
@@ -66,6 +68,8 @@ class TinyLayer(Module):
 
 class TinyLM(CausalLM):
     """A causal model of `num_layers` scanned layers with a tied head."""
+
+    layer: TinyLayer
 
     class Config(CausalLM.Config):
         vocab_size: int = 64

@@ -15,6 +15,8 @@ class Differential(DotProduct):
     be even; the output has as many heads as the queries.
     """
 
+    inner: DotProduct
+
     class Config(DotProduct.Config):
         start: float = 0.8
         eps: float = 1e-5

@@ -11,7 +11,7 @@ from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.moe.experts import Experts
 from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.local_dispatcher import LocalDispatcher
-from kanawa_layers.moe.router import Router, Routing, TopKRouter
+from kanawa_layers.moe.router import Routing, TopKRouter
 
 
 class MixtureOfExperts(FeedForward):
@@ -22,7 +22,7 @@ class MixtureOfExperts(FeedForward):
     the expert instead of after it (Llama 4). Whether tokens may be dropped, the dispatcher decides.
     """
 
-    router: Router
+    router: TopKRouter
     dispatcher: TokenDispatcher
     experts: Experts
     shared: FeedForward | None
@@ -30,7 +30,7 @@ class MixtureOfExperts(FeedForward):
 
     class Config(FeedForward.Config):
         num_experts: kn.Size = kn.REQUIRED
-        router: Router.Config = TopKRouter.Config()
+        router: TopKRouter.Config = TopKRouter.Config()
         dispatcher: TokenDispatcher.Config = LocalDispatcher.Config()
         experts: Experts.Config = GatedExperts.Config()
         shared: FeedForward.Config | None = None

@@ -1,6 +1,5 @@
 """Top-k routers, softmax or sigmoid, in fp32 (Shazeer et al. 2017, arXiv:1701.06538)."""
 
-import abc
 from typing import NamedTuple
 
 import jax
@@ -20,20 +19,7 @@ class Routing(NamedTuple):
     weights: Float[Array, "N k"]
 
 
-class Router(kn.Module):
-    """Chooses experts for tokens; a slot of a mixture."""
-
-    class Config(kn.Module.Config):
-        input_dim: kn.Size = kn.FROM_PARENT
-        num_experts: kn.Size = kn.FROM_PARENT
-        top_k: kn.Size = 2
-
-    @abc.abstractmethod
-    def forward(self, x: Float[Array, "N E"], valid: Float[Array, " N"]) -> Routing:
-        """Returns the routing of each token; tokens whose `valid` is 0 don't count in losses, metrics or state."""
-
-
-class TopKRouter(Router):
+class TopKRouter(kn.Module):
     """Chooses `top_k` experts a token by fp32 scores and weighs them by those scores.
 
     Slots: how logits become scores, how scores select, and a balancing bias that only selection sees. Weights are
@@ -45,7 +31,10 @@ class TopKRouter(Router):
 
     balancing: BiasBalancing | None
 
-    class Config(Router.Config):
+    class Config(kn.Module.Config):
+        input_dim: kn.Size = kn.FROM_PARENT
+        num_experts: kn.Size = kn.FROM_PARENT
+        top_k: kn.Size = 2
         bias: bool = False
         scoring: Scoring.Config = Softmax.Config()
         selection: Selection.Config = Best.Config()
@@ -77,7 +66,7 @@ class TopKRouter(Router):
         self._scoring, self._selection = cfg.scoring.build(), cfg.selection.build()
 
     def forward(self, x: Float[Array, "N E"], valid: Float[Array, " N"]) -> Routing:
-        """Returns the routing of each token."""
+        """Returns the routing of each token; tokens whose `valid` is 0 don't count in losses, metrics or state."""
         cfg = self.config
         logits = self._logits(x)
         scores = self._scoring.scores(logits)
@@ -98,7 +87,7 @@ class TopKRouter(Router):
         jitter, x32 = self.config.jitter, x.astype(jnp.float32)
         if jitter and self.train:
             x32 = x32 * jax.random.uniform(self.next_key(), x.shape, minval=1.0 - jitter, maxval=1.0 + jitter)
-        # The default precision of an fp32 product is bfloat16 on TPUs and TF32 on GPUs.
+        # By default, accelerators round the inputs of an fp32 matmul to fewer bits.
         logits = jnp.matmul(x32, self.param("weight", jnp.float32), precision=jax.lax.Precision.HIGHEST)
         return logits + self.param("bias", jnp.float32)[None] if self.config.bias else logits
 

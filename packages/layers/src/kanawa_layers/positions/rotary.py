@@ -30,8 +30,8 @@ class Rotary(Positions):
     `trained_length` says how long the sequences were that a model was trained on with these frequencies: modifiers that
     stretch them start from it.
 
-    `by_matmul` swaps the members of pairs by multiplying with a permutation: the same numbers, and quicker on matrix
-    units whose vector lanes are as wide as a head, such as TPUs'. Mesh rules set it.
+    `by_matmul` swaps the members of pairs by multiplying with a permutation: the same numbers, and faster on devices
+    whose vector lanes are as wide as a head. Mesh rules set it.
     """
 
     class Config(Positions.Config):

@@ -32,6 +32,9 @@ class PipelinedStack(Stack):
     step first moves them between stages). Caches are stacked too and stay on their stage.
     """
 
+    layer: Block
+    remat: RematPolicy | None
+
     class Config(Stack.Config):
         PLACEMENT = ("microbatches", "rounds", "remat")
 

@@ -24,6 +24,7 @@ class $class_name(FeedForward):
 
     def setup(self) -> None:
         """Declares the parameters; sharding, optimizer state and checkpoints follow from their axes."""
+        # A child is annotated in the class body (`norm: Norm`) and added here: self.add_child("norm", cfg.norm, …).
         cfg = self.config
         self.add_param("up", (cfg.input_dim, cfg.hidden_dim), axes=("embed", "mlp"))
         self.add_param("down", (cfg.hidden_dim, cfg.input_dim), axes=("mlp", "embed"))
