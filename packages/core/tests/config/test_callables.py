@@ -98,3 +98,16 @@ def test_the_catalog_name_is_preferred_in_text_and_json() -> None:
     assert to_json(Holder())["function"] == {"$callable": "dumps"}
     set_name_resolver(None, None)
     assert callable_name(json.dumps) == "json:dumps"
+
+
+def test_what_has_moved_is_found_by_its_old_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "mover-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mover\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kanawa_moved]\nkanawa.elsewhere.Config = kanawa.config.record:Config\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve_callable("kanawa.elsewhere:Config") is Config
+    assert resolve_callable("kanawa.elsewhere:Config.clone") is Config.clone
+    for name in ("kanawa.elsewhere:Configuration", "kanawa.elsewhere:Other"):
+        with pytest.raises(CallableNameError, match="can't load 'kanawa.elsewhere:"):
+            resolve_callable(name)

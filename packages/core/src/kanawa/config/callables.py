@@ -6,6 +6,7 @@ bound methods are refused when they are assigned, not when the config is written
 
 import functools
 import importlib
+import importlib.metadata
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -80,13 +81,32 @@ def resolve_callable(name: str) -> Any:
 
 
 def resolve_all(name: str) -> Sequence[Any]:
-    """Returns everything that a catalog name stands for, or what is at `module:attribute`: one object at least."""
+    """Returns everything that a catalog name stands for, or what is at `module:attribute`: one object at least.
+
+    Where there is nothing at `module:attribute`, the place that a distribution's entry-point group `kanawa_moved` gives
+    for it: `"old_package.old_module.Name" = "new_package.new_module:Name"`.
+    """
     if ":" not in name:
         if _Catalog.load is None:
             message = f"can't resolve {name!r}: no catalog is connected; write module:attribute"
             raise CallableNameError(message)
         return _Catalog.load(name)
-    return [_imported(name)]
+    try:
+        return [_imported(name)]
+    except CallableNameError:
+        new = _moved(name)
+        if new is None:
+            raise
+        return [_imported(new)]
+
+
+def _moved(name: str) -> str | None:
+    """Returns the present place of what was once at `module:attribute`, or inside of what was; None for all else."""
+    dotted = name.replace(":", ".")
+    for point in importlib.metadata.entry_points(group="kanawa_moved"):
+        if dotted == point.name or dotted.startswith(point.name + "."):
+            return point.value + dotted.removeprefix(point.name)
+    return None
 
 
 def _imported(name: str) -> Any:
