@@ -25,12 +25,12 @@ import jax.numpy as jnp
 import kanawa as kn
 from kanawa.composition.experiment import compose
 from kanawa_layers.recipes.llama import llama
+from kanawa_runtime.allocator import keep_freed_memory
 from kanawa_runtime.checkpoint.digest import start_digest
-from kanawa_runtime.commands.allocator import keep_freed_memory
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import Constant
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
 from kanawa_runtime.train.screen import Screen

@@ -35,7 +35,7 @@ def write_run(folder: pathlib.Path) -> None:
     from kanawa.contracts import StoredModel
     from kanawa_layers.recipes.llama import llama
     from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
-    from kanawa_runtime.serve.model_store import RunStore
+    from kanawa_runtime.runs.model_store import RunStore
 
     config = llama(num_layers=4, input_dim=256, num_heads=4, num_kv_heads=2, hidden_dim=512, vocab_size=320, tied=True)
     model = config.build()

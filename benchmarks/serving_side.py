@@ -26,17 +26,17 @@ MAX_LENGTH = 2048
 
 def kanawa(folder: str, dtype: str) -> tuple[Serve, dict[str, Any]]:
     """Returns our engine, in process."""
-    from kanawa_runtime.commands.process import prepare_process
+    from kanawa_runtime.process import prepare_process
 
     prepare_process(serves=True)
     import threading
     from pathlib import Path
 
     import jax
+    from kanawa_runtime.runs.open_run import open_run
     from kanawa_runtime.serve.engine.config import EngineConfig
     from kanawa_runtime.serve.engine.engine import LLMEngine
     from kanawa_runtime.serve.engine.request import Request, SamplingParams
-    from kanawa_runtime.serve.open_run import open_run
 
     opened = open_run(Path(folder), overrides=(f"precision.compute={dtype}",))
     # As `kanawa generate --input` has it: nobody reads along, on vLLM's side neither.

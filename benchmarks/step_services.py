@@ -18,11 +18,11 @@ from pathlib import Path
 import jax
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.experiments.quickstart import quickstart
+from kanawa_runtime.goodput.sections import Sections
+from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.train.journal import Journal
-from kanawa_runtime.train.run_directory import RunDirectory
-from kanawa_runtime.train.sections import Sections
 
 STEP_SECONDS, LIMIT = 0.020, 0.01
 METRICS = {name: 1.2345678 + i for i, name in enumerate(("cross_entropy", "gradient_norm", "learning_rate", "z_loss"))}

@@ -20,9 +20,10 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import Sequences, StoredModel
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
+from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+from kanawa_runtime.runs.model_store import RunStore
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.model_store import RunStore
-from kanawa_runtime.serve.open_run import open_run, tokenizer_of
 
 QUESTIONS = 24
 TASK = """task: words

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 from drills import drill_seed
-from kanawa_runtime.commands.compile_cache import SUFFIX
+from kanawa_runtime.compile_cache import SUFFIX
 from nursery import Nursery
 from supervisor import Supervisor, events, result
 

@@ -14,7 +14,8 @@ import pytest
 from drills import drill_seed
 from kanawa_runtime.exit_codes import verdict
 from kanawa_runtime.goodput.account import account
-from kanawa_runtime.goodput.ledger import LEDGER, read_ledger
+from kanawa_runtime.goodput.ledger import read_ledger
+from kanawa_runtime.runs.run_directory import LEDGER
 from nursery import Nursery
 from supervisor import Result, Supervisor, committed, events, last_step, result
 

@@ -18,8 +18,9 @@ from drills import drill_seed
 from kanawa_parallel.plan.goodput.assume import Planned, assume
 from kanawa_parallel.plan.goodput.simulate import Failure, Lived, simulate
 from kanawa_runtime.goodput.account import attempts_of
-from kanawa_runtime.goodput.ledger import LEDGER, read_ledger
+from kanawa_runtime.goodput.ledger import read_ledger
 from kanawa_runtime.report import run_figures
+from kanawa_runtime.runs.run_directory import LEDGER
 from nursery import Nursery
 from supervisor import Supervisor, events
 

@@ -8,7 +8,7 @@ import time
 
 import tiny_lm
 from kanawa_runtime.launch.local.state import folder_of, read_state
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from xla_options import xla_flags
 
 STEPS = "40"

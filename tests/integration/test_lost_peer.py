@@ -10,7 +10,7 @@ from drills import drill_seed
 from gangs import finish, start_gang, wait_for
 from kanawa_runtime.checkpoint.layout import committed_steps
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
 
 STEPS = 60
 # Rows for gangs of two, three and four.

@@ -19,7 +19,7 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.ray.serve_launcher import RayServeLauncher
-from kanawa_runtime.serve.model_store import RunStore
+from kanawa_runtime.runs.model_store import RunStore
 from xla_options import xla_flags
 
 pytestmark = [

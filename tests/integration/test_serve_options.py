@@ -20,9 +20,9 @@ from kanawa_layers.modifiers.weight_forms import WeightOnlyModifier
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
+from kanawa_runtime.runs.model_store import RunStore
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.model_store import RunStore
-from kanawa_runtime.serve.open_run import open_run
 from kanawa_runtime.serve.sampling import SamplingConfig
 from ports import free_port
 from xla_options import xla_flags

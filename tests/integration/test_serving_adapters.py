@@ -16,12 +16,12 @@ from kanawa.errors import KanawaError, UsageError
 from kanawa_layers.convert.safetensors_file import write_file
 from kanawa_layers.modifiers.adapters import LoRAModifier
 from kanawa_layers.recipes.llama import llama
+from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.serve.adapters.read import load_adapter
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, RequestError, SamplingParams
 from kanawa_runtime.serve.generate import Generator
-from kanawa_runtime.serve.model_store import RunStore
 from kanawa_runtime.serve.sampling import SamplingConfig
 
 CONFIG = EngineConfig(

@@ -11,7 +11,7 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.composition.modifiers import apply_modifier
 from kanawa.contracts import Batch, StoredModel
 from kanawa_layers.convert.huggingface import HuggingFaceStore
-from kanawa_runtime.serve.imported import fitted, imported_experiment
+from kanawa_runtime.runs.imported import fitted, imported_experiment
 from kanawa_runtime.train.trainer import Trainer
 
 FIXTURE = Path(__file__).parents[2] / "packages/layers/tests/fixtures/llama"

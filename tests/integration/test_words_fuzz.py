@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kanawa.config import to_json
 from kanawa.errors import KanawaError, UsageError
 from kanawa.plugins import component, host
-from kanawa_runtime.train.run_directory import read_config
+from kanawa_runtime.runs.run_directory import read_config
 from wild_values import DATA, KNOWN, TAGS, TEXTS
 
 BASES = ["quickstart", "llama-tiny", "qwen3-30b-a3b"]

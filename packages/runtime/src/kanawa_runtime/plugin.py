@@ -12,6 +12,7 @@ def kanawa_kinds() -> list[Kind]:
     return [
         Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus"),
         Kind("rewards", "functions that say how good a rollout is", instance_of="collections.abc:Callable"),
+        Kind("samplers", "writers of text during training", instance_of="collections.abc:Callable"),
         Kind("launchers", "engines that run jobs", subclass_of="kanawa_runtime.launch.launcher:Launcher"),
     ]
 
@@ -28,7 +29,7 @@ def kanawa_commands() -> list[Command]:
 @hookimpl
 def kanawa_doctor() -> list[Finding]:
     """Returns where compiled programs are kept, and which can't be."""
-    from kanawa_runtime.commands.compile_cache import finding
+    from kanawa_runtime.compile_cache import finding
 
     return [finding()]
 

@@ -9,16 +9,16 @@ from kanawa.composition.experiment import Composition, compose
 from kanawa.config import Config
 from kanawa.errors import UsageError
 
+from kanawa_runtime.runs.events import read_events, step_records
+from kanawa_runtime.runs.run_directory import EVENTS
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import run_place, stands_for
-from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.outcome import Outcome
-from kanawa_runtime.train.run_directory import EVENTS
 from kanawa_runtime.train.screen import Screen
 
 if TYPE_CHECKING:
-    from kanawa_runtime.serve.open_run import OpenedRun
+    from kanawa_runtime.runs.open_run import OpenedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +46,16 @@ class TrainedRun:
 
     def open(self, step: int | None = None) -> "OpenedRun":
         """Returns the model with its parameters of the newest checkpoint, or of `step`."""
-        from kanawa_runtime.serve.open_run import open_run
+        from kanawa_runtime.runs.open_run import open_run
 
         return open_run(self.directory, step=step)
 
     def generate(self, prompt: str, max_tokens: int = 64, temperature: float = 0.8, seed: int = 0) -> str:
         """Returns what the model puts after the prompt; raises UsageError for a run whose data had no tokenizer."""
+        from kanawa_runtime.data.tokenizers.of_run import no_tokenizer, tokenizer_of
         from kanawa_runtime.serve.continuation import continued
         from kanawa_runtime.serve.generate import Generator
         from kanawa_runtime.serve.healing import first_tokens, heal
-        from kanawa_runtime.serve.open_run import no_tokenizer, tokenizer_of
         from kanawa_runtime.serve.sampling import SamplingConfig
 
         opened = self.open()

@@ -10,7 +10,7 @@ from drills import drill_seed
 from kanawa.composition.experiment import compose
 from kanawa.contracts import CheckpointError
 from kanawa_runtime.checkpoint.layout import committed_steps
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny

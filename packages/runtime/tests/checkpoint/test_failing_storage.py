@@ -6,8 +6,8 @@ import os
 
 import pytest
 from kanawa_runtime.checkpoint import CheckpointUnreadableError, OrbaxCheckpointer, layout
-from kanawa_runtime.train.events import EventLog, EventLogError, read_events
-from kanawa_runtime.train.run_directory import RunDirectory, RunDirectoryError
+from kanawa_runtime.runs.events import EventLog, EventLogError, read_events
+from kanawa_runtime.runs.run_directory import RunDirectory, RunDirectoryError
 from tiny_lm import tiny
 
 from .checkpoint_trees import abstract, make_trees

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import tiny_lm
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
-from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.runs.events import read_events, step_records
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.storage.mirror import readable_folder
-from kanawa_runtime.train.events import read_events, step_records
 from s3_server import BUCKET, s3_server
 from xla_options import xla_flags
 

@@ -13,7 +13,7 @@ from kanawa.composition.experiment import compose
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer
 from kanawa_runtime.checkpoint.layout import committed_steps
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny

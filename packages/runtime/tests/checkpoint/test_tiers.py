@@ -13,7 +13,7 @@ from kanawa_runtime.checkpoint import OrbaxCheckpointer, ShardedCheckpointer, ba
 from kanawa_runtime.checkpoint.add_tier import AddTier
 from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.checkpoint.tiers import Tier
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny

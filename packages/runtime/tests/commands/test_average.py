@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
-from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny

@@ -10,7 +10,7 @@ from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.experiments.folders import run_and_start
 from kanawa_runtime.experiments.template import LanguageModelTemplate
-from kanawa_runtime.serve.model_store import RunStore
+from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.train.loop import Loop
 from tiny_lm import TinyLM, tiny
 

@@ -10,7 +10,7 @@ import pytest
 from kanawa_runtime.exit_codes import LOST, STOPPED, shell_code
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.kubernetes.launcher import JobSetLauncher
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from nursery import Nursery
 from ports import free_port
 

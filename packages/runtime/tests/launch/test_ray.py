@@ -13,7 +13,7 @@ import tiny_lm
 from kanawa.errors import KanawaError
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.ray.launcher import RayLauncher
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from xla_options import xla_flags
 
 from .jobs import check_golden, job, refusal

@@ -17,7 +17,7 @@ from kanawa_runtime.exit_codes import LOST, STOPPED
 from kanawa_runtime.launch import Job
 from kanawa_runtime.launch.slurm.launcher import SlurmLauncher
 from kanawa_runtime.launch.slurm.script import batch_script
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from nursery import Nursery
 from xla_options import xla_flags
 

@@ -11,8 +11,8 @@ from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.moving_average import MovingAverage
 from kanawa_runtime.learn.schedule_free import ScheduleFreeAdamW
 from kanawa_runtime.learn.sgd import SGD
-from kanawa_runtime.serve.open_run import open_run
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny

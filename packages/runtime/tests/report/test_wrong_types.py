@@ -5,7 +5,7 @@ import json
 
 import pytest
 from kanawa_runtime.report import run_figures, write_report
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
 
 WRONG = ["text", "", -1, 1.5, True, [], [[1]], ["a"], {}, {"a": None}, {"a": {"b": []}}, 10**400, float("nan"), 1e300]
 GIT = {"commit": "0123456789abcdef", "branch": "topic", "dirty": True}

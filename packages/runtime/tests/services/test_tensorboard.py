@@ -73,7 +73,7 @@ def run(tmp_path_factory):
 
 
 def test_losses_evaluations_and_metrics_are_those_of_the_events(run):
-    from kanawa_runtime.train.events import read_events, step_records
+    from kanawa_runtime.runs.events import read_events, step_records
 
     events = read_events(run / "events.jsonl")
     drawn = curves(run / "tensorboard")

@@ -20,12 +20,12 @@ from kanawa.contracts import (
     open_storage,
 )
 from kanawa_runtime.checkpoint import ShardedCheckpointer
-from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.runs.events import read_events, step_records
+from kanawa_runtime.runs.open_run import open_run
+from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.storage import mirror
 from kanawa_runtime.storage.mirror import readable_folder
-from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
-from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import Screen
 from tiny_lm import tiny
 

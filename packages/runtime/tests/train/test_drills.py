@@ -17,7 +17,7 @@ import pytest
 import tiny_lm
 from drills import drill_seed
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.runs.events import read_events, step_records
 from xla_options import xla_flags
 
 STEPS = 300

@@ -6,7 +6,7 @@ from kanawa.composition.experiment import compose
 from kanawa.contracts import Checkpointer, CheckpointError
 from kanawa_runtime.checkpoint import CheckpointNotFoundError
 from kanawa_runtime.commands.train import _without_from_step
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import LineScreen
 

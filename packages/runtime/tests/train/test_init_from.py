@@ -6,8 +6,8 @@ import pytest
 from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
 from kanawa.errors import UsageError
-from kanawa_runtime.serve.open_run import open_run
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen

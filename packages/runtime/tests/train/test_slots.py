@@ -11,9 +11,9 @@ from kanawa.composition.experiment import compose
 from kanawa.contracts import Batch, Checkpointer, CheckpointSaveError, Loader, Restored, Service
 from kanawa.errors import ConfigError
 from kanawa_runtime.exit_codes import verdict
+from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.services.tensorboard import TensorBoardLogger
 from kanawa_runtime.train.announce import shown
-from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import LineScreen
 
@@ -127,7 +127,7 @@ def test_a_strangers_checkpointer_and_loader_train_and_resume_to_the_same_losses
 
 
 def test_a_run_made_with_one_checkpointer_is_used_with_it(tmp_path):
-    from kanawa_runtime.serve.open_run import open_run
+    from kanawa_runtime.runs.open_run import open_run
 
     cfg = config(checkpointer=PickleCheckpointer.Config())
     run(cfg, tmp_path / "run", 3)

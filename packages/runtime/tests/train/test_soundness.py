@@ -8,11 +8,11 @@ import pytest
 from kanawa.composition.experiment import compose
 from kanawa.errors import UsageError
 from kanawa_runtime.data.loader import GrainLoader
-from kanawa_runtime.serve import imported
-from kanawa_runtime.serve.model_store import RunStore
+from kanawa_runtime.runs.events import read_events
+from kanawa_runtime.runs.model_store import RunStore
+from kanawa_runtime.train import start
 from kanawa_runtime.train.ahead import DataReadError
 from kanawa_runtime.train.evaluate import Evaluator
-from kanawa_runtime.train.events import read_events
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.soundness import Soundness
 from kanawa_runtime.train.stepping import DivergedError, NonFiniteLossError, NonFiniteStateError
@@ -112,7 +112,7 @@ def test_a_batch_after_the_last_one_is_not_needed(tmp_path, monkeypatch):
 def test_a_start_from_numbers_that_nothing_can_be_computed_with_is_refused(tmp_path, monkeypatch, value):
     origin = tmp_path / "origin"
     diverging(origin, 1e-3).execute()
-    load = imported.stored_model
+    load = start.stored_model
 
     def spoilt(directory):
         stored = load(directory)
@@ -120,7 +120,7 @@ def test_a_start_from_numbers_that_nothing_can_be_computed_with_is_refused(tmp_p
         table[0, :2] = value
         return dataclasses.replace(stored, params={**stored.params, "table": table})
 
-    monkeypatch.setattr(imported, "stored_model", spoilt)
+    monkeypatch.setattr(start, "stored_model", spoilt)
     with pytest.raises(UsageError, match=r"params: table \(2 of 512 elements\)") as caught:
         Loop(compose(tiny().set(steps=6)), tmp_path / "run", initial=origin).execute()
     assert f"{origin} holds numbers that are NaN" in str(caught.value)

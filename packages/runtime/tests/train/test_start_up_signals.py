@@ -11,7 +11,7 @@ import time
 import pytest
 import tiny_lm
 from kanawa_runtime.checkpoint.layout import committed_steps
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
 from xla_options import xla_flags
 
 PROGRAM = pathlib.Path(__file__).with_name("slow_start.py")

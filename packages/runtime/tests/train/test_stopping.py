@@ -12,8 +12,8 @@ import time
 
 import pytest
 import tiny_lm
+from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.train.announce import shown
-from kanawa_runtime.train.events import read_events, step_records
 from xla_options import xla_flags
 
 COMMAND = [sys.executable, "-m", "kanawa.cli", "train", "tiny-lm", "--set", "data=slow_data:SlowData"]

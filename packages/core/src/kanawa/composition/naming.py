@@ -39,8 +39,11 @@ def base_of(experiment: str | Config, target: Target | None = None, data: str | 
     experiment.
     """
     base = _named(experiment, target) if isinstance(experiment, str) else _given(experiment)
-    if data is None:
-        return base
+    return base if data is None else with_other_data(base, data)
+
+
+def with_other_data(base: Base, data: str) -> Base:
+    """Returns the experiment on other data, read by the tokenizer of its folder; raises UsageError for unknown data."""
     template = _template_for(base)
     with origin("command line", f"--data {data}"):
         return base._replace(config=template.with_data(base.config, data, base.source))

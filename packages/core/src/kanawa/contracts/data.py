@@ -23,6 +23,10 @@ class DataSource(Configurable):
         sequence_length: Size = 512
         seed: Seed = 0
 
+        def set_tokenizer_file(self, file: str) -> None:
+            """Sets the saved tokenizer that text is read by; rows that aren't text ignore it."""
+            del file
+
     #: Whether rows hold packed segments; if not, a batch has neither positions nor segment ids.
     packed: ClassVar[bool] = True
 

@@ -27,6 +27,7 @@ from kanawa_runtime.checkpoint import agreement, layout
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.checkpoint.manifest import COMMIT, Manifest, PartEntry, brief
 from kanawa_runtime.checkpoint.pending import Pending, Written
+from kanawa_runtime.checkpoint.recorded_commits import recorded_commits
 from kanawa_runtime.checkpoint.restore import PassedOver, restore_newest, restore_step
 from kanawa_runtime.checkpoint.roots.root import Root
 from kanawa_runtime.checkpoint.shards.write import snapshot, written_part
@@ -211,8 +212,6 @@ class BackgroundCheckpointer(Checkpointer):
     # --- opening and reading -----------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        from kanawa_runtime.train.commits import recorded_commits
-
         with self._storage():
             for _, tier in self._tiers:
                 tier.open(())

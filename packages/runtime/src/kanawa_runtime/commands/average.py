@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     """Averages; returns 0."""
     from kanawa.local_path import local_path
 
-    from kanawa_runtime.commands.process import prepare_process
-    from kanawa_runtime.serve.averaging import average_checkpoints
+    from kanawa_runtime.process import prepare_process
+    from kanawa_runtime.runs.averaging import average_checkpoints
     from kanawa_runtime.storage.mirror import readable_folder
     from kanawa_runtime.storage.place import address_of
 

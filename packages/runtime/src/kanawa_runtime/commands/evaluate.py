@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates; returns 0."""
     from kanawa.errors import UsageError
 
-    from kanawa_runtime.commands.process import prepare_process
-    from kanawa_runtime.serve.open_run import open_run
+    from kanawa_runtime.process import prepare_process
+    from kanawa_runtime.runs.open_run import open_run
     from kanawa_runtime.train.evaluate import Evaluator
     from kanawa_runtime.train.placement import check_vocabulary
 

@@ -60,10 +60,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         message = "--output goes with --input FILE; one prompt's text is printed"
         raise UsageError(message)
-    from kanawa_runtime.commands.process import prepare_process
+    from kanawa_runtime.data.tokenizers.of_run import no_tokenizer
+    from kanawa_runtime.process import prepare_process
+    from kanawa_runtime.runs.open_run import open_run
     from kanawa_runtime.serve.generate import Generator
     from kanawa_runtime.serve.healing import first_tokens
-    from kanawa_runtime.serve.open_run import no_tokenizer, open_run
     from kanawa_runtime.serve.sampling import SamplingConfig
 
     if bool(args.prompt) == bool(args.prompt_ids):
@@ -135,7 +136,7 @@ def _check_continues(directory: str) -> None:
     """Raises UsageError for a model of another kind, before opening it would speak of data to train it on."""
     from kanawa.contracts import CausalLM
 
-    from kanawa_runtime.serve.imported import outline_of
+    from kanawa_runtime.runs.imported import outline_of
     from kanawa_runtime.storage.place import address_of
 
     # Other libraries' folders lie on this machine.
@@ -148,8 +149,8 @@ def _check_continues(directory: str) -> None:
 
 def _tokenizer(opened: Any, *, needed: bool) -> Any:
     """Returns the run's tokenizer; where ids were given none is needed, and a broken one is as good as none."""
-    from kanawa_runtime.data.errors import TokenizerError
-    from kanawa_runtime.serve.open_run import tokenizer_of
+    from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+    from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
     try:
         return tokenizer_of(opened)

@@ -12,12 +12,13 @@ from kanawa.status import stage
 
 def generate_file(args: argparse.Namespace) -> int:
     """Answers the file; returns 0, or 1 where a line has an error instead of an answer."""
-    from kanawa_runtime.commands.process import prepare_process
+    from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+    from kanawa_runtime.process import prepare_process
+    from kanawa_runtime.runs.open_run import open_run
     from kanawa_runtime.serve.batch.answer import answer_file
     from kanawa_runtime.serve.engine.config import EngineConfig
     from kanawa_runtime.serve.engine.engine import LLMEngine
     from kanawa_runtime.serve.engine.request import SamplingParams
-    from kanawa_runtime.serve.open_run import open_run, tokenizer_of
 
     source, output = _files(args)
     prepare_process(serves=True)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from kanawa.contracts import open_storage
 
     from kanawa_runtime.report import run_figures, write_report
-    from kanawa_runtime.serve.run_path import check_is_run
+    from kanawa_runtime.runs.run_path import check_is_run
     from kanawa_runtime.storage.mirror import readable_folder
     from kanawa_runtime.storage.place import stands_for
 

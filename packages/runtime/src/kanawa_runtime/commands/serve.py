@@ -6,16 +6,12 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kanawa.cli.output import flush, write, write_message
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
-
-if TYPE_CHECKING:
-    from kanawa_runtime.serve.http.config import ServeConfig
 
 DEFAULT_PORT = 8000
 
@@ -76,17 +72,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; returns 0 once what ran has been answered."""
-    from kanawa_runtime.commands.process import keep_what_is_loaded, leave_readers_behind, prepare_process
     from kanawa_runtime.commands.serve_extra import require_serving
+    from kanawa_runtime.process import keep_what_is_loaded, leave_readers_behind, prepare_process
 
     require_serving("serve")
     began = time.monotonic()
+    from kanawa_runtime.serve.http.config import serve_config
+
     config = serve_config(args.set)
     directory = local_path(args.run_directory)
+    from kanawa_runtime.runs.run_path import check_is_directory
     from kanawa_runtime.serve.http.access import is_loopback, keys_from
     from kanawa_runtime.serve.http.lifecycle import HttpServer, listening_socket
     from kanawa_runtime.serve.http.sparing_log import spare_logs
-    from kanawa_runtime.serve.run_path import check_is_directory
 
     check_is_directory(directory)
     keys = keys_from(_path(args.api_key_file), _path(args.admin_key_file))
@@ -146,18 +144,6 @@ def run(args: argparse.Namespace) -> int:
         os._exit(code)
     leave_readers_behind(code)
     return code
-
-
-def serve_config(overrides: list[str]) -> "ServeConfig":
-    """Returns the config with what `--set` says; raises UsageError for what can't be."""
-    from kanawa.config.override import apply_override
-
-    from kanawa_runtime.serve.http.config import ServeConfig
-
-    config = ServeConfig()
-    for text in overrides:
-        apply_override(config, text)
-    return config.freeze()
 
 
 def adapters_of(texts: list[str]) -> dict[str, Path]:

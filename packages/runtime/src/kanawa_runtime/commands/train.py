@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from kanawa.cli.output import write_json
     from kanawa.status import hidden
 
-    from kanawa_runtime.commands.process import leave_readers_behind
+    from kanawa_runtime.process import leave_readers_behind
 
     with hidden():
         screen = _screen(args)
@@ -119,8 +119,8 @@ def _start_again_if_it_passes(error: Exception) -> None:
     from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 
     from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError, is_storage_failure
+    from kanawa_runtime.runs.run_lock import RunLockedError
     from kanawa_runtime.train.ahead import DataReadError
-    from kanawa_runtime.train.run_lock import RunLockedError
 
     if not os.environ.get("KANAWA_JOB") or isinstance(error, StorageRefusedError):
         return
@@ -152,7 +152,7 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
     from kanawa.composition.detect import local_target
 
     from kanawa_runtime.commands.gang import join_gang, prepare_gang
-    from kanawa_runtime.commands.process import prepare_process
+    from kanawa_runtime.process import prepare_process
     from kanawa_runtime.storage.place import check_place
 
     check()

@@ -11,7 +11,8 @@ from kanawa.config import to_json
 
 from kanawa_runtime.data.cache import cache_key, cached
 from kanawa_runtime.data.corpus import Corpus, Document, Split
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, tokenizer_from_bytes
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.tokenizer_file import tokenizer_from_bytes
 
 #: Part of every key: raise it when the same inputs would give other entries.
 _VERSION = "2"

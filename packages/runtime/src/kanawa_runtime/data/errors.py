@@ -7,10 +7,6 @@ class CorpusError(UsageError):
     """A corpus is missing, empty, unreadable or malformed; the message names the file."""
 
 
-class TokenizerError(UsageError):
-    """A tokenizer is untrained, its file is damaged, or it was given ids outside its vocabulary."""
-
-
 class RowError(UsageError):
     """Rows were asked for that can't be: a bad length, window, batch or host slice."""
 

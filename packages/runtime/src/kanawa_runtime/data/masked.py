@@ -39,6 +39,10 @@ class MaskedTokens(DataSource):
             """Returns what is wrong with the share."""
             return [] if 0.0 < self.share < 1.0 else [f"share is {self.share}, expected a number between 0 and 1"]
 
+        def set_tokenizer_file(self, file: str) -> None:
+            """Sets the tokenizer of the source."""
+            self.source.set_tokenizer_file(file)
+
     @functools.cached_property
     def _source(self) -> DataSource:
         return self.config.source.clone().set(sequence_length=self.config.sequence_length).build()

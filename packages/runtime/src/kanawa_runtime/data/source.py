@@ -13,7 +13,8 @@ from kanawa_runtime.data.corpus import Corpus, EmbeddedCorpus, Split
 from kanawa_runtime.data.encoded import EncodedDocuments, encoded_documents, fitted_tokenizer
 from kanawa_runtime.data.packing import BestFitPacking, Packing
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from kanawa_runtime.data.tokenizers.load import load_tokenizer
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.data.windows import RowPlan
 
 
@@ -40,6 +41,10 @@ class TextSource(DataSource):
         epochs: Size | None = None
         #: Documents packed and shuffled together; part of the row order.
         window_documents: Size = 4096
+
+        def set_tokenizer_file(self, file: str) -> None:
+            """Sets the tokenizer to use instead of learning one."""
+            self.set(tokenizer_file=file)
 
     @functools.cached_property
     def corpus(self) -> Corpus:

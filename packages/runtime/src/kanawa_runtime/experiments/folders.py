@@ -6,11 +6,11 @@ from kanawa.composition.experiment import Composition
 from kanawa.config import Config
 from kanawa.errors import UsageError
 
-from kanawa_runtime.data.tokenizers.folder import TOKENIZER
-from kanawa_runtime.serve.run_path import check_is_directory
+from kanawa_runtime.runs.run_directory import CONFIG, EVENTS, ORIGIN, read_config
+from kanawa_runtime.runs.run_path import check_is_directory
+from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import run_place, shown_place, stands_for
-from kanawa_runtime.train.run_directory import CONFIG, EVENTS, ORIGIN, read_config
 
 
 def own_experiment(directory: Path) -> Config | None:
@@ -18,7 +18,7 @@ def own_experiment(directory: Path) -> Config | None:
 
     None for what is no run, and for one that was imported and never trained: its config says nothing of learning.
     """
-    from kanawa_runtime.serve.model_store import RunStore
+    from kanawa_runtime.runs.model_store import RunStore
 
     if not RunStore().holds(directory):
         return None

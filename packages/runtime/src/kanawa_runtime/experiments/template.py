@@ -8,8 +8,8 @@ from kanawa.contracts import CausalLM, ExperimentTemplate, MaskedLM, Model, Prec
 from kanawa.errors import UsageError
 from kanawa.module import count_parameters
 
-from kanawa_runtime.experiments.default_data import default_data
-from kanawa_runtime.experiments.other_data import check_read_by_its_own, on_other_data, read_by
+from kanawa_runtime.data.default_data import default_data
+from kanawa_runtime.data.other_data import check_read_by_its_own, on_other_data
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.learn.schedules import WarmupCosine
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
@@ -77,8 +77,9 @@ class LanguageModelTemplate(ExperimentTemplate):
 
     def from_folder(self, directory: Path, platform: str | None = None, devices: int = 1) -> Config | None:
         """Returns a run's own experiment, to be placed anew; fine-tuning of the model of any other known folder."""
-        from kanawa_runtime.experiments.folders import own_experiment, tokenizer_file
-        from kanawa_runtime.serve.imported import outline_of
+        from kanawa_runtime.experiments.folders import own_experiment
+        from kanawa_runtime.runs.imported import outline_of
+        from kanawa_runtime.runs.tokenizer_file import tokenizer_file
 
         trained = own_experiment(directory)
         if trained is not None:
@@ -94,12 +95,12 @@ class LanguageModelTemplate(ExperimentTemplate):
         cfg.learner.schedule.set(peak=cfg.learner.schedule.peak * _FINE_TUNING)
         file = tokenizer_file(directory)
         if file is not None:
-            read_by(cfg.data, file)
+            cfg.data.set_tokenizer_file(str(file.resolve()))
         return cfg
 
     def with_data(self, experiment: Config, data: str, source: Path | None = None) -> Config:
         """Returns the experiment on other data, read by the tokenizer of `source` where that folder has one."""
-        from kanawa_runtime.experiments.folders import tokenizer_file
+        from kanawa_runtime.runs.tokenizer_file import tokenizer_file
 
         cfg = on_other_data(experiment, data, None if source is None else tokenizer_file(source))
         if source is not None:

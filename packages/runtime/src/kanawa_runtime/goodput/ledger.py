@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kanawa_runtime.goodput.process_start import process_started
-from kanawa_runtime.train.events import mend_torn_line
-from kanawa_runtime.train.sections import Section
+from kanawa_runtime.goodput.sections import Section
+from kanawa_runtime.runs.events import mend_torn_line
+from kanawa_runtime.runs.run_directory import ALIVE, LEDGER
 
-LEDGER, ALIVE = "ledger.jsonl", "ledger.alive"
 #: Steps and waits for data are gathered for so long; everything else is written as it ends.
 _GATHER_SECONDS = 1.0
 _GATHERED: tuple[Section, ...] = ("step", "data")

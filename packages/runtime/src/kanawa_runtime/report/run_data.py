@@ -10,10 +10,10 @@ from typing import Any
 from kanawa.config import Config
 from kanawa.errors import KanawaError
 
-from kanawa_runtime.goodput.ledger import LEDGER, read_ledger
+from kanawa_runtime.goodput.ledger import read_ledger
 from kanawa_runtime.report.well_formed import well_formed
-from kanawa_runtime.train.events import number, read_events, step_records
-from kanawa_runtime.train.run_directory import EVENTS, PLUGINS, read_config
+from kanawa_runtime.runs.events import number, read_events, step_records
+from kanawa_runtime.runs.run_directory import EVENTS, LEDGER, PLUGINS, read_config
 
 Points = list[tuple[float, float]]
 

@@ -16,11 +16,8 @@ from kanawa.module import EmissionError, functional
 from kanawa_runtime.rollouts.errors import RewardError, RolloutError
 from kanawa_runtime.rollouts.prompts import Question, question
 from kanawa_runtime.rollouts.rewards import Rollout
-from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.rollouts.sampler import Drawn, EngineSampler
-
-#: What a batch and what there is to tell of it are made of; the second goes into the event of its steps.
-Made = tuple[RolloutBatch, dict[str, Any]]
+from kanawa_runtime.train.rollout_slot import Made, RolloutWriter
 
 
 def check_alone() -> None:
@@ -33,14 +30,15 @@ def check_alone() -> None:
         raise UsageError(message)
 
 
-class RolloutMaker:
-    """Makes a run's batches. `reference` are the parameters to stay near to, where the config asks for any.
+class RolloutMaker(RolloutWriter):
+    """Makes a run's batches as `cfg`, a `Rollouts`, says; `abstract` is the batch of the step's program.
 
-    `abstract` is the batch of the step's program. Raises UsageError for a model whose loss is no policy's.
+    `reference` are the parameters to stay near to, where the config asks for any. Raises UsageError for a model whose
+    loss is no policy's.
     """
 
     def __init__(
-        self, cfg: Rollouts, model: CausalLM, source: DataSource, environment: Environment, *,
+        self, cfg: Any, model: CausalLM, source: DataSource, environment: Environment, *,
         abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any = None,
     ) -> None:  # fmt: skip
         self.config = cfg
@@ -117,6 +115,10 @@ class RolloutMaker:
             whole = {"input_ids", "target_ids", "positions", "segment_ids"}
             arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in saved["batch"].items()}
             self._kept = RolloutBatch(**arrays), dict(saved["told"])
+
+    def close(self) -> None:
+        """Stops the engine."""
+        self.sampler.close()
 
     # --- rows --------------------------------------------------------------------------------------------------
 

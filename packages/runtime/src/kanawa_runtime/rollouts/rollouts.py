@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kanawa.config import REQUIRED, Config, Count, Size
+from kanawa.contracts import CausalLM, DataSource, Environment, RolloutBatch
 
 from kanawa_runtime.rollouts.advantages import group_relative
+from kanawa_runtime.rollouts.prompts import Grouped
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.train.rollout_slot import RolloutConfig, RolloutWriter
 
 
-class Rollouts(Config):
+class Rollouts(RolloutConfig):
     """Has `group_size` completions of at most `new_tokens` written to each prompt, and rewards them.
 
     A row's prompt ends before its first weighted target. `reward` is a function of a `Rollout`, `advantages` one of the
@@ -28,6 +31,39 @@ class Rollouts(Config):
     advantages: Callable = group_relative
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether batches hold log-probabilities of the run's first parameters."""
+        return self.reference
+
+    @property
+    def reuses_batches(self) -> bool:
+        """Whether a batch is trained on several times."""
+        return self.updates > 1
+
+    def check_processes(self) -> None:
+        """Raises UsageError in a gang, whose processes would each draw rollouts of their own."""
+        from kanawa_runtime.rollouts.maker import check_alone
+
+        check_alone()
+
+    def prompts(self, data: DataSource.Config, batch_size: int) -> DataSource.Config:
+        """Returns the rows of `data`, each as often as its group has members."""
+        sizes = {"batch_size": batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
+        return Grouped.Config(source=data, group_size=self.group_size, updates=self.updates, **sizes)
+
+    def writer(
+        self, model: CausalLM, source: DataSource, environment: Environment, *,
+        abstract: RolloutBatch, seed: int, params: Any, state: Any, reference: Any,
+    ) -> RolloutWriter:  # fmt: skip
+        """Returns what writes the batches; see `RolloutMaker`."""
+        from kanawa_runtime.rollouts.maker import RolloutMaker
+
+        return RolloutMaker(
+            self, model, source, environment, abstract=abstract, seed=seed, params=params, state=state,
+            reference=reference,
+        )  # fmt: skip
 
     def problems_of(self, batch_size: int, length: int, model: Any) -> list[str]:
         """Returns what doesn't fit a trainer's sizes and its model, one sentence each."""

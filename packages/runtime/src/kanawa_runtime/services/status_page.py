@@ -16,7 +16,8 @@ from kanawa.config import Count
 from kanawa.contracts import Run, Service
 
 from kanawa_runtime.goodput.account import account
-from kanawa_runtime.goodput.ledger import LEDGER, read_ledger
+from kanawa_runtime.goodput.ledger import read_ledger
+from kanawa_runtime.runs.run_directory import LEDGER
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 from kanawa.composition.prepare import Prepared
 from kanawa.contracts import Checkpointer
 
+from kanawa_runtime.goodput.sections import Sections
+from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.train.journal import Journal
-from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import Screen
-from kanawa_runtime.train.sections import Sections
 from kanawa_runtime.train.stop_signals import StopSignals
 from kanawa_runtime.train.trainer import Trainer
 

@@ -6,8 +6,8 @@ from typing import Any
 from kanawa.plugins import host
 
 from kanawa_runtime.goodput.ledger import Ledger
+from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
-from kanawa_runtime.train.run_directory import RunDirectory
 
 #: Kinds of events that plugins observe through a hook.
 _HOOKS = {

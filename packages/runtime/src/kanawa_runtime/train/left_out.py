@@ -12,9 +12,8 @@ from pathlib import Path
 from kanawa.contracts import Batch
 
 from kanawa_runtime.checkpoint.agreement import is_primary, shared_text
+from kanawa_runtime.runs.run_directory import LEFT_OUT
 from kanawa_runtime.storage.durable import write_durable
-
-LEFT_OUT = "left_out.json"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,8 @@ from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.goodput.ledger import Ledger
+from kanawa_runtime.goodput.sections import Sections
+from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.ahead import ReadAhead
 from kanawa_runtime.train.announce import already_there, ending, shown
@@ -30,9 +32,7 @@ from kanawa_runtime.train.kernel_record import KERNELS
 from kanawa_runtime.train.outcome import Outcome
 from kanawa_runtime.train.peers import lost_peer
 from kanawa_runtime.train.program_record import memory_peaks
-from kanawa_runtime.train.run_directory import RunDirectory
 from kanawa_runtime.train.screen import LineScreen, Screen
-from kanawa_runtime.train.sections import Sections
 from kanawa_runtime.train.start import Started, start
 from kanawa_runtime.train.stepping import RewoundError, Stepper
 from kanawa_runtime.train.stop_signals import RunStopped, StopSignals
@@ -83,7 +83,8 @@ class Loop:
         # Signals first: what comes while the rest is set up counts.
         with stop, self.run, self.prepared.environment.active():
             logger.debug("attempt %d", self.run.attempt)
-            ledger, policy = self.run.ledger(), self.prepared.composition.config.checkpoints
+            ledger = Ledger(self.run.path, self.run.attempt, jax.process_count()) if self.run.is_primary else None
+            policy = self.prepared.composition.config.checkpoints
             journal = Journal(self.run, self.services, ledger)
             sections = _sections(self.run, self.services, ledger)
             chosen = self.prepared.composition.config.checkpointer

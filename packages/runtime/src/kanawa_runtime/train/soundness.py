@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: Beyond it a parameter is as good as infinite: its square overflows fp32, and with it every norm and inner product.
-LARGEST_PARAMETER = 1e19
+from kanawa_runtime.runs.imported import LARGEST_PARAMETER
+
 _MOST_NAMED = 3
 
 
@@ -42,22 +42,6 @@ class Soundness:
         bad = [self.names[index] for index in np.flatnonzero(np.asarray(self.unsound))]
         more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
         return ", ".join(bad[:_MOST_NAMED]) + more
-
-
-def unsound_on_host(group: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns which host arrays of a group can't be trained on, each with the count of such elements."""
-    problems = []
-    for path, array in arrays.items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            continue
-        with np.errstate(all="ignore"):
-            sound = np.isfinite(array)
-            if group == "params" and float(jnp.finfo(array.dtype).max) > LARGEST_PARAMETER:
-                sound &= np.abs(array) <= np.asarray(LARGEST_PARAMETER, array.dtype)
-        if not sound.all():
-            bad = np.size(sound) - np.count_nonzero(sound)
-            problems.append(f"{group}: {path} ({bad} of {np.size(sound)} elements)")
-    return problems
 
 
 def _sound(group: str, after: jax.Array, before: jax.Array) -> jax.Array:

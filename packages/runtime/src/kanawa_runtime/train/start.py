@@ -15,18 +15,20 @@ from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
 
 from kanawa_runtime import faults
-from kanawa_runtime.data.tokenizers.folder import TOKENIZER
-from kanawa_runtime.rollouts.maker import RolloutMaker, check_alone
-from kanawa_runtime.serve.sample import Sampler, sampler_of
+from kanawa_runtime.checkpoint.recorded_commits import recorded_commits
+from kanawa_runtime.runs.imported import check_sound, fitted, place, stored_model
+from kanawa_runtime.runs.run_directory import EVENTS, checkpoints_of, unwritable
+from kanawa_runtime.runs.tokenizer_file import TOKENIZER
+from kanawa_runtime.storage.place import shown_place
 from kanawa_runtime.train.announce import shown
 from kanawa_runtime.train.attempt import Attempt
-from kanawa_runtime.train.commits import all_gone, recorded_commits
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.init_from import InitFrom, matched
 from kanawa_runtime.train.kernel_record import KernelRecord
 from kanawa_runtime.train.placement import check_vocabulary
 from kanawa_runtime.train.program_record import counted_hits, program_record
-from kanawa_runtime.train.run_directory import unwritable
+from kanawa_runtime.train.rollout_slot import RolloutWriter
+from kanawa_runtime.train.samples import Sampler, sampler_of
 from kanawa_runtime.train.trainer import TrainState
 
 
@@ -60,14 +62,14 @@ class Started:
     kernels: KernelRecord
     digest: str
     evaluation_due: bool
-    rollouts: RolloutMaker | None = None
+    rollouts: RolloutWriter | None = None
 
 
 def start(attempt: Attempt) -> Started:
     """Returns what stepping needs; raises UsageError for data or parameters that don't fit, RunStopped at a signal."""
     began = time.perf_counter()
     if attempt.config.rollouts is not None:
-        check_alone()
+        attempt.config.rollouts.check_processes()
     screen, journal, programs = attempt.screen, attempt.journal, attempt.prepared.programs
     digest = _data_digest(attempt)
     journal.write("run_started", **attempt.run.description(), data_digest=digest, total_steps=attempt.total)
@@ -104,7 +106,7 @@ def start(attempt: Attempt) -> Started:
 
 def _reference(attempt: Attempt, init: Program, abstract: TrainState, first: TrainState | None) -> Any:
     """Returns the parameters that a policy stays near to, where it does: those of the run's first state."""
-    if not attempt.config.rollouts.reference:
+    if not attempt.config.rollouts.has_reference:
         return None
     if first is None:
         return _first_state(attempt, init, abstract)[1].params
@@ -114,17 +116,17 @@ def _reference(attempt: Attempt, init: Program, abstract: TrainState, first: Tra
 
 def _rollouts(
     attempt: Attempt, where: Any, abstract: RolloutBatch, state: TrainState, reference: Any, restored: Restored | None
-) -> RolloutMaker:
+) -> RolloutWriter:
     """Returns what makes the batches, its engine compiled, as far as the checkpoint was with its rollouts."""
     cfg, trainer = attempt.config, attempt.trainer
     with attempt.screen.phase("compiling the engine that writes rollouts"), attempt.sections.within("compile"):
-        maker = RolloutMaker(
-            cfg.rollouts, trainer.model, trainer.source, where, abstract=abstract, seed=cfg.seed, params=state.params,
+        writer: RolloutWriter = cfg.rollouts.writer(
+            trainer.model, trainer.source, where, abstract=abstract, seed=cfg.seed, params=state.params,
             state=state.state, reference=reference,
         )  # fmt: skip
     if restored is not None:
-        maker.resume(restored.data.get("rollouts", {}))
-    return maker
+        writer.resume(restored.data.get("rollouts", {}))
+    return writer
 
 
 def _data_digest(attempt: Attempt) -> str:
@@ -155,7 +157,7 @@ def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored |
     if restored is None and attempt.run.is_primary:
         recorded = recorded_commits(attempt.run.path)
         if recorded:
-            raise CheckpointError(all_gone(attempt.run.path, recorded))
+            raise CheckpointError(_all_gone(attempt.run.path, recorded))
     if restored is not None and restored.data["digest"] != digest:
         message = (
             f"{attempt.run.place}: the data has digest {digest[:12]}, but this run was trained on "
@@ -172,6 +174,18 @@ def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored |
     return restored
 
 
+def _all_gone(run: Path, recorded: frozenset[int]) -> str:
+    """Returns what is said where events record checkpoints and none counts."""
+    folder = checkpoints_of(run)
+    left = sorted(path.name for path in folder.iterdir()) if isinstance(folder, Path) and folder.is_dir() else []
+    held = f"holds {', '.join(left[:8])}" if left else "is empty"
+    return (
+        f"the events of {shown_place(run)} record checkpoints, the newest of step {max(recorded)}, and none of them "
+        f"can be used: {folder} {held}. Put them back from a backup, whole and named by their steps, or train in a new "
+        f"run directory; to begin this one anew, remove {run / EVENTS}"
+    )
+
+
 def _state_of(restored: Restored, abstract: TrainState) -> TrainState:
     items: Mapping[str, Any] = restored.items
     step = jax.device_put(np.int32(restored.step), abstract.step.sharding)
@@ -186,8 +200,6 @@ def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple
     source = str(attempt.initial or "") or (mapping.source if mapping is not None else "")
     if not source:
         return Origin("new"), state
-    from kanawa_runtime.serve.imported import check_sound, fitted, place, stored_model
-
     account = None
     with attempt.screen.phase(f"reading {shown(source)}"), attempt.sections.within("restore"):
         stored = stored_model(Path(source))

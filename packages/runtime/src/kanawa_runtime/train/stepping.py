@@ -160,7 +160,7 @@ class Stepper:
     def close(self) -> None:
         """Ends what writes rollouts."""
         if self._rollouts is not None:
-            self._rollouts.sampler.close()
+            self._rollouts.close()
 
     def check_evaluation(self, loss: float) -> None:
         """Raises NonFiniteLossError where the held-out loss of the state is NaN, although all its arrays are finite."""

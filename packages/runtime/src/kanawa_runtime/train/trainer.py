@@ -33,12 +33,11 @@ from kanawa.module import Last, next_state, param_specs, state_specs
 from kanawa_runtime.checkpoint import OrbaxCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
-from kanawa_runtime.rollouts.prompts import Grouped
-from kanawa_runtime.rollouts.rollouts import Rollouts
 from kanawa_runtime.services.watchdog import Watchdog
 from kanawa_runtime.train.gradients import WholeBatch
 from kanawa_runtime.train.init_from import InitFrom
 from kanawa_runtime.train.policies import CheckpointPolicy, DivergencePolicy, EvaluationPolicy, HealthPolicy
+from kanawa_runtime.train.rollout_slot import RolloutConfig
 from kanawa_runtime.train.soundness import Soundness
 from kanawa_runtime.train.spoilt_gradients import spoilt
 from kanawa_runtime.train.step_report import StepReport
@@ -72,7 +71,7 @@ class Trainer(Workload):
         )
 
         data: DataSource.Config = kn.REQUIRED
-        rollouts: Rollouts | None = None
+        rollouts: RolloutConfig | None = None
         batch_size: kn.Size = kn.REQUIRED
         steps: kn.Size = kn.REQUIRED
         seed: kn.Seed = 0
@@ -104,7 +103,13 @@ class Trainer(Workload):
         self.state_specs = state_specs(self.model)
         self.rule = cfg.learner.build().update_rule(flatten_paths(self.specs), cfg.steps)
         self.gradient_strategy = cfg.gradients.build()
-        self.source: DataSource = (cfg.data if cfg.rollouts is None else _grouped(cfg)).build()
+        data = cfg.data if cfg.rollouts is None else cfg.rollouts.prompts(cfg.data, cfg.batch_size)
+        self.source: DataSource = data.build()
+
+    @property
+    def averages(self) -> bool:
+        """Whether what is evaluated is an average that only the optimizer's state gives."""
+        return self.rule.averages
 
     # --- programs --------------------------------------------------------------------------------------------
 
@@ -199,14 +204,8 @@ class Trainer(Workload):
     def abstract_rollouts(self, batch: Batch) -> RolloutBatch:
         """Returns what a step takes where rows of such batches are prompts."""
         ids, numbers, rollouts = batch.input_ids, batch.loss_weights, self.config.rollouts
-        old, near = (numbers if asked else None for asked in (rollouts.updates > 1, rollouts.reference))
+        old, near = (numbers if held else None for held in (rollouts.reuses_batches, rollouts.has_reference))
         return RolloutBatch(*(ids,) * 4, *(numbers,) * 3, old, near)
-
-
-def _grouped(cfg: Trainer.Config) -> Grouped.Config:
-    data, rollouts = cfg.data, cfg.rollouts
-    sizes = {"batch_size": cfg.batch_size, "sequence_length": data.sequence_length, "seed": data.seed}
-    return Grouped.Config(source=data, group_size=rollouts.group_size, updates=rollouts.updates, **sizes)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct | None, whole: Any) -> jax.ShapeDtypeStruct:

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.tokenizers import pretokens
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bpe_training import learn_merges, merge_pair
-from kanawa_runtime.data.tokenizers.bytes import FIRST_LEARNED_ID, ByteTokenizer
+from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
+from kanawa_runtime.data.tokenizers.load import load_tokenizer
+from kanawa_runtime.data.tokenizers.special_ids import FIRST_LEARNED_ID
 from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
-from kanawa_runtime.data.tokenizers.tokenizer import (
-    Tokenizer,
-    load_tokenizer,
-    tokenizer_from_bytes,
-)
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.tokenizer_file import TokenizerError, tokenizer_from_bytes
 
 CODE = [Path(__file__).read_bytes(), Path(pretokens.__file__).read_bytes()]
 TRAINED = BytePairTokenizer.Config(vocab_size=600, min_piece_count=2).build().fit(CODE)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kanawa.errors import UsageError
-from kanawa_runtime.data.errors import TokenizerError
-from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
+from kanawa_runtime.data.tokenizers.load import load_tokenizer
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 pytest.importorskip("tokenizers")
 

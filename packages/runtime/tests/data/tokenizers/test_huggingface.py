@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.own_text import own_corpus
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.data.tokenizers.export import SPECIAL
 from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
+from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from .library_tokenizers import TEXT, added, byte_level, end_of, sentence_pieces, unigram, write_folder

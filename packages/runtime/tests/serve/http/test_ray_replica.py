@@ -4,7 +4,7 @@ import asyncio
 
 import httpx2
 import pytest
-from kanawa_runtime.commands import process
+from kanawa_runtime import process
 from kanawa_runtime.launch.ray.serving import Forward, Server
 from kanawa_runtime.serve.http import from_run
 

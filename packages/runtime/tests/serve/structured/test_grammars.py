@@ -12,7 +12,7 @@ import pytest
 from kanawa.errors import UsageError
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
-from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
+from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.structured import grammars as module
 from kanawa_runtime.serve.structured.grammars import Grammars

@@ -5,16 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from kanawa_runtime.data.tokenizers.export import byte_pieces, folder_files
+from kanawa_runtime.data.tokenizers.special_ids import BASE_TOKENS, BOS_ID, EOS_ID, PAD_ID, SPECIAL
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
-
-#: Ids 0 to 255 are the bytes themselves; the special ids follow, and learned tokens come after those.
-PAD_ID, BOS_ID, EOS_ID = 256, 257, 258
-FIRST_LEARNED_ID = 259
-
-#: Names for our special ids that no text is likely to hold: written out in a text, other libraries take them for it.
-SPECIAL = {PAD_ID: "<|kanawa-pad|>", BOS_ID: "<|kanawa-begin|>", EOS_ID: "<|kanawa-end|>"}
-
-BASE_TOKENS: tuple[bytes, ...] = tuple(bytes([i]) for i in range(256)) + (b"", b"", b"")
 
 
 class ByteTokenizer(Tokenizer):
@@ -47,8 +40,6 @@ class ByteTokenizer(Tokenizer):
 
     def folder_files(self) -> dict[str, bytes]:
         """Returns a `tokenizer.json` without merges, and its settings."""
-        from kanawa_runtime.data.tokenizers.export import byte_pieces, folder_files
-
         return folder_files(self.tokens, [], byte_pieces())
 
     def state(self) -> dict[str, Any]:

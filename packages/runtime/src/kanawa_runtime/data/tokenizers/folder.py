@@ -7,16 +7,10 @@ from typing import Any
 
 from kanawa.guarded_read import UnreadableFileError, guarded_bytes, guarded_json, parsed_json
 
-from kanawa_runtime.data.errors import TokenizerError
+from kanawa_runtime.runs.tokenizer_file import CHAT_TEMPLATE, MOST_TOKENIZER_BYTES, SETTINGS, TOKENIZER, TokenizerError
 
-#: The file, whoever wrote it; and what lies beside a Hugging Face one and belongs to it.
-TOKENIZER = "tokenizer.json"
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-#: The largest, of a quarter of a million tokens and half a million merges, take 34 MB.
-MOST_TOKENIZER_BYTES = 128 * 2**20
 #: An id is a row of the model's tables; a file of a few bytes may name one that fills the memory.
 MOST_IDS = 4_000_000
-_TEMPLATE = "chat_template.jinja"
 #: Of models without `tokenizer.json`, and what to do about each.
 _UNREADABLE = {
     "tokenizer.model": "a SentencePiece model",
@@ -50,7 +44,7 @@ def folder_state(folder: Path) -> dict[str, Any]:
     """Returns the state of the tokenizer in a folder; raises TokenizerError, ValueError where a file can't be right."""
     if not os.path.lexists(folder / TOKENIZER):
         raise TokenizerError(unreadable(folder))
-    names = [name for name in (TOKENIZER, *SETTINGS, _TEMPLATE) if os.path.lexists(folder / name)]
+    names = [name for name in (TOKENIZER, *SETTINGS, CHAT_TEMPLATE) if os.path.lexists(folder / name)]
     return files_state({name: _text(folder, name) for name in names}, _model_config(folder))
 
 

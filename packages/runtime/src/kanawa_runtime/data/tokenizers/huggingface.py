@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from kanawa.errors import INTERRUPTIONS
 
-from kanawa_runtime.data.errors import TokenizerError
 from kanawa_runtime.data.tokenizers.byte_alphabet import BYTE_OF
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, as_bytes
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 #: Decoders by how they spell a space or a byte in a token.
 _BYTE_LEVEL, _WORD_PIECE, _WORD_END = "ByteLevel", "WordPiece", "BPEDecoder"

@@ -1,21 +1,16 @@
-"""What a tokenizer promises, and the file that holds one."""
+"""What a tokenizer promises."""
 
 import abc
 import functools
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kanawa.config import Configurable, from_json, to_json
-from kanawa.guarded_read import UnreadableFileError, guarded_bytes, parsed_json
+from kanawa.config import Configurable
 
-from kanawa_runtime.data.errors import TokenizerError
-
-_FORMAT = "kanawa-tokenizer-1"
+from kanawa_runtime.runs.tokenizer_file import TokenizerError, tokenizer_bytes
 
 
 class Tokenizer(Configurable):
@@ -106,55 +101,11 @@ class Tokenizer(Configurable):
 
     def to_bytes(self) -> bytes:
         """Returns the tokenizer as JSON text that `tokenizer_from_bytes` reads."""
-        content = {"format": _FORMAT, "config": to_json(self.config), "state": self.state()}
-        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        return tokenizer_bytes(self.config, self.state())
 
     def save(self, path: str | Path) -> None:
         """Writes the tokenizer to `path` as JSON."""
         Path(path).write_bytes(self.to_bytes())
-
-
-def tokenizer_from_bytes(content: bytes) -> Tokenizer:
-    """Returns the tokenizer that `to_bytes` wrote; raises ValueError if it is none."""
-    record = parsed_json(content)
-    if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        given = record.get("format") if isinstance(record, dict) else type(record).__name__
-        message = f"expected format {_FORMAT!r}, found {given!r}"
-        raise ValueError(message)
-    return from_json(record["config"]).build(state=record["state"])
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Returns the tokenizer saved at `path`, or of a Hugging Face folder or its `tokenizer.json`.
-
-    Raises TokenizerError that names the file.
-    """
-    from kanawa_runtime.data.tokenizers.folder import MOST_TOKENIZER_BYTES, TOKENIZER, folder_state, unreadable
-
-    path = Path(path)
-    file = path / TOKENIZER if path.is_dir() else path
-    if path.is_dir() and not os.path.lexists(file):
-        raise TokenizerError(unreadable(path))
-    try:
-        content = guarded_bytes(file, path if path.is_dir() else None, most=MOST_TOKENIZER_BYTES)
-        record = parsed_json(content)
-        if not isinstance(record, dict) or "model" not in record:
-            return tokenizer_from_bytes(content)
-        from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
-
-        return HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
-    except OSError as error:
-        message = (
-            f"can't read the tokenizer {file}: {error.strerror or error}; a run keeps its own: "
-            "--set data.tokenizer_file=RUN/tokenizer.json"
-        )
-        raise TokenizerError(message) from error
-    except UnreadableFileError as error:
-        raise TokenizerError(str(error)) from error
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        message = f"{file} isn't a saved tokenizer: {reason}"
-        raise TokenizerError(message) from error
 
 
 def as_bytes(text: bytes | str) -> bytes:

@@ -26,10 +26,10 @@ class Server:
         self, directory: str, target: str | None, overrides: Sequence[str], host: str
     ) -> None:
         """Takes the address at which Ray's proxies listen: on this machine alone, or for others."""
-        from kanawa_runtime.commands.process import prepare_process
-        from kanawa_runtime.commands.serve import serve_config
+        from kanawa_runtime.process import prepare_process
         from kanawa_runtime.serve.http.access import Hosts, keys_from
         from kanawa_runtime.serve.http.app import application
+        from kanawa_runtime.serve.http.config import serve_config
         from kanawa_runtime.serve.http.from_run import served_model
         from kanawa_runtime.serve.http.service import Service
 

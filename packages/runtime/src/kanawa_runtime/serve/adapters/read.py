@@ -8,7 +8,7 @@ from kanawa.contracts import AdapterStore, StoredAdapter
 from kanawa.errors import UsageError
 from kanawa.plugins import component, host
 
-from kanawa_runtime.serve.run_path import check_is_directory
+from kanawa_runtime.runs.run_path import check_is_directory
 
 
 def load_adapter(directory: Path, model: Config) -> StoredAdapter:

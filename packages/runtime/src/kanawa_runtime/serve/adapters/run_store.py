@@ -10,8 +10,8 @@ from kanawa.contracts import AdapterStore, StoredAdapter
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 
-from kanawa_runtime.serve.model_store import RunStore
-from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.runs.model_store import RunStore
+from kanawa_runtime.runs.open_run import open_run
 
 _MOST_NAMED = 5
 

@@ -15,6 +15,8 @@ import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
 from kanawa.errors import UsageError
 
+from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
+from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.serve.adapters.bank import Bank, Seat
 from kanawa_runtime.serve.disaggregated.pages import Given, PageTransfer
 from kanawa_runtime.serve.engine import compile_count
@@ -34,7 +36,6 @@ from kanawa_runtime.serve.engine.request import (
 )
 from kanawa_runtime.serve.engine.scheduler import Scheduler
 from kanawa_runtime.serve.engine.validate import check_request, check_together
-from kanawa_runtime.serve.open_run import OpenedRun, tokenizer_of
 from kanawa_runtime.serve.speculation.programs import Draft, Speculation
 from kanawa_runtime.serve.speculation.speculator import Speculator
 
@@ -42,8 +43,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How long a sequence may get where neither config nor model say.
-_LENGTH = 2048
+_DEFAULT_LENGTH = 2048
 #: What a refused client is told to wait before the engine has seen how long requests take.
 _RETRY_SECONDS = 1.0
 
@@ -76,7 +76,7 @@ class LLMEngine:
         self.config = cfg = (config or EngineConfig()).clone().freeze()
         self.environment = env = for_few_rows(environment or Environment())
         longest = model.longest_sequence()
-        self.max_length = cfg.max_length or min(longest or _LENGTH, _LENGTH)
+        self.max_length = cfg.max_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
         if longest is not None and self.max_length > longest:
             message = f"max_length is {self.max_length}, but the model has positions for {longest} tokens"
             raise RequestError(message, "max_length")

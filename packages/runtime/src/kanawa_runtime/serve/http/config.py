@@ -1,6 +1,7 @@
 """What `kanawa serve --set` sets: the engine's sizes, and what a server takes from its clients before it says no."""
 
 from kanawa.config import Config, NonNegative, Positive, Size
+from kanawa.config.override import apply_override
 
 from kanawa_runtime.serve.engine.config import EngineConfig
 
@@ -41,3 +42,11 @@ class ServeConfig(Config):
 
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
+
+
+def serve_config(overrides: list[str]) -> ServeConfig:
+    """Returns the config with what `--set` says; raises UsageError for what can't be."""
+    config = ServeConfig()
+    for text in overrides:
+        apply_override(config, text)
+    return config.freeze()

@@ -8,17 +8,18 @@ from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 
 from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
+from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.imported import outline_of
+from kanawa_runtime.runs.open_run import OpenedRun, open_run
+from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.serve.adapters.read import load_adapter
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.http.chat_template import template_of
 from kanawa_runtime.serve.http.served_model import ServedModel, Weights
-from kanawa_runtime.serve.imported import outline_of
-from kanawa_runtime.serve.open_run import OpenedRun, open_run, tokenizer_of
 from kanawa_runtime.serve.speculation.programs import Draft
 from kanawa_runtime.serve.structured.grammars import Grammars
-from kanawa_runtime.train.run_directory import ORIGIN
 
 
 def served_model(

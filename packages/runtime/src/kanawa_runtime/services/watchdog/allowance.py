@@ -1,6 +1,6 @@
 """How long a section of a run may take before it counts as a hang."""
 
-from kanawa_runtime.train.sections import Section
+from kanawa_runtime.goodput.sections import Section
 
 #: Sections that come at every step: what is usual for them shows after a few.
 _FREQUENT: tuple[Section, ...] = ("step", "data")

@@ -10,9 +10,9 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
 from kanawa.contracts import StoredModel
 from kanawa.errors import UsageError
-from kanawa_runtime.serve.imported import place, stored_model
-from kanawa_runtime.serve.model_store import RunStore
-from kanawa_runtime.serve.open_run import open_run
+from kanawa_runtime.runs.imported import place, stored_model
+from kanawa_runtime.runs.model_store import RunStore
+from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.train.loop import Loop
 from tiny_lm import TinyLM, tiny
 

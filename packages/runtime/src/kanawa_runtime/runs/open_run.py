@@ -2,26 +2,44 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition, compose
+from kanawa.composition.naming import Base, with_other_data
 from kanawa.composition.target import parse_target
-from kanawa.contracts import Environment
+from kanawa.contracts import DataSource, Environment, Model
 from kanawa.errors import UsageError
 
 from kanawa_runtime.checkpoint.choose import checkpointer_for
-from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
-from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from kanawa_runtime.experiments.folders import tokenizer_file
-from kanawa_runtime.experiments.other_data import check_read_by_its_own, on_other_data, read_by
-from kanawa_runtime.serve.imported import fitted, imported_experiment, place, stored_elsewhere
-from kanawa_runtime.serve.run_path import check_is_directory, looks_like_run, not_a_run
+from kanawa_runtime.runs.imported import fitted, imported_experiment, place, stored_elsewhere
+from kanawa_runtime.runs.run_directory import OF_TRAINING, checkpoints_of, read_config
+from kanawa_runtime.runs.run_path import check_is_directory, looks_like_run, not_a_run
+from kanawa_runtime.runs.tokenizer_file import tokenizer_file
 from kanawa_runtime.storage.mirror import readable_folder
 from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.train.run_directory import OF_TRAINING, ORIGIN, checkpoints_of, read_config
-from kanawa_runtime.train.trainer import Trainer
+
+
+class TrainedWorkload(Protocol):
+    """What a workload has so that its runs can be opened; the trainer's members."""
+
+    config: Any
+    model: Model
+    source: DataSource
+
+    @property
+    def averages(self) -> bool:
+        """Whether what is evaluated is an average that only the optimizer's state gives."""
+
+    def abstract_state(self, environment: Environment) -> Any:
+        """Returns shapes, dtypes and shardings of `params`, `state` and `opt`."""
+
+    def evaluated(self, params: Any, opt: Any) -> Any:
+        """Returns the parameters to evaluate and to serve."""
+
+    def programs(self, environment: Environment) -> Any:
+        """Returns the programs by name; see `Workload`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +48,7 @@ class OpenedRun:
 
     directory: Path
     composition: Composition
-    trainer: Trainer
+    trainer: TrainedWorkload
     environment: Environment
     params: Any
     state: Any
@@ -64,15 +82,14 @@ def open_run(
     if serves:
         # There is no batch, whose rows a mesh would have to divide: as many as devices any mesh of them does.
         cfg.set(batch_size=jax.device_count() if target is None else parse_target(target).jax_devices)
-    kept = tokenizer_file(directory)
+    saved_tokenizer = tokenizer_file(directory)
     if data is not None:
-        cfg = on_other_data(cfg, data, kept)
-        check_read_by_its_own(cfg.data, directory)
-    elif kept is not None:
+        cfg = with_other_data(Base(type(cfg).__qualname__, cfg, directory), data).config
+    elif saved_tokenizer is not None:
         # The corpus may have changed since, and a tokenizer learned from it now would be another one.
-        read_by(cfg.data, kept)
+        cfg.data.set_tokenizer_file(str(saved_tokenizer.resolve()))
     composition = compose(cfg, target, modifiers, overrides)
-    trainer: Trainer = composition.workload()
+    trainer: TrainedWorkload = composition.workload()
     where = environment(composition)
     abstract = trainer.abstract_state(where)
     if stored is not None:
@@ -83,7 +100,7 @@ def open_run(
         checkpoints = checkpointer_for(composition.config.checkpointer, saved).build(directory=saved, read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
         # Such rules train one point and evaluate another, an average that only their own state gives.
-        if trainer.rule.averages:
+        if trainer.averages:
             wanted["opt"] = abstract.opt
         restored = checkpoints.restore(wanted, step=step)
     if restored is None:
@@ -95,29 +112,3 @@ def open_run(
     params = trainer.evaluated(restored.items["params"], restored.items.get("opt", {}))
     state = restored.items["state"]
     return OpenedRun(directory, composition, trainer, where, params, state, restored.step)
-
-
-def tokenizer_of(run: OpenedRun) -> Tokenizer | None:
-    """Returns the tokenizer of the run's data, of its origin, or of another library's folder; None without one.
-
-    Raises TokenizerError where one is there and can't be read, UsageError where the model has no room for its ids.
-    """
-    file = tokenizer_file(run.directory)
-    if file is None:
-        return None
-    tokenizer = load_tokenizer(file)
-    rows = run.composition.config.model.vocab_size
-    if tokenizer.vocab_size > rows:
-        message = (
-            f"the tokenizer {file} has {tokenizer.vocab_size} ids, but the model has rows for {rows}: they don't "
-            "belong together; put the model's own tokenizer there"
-        )
-        raise UsageError(message)
-    return tokenizer
-
-
-def no_tokenizer(run: OpenedRun) -> UsageError:
-    """Returns the error of a prompt in text for a run without a tokenizer."""
-    folders = (run.directory / ORIGIN, run.directory)
-    place = next((folder for folder in folders if other_tokenizers(folder)), run.directory)
-    return UsageError(f"{unreadable(place)}; or give --prompt-ids 1,2,3 instead of --prompt")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kanawa.config import REQUIRED, Config, Configurable, digest, to_json
 from kanawa_runtime.checkpoint import ShardedCheckpointer
-from kanawa_runtime.train.run_directory import RunDirectory, RunDirectoryError, read_config
-from kanawa_runtime.train.run_lock import RunLockedError
+from kanawa_runtime.runs.run_directory import RunDirectory, RunDirectoryError, read_config
+from kanawa_runtime.runs.run_lock import RunLockedError
 
 
 class Execution(Config):
@@ -161,7 +161,7 @@ def test_a_second_writer_is_refused_at_once_and_a_dead_one_is_not_in_the_way(
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from kanawa_runtime.train.run_lock import RunLock
+        from kanawa_runtime.runs.run_lock import RunLock
         lock = RunLock(Path(sys.argv[1])); lock.acquire(); print("held", flush=True); time.sleep(600)
     """)
     with subprocess.Popen(

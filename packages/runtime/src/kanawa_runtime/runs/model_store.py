@@ -19,12 +19,11 @@ from kanawa.contracts import ModelStore, StoredModel
 from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, check_readable, guarded_json
 
-from kanawa_runtime.data.tokenizers.folder import TOKENIZER
-from kanawa_runtime.data.tokenizers.tokenizer import load_tokenizer
-from kanawa_runtime.serve.imported import check_sound, imported_experiment
+from kanawa_runtime.runs.tokenizer_file import exported_tokenizer
+from kanawa_runtime.runs.imported import check_sound, imported_experiment
 from kanawa_runtime.storage.durable import write_durable
-from kanawa_runtime.train.environment_record import environment_record
-from kanawa_runtime.train.run_directory import (
+from kanawa_runtime.runs.environment_record import environment_record
+from kanawa_runtime.runs.run_directory import (
     CHECKPOINTS,
     CONFIG,
     FORMAT,
@@ -59,13 +58,12 @@ class RunStore(ModelStore):
         files: dict[str, Path | bytes] = {p.name: p for p in sorted(origin.glob("*")) if p.name != NOTES}
         for name in files:
             check_readable(origin / name, directory)
-        if (directory / TOKENIZER).is_file():
-            files |= load_tokenizer(directory / TOKENIZER).folder_files()
+        files |= exported_tokenizer(directory)
         return StoredModel(read_config(directory, OF_TRAINING).model, {}, {}, files, notes)
 
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
         """Returns the model of a run's newest or given step, as host arrays."""
-        from kanawa_runtime.serve.open_run import open_run
+        from kanawa_runtime.runs.open_run import open_run
 
         run = open_run(directory, step=step)
         params, state = jax.device_get((flatten_paths(run.params), flatten_paths(run.state)))

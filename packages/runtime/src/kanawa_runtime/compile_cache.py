@@ -86,7 +86,7 @@ def finding() -> Finding:
     """Returns what `kanawa doctor` says of the cache: where it is, and what it can't keep on this machine."""
     from kanawa.local_path import cache_folder
 
-    from kanawa_runtime.commands.allocator import on_a_cpu
+    from kanawa_runtime.allocator import on_a_cpu
 
     folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla" / machine_key())
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())

@@ -13,13 +13,13 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.errors import UsageError
 
 from kanawa_runtime.checkpoint import OrbaxCheckpointer
-from kanawa_runtime.data.tokenizers.folder import TOKENIZER
-from kanawa_runtime.serve.open_run import open_run
-from kanawa_runtime.serve.run_path import check_is_run
+from kanawa_runtime.runs.tokenizer_file import TOKENIZER
+from kanawa_runtime.runs.open_run import open_run
+from kanawa_runtime.runs.run_path import check_is_run
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.train.environment_record import environment_record
-from kanawa_runtime.train.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, steps_of
+from kanawa_runtime.runs.environment_record import environment_record
+from kanawa_runtime.runs.run_directory import CHECKPOINTS, CONFIG, FORMAT, ORIGIN, PLUGINS, steps_of
 
 _FEWEST = 2
 
@@ -38,7 +38,7 @@ def average_checkpoints(run: Path, out: Path, steps: list[int] | None = None, la
     sums: dict[str, np.ndarray] = {}
     for step in chosen:
         opened = open_run(run, step=step)
-        if opened.trainer.rule.averages and opened.composition.config.learner.average is None:
+        if opened.trainer.averages and opened.composition.config.learner.average is None:
             message = f"{shown_place(run)}: its optimizer evaluates an average of all its steps already"
             raise UsageError(message)
         values = jax.device_get(flatten_paths(opened.params))

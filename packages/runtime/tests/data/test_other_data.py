@@ -8,10 +8,10 @@ from kanawa.contracts import MaskedLM
 from kanawa.errors import UsageError
 from kanawa_runtime.data.corpus import EmbeddedCorpus
 from kanawa_runtime.data.masked import MaskedTokens
+from kanawa_runtime.data.other_data import on_other_data
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.text_files import JsonLines, TextFiles
-from kanawa_runtime.experiments.other_data import on_other_data
 from kanawa_runtime.experiments.template import LanguageModelTemplate
 from tiny_lm import CountingTokens, TinyLM
 

@@ -20,19 +20,18 @@ from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 
 from kanawa_runtime.checkpoint.agreement import of_primary
+from kanawa_runtime.checkpoint.recorded_commits import EVENTS
 from kanawa_runtime.checkpoint.roots.objects import ledger_lease
 from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
-from kanawa_runtime.goodput.ledger import ALIVE, LEDGER, Ledger
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.storage.lease import StorageLease
 from kanawa_runtime.storage.local import LOCK, open_folder
 from kanawa_runtime.storage.mirror import Mirror, mirror_folder
 from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_for
-from kanawa_runtime.train.environment_record import environment_record
-from kanawa_runtime.train.events import EventLog, EventLogError
-from kanawa_runtime.train.launch_record import launch_record
-from kanawa_runtime.train.left_out import LEFT_OUT
-from kanawa_runtime.train.run_lock import RunLock
+from kanawa_runtime.runs.environment_record import environment_record
+from kanawa_runtime.runs.events import EventLog, EventLogError
+from kanawa_runtime.runs.launch_record import launch_record
+from kanawa_runtime.runs.run_lock import RunLock
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +43,9 @@ OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 
 #: Where an imported run keeps what the folder it came from wants back.
 ORIGIN = "origin"
-CONFIG, PLUGINS, EVENTS, CHECKPOINTS, REPORT = (
-    "config.json",
-    "plugins.json",
-    "events.jsonl",
-    "checkpoints",
-    "report.html",
-)
+CONFIG, PLUGINS, CHECKPOINTS, REPORT = "config.json", "plugins.json", "checkpoints", "report.html"
+#: How an attempt spent its seconds, and its last sign of life; batches that are left out of training.
+LEDGER, ALIVE, LEFT_OUT = "ledger.jsonl", "ledger.alive", "left_out.json"
 #: Of all processes, where one of them made no progress.
 STACKS = "stacks"
 #: Where `kanawa launch` keeps logs; it is there before the run is.
@@ -196,10 +191,6 @@ class RunDirectory:
         if self._attempt is None:
             self._attempt = of_primary(self.events().attempt)
         return self._attempt
-
-    def ledger(self) -> Ledger | None:
-        """Returns the ledger of this attempt's seconds, begun; None in other processes than 0."""
-        return Ledger(self.path, self.attempt, jax.process_count()) if self.is_primary else None
 
     def events(self) -> EventLog:
         """Returns the run's event log; in other processes than 0, one that writes nothing. Raises RunDirectoryError."""

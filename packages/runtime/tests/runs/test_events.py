@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kanawa_runtime.train.events import (
+from kanawa_runtime.runs.events import (
     EventLog,
     EventLogError,
     number,
@@ -144,7 +144,7 @@ def test_lost_events_are_an_error_at_the_end(tmp_path: Path) -> None:
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kanawa_runtime.train.events import EventLog\n"
+        "from kanawa_runtime.runs.events import EventLog\n"
         "log = EventLog(Path(sys.argv[1]))\n"
         "for step in range(10): log.write('step', step=step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -10,8 +10,8 @@ import pytest
 import tiny_lm
 from kanawa.arrays import products
 from kanawa_runtime import faults
-from kanawa_runtime.commands.compile_cache import SUFFIX, CheckedFiles, finding, machine_key, sealed
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.compile_cache import SUFFIX, CheckedFiles, finding, machine_key, sealed
+from kanawa_runtime.runs.events import read_events
 from xla_options import xla_flags
 
 STEPS = 6

@@ -1,10 +1,10 @@
-"""What a run's events say of its checkpoints, apart from what is on disk now."""
+"""Which steps a run's events say were committed, whatever is on disk now."""
 
 import json
 from pathlib import Path
 
-from kanawa_runtime.storage.place import shown_place
-from kanawa_runtime.train.run_directory import EVENTS, checkpoints_of
+#: The log of the run that a folder of checkpoints belongs to; it lies beside the folder.
+EVENTS = "events.jsonl"
 
 
 def recorded_commits(run: Path) -> frozenset[int]:
@@ -22,18 +22,6 @@ def recorded_commits(run: Path) -> frozenset[int]:
     except FileNotFoundError:
         return frozenset()
     return frozenset(step for step in steps if step is not None)
-
-
-def all_gone(run: Path, recorded: frozenset[int]) -> str:
-    """Returns what is said where events record checkpoints and none counts."""
-    folder = checkpoints_of(run)
-    left = sorted(path.name for path in folder.iterdir()) if isinstance(folder, Path) and folder.is_dir() else []
-    held = f"holds {', '.join(left[:8])}" if left else "is empty"
-    return (
-        f"the events of {shown_place(run)} record checkpoints, the newest of step {max(recorded)}, and none of them "
-        f"can be used: {folder} {held}. Put them back from a backup, whole and named by their steps, or train in a new "
-        f"run directory; to begin this one anew, remove {run / EVENTS}"
-    )
 
 
 def _step(line: bytes, kind: str) -> int | None:

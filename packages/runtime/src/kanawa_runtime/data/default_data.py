@@ -8,7 +8,7 @@ from kanawa_runtime.data.masked import MaskedTokens
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.bpe import BytePairTokenizer
-from kanawa_runtime.data.tokenizers.bytes import FIRST_LEARNED_ID
+from kanawa_runtime.data.tokenizers.special_ids import FIRST_LEARNED_ID
 
 
 def default_data(model: Any, sequence_length: int) -> DataSource.Config:

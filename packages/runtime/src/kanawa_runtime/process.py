@@ -13,8 +13,8 @@ def prepare_process(*, serves: bool = False) -> None:
     """
     import warnings
 
-    from kanawa_runtime.commands.allocator import keep_freed_memory
-    from kanawa_runtime.commands.compile_cache import check_entries, machine_key
+    from kanawa_runtime.allocator import keep_freed_memory
+    from kanawa_runtime.compile_cache import check_entries, machine_key
 
     keep_freed_memory(in_threads=serves)
     # jaxlib can't serialize what holds a oneDNN call (kanawa.arrays.onednn), as serving has, and training without

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
@@ -15,18 +16,19 @@ from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 from kanawa.plugins import component, host
 
-from kanawa_runtime.data.random_tokens import RandomTokens
-from kanawa_runtime.serve.run_path import check_is_directory
+from kanawa_runtime.runs.run_path import check_is_directory
 from kanawa_runtime.storage.mirror import readable_folder
-from kanawa_runtime.train.soundness import unsound_on_host
-from kanawa_runtime.train.trainer import Trainer
 
 #: The name under which this package catalogues its own store.
 OWN = "run"
+#: Trainer and data are of floors above this one, which finds them as everyone does: in the catalog.
+_OURS = "kanawa-runtime"
+#: Beyond it a parameter is as good as infinite: its square overflows fp32, and with it every norm and inner product.
+LARGEST_PARAMETER = 1e19
 _MOST_NAMED = 8
 
 
-def imported_experiment(model: Config) -> Trainer.Config:
+def imported_experiment(model: Config) -> Config:
     """Returns an experiment around a model that came without one: random tokens until someone sets `data`.
 
     Raises UsageError for a model that takes no tokens: there are no rows for it.
@@ -35,8 +37,11 @@ def imported_experiment(model: Config) -> Trainer.Config:
         kind = type(model).__qualname__.removesuffix(".Config")
         message = f"{kind} takes no tokens, and runs are of models that do; use it from Python, see docs/encoders.md"
         raise UsageError(message)
-    data = RandomTokens.Config(sequence_length=128, vocab_size=model.vocab_size)
-    return Trainer.Config(model=model, data=data, batch_size=8, steps=1)
+    data = component("data", f"{_OURS}:random-tokens").Config(sequence_length=128, vocab_size=model.vocab_size)
+    experiment: Config = component("workloads", f"{_OURS}:trainer").Config(
+        model=model, data=data, batch_size=8, steps=1
+    )
+    return experiment
 
 
 def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | None:
@@ -102,6 +107,22 @@ def check_sound(stored: StoredModel, source: Path | str) -> None:
             + f"{more}\nCopy it again from where it came from, or choose an earlier step of the run that it is"
         )
         raise UsageError(message)
+
+
+def unsound_on_host(group: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns which host arrays of a group can't be trained on, each with the count of such elements."""
+    problems = []
+    for path, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            continue
+        with np.errstate(all="ignore"):
+            sound = np.isfinite(array)
+            if group == "params" and float(jnp.finfo(array.dtype).max) > LARGEST_PARAMETER:
+                sound &= np.abs(array) <= np.asarray(LARGEST_PARAMETER, array.dtype)
+        if not sound.all():
+            bad = np.size(sound) - np.count_nonzero(sound)
+            problems.append(f"{group}: {path} ({bad} of {np.size(sound)} elements)")
+    return problems
 
 
 def place(arrays: Mapping[str, Any], abstract: Any) -> dict[str, Any]:

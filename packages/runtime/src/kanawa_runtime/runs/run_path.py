@@ -7,7 +7,7 @@ from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.local_path import local_path
 
 from kanawa_runtime.storage.place import stands_for
-from kanawa_runtime.train.run_directory import CONFIG, EVENTS, MOST_CONFIG_BYTES
+from kanawa_runtime.runs.run_directory import CONFIG, EVENTS, MOST_CONFIG_BYTES
 
 _MOST_NAMED = 8
 

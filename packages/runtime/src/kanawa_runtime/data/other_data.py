@@ -10,13 +10,13 @@ from kanawa.local_path import local_path
 from kanawa.plugins import component, host
 
 from kanawa_runtime.data.corpus import Corpus
-from kanawa_runtime.data.errors import TokenizerError
+from kanawa_runtime.data.default_data import default_data
 from kanawa_runtime.data.masked import MaskedTokens
 from kanawa_runtime.data.own_text import names_files, own_corpus
 from kanawa_runtime.data.source import TextSource
 from kanawa_runtime.data.tokenizers.folder import other_tokenizers, unreadable
-from kanawa_runtime.experiments.default_data import default_data
-from kanawa_runtime.train.run_directory import ORIGIN
+from kanawa_runtime.runs.run_directory import ORIGIN
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 
 
 def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = None) -> Config:
@@ -34,7 +34,7 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
     else:
         raise UsageError(_unknown(text))
     if tokenizer_file is not None:
-        read_by(data, tokenizer_file)
+        data.set_tokenizer_file(str(tokenizer_file.resolve()))
     return experiment.clone().set(data=data)
 
 
@@ -76,13 +76,6 @@ def _with_corpus(data: DataSource.Config, corpus: Corpus.Config) -> DataSource.C
         raise UsageError(message)
     inner.set(corpus=corpus)
     return text
-
-
-def read_by(data: DataSource.Config, file: Path) -> None:
-    """Makes text be read by the tokenizer of the model it goes to; rows that aren't text have none."""
-    inner = data.source if isinstance(data, MaskedTokens.Config) else data
-    if isinstance(inner, TextSource.Config):
-        inner.set(tokenizer_file=str(file.resolve()))
 
 
 def check_read_by_its_own(data: DataSource.Config, directory: Path) -> None:
