@@ -13,7 +13,7 @@ AXES: dict[str, str] = {
     "vocab": "token ids",
     "experts": "experts of a mixture",
     "expert_tokens": "token rows after dispatch to experts",
-    "adapters": "adapters of a bank, side by side",
+    "adapters": "slots of an adapter pool",
     "pages": "pages of a paged cache",
     "layers": "layers of a stack, stacked in one array",
     "stage": "pipeline stages",

@@ -9,7 +9,7 @@ import numpy as np
 
 from kanawa.arrays.tree import Tree, flatten_paths, unflatten_paths
 from kanawa.config import Config, replace
-from kanawa.contracts.weights import Adapter, AdapterBank, Weighted, WeightForm
+from kanawa.contracts.weights import Adapter, AdapterPool, Weighted, WeightForm
 from kanawa.errors import ModuleError, did_you_mean
 from kanawa.module import Module, initialize, param_specs
 
@@ -109,15 +109,15 @@ def _factors(adapter: Adapter, own: Mapping[str, np.ndarray], depth: int) -> tup
     return (np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs])) if pairs else None
 
 
-def adapter_banks(module: Module) -> dict[str, tuple[AdapterBank, int]]:
-    """Returns each bank of adapters with the number of stacks around it, by the path of the projection it changes."""
-    banks = {}
+def adapter_pools(module: Module) -> dict[str, tuple[AdapterPool, int]]:
+    """Returns each adapter pool with the number of stacks around it, by the path of the projection it changes."""
+    pools = {}
     for path, node, depth in _weighted(module):
         for name in node.weight_specs:
             adapter = node.adapter_of(name)
-            if isinstance(adapter, AdapterBank):
-                banks[path] = adapter, depth
-    return banks
+            if isinstance(adapter, AdapterPool):
+                pools[path] = adapter, depth
+    return pools
 
 
 def in_forms(module: Module, params: Mapping[str, Any], kind: type[WeightForm]) -> Tree:

@@ -67,7 +67,7 @@ from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
 from kanawa.contracts.weights import ADAPTERS as ADAPTERS
 from kanawa.contracts.weights import Adapter as Adapter
-from kanawa.contracts.weights import AdapterBank as AdapterBank
+from kanawa.contracts.weights import AdapterPool as AdapterPool
 from kanawa.contracts.weights import Weighted as Weighted
 from kanawa.contracts.weights import WeightForm as WeightForm
 from kanawa.contracts.workload import BatchShape as BatchShape

@@ -20,7 +20,7 @@ class Sequences(NamedTuple):
     `prefix_lengths` counts the first tokens that a prefix mask shows to everyone. `coordinates` are positions in
     several streams (time, height, width), for rotary embeddings that turn by each. `memory` is what cross attention
     looks at, with segment ids of its own; with a cache it is given once, and remembered. `adapters` is the slot of
-    each sequence in the model's banks of adapters, counted from 1; 0 is none.
+    each sequence in the model's adapter pools, counted from 1; 0 is none.
     """
 
     positions: Int[Array, "batch length"] | None = None

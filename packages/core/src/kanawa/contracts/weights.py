@@ -88,8 +88,8 @@ class Adapter(Module):
         return None
 
 
-class AdapterBank(Adapter):
-    """Adapters of many owners side by side: each token takes the one in the slot that its sequence names.
+class AdapterPool(Adapter):
+    """Several adapters side by side: each token uses the one in the slot of its sequence.
 
     An empty slot changes nothing. Parameters have an axis `adapters` of `slots`; the model says each token's slot by
     offering `ADAPTERS`, int32 [batch, length], 0 for none.

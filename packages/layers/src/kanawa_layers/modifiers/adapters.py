@@ -1,6 +1,6 @@
 """`lora`, `dora`, `qlora`: adapters beside the projections of any model; where there is a learner, only they train.
 
-`lora-bank` has room for many of them, for serving.
+`lora-pool` has room for many of them, for serving.
 """
 
 from typing import ClassVar
@@ -12,7 +12,7 @@ from kanawa.errors import ConfigError
 from kanawa_layers.modifiers.weight_forms import set_form
 from kanawa_layers.tune.dora import DoRA
 from kanawa_layers.tune.lora import LoRA
-from kanawa_layers.tune.lora_bank import LoRABank
+from kanawa_layers.tune.lora_pool import LoRAPool
 from kanawa_layers.tune.weight_only import NF4Weights
 
 #: Parameters of adapters, whatever they change and wherever they are.
@@ -63,8 +63,8 @@ class QLoRAModifier(LowRank):
         return super().__call__(cfg)
 
 
-class LoRABankModifier(kn.Modifier):
-    """`lora-bank`: room for `slots` LoRA adapters of at most `rank` beside every projection of a stack, for serving."""
+class LoRAPoolModifier(kn.Modifier):
+    """`lora-pool`: room for `slots` LoRA adapters of at most `rank` beside every projection of a stack, for serving."""
 
     class Config(kn.Modifier.Config):
         slots: kn.Size = 4
@@ -72,7 +72,7 @@ class LoRABankModifier(kn.Modifier):
         targets: tuple[str, ...] = ("**.stack.**",)
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with empty banks; raises ConfigError where a target has a projection with an adapter."""
+        """Returns `cfg` with empty adapter pools; raises ConfigError where a projection has an adapter already."""
         own = self.config
 
         def put(node: kn.Config) -> None:
@@ -81,7 +81,7 @@ class LoRABankModifier(kn.Modifier):
             if node.adapter is not None:
                 message = "a projection has an adapter of its own: merge it first, or serve the model it was trained on"
                 raise ConfigError(message)
-            node.set(adapter=LoRABank.Config(slots=own.slots, rank=own.rank))
+            node.set(adapter=LoRAPool.Config(slots=own.slots, rank=own.rank))
 
         for where in own.targets:
             if not kn.replace(cfg, target=Weighted, edit=put, where=where):

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from kanawa.arrays.spec import ParamSpec
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
-from kanawa.composition.plain import adapter_banks
-from kanawa.contracts import AdapterBank, CausalLM, StoredAdapter
+from kanawa.composition.plain import adapter_pools
+from kanawa.contracts import AdapterPool, CausalLM, StoredAdapter
 from kanawa.errors import UsageError, did_you_mean
 from kanawa.module import param_specs
 from kanawa.plugins import component
@@ -38,11 +38,11 @@ class Bank:
 
     def __init__(self, model: CausalLM, slots: int, rank: int) -> None:
         """Raises UsageError where the model has no projections that could have adapters."""
-        modifier = component("modifiers", "lora-bank").Config(slots=slots, rank=rank).build()
+        modifier = component("modifiers", "lora-pool").Config(slots=slots, rank=rank).build()
         #: The same model with empty banks; its parameters are the model's and `arrays`.
         self.model: CausalLM = modifier(model.config.clone()).build()
         self._specs: Mapping[str, ParamSpec] = flatten_paths(param_specs(self.model))
-        self._banks: Mapping[str, tuple[AdapterBank, int]] = adapter_banks(self.model)
+        self._banks: Mapping[str, tuple[AdapterPool, int]] = adapter_pools(self.model)
         prefixes = tuple(f"{path}.adapter." for path in self._banks)
         self._arrays = {
             path: np.zeros(spec.shape, spec.dtype) for path, spec in self._specs.items() if path.startswith(prefixes)
@@ -161,7 +161,7 @@ def _digest(adapter: StoredAdapter) -> bytes:
     return digest.digest()
 
 
-def _slot_arrays(bank: AdapterBank, depth: int, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+def _slot_arrays(bank: AdapterPool, depth: int, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     if depth == 0:
         return {name: np.asarray(array) for name, array in bank.slot(a, b).items()}
     layers = [_slot_arrays(bank, depth - 1, *one) for one in zip(a, b, strict=True)]

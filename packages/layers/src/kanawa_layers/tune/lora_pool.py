@@ -10,19 +10,19 @@ import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Float
 from kanawa.arrays.contract import contract
-from kanawa.contracts import ADAPTERS, AdapterBank
+from kanawa.contracts import ADAPTERS, AdapterPool
 from kanawa.errors import ModuleError
 
 
-class LoRABank(AdapterBank):
+class LoRAPool(AdapterPool):
     """y + x @ lora_a[s] @ lora_b[s] with the slot s of each token; nothing where there is none.
 
-    All slots' hidden units are computed and those of other slots set to zero: two products with small matrices, where
-    gathering a token's own factors would move more memory than the projection itself. Zeros add exactly nothing, so
-    what shares the batch changes no token.
+    All slots' hidden units are computed and those of other slots set to zero: two matmuls with small matrices, where
+    gathering each token's own factors would move more memory than the projection itself. Zeros add exactly nothing, so
+    the other tokens of a batch change no result.
     """
 
-    class Config(AdapterBank.Config):
+    class Config(AdapterPool.Config):
         def check(self) -> list[str]:
             """Returns what is wrong with the sizes."""
             sizes = {"slots": self.slots, "rank": self.rank}
@@ -51,7 +51,7 @@ class LoRABank(AdapterBank):
     def forward(
         self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]
     ) -> Float[Array, "..."]:
-        """Returns the product with each token's change added; raises ModuleError for x of other tokens."""
+        """Returns y with each token's change added; raises ModuleError where x isn't one row a token."""
         del weight
         slots = self.offered(ADAPTERS, None)
         if slots is None:
@@ -60,11 +60,11 @@ class LoRABank(AdapterBank):
         rows = x.shape[: x.ndim - len(cfg.input_shape)]
         if rows != slots.shape:
             message = (
-                f"{self.path}: its input is of {list(rows)} tokens, and the adapters of {list(slots.shape)} are known; "
-                "adapters side by side change projections of the whole stream only: leave this one out of `targets`"
+                f"{self.path}: the input has {list(rows)} tokens, but adapters are assigned to {list(slots.shape)}; "
+                "an adapter pool works only on projections of the whole stream: leave this one out of `targets`"
             )
             raise ModuleError(message)
-        # All false for 0, none: -1 is no index of the slots.
+        # Slot 0 means no adapter: one_hot of -1 is all false.
         chosen = jax.nn.one_hot(slots - 1, cfg.slots, dtype=jnp.bool_)
         hidden = contract(x, self.param("lora_a"), len(cfg.input_shape))
         hidden = jnp.where(chosen[..., None], hidden, jnp.zeros((), hidden.dtype))
@@ -72,7 +72,7 @@ class LoRABank(AdapterBank):
 
     @kn.nowrap
     def merged(self, params: Mapping[str, Array], weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Returns the weight: by itself a bank changes nothing."""
+        """Returns the weight unchanged: without a slot there is no adapter to merge."""
         del params
         return weight
 
@@ -81,7 +81,7 @@ class LoRABank(AdapterBank):
         """Returns `lora_a` [*inputs, rank] and `lora_b` [rank, *outputs] of one slot, filled up with zeros."""
         own, rank = self.config.rank, a.shape[-1]
         if rank > own:
-            message = f"an adapter of rank {rank} doesn't fit {self.path}, which has room for {own}; set rank={rank}"
+            message = f"an adapter of rank {rank} doesn't fit {self.path}, whose rank is {own}; set rank={rank}"
             raise ModuleError(message)
         room = (0, own - rank)
         fixed_a, fixed_b = ((0, 0),) * (a.ndim - 1), ((0, 0),) * (b.ndim - 1)

@@ -6,45 +6,46 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.arrays.tree import flatten_paths, map_paths, unflatten_paths
-from kanawa.composition.plain import adapter_banks, adapter_factors, from_plain, to_plain
+from kanawa.composition.plain import adapter_factors, adapter_pools, from_plain, to_plain
+from kanawa.config import from_json, to_json
 from kanawa.contracts import ADAPTERS, Sequences
 from kanawa.errors import ConfigError, ModuleError
 from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear
-from kanawa_layers.modifiers.adapters import DoRAModifier, LoRABankModifier, LoRAModifier
+from kanawa_layers.modifiers.adapters import DoRAModifier, LoRAModifier, LoRAPoolModifier
 from kanawa_layers.modifiers.weight_forms import WeightOnlyModifier
-from kanawa_layers.tune.lora_bank import LoRABank
+from kanawa_layers.tune.lora_pool import LoRAPool
 
 from .tiny_llama import TOKENS, tiny
 
 SLOTS, RANK = 3, 4
 
 
-class TestLoRABank(LayerConformance):
+class TestLoRAPool(LayerConformance):
     unsupported = {
-        "gradients": "a bank is for serving; nothing trains it",
+        "gradients": "a pool is for serving; nothing trains it",
         "foreign names": "other libraries keep one adapter a folder",
     }
 
     def config(self):
         axes = ("embed", "heads", "head_dim")
         return Linear.Config(
-            input_shape=(16,), output_shape=(2, 4), axes=axes, adapter=LoRABank.Config(slots=2, rank=3)
+            input_shape=(16,), output_shape=(2, 4), axes=axes, adapter=LoRAPool.Config(slots=2, rank=3)
         )
 
     def inputs(self, key):
         return (jax.random.normal(key, (2, 6, 16)),)
 
 
-class TestLoRABankModifier(ModifierConformance):
+class TestLoRAPoolModifier(ModifierConformance):
     touches = ("stack.**.adapter", "stack.**.adapter.**")
 
     def config(self):
         return tiny()
 
     def modifier(self):
-        return LoRABankModifier.Config(targets=("**.stack.**",)).build()
+        return LoRAPoolModifier.Config(targets=("**.stack.**",)).build()
 
 
 def random_adapter(seed, rank):
@@ -58,12 +59,12 @@ def random_adapter(seed, rank):
     return module, map_paths(move, kn.param_specs(module))
 
 
-def put(bank_module, params, slot, factors):
+def put(pool_module, params, slot, factors):
     """Returns parameters with an adapter's factors in a slot, as an engine puts them."""
-    flat, specs = dict(flatten_paths(params)), flatten_paths(kn.param_specs(bank_module))
-    for path, (bank, depth) in adapter_banks(bank_module).items():
+    flat, specs = dict(flatten_paths(params)), flatten_paths(kn.param_specs(pool_module))
+    for path, (pool, depth) in adapter_pools(pool_module).items():
         assert depth == 1
-        layers = [bank.slot(a, b) for a, b in zip(*factors[path], strict=True)]
+        layers = [pool.slot(a, b) for a, b in zip(*factors[path], strict=True)]
         for name in layers[0]:
             value = np.stack([layer[name] for layer in layers])
             at = f"{path}.adapter.{name}"
@@ -74,10 +75,10 @@ def put(bank_module, params, slot, factors):
 
 @pytest.fixture(scope="module")
 def served():
-    """Returns the bank's model, its parameters with three adapters, and the logits of each merged model."""
+    """Returns the pool's model, its parameters with three adapters, and the logits of each merged model."""
     plain = tiny().build()
     base = jax.jit(lambda key: kn.initialize(plain, key))(jax.random.key(5))
-    module = LoRABankModifier.Config(slots=SLOTS, rank=RANK).build()(tiny()).build()
+    module = LoRAPoolModifier.Config(slots=SLOTS, rank=RANK).build()(tiny()).build()
     params = from_plain(module, base, jax.random.key(0))
     predict = jax.jit(lambda p: kn.functional(plain, "predict")(p, {}, TOKENS)[0])
     expected = [predict(base)]
@@ -122,8 +123,8 @@ class Outer(kn.Module):
 
 @pytest.fixture(scope="module")
 def flat():
-    bank = LoRABank.Config(slots=2, rank=2)
-    inner = Linear.Config(input_shape=(8,), output_shape=(5,), axes=("embed", "mlp"), adapter=bank)
+    pool = LoRAPool.Config(slots=2, rank=2)
+    inner = Linear.Config(input_shape=(8,), output_shape=(5,), axes=("embed", "mlp"), adapter=pool)
     outer, rng = Outer.Config(inner=inner).build(), np.random.default_rng(0)
     params = map_paths(lambda _, spec: jnp.asarray(rng.standard_normal(spec.shape), jnp.float32), kn.param_specs(outer))
     return outer, params, jnp.asarray(rng.standard_normal((1, 7, 8)), jnp.float32)
@@ -140,21 +141,21 @@ def test_tokens_of_a_flat_batch_take_the_adapter_of_their_sequence(flat):
         np.testing.assert_allclose(after[0, token], x[0, token] @ (params["inner"]["weight"] + change), atol=1e-5)
 
 
-def test_without_slots_for_its_tokens_a_bank_does_nothing(served):
+def test_without_slots_for_its_tokens_a_pool_does_nothing(served):
     module, params, expected = served
     np.testing.assert_allclose(
         decoded(module, params, Sequences(lengths=jnp.zeros((), jnp.int32))), expected[0], atol=2e-5
     )
 
 
-def test_a_bank_beside_quantised_weights(served):
+def test_a_pool_beside_quantised_weights(served):
     _, params, _ = served
-    cfg = LoRABankModifier.Config(slots=SLOTS, rank=RANK).build()(WeightOnlyModifier.Config().build()(tiny()))
+    cfg = LoRAPoolModifier.Config(slots=SLOTS, rank=RANK).build()(WeightOnlyModifier.Config().build()(tiny()))
     quantised = cfg.build()
     plain = {p: x for p, x in flatten_paths(params).items() if ".adapter." not in p}
     kept = from_plain(quantised, unflatten_paths(plain), jax.random.key(0))
-    banks = {p: x for p, x in flatten_paths(params).items() if ".adapter." in p}
-    kept = unflatten_paths({**flatten_paths(kept), **banks})
+    pools = {p: x for p, x in flatten_paths(params).items() if ".adapter." in p}
+    kept = unflatten_paths({**flatten_paths(kept), **pools})
     lengths = jnp.zeros((), jnp.int32)
     without = decoded(quantised, kept, Sequences(lengths=lengths))
     with_ = decoded(quantised, kept, Sequences(lengths=lengths, adapters=jnp.array([0, 1, 2, 3], jnp.int32)))
@@ -162,24 +163,30 @@ def test_a_bank_beside_quantised_weights(served):
     assert all(float(jnp.abs(without[row] - with_[row]).max()) > 0.05 for row in (1, 2, 3))
 
 
-def test_what_has_no_place_in_a_bank_is_refused(served):
+def test_what_has_no_place_in_a_pool_is_refused(served):
     module, _, _ = served
-    (bank, _), *_ = adapter_banks(module).values()
-    with pytest.raises(ModuleError, match=r"an adapter of rank 9 doesn't fit .*, which has room for 4; set rank=9"):
-        bank.slot(np.zeros((32, 9)), np.zeros((9, 4, 8)))
+    (pool, _), *_ = adapter_pools(module).values()
+    with pytest.raises(ModuleError, match=r"an adapter of rank 9 doesn't fit .*, whose rank is 4; set rank=9"):
+        pool.slot(np.zeros((32, 9)), np.zeros((9, 4, 8)))
     dora = DoRAModifier.Config(rank=2, targets=("**.stack.**",)).build()(tiny()).build()
     with pytest.raises(ModuleError, match="is a DoRA, whose change of the weight is no product of two factors"):
         adapter_factors(dora, map_paths(lambda _, spec: np.zeros(spec.shape, np.float32), kn.param_specs(dora)))
     with pytest.raises(ConfigError, match="has an adapter of its own"):
-        LoRABankModifier.Config().build()(LoRAModifier.Config(targets=("**.stack.**",)).build()(tiny()))
+        LoRAPoolModifier.Config().build()(LoRAModifier.Config(targets=("**.stack.**",)).build()(tiny()))
     with pytest.raises(ConfigError, match="under 'nowhere'"):
-        LoRABankModifier.Config(targets=("nowhere",)).build()(tiny())
+        LoRAPoolModifier.Config(targets=("nowhere",)).build()(tiny())
 
 
 def test_a_projection_of_other_tokens_than_the_streams_says_to_leave_it_out(flat):
     outer, params, x = flat
     sequences = Sequences(adapters=jnp.ones(4, jnp.int32))
     with pytest.raises(
-        ModuleError, match=r"inner.adapter: .*of \[1, 7\] tokens.*\[4, 7\] are known.*leave this one out"
+        ModuleError, match=r"inner.adapter: the input has \[1, 7\] tokens.*assigned to \[4, 7\];.*leave this one out"
     ):
         kn.functional(outer)(params, {}, x, sequences)
+
+
+def test_a_config_saved_as_a_lora_bank_loads():
+    saved = to_json(LoRAPool.Config(slots=2, rank=2))
+    saved["$type"] = "kanawa_layers.tune.lora_bank:LoRABank.Config"
+    assert from_json(saved) == LoRAPool.Config(slots=2, rank=2)
