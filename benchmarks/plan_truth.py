@@ -20,7 +20,7 @@ from kanawa.composition.experiment import compose
 from kanawa.contracts import PrecisionConfig
 from kanawa_layers.recipes.llama import llama
 from kanawa_parallel.plan.analyse import analyse, installed
-from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.cost.probe import measured
 from kanawa_parallel.remat.policies import FullRemat
 from kanawa_runtime.data.random_tokens import RandomTokens

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from kanawa.cli.verbs.kernels import chosen
 from kanawa_parallel.plan.analyse import Asked, installed
-from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.kernel_cycles import scheduled
 from kanawa_parallel.plan.cost.links import Links

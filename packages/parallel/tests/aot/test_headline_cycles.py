@@ -11,7 +11,7 @@ from kanawa.composition.experiment import compose
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import host
-from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.read.cycles import cycles_by_runs
 from kanawa_parallel.plan.read.hlo import parse_module
 

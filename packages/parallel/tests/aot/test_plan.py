@@ -12,7 +12,7 @@ from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import host
 from kanawa_parallel.plan.analyse import analyse
-from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.compiled.compilation import compile_program
 
 pytestmark = pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile")
 SMALL = (

@@ -86,8 +86,8 @@ def plans():
 def planned(job, plans):
     """Returns a function that plans the job on a target, as the verb does."""
     from kanawa_parallel.plan.analyse import analyse
-    from kanawa_parallel.plan.compilation import compile_program
-    from kanawa_parallel.plan.problems import compositions
+    from kanawa_parallel.plan.compiled.compilation import compile_program
+    from kanawa_parallel.plan.programs.compositions import compositions
 
     def plan(target, *modifiers, overrides=(), program="train_step"):
         key = (target, modifiers, tuple(overrides), program)

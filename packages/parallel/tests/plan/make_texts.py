@@ -41,7 +41,7 @@ def main(platform):
     lowered = lowered.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
     with tempfile.TemporaryDirectory() as folder:
         lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        from kanawa_parallel.plan.compilation import read_dump
+        from kanawa_parallel.plan.compiled.compilation import read_dump
 
         names = ("program", "assignment", "live_ranges")
         for name, text in zip(names, read_dump(Path(folder)), strict=True):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from kanawa_parallel.plan.serving import DECODE
+from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.show.load import from_json
 
 
@@ -137,7 +137,7 @@ def test_recomputation_costs_flops_and_no_model_flops(planned):
 
 def test_measured_figures_replace_the_targets(job, planned):
     from kanawa_parallel.plan.analyse import analyse
-    from kanawa_parallel.plan.compilation import compile_program
+    from kanawa_parallel.plan.compiled.compilation import compile_program
 
     composition, plain = planned("box-4")
     half = dataclasses.replace(composition.target.device, memory_bandwidth=5e10, peak_flops={"float32": 5e10})

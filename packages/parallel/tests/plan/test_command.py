@@ -11,8 +11,8 @@ import jax
 import pytest
 from kanawa.errors import CompositionError, TargetError, UsageError
 from kanawa_parallel.plan import command as verb
-from kanawa_parallel.plan.compilation import MOST_CPU_DEVICES, environment_for, provide_cpu_devices
-from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.compiled.compilation import MOST_CPU_DEVICES, environment_for, provide_cpu_devices
+from kanawa_parallel.plan.programs.compositions import compositions
 from xla_options import xla_flags
 
 

@@ -7,7 +7,7 @@ import pytest
 from kanawa.errors import TargetError
 from kanawa_parallel.plan import compilation
 from kanawa_parallel.plan.analyse import analyse
-from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.larger import Smaller, smaller, with_rows
 
 #: Sizes that six, three and two divide, and rows so long that nobody would gather a batch to save on sums of gradients.

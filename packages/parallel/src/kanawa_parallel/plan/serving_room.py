@@ -18,9 +18,9 @@ from kanawa.contracts import CausalLM
 from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 
-from kanawa_parallel.plan.serving import cast_spec, placed
+from kanawa_parallel.plan.programs.decode import cast_spec, placed
+from kanawa_parallel.plan.report.units import amount, duration, size
 from kanawa_parallel.plan.show.render import table
-from kanawa_parallel.plan.show.units import amount, duration, size
 
 #: Tokens of a page, as the serving engine's.
 PAGE_SIZE = 16

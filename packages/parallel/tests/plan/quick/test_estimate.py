@@ -4,7 +4,7 @@ import jax
 import pytest
 from kanawa.errors import UsageError
 from kanawa_parallel.plan import command as verb
-from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.programs.compositions import compositions
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.show.render import render
 

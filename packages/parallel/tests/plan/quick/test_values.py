@@ -1,9 +1,9 @@
 """What lies in memory at the fullest moment has names, and they add up, under full rematerialisation too."""
 
 import pytest
-from kanawa_parallel.plan.compilation import compile_program
+from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.memory.liveness import peak
-from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.programs.compositions import compositions
 from kanawa_parallel.plan.quick.estimate import quick_report, with_values
 from kanawa_parallel.plan.read.attribution import UNNAMED
 

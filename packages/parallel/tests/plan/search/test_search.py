@@ -8,7 +8,7 @@ import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import UsageError
 from kanawa_parallel.plan import command as verb
-from kanawa_parallel.plan.problems import compositions
+from kanawa_parallel.plan.programs.compositions import compositions
 from kanawa_parallel.plan.search.evaluate import Outcome, Question
 from kanawa_parallel.plan.search.search import Search, search
 from kanawa_parallel.plan.search.space import Candidate, fixed_choices, meshes

@@ -8,7 +8,7 @@ import sys
 import pytest
 from kanawa_parallel.plan.show import render as shown
 from kanawa_parallel.plan.show.render import comparison, render, table
-from kanawa_parallel.plan.show.report import ModuleRow, Report, Suggestion, Traffic
+from kanawa_parallel.plan.report.report import ModuleRow, Report, Suggestion, Traffic
 
 REPORT = Report(
     experiment="llama",

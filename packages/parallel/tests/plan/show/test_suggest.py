@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 from kanawa_parallel.plan.analyse import analyse
-from kanawa_parallel.plan.compilation import compile_program
-from kanawa_parallel.plan.problems import compositions
-from kanawa_parallel.plan.serving import DECODE
+from kanawa_parallel.plan.compiled.compilation import compile_program
+from kanawa_parallel.plan.programs.compositions import compositions
+from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.show.suggest import candidates, suggestions
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa_parallel.plan.show.units import amount, duration, sent, size
+from kanawa_parallel.plan.report.units import amount, duration, sent, size
 
 WORTH = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 TIMES = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}

@@ -76,7 +76,7 @@ def _piece(
     only = 1 if kind in ("ragged-all-to-all", "send") else None
     sent = sent_bytes(kind, _operand_bytes(scope, inner, only), members)
     link = links.between(groups, one_dimension='"emitter":"1D' in inner.attributes)
-    seconds = sent / link.bandwidth + links.device.link_latency_seconds
+    seconds = links.seconds(sent, link)
     axes = mesh_axes(groups, mesh)
     name = instruction.op_name or inner.op_name
     channel = inner.attribute("channel_id") or ""

@@ -9,7 +9,6 @@ from kanawa.kernels.choice import KernelChoice
 from kanawa.plugins import host
 
 from kanawa_parallel.plan.cost.kernel_cycles import Cycles
-from kanawa_parallel.plan.read.hlo import Instruction
 
 #: The name scope around a kernel's work, `attention.tpu.splash~e2dd7411`.
 _SCOPE = re.compile(r"\b([a-z_]+)\.[a-z_]+\.\w+~[0-9a-f]+")
@@ -75,27 +74,24 @@ class KernelCosts:
                 costs.append(KernelCost(choice.scope, choice.matmul_flops, calls, known))
         return cls(tuple(costs))
 
-    def flops(self, call: Instruction) -> float:
-        """Returns the FLOPs of a kernel's call; 0 for any other instruction.
+    def flops(self, path: str, label: str, anywhere: bool = False) -> float:
+        """Returns the FLOPs of the call with this label; 0 if no kernel knows it.
 
-        A call is its scope's; without one, as where the compiler dropped it, that of the first kernel whose name it
-        bears.
+        `path` is the call's name stack: its scope names the kernel. Where the compiler dropped the scope, `anywhere`
+        takes the first kernel whose calls have such a label.
         """
-        label, costs = self._labelled(call)
+        label, costs = self._labelled(path, label, anywhere)
         return next((flops for cost in costs if (flops := cost.flops(label))), 0.0)
 
-    def cycles(self, call: Instruction) -> float | None:
-        """Returns the cycles of a kernel's call by its schedule; None for any other instruction, and if unknown."""
-        label, costs = self._labelled(call)
+    def cycles(self, path: str, label: str, anywhere: bool = False) -> float | None:
+        """Returns the cycles of a call by its kernel's schedule, found as in `flops`; None if unknown."""
+        label, costs = self._labelled(path, label, anywhere)
         return next((cycles for cost in costs if (cycles := cost.cycles_of(label)) is not None), None)
 
-    def _labelled(self, call: Instruction) -> tuple[str, tuple[KernelCost, ...]]:
-        """Returns what names a call, and the kernels that it may be of."""
-        if call.opcode.removesuffix("-start") != "custom-call" or not self.costs:
-            return "", ()
-        label = " ".join((call.name, call.op_name.rpartition("/")[2], call.attribute("custom_call_target") or ""))
-        within = tuple(cost for cost in self.costs if cost.scope in call.op_name)
+    def _labelled(self, path: str, label: str, anywhere: bool) -> tuple[str, tuple[KernelCost, ...]]:
+        """Returns the whole label of a call, and the kernels that it may belong to."""
+        within = tuple(cost for cost in self.costs if cost.scope in path)
         if within:
             # What follows the scope is the kernel's own: its layers may be called anything.
-            label = f"{label} {call.op_name.rpartition(within[0].scope)[2]}"
-        return label, within or self.costs
+            label = f"{label} {path.rpartition(within[0].scope)[2]}"
+        return label, within or (self.costs if anywhere else ())

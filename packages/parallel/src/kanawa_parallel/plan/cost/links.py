@@ -38,6 +38,10 @@ class Links:
         # Ids count hosts in order, and a domain is that many neighbours.
         return cls(device, (ids - ids.min()) // per_domain)
 
+    def seconds(self, sent: float, link: Link) -> float:
+        """Returns how long a collective takes of which each device sends this many bytes over the link."""
+        return sent / link.bandwidth + self.device.link_latency_seconds
+
     def between(self, groups: np.ndarray, one_dimension: bool = False) -> Link:
         """Returns the link that limits a ring through the first group, and its bandwidth for one device.
 

@@ -1,4 +1,4 @@
-"""Measures what this machine's processor does: FLOP/s of a matmul and bytes a second of a sum, in a few seconds."""
+"""Measures what this machine does: FLOP/s of a matmul and bytes a second of a sum, in a few seconds."""
 
 import dataclasses
 import statistics
@@ -15,8 +15,8 @@ _WIDTH, _ELEMENTS = 1024, 32 * 2**20
 _RUNS = 7
 
 
-def measured(spec: DeviceSpec, devices: int = 1) -> DeviceSpec:
-    """Returns `spec` with this processor's measured FLOP/s and memory bandwidth, shared by `devices`."""
+def measured_device(spec: DeviceSpec, devices: int = 1) -> DeviceSpec:
+    """Returns `spec` with this machine's measured FLOP/s and memory bandwidth, shared by `devices`."""
     flops = _flops("float32") / devices
     bandwidth = _bandwidth() / devices
     return dataclasses.replace(

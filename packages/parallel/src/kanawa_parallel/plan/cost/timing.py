@@ -5,87 +5,33 @@ allows: the longer of its FLOPs at peak and its bytes at the memory's bandwidth.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 
-from kanawa.plugins import Calibration, DeviceSpec
+from kanawa.plugins import Calibration
 
-from kanawa_parallel.plan.cost.calibration import reached
 from kanawa_parallel.plan.cost.collectives import Collective, collective, communicates, ends
 from kanawa_parallel.plan.cost.flights import Flights, by_channel
 from kanawa_parallel.plan.cost.flops import flops, operand_array
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
-from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.kernel_cost import operation_of
+from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.traffic import bytes_moved
+from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.read.hlo import Computation, HloModule, Instruction
 from kanawa_parallel.plan.read.loops import executions, trip_count
 from kanawa_parallel.plan.read.shapes import device_dtype
 
-#: The figures themselves, which nothing reaches.
-FIGURES = Calibration()
 #: What may run a schedule of its own.
 _CONTROL = ("while", "conditional", "call", "async-start", "call-start")
 #: Iterations that are walked one by one before the rest is taken to be like the last.
 _MOST_ROUNDS = 4
 
 
-@dataclasses.dataclass
-class Seconds:
-    """Where time goes; `exposed` is communication that nothing hides, by (mesh axes, link).
-
-    `unestimated` is the part of `compute` of which the compiler says nothing: FLOPs by a share of peak.
-    """
-
-    compute: float = 0.0
-    unestimated: float = 0.0
-    memory: float = 0.0
-    exposed: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.compute + self.memory + sum(self.exposed.values())
-
-    def add(self, other: "Seconds", times: float = 1.0) -> None:
-        """Adds another's seconds, `times` over."""
-        self.compute += other.compute * times
-        self.unestimated += other.unestimated * times
-        self.memory += other.memory * times
-        for key, value in other.exposed.items():
-            self.exposed[key] += value * times
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """One instruction's work in all its runs; `cycles` is 0 where the compiler makes no estimate."""
-
-    op_name: str
-    runs: float
-    flops: float
-    bytes: float
-    seconds: float
-    cycles: float
-    bound: str
-    name: str = ""
-
-
 class Timing:
     """The times of one module on one device kind, at the share of its figures that a calibration says it reaches."""
 
-    def __init__(
-        self,
-        module: HloModule,
-        device: DeviceSpec,
-        mesh: Mapping[str, int],
-        links: Links,
-        kernels: KernelCosts,
-        calibration: Calibration = FIGURES,
-    ) -> None:
-        self.calibration = calibration
-        self.figures = device
-        self.module, self.mesh, self.kernels = module, mesh, kernels
-        self.device = reached(device, calibration)
-        self.links = dataclasses.replace(links, device=self.device)
+    def __init__(self, module: HloModule, mesh: Mapping[str, int], machine: Machine) -> None:
+        self.module, self.mesh, self.machine = module, mesh, machine
+        self.device = machine.device
         self._flops: dict[str, float] = {}
         self._compute: dict[str, float] = {}
         # By id: hashing an instruction would hash all its text, and the module keeps it alive as long as this.
@@ -101,9 +47,9 @@ class Timing:
 
     def reaching(self, calibration: Calibration) -> "Timing":
         """Returns the times at another calibration."""
-        if calibration == self.calibration:
+        if calibration == self.machine.calibration:
             return self
-        return Timing(self.module, self.figures, self.mesh, self.links, self.kernels, calibration)
+        return Timing(self.module, self.mesh, dataclasses.replace(self.machine, calibration=calibration))
 
     def step(self) -> Seconds:
         """Returns the seconds of one run of the module."""
@@ -127,26 +73,47 @@ class Timing:
                     scheduled.append((self.counts[computation.name], each))
         return scheduled
 
+    def sent(self, seconds: Seconds) -> list[Sent]:
+        """Returns what is sent; what `seconds` say is exposed over some axes and link is split by the seconds taken."""
+        scheduled, exposed = self.communication(), seconds.exposed
+        total: dict[tuple[str, str], float] = {}
+        for runs, each in scheduled:
+            key = axes_text(each.axes), each.link
+            total[key] = total.get(key, 0.0) + runs * each.seconds
+        items = []
+        for runs, each in scheduled:
+            key, seconds = (axes_text(each.axes), each.link), runs * each.seconds
+            waited = seconds * exposed.get(key, 0.0) / total[key] if total[key] else 0.0
+            items.append(Sent(each.kind, each.axes, each.link, runs, runs * each.bytes, seconds, waited))
+        return items
+
     def work(self) -> list[Work]:
         """Returns the work of every scheduled instruction that computes."""
         items = []
         for computation in self._running():
+            runs = self.counts[computation.name]
             for instruction in computation.instructions:
-                count, moved = self.counts[computation.name], bytes_moved(self.module, computation, instruction)
+                moved = bytes_moved(self.module, computation, instruction)
                 own = self._instruction_flops(computation, instruction)
-                seconds, bound = self._seconds_of(computation, instruction)
+                seconds, _ = self._seconds_of(computation, instruction)
                 if seconds or own or moved:
                     cycles = float(instruction.estimated_cycles or 0)
-                    label = instruction.op_name
-                    items.append(
-                        Work(label, count, own * count, moved * count, seconds * count, cycles * count, bound,
-                             instruction.name)
-                    )  # fmt: skip
+                    done = (runs * each for each in (own, moved, seconds, cycles))
+                    items.append(Work(instruction.op_name, runs, *done, instruction.name))
         return items
 
     def own_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run of the instruction itself."""
-        return flops(computation, instruction) or self.kernels.flops(instruction)
+        own = flops(computation, instruction)
+        if own or not _is_kernel_call(instruction):
+            return own
+        return self.machine.kernels.flops(instruction.op_name, _label(instruction), anywhere=True)
+
+    def _kernel_cycles(self, instruction: Instruction) -> float | None:
+        """Returns the cycles of a kernel's call by its schedule; None for others, and where no clock counts them."""
+        if not self.device.clock_hz or not _is_kernel_call(instruction):
+            return None
+        return self.machine.kernels.cycles(instruction.op_name, _label(instruction), anywhere=True)
 
     def _running(self) -> list[Computation]:
         """Returns the scheduled computations that run at all."""
@@ -250,7 +217,9 @@ class Timing:
     def _collective(self, computation: Computation, instruction: Instruction) -> Collective | None:
         key = id(instruction)
         if key not in self._collectives:
-            self._collectives[key] = collective(self.module, computation, instruction, self.mesh, self.links)
+            self._collectives[key] = collective(
+                self.module, computation, instruction, self.mesh, self.machine.reached_links
+            )
         return self._collectives[key]
 
     def _seconds_of(self, computation: Computation, instruction: Instruction) -> tuple[float, str]:
@@ -266,11 +235,11 @@ class Timing:
         own = self._instruction_flops(computation, instruction)
         moved = bytes_moved(self.module, computation, instruction)
         at_peak = self._at_peak(computation, instruction)
-        at_bandwidth = moved / (self.device.memory_bandwidth / self.device.jax_devices_per_chip)
+        at_bandwidth = moved / self.machine.memory_bandwidth
         bound = "compute" if at_peak >= at_bandwidth and own else "memory"
         if self.device.clock_hz and instruction.estimated_cycles is not None:
             return instruction.estimated_cycles / self.device.clock_hz, bound
-        scheduled = self.kernels.cycles(instruction) if self.device.clock_hz else None
+        scheduled = self._kernel_cycles(instruction)
         if self.device.clock_hz and scheduled is not None:
             # A schedule doesn't wait for memory.
             busy = scheduled / self.device.clock_hz
@@ -278,17 +247,13 @@ class Timing:
         # Its time is its link's; the bytes it reads and writes on the way are part of that.
         if self._collective(computation, instruction) is not None:
             return 0.0, "memory"
-        began = self.calibration.launch_seconds if own or moved else 0.0
+        began = self.machine.calibration.launch_seconds if own or moved else 0.0
         return began + max(at_peak, at_bandwidth), bound
 
-    def _share(self, instruction: Instruction) -> float:
-        """Returns how much more or less of the peak a fused kernel reaches than what else has no estimate."""
-        shares, usual = self.calibration.kernel_shares, self.calibration.compute_share
-        return shares.get(operation_of(instruction.op_name), usual) / usual if shares else 1.0
-
     def _has_estimate(self, instruction: Instruction) -> bool:
-        told = instruction.estimated_cycles is not None or self.kernels.cycles(instruction) is not None
-        return told and self.device.clock_hz is not None
+        if self.device.clock_hz is None:
+            return False
+        return instruction.estimated_cycles is not None or self._kernel_cycles(instruction) is not None
 
     def _instruction_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run with all that a fusion holds."""
@@ -305,7 +270,7 @@ class Timing:
 
     def _at_peak(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the seconds of one run's FLOPs at peak, with all that a fusion holds."""
-        peak = self._peak(computation, instruction) * self._share(instruction)
+        peak = self._peak(computation, instruction) * self.machine.kernel_share(operation_of(instruction.op_name))
         seconds = self.own_flops(computation, instruction) / peak
         if instruction.opcode not in _CONTROL:
             seconds += sum(self._held_at_peak(name) for name in instruction.called)
@@ -318,35 +283,28 @@ class Timing:
         return self._compute[name]
 
     def _peak(self, computation: Computation, instruction: Instruction) -> float:
-        """Returns FLOP/s at the operands' dtype: of two the wider; float32 runs narrower but where it is exact."""
-        peaks = self.device.peak_flops
-        half = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
-        # A result says little: accumulators are wide whatever the operands are.
-        # A fused kernel's first operands may be tables of small integers, which its matmuls never see.
-        fused = instruction.opcode == "custom-call"
-        places = range(len(instruction.operands)) if fused else (0, 1)
+        """Returns FLOP/s at the operands' dtypes: a result says little, because accumulators are wide in any case."""
+        is_kernel = instruction.opcode == "custom-call"
+        places = range(len(instruction.operands)) if is_kernel else (0, 1)
         dtypes = [device_dtype(a.dtype) for i in places if (a := operand_array(computation, instruction, i))]
-        dtypes = [dtype for dtype in dtypes if not fused or "float" in dtype and dtype != "float32"]
-        peak = min((self._peak_of(dtype, half) for dtype in dtypes), default=half)
-        return peak / self.device.jax_devices_per_chip
-
-    def _peak_of(self, dtype: str, half: float) -> float:
-        peaks = self.device.peak_flops
-        if dtype == "float32" and not self.device.exact_float32:
-            return half
-        if dtype in peaks:
-            return peaks[dtype]
-        # Variants of one width run at one speed: e4m3fn and e4m3fnuz, or int4 where only int8 is told.
-        alike = [rate for name, rate in peaks.items() if dtype[:6] == name[:6] == "float8"]
-        return max(alike, default=peaks.get("int8", half) if dtype == "int4" else half)
+        return self.machine.peak(kernel_operand_dtypes(dtypes) if is_kernel else dtypes)
 
     def _wait(self, spent: Seconds, item: Collective, until: float) -> None:
         """Adds the time from now until a collective is through, as exposed; what was hidden has had its cost."""
         delay = max(0.0, until - spent.total)
         if delay:
-            spent.exposed["+".join(item.axes) or "none", item.link] += delay
+            spent.expose((axes_text(item.axes), item.link), delay)
         # A collective's kernels take multiprocessors and memory from what runs beside them.
-        spent.compute += self.calibration.hidden_cost * max(0.0, item.seconds - delay)
+        spent.compute += self.machine.calibration.hidden_cost * max(0.0, item.seconds - delay)
+
+
+def _is_kernel_call(instruction: Instruction) -> bool:
+    return instruction.opcode.removesuffix("-start") == "custom-call"
+
+
+def _label(call: Instruction) -> str:
+    """Returns what names a kernel's call."""
+    return " ".join((call.name, call.op_name.rpartition("/")[2], call.attribute("custom_call_target") or ""))
 
 
 def _scheduled(module: HloModule) -> list[Computation]:

@@ -50,13 +50,13 @@ def simulated(
         return assumed, average(assumed.scenario, _MONTHS), suggestions(assumed.scenario)
 
 
-def told(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> dict[str, Any]:
+def simulated_json(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> dict[str, Any]:
     """Returns the object of `--json`."""
     assumed, outcome, advice = simulated(args, composition, step_seconds)
     return as_json(composition.name, _selector(composition), assumed, outcome, advice)
 
 
-def text(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> str:
+def simulated_text(args: argparse.Namespace, composition: Composition, step_seconds: float | None) -> str:
     """Returns what a person reads."""
     assumed, outcome, advice = simulated(args, composition, step_seconds)
     return render(composition.name, _selector(composition), assumed, outcome, advice)

@@ -7,7 +7,7 @@ from kanawa_parallel.plan.goodput.assume import Assumed
 from kanawa_parallel.plan.goodput.scenario import Scenario
 from kanawa_parallel.plan.goodput.simulate import Outcome
 from kanawa_parallel.plan.goodput.suggest import Suggestions
-from kanawa_parallel.plan.show.units import duration
+from kanawa_parallel.plan.report.units import duration
 
 #: What each category is, for a reader who meets it first.
 _MEANING = {

@@ -3,33 +3,16 @@
 import dataclasses
 from typing import Any
 
-from kanawa.composition.experiment import Composition
 from kanawa.errors import CompositionError, KanawaError
 
-from kanawa_parallel.plan.problems import compositions
 from kanawa_parallel.plan.quick.estimate import quick_report
+from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.report.units import size
 from kanawa_parallel.plan.search.space import Candidate
-from kanawa_parallel.plan.show.report import Report
-from kanawa_parallel.plan.show.units import size
+from kanawa_parallel.plan.targets.request import PlanRequest
 
-#: A quick plan's memory may be this much less than the compiled one's: who isn't verified must have the room.
+#: A quick plan's memory may be this much less than the compiled one's: a candidate that isn't verified must have that room.
 ROOM = 1.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """The workload that is searched for: experiment, what the user modified and set, its program."""
-
-    experiment: str
-    modifiers: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    data: str | None = None
-    program: str = "train_step"
-
-    def composed(self, candidate: Candidate) -> Composition:
-        """Returns the candidate's composition; raises what keeps it from being one."""
-        modifiers = [*self.modifiers, *candidate.modifiers]
-        return compositions(self.experiment, [candidate.target], modifiers, self.overrides, self.data)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +72,13 @@ class Outcome:
         return self.report.chips * self.seconds / (self.report.tokens_per_step / 1e6)
 
 
-def evaluate(question: Question, candidate: Candidate) -> Outcome:
+def evaluate(request: PlanRequest, candidate: Candidate) -> Outcome:
     """Returns what a quick plan says of a candidate."""
     try:
-        composition = question.composed(candidate)
-        return Outcome(candidate, quick_report(composition, question.program))
+        (composition,) = request.composed([candidate.target], candidate.modifiers)
+        return Outcome(candidate, quick_report(composition, request.program))
     except CompositionError as error:
-        first = error.problems[0].removeprefix(f"--on {candidate.target}: ").removeprefix(f"{question.experiment}: ")
+        first = error.problems[0].removeprefix(f"--on {candidate.target}: ").removeprefix(f"{request.experiment}: ")
         return Outcome(candidate, reason=f"refused: {first}")
     except KanawaError as error:
         return Outcome(candidate, reason=f"refused: {str(error).splitlines()[0]}")

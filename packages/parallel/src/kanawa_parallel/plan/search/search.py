@@ -13,10 +13,11 @@ from kanawa.composition.target import parse_target
 from kanawa.status import stage
 
 from kanawa_parallel.passes import batch_cuts
-from kanawa_parallel.plan.search.evaluate import Outcome, Question, evaluate
+from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.report.units import size
+from kanawa_parallel.plan.search.evaluate import Outcome, evaluate
 from kanawa_parallel.plan.search.space import Candidate, meshes, policies, splits
-from kanawa_parallel.plan.show.report import Report
-from kanawa_parallel.plan.show.units import size
+from kanawa_parallel.plan.targets.request import PlanRequest
 
 #: How many of a round's best go on to the next; half of them may be such as don't fit yet.
 _KEPT = 4
@@ -64,20 +65,20 @@ class Search:
 
 
 def search(
-    question: Question,
+    request: PlanRequest,
     targets: Iterable[str],
     fixed: Mapping[str, str],
     budget_seconds: float = math.inf,
     priced: Callable[[Report], Report] = lambda report: report,
 ) -> Search:
-    """Returns what was found in the budget; without running out of it the same for the same question."""
+    """Returns what was found in the budget; without running out of it the same for the same request."""
     result = Search([], {})
     names = list(targets)
     begin = time.monotonic()
     for at, target in enumerate(names):
         # Each target has its part of the time that is left.
         share = begin + budget_seconds * (at + 1) / len(names)
-        for outcome in _judged(question, target, fixed, result):
+        for outcome in _judged(request, target, fixed, result):
             if outcome.report is not None:
                 outcome = dataclasses.replace(outcome, report=priced(outcome.report))
             result.outcomes.append(outcome)
@@ -89,7 +90,7 @@ def search(
     return result
 
 
-def _judged(question: Question, target: str, fixed: Mapping[str, str], result: Search) -> Iterator[Outcome]:
+def _judged(request: PlanRequest, target: str, fixed: Mapping[str, str], result: Search) -> Iterator[Outcome]:
     """Yields outcomes for one target, round by round."""
     seen: set[Candidate] = set()
 
@@ -99,11 +100,11 @@ def _judged(question: Question, target: str, fixed: Mapping[str, str], result: S
                 continue
             seen.add(candidate)
             with stage(f"searching {target}, {len(seen)} tried: {' '.join(candidate.modifiers) or 'by its rule'}"):
-                yield evaluate(question, candidate)
+                yield evaluate(request, candidate)
 
     hand = Candidate(target)
     yield from judged([hand])
-    composition = question.composed(hand)
+    composition = request.composed([target])[0]
     shape = composition.config.batch_shape()
     rows = 1 if shape is None else shape.rows
     model = composition.workload().model
@@ -113,7 +114,7 @@ def _judged(question: Question, target: str, fixed: Mapping[str, str], result: S
     parsed = parse_target(target)
     policy = fixed.get("policy")
     count = int(fixed["microbatches"]) if "microbatches" in fixed else None
-    least = _least_bytes(composition, question, parsed.device.memory_bytes // parsed.device.jax_devices_per_chip)
+    least = _least_bytes(composition, request, parsed.device.memory_bytes // parsed.device.jax_devices_per_chip)
     first = []
     for mesh in meshes(parsed, model, fixed):
         candidate = Candidate(target, mesh, policy, count, parsed.slices)
@@ -137,10 +138,10 @@ def _best(outcomes: Iterable[Outcome]) -> list[Candidate]:
     return [each.candidate for each in chosen[:_KEPT]]
 
 
-def _least_bytes(composition: Composition, question: Question, limit: int) -> Callable[[dict[str, int]], str]:
+def _least_bytes(composition: Composition, request: PlanRequest, limit: int) -> Callable[[dict[str, int]], str]:
     """Returns a function from a mesh to why its devices can't even hold the state, if they can't."""
     prepared = prepare(composition, where=environment(composition, "abstract"))
-    program = prepared.programs.get(question.program)
+    program = prepared.programs.get(request.program)
     leaves = [] if program is None else jax.tree.leaves(program.abstract_args[0])
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf.dtype, "itemsize"))
     elsewhere = composition.config.execution.optimizer_memory is not None

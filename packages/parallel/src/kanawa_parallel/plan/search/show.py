@@ -4,25 +4,22 @@ import shlex
 from collections import Counter
 from typing import Any
 
-from kanawa_parallel.plan.search.evaluate import Outcome, Question
+from kanawa_parallel.plan.report.units import duration, size
+from kanawa_parallel.plan.search.evaluate import Outcome
 from kanawa_parallel.plan.search.search import Search
 from kanawa_parallel.plan.show.render import table
-from kanawa_parallel.plan.show.units import duration, size
+from kanawa_parallel.plan.targets.request import PlanRequest
 
 #: Kinds of reasons that are told, the most frequent first; and a gain that rounds to 0.0 %, which is none.
 _REASONS, _LEAST_GAIN = 8, 0.0005
 
 
-def command_line(question: Question, outcome: Outcome) -> str:
+def command_line(request: PlanRequest, outcome: Outcome) -> str:
     """Returns the command that trains as an outcome's candidate says."""
-    words = ["kanawa", "train", question.experiment, "--on", outcome.candidate.target]
-    words += [part for each in (*question.modifiers, *outcome.candidate.modifiers) for part in ("--modify", each)]
-    words += [part for each in question.overrides for part in ("--set", each)]
-    words += [] if question.data is None else ["--data", question.data]
-    return shlex.join(words)
+    return shlex.join(["kanawa", "train", *request.words(outcome.candidate.target, outcome.candidate.modifiers)])
 
 
-def row(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """Returns a candidate's record."""
     report = outcome.report
     return {
@@ -39,17 +36,17 @@ def row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def as_json(question: Question, result: Search) -> dict[str, Any]:
+def search_json(request: PlanRequest, result: Search) -> dict[str, Any]:
     """Returns the object of `plan --search --json`."""
     ranked = result.ranked()
     winner = ranked[0] if ranked else None
     return {
-        "experiment": question.experiment,
-        "winner": None if winner is None else {**row(winner), "command": command_line(question, winner)},
-        "by_rule": {target: row(outcome) for target, outcome in result.by_rule.items()},
+        "experiment": request.experiment,
+        "winner": None if winner is None else {**outcome_json(winner), "command": command_line(request, winner)},
+        "by_rule": {target: outcome_json(outcome) for target, outcome in result.by_rule.items()},
         "gain_over_rule": None if winner is None else gain(result, winner),
-        "frontier": [row(each) for each in result.frontier()],
-        "candidates": [row(each) for each in result.outcomes],
+        "frontier": [outcome_json(each) for each in result.frontier()],
+        "candidates": [outcome_json(each) for each in result.outcomes],
         "out_of_time": result.out_of_time,
     }
 
@@ -67,7 +64,7 @@ def gain(result: Search, winner: Outcome) -> float | None:
     return 1 - winner.seconds / rule.seconds
 
 
-def render(question: Question, result: Search, currency: str) -> str:
+def render_search(request: PlanRequest, result: Search, currency: str) -> str:
     """Returns the text: the frontier, what the rules choose, what was dropped and why, the command."""
     head = ("candidate", "target", "step", "a device", currency or "chip-s / M tokens", "by")
     lines = [table("the frontier of step time, memory and cost", head, [_cells(each) for each in result.frontier()])]
@@ -93,7 +90,7 @@ def render(question: Question, result: Search, currency: str) -> str:
         else "no quicker than the rule"
     )
     lines.append(f"\nbest: {_name(winner)} on {winner.candidate.target}: {duration(winner.seconds)} a step, {said}")
-    lines.append(f"  {command_line(question, winner)}")
+    lines.append(f"  {command_line(request, winner)}")
     if result.out_of_time:
         lines.append("  the budget ended before the search did; a longer one may find more")
     return "\n".join(lines)

@@ -37,4 +37,6 @@ def _verified(outcome: Outcome, compiled: Compile) -> Outcome:
         plan = compiled(outcome)
     if "error" in plan:
         return dataclasses.replace(outcome, unverified=f"not compiled: {plan['error'].strip().splitlines()[-1][:120]}")
+    if not plan["compiled"]:
+        return dataclasses.replace(outcome, unverified="not compiled: no public compiler")
     return dataclasses.replace(outcome, compiled=plan)

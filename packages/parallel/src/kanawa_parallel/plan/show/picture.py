@@ -9,6 +9,7 @@ import jax
 from kanawa.arrays.rules import Assignment, assign, assign_param
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.experiment import Composition
+from kanawa.composition.prepare import prepare
 from kanawa.contracts import BATCH_AXES
 from kanawa.module import Module, param_specs
 
@@ -40,14 +41,15 @@ _STYLE = (
 )
 
 
-def picture(composition: Composition, compilation: Any) -> str:
-    """Returns the SVG text for a composition whose mesh `compilation` has resolved."""
-    environment = compilation.environment
-    mesh = {} if environment.mesh is None else dict(environment.mesh.shape)
-    title = f"{composition.name} on {composition.target.selector}"
-    rows = list(parameter_rows(compilation.prepared.workload.model, environment.plan.param_rules, mesh))
+def picture(composition: Composition) -> str:
+    """Returns the SVG text of a composition's mesh, and of what is sharded where."""
+    prepared = prepare(composition, "abstract")
+    plan, abstract_mesh = prepared.environment.plan, prepared.environment.mesh
+    mesh = {} if abstract_mesh is None else dict(abstract_mesh.shape)
+    title = f"{composition.name} on {composition.required_target().selector}"
+    rows = list(parameter_rows(prepared.workload.model, plan.param_rules, mesh))
     activations = [
-        (name, tuple(axes), assign(tuple(axes), environment.plan.activation_rules, mesh))
+        (name, tuple(axes), assign(tuple(axes), plan.activation_rules, mesh))
         for name, axes in _ACTIVATIONS.items()
     ]
     return draw(title, mesh, rows, activations)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 
-from kanawa_parallel.plan.show.report import Report
-from kanawa_parallel.plan.show.units import amount, duration, sent, size
+from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.report.units import amount, duration, sent, size
 
 #: Modules that are listed, those that take longest or hold most.
 _TOP = 12
@@ -90,10 +90,10 @@ def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
 
 
 def _verdict(r: Report) -> str:
-    margin = r.memory_limit_bytes - r.memory_per_device_bytes
+    margin = r.memory_margin_bytes
     mesh = " x ".join(f"{name} {n}" for name, n in r.mesh.items()) or "one device"
-    compiled = f"compiled in {duration(r.compile_seconds)}" if r.compiled else "NOT COMPILED"
-    compiled = f"ESTIMATED in {duration(r.compile_seconds)}, not compiled" if r.quick else compiled
+    took = duration(r.compile_seconds)
+    compiled = f"compiled in {took}" if r.compiled else f"ESTIMATED in {took}, not compiled"
     lines = [
         f"{r.experiment} {r.program} on {r.target}: {_many(r.devices, 'device')} ({_many(r.chips, 'chip')}), mesh "
         f"{mesh}; {compiled}",
@@ -139,7 +139,7 @@ def _communication(r: Report) -> str:
     rows = [
         (row.axes, row.link, row.kind, f"{row.count:g}", sent(row.bytes), duration(row.seconds),
          duration(row.exposed_seconds))
-        for row in r.traffic
+        for row in r.communication
     ]  # fmt: skip
     if not rows:
         return ""
@@ -177,7 +177,8 @@ def _kernels(r: Report) -> str:
 def _suggestions(r: Report) -> str:
     if not r.suggestions:
         return ""
-    lines = ["", "compiled and found to help:" if r.suggestions[0].fits else "compiled; less, and still too much:"]
+    how = "compiled" if r.suggestions[0].verified else "estimated"
+    lines = ["", f"{how} and found to help:" if r.suggestions[0].fits else f"{how}; less, and still too much:"]
     for s in r.suggestions:
         verdict = "fits" if s.fits else "does not fit"
         time = "" if s.step_seconds is None else f", {duration(s.step_seconds)} a step"

@@ -1,4 +1,4 @@
-"""What a plan says of one target: plain data, and the JSON that machines read."""
+"""A plan of one target as plain data, and the JSON that machines read."""
 
 import dataclasses
 from typing import Any
@@ -48,10 +48,8 @@ class Suggestion:
     fits: bool
     memory_per_device_bytes: int
     step_seconds: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the record for `plan --json`."""
-        return {**dataclasses.asdict(self), "verified": True}
+    #: Compiled, not estimated.
+    verified: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ class Report:
     published_seconds: float | None
     mesh: dict[str, int]
     kernels: list[dict[str, Any]]
-    traffic: list[Traffic]
+    communication: list[Traffic]
     modules: list[ModuleRow]
     phases: dict[str, float]
     compile_seconds: float
@@ -100,6 +98,11 @@ class Report:
     def memory_per_device_bytes(self) -> int:
         """All that a device holds."""
         return self.memory["total"]
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """What is left of a device's memory; negative if the program doesn't fit."""
+        return self.memory_limit_bytes - self.memory_per_device_bytes
 
     @property
     def step_seconds(self) -> float | None:
@@ -139,22 +142,27 @@ class Report:
             return None
         return self.step_seconds / self.published_seconds - 1
 
+    @classmethod
+    def from_json(cls, plan: dict[str, Any]) -> "Report":
+        """Returns the report that `as_json` wrote; derived figures are derived anew."""
+        fields = {f.name for f in dataclasses.fields(cls)}
+        values = {name: value for name, value in plan.items() if name in fields}
+        values["communication"] = [Traffic(**row) for row in plan["communication"]]
+        values["modules"] = [ModuleRow(**row) for row in plan["modules"]]
+        values["held"] = tuple(HeldRow(**row) for row in plan.get("held", ()))
+        values["suggestions"] = tuple(Suggestion(**row) for row in plan["suggestions"])
+        return cls(**values)
+
     def as_json(self) -> dict[str, Any]:
         """Returns the object of `plan --json`."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        plain |= {
+        return {
+            **dataclasses.asdict(self),
             "memory_per_device_bytes": self.memory_per_device_bytes,
-            "memory_margin_bytes": self.memory_limit_bytes - self.memory_per_device_bytes,
+            "memory_margin_bytes": self.memory_margin_bytes,
             "step_seconds": self.step_seconds,
             "step_seconds_between": self.step_seconds_between,
             "mfu": self.mfu,
             "binds": self.binds,
             "published_error": self.published_error,
             "tokens_per_second": self.tokens_per_second,
-            "communication": [dataclasses.asdict(row) for row in self.traffic],
-            "modules": [dataclasses.asdict(row) for row in self.modules],
-            "held": [dataclasses.asdict(row) for row in self.held],
-            "suggestions": [s.as_json() for s in self.suggestions],
         }
-        del plain["traffic"]
-        return plain

@@ -1,19 +1,18 @@
 """What to change when a plan doesn't fit, each change compiled before it is offered."""
 
+import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from kanawa.composition.experiment import Composition
 from kanawa.errors import KanawaError
 from kanawa.plugins import host
 
-from kanawa_parallel.plan.analyse import analyse
-from kanawa_parallel.plan.compilation import compile_program
-from kanawa_parallel.plan.problems import compositions
-from kanawa_parallel.plan.serving import DECODE
-from kanawa_parallel.plan.show.report import Report, Suggestion
+from kanawa_parallel.plan.programs.decode import DECODE
+from kanawa_parallel.plan.report.report import Report, Suggestion
+from kanawa_parallel.plan.targets.plan import plan_target
+from kanawa_parallel.plan.targets.request import PlanRequest
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +21,12 @@ _ENOUGH = 2
 _MICROBATCHES = (2, 4, 8, 16)
 
 
-def suggestions(
-    composition: Composition, report: Report, modifiers: Sequence[str], overrides: Sequence[str], dump: Path | None
-) -> tuple[Suggestion, ...]:
+def with_suggestions(report: Report, composition: Composition, request: PlanRequest) -> Report:
+    """Returns the report of a plan that doesn't fit with changes that make it fit, each planned the same way."""
+    return report if report.fits else dataclasses.replace(report, suggestions=suggestions(report, composition, request))
+
+
+def suggestions(report: Report, composition: Composition, request: PlanRequest) -> tuple[Suggestion, ...]:
     """Returns changes that make the plan fit, in the order of `candidates`, each verified by compiling it.
 
     Where none does, those that need less than now, the least first; what doesn't help isn't offered.
@@ -32,28 +34,19 @@ def suggestions(
     fitting: list[Suggestion] = []
     failing: list[Suggestion] = []
     for change in candidates(composition, report):
-        changed = _changed(composition, report, [*modifiers, *change], overrides)
-        if changed is None:
+        try:
+            (changed,) = request.composed([report.target], change)
+        except KanawaError as error:
+            logger.info("suggestion %s dropped: %s", change, error)
             continue
-        outcome = analyse(changed, compile_program(changed, report.program, dump))
+        found = plan_target(changed, report.program).report
         text = " ".join(f"--modify {part}" for part in change)
-        one = Suggestion(text, outcome.fits, outcome.memory_per_device_bytes, outcome.step_seconds or None)
+        one = Suggestion(text, found.fits, found.memory_per_device_bytes, found.step_seconds or None, found.compiled)
         (fitting if one.fits else failing).append(one)
         if len(fitting) == _ENOUGH:
             break
     better = [one for one in failing if one.memory_per_device_bytes < report.memory_per_device_bytes]
     return tuple(fitting or sorted(better, key=lambda one: one.memory_per_device_bytes))
-
-
-def _changed(
-    composition: Composition, report: Report, modifiers: Sequence[str], overrides: Sequence[str]
-) -> Composition | None:
-    """Returns the composition with these modifiers; None where they don't apply to this experiment."""
-    try:
-        return compositions(composition.asked, [report.target], modifiers, overrides, composition.data)[0]
-    except KanawaError as error:
-        logger.info("suggestion %s dropped: %s", modifiers, error)
-        return None
 
 
 def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:

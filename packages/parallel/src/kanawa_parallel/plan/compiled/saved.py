@@ -1,4 +1,4 @@
-"""Keeps a compiled program, so that a run's first step waits for no compiler.
+"""Saves a compiled program, so that a run's first step waits for no compiler.
 
 Two forms in one directory: JAX's persistent compilation cache, which `kanawa train` reads when
 JAX_COMPILATION_CACHE_DIR points there, and the executable itself where the compiler can write it.
@@ -11,26 +11,26 @@ from typing import Any
 from kanawa.composition.compile_cache import cache_in
 from kanawa.errors import UsageError
 
-from kanawa_parallel.plan.analyse import installed
-from kanawa_parallel.plan.compilation import Compilation
+from kanawa_parallel.plan.compiled.compilation import Compilation
+from kanawa_parallel.plan.report.assemble import installed_versions
 
 _EXECUTABLE = "executable.bin"
 _ABOUT = "about.json"
 
 
-def save(compilation: Compilation, folder: Path) -> None:
+def save(compilation: Compilation | None, folder: Path) -> None:
     """Compiles once more, without the dump's options, into a cache in `folder`, and writes the executable beside it."""
     from jax.experimental import serialize_executable
 
-    if compilation.executable is None or not compilation.compiled:
+    if compilation is None or compilation.executable is None:
         message = "--save: there is nothing to save; the program doesn't fit, or its target has no public compiler"
         raise UsageError(message)
     folder.mkdir(parents=True, exist_ok=True)
     with cache_in(str(folder.resolve())):
         executable = compilation.program.lower().compile()
-    about: dict[str, Any] = {"program": compilation.program.name, "versions": installed()}
+    about: dict[str, Any] = {"program": compilation.program.name, "versions": installed_versions(compilation.target.device)}
     try:
-        # The trees of arguments and results hold our own classes; whoever loads has them from the same config.
+        # The trees of arguments and results hold our own classes; the loader has them from the same config.
         payload, _, _ = serialize_executable.serialize(executable)
         (folder / _EXECUTABLE).write_bytes(payload)
         about["executable"] = _EXECUTABLE

@@ -1,0 +1,111 @@
+"""From a compiled program to a report: everything counted, nothing run."""
+
+from collections.abc import Mapping
+
+from kanawa.plugins import DeviceSpec
+from kanawa.status import stage
+
+from kanawa_parallel.plan.compiled.compilation import Compilation
+from kanawa_parallel.plan.cost.calibration import calibration_for
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.kernel_cycles import scheduled
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.machine import Machine
+from kanawa_parallel.plan.cost.timing import Timing
+from kanawa_parallel.plan.cost.work import Seconds, axes_text
+from kanawa_parallel.plan.memory.arguments import argument_bytes, by_kind
+from kanawa_parallel.plan.memory.liveness import Peak, by_owner, peak
+from kanawa_parallel.plan.read.attribution import known_names, module_of, module_paths
+from kanawa_parallel.plan.read.hlo import parse_module
+from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
+from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.report.units import duration
+
+#: The share of the gathers' seconds that has to be exposed, and of the step's, for a note to say so.
+_MOST_EXPOSED, _WORTH_NOTING = 0.95, 0.01
+
+
+def compiled_report(compilation: Compilation, device: DeviceSpec | None = None) -> Report:
+    """Returns the report of a compiled program; `device` replaces the target's figures, such as with measured ones."""
+    with stage("counting what it does"):
+        return _counted(compilation, device or compilation.target.device)
+
+
+def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
+    prepared, program, memory = compilation.prepared, compilation.program, compilation.memory
+    module = parse_module(compilation.text) if compilation.text else None
+    versions = installed_versions(device)
+    cycles, unscheduled = scheduled(compilation.kernels, compilation.target, versions)
+    choice = calibration_for(device, versions)
+    links = Links.of(device, compilation.devices, compilation.target.jax_devices)
+    machine = Machine(device, links, KernelCosts.of(compilation.kernels, cycles))
+    timing = None if module is None else Timing(module, compilation.mesh, machine)
+    # Where the compiler gave up, its last text is of a program that it never finished.
+    timed = None if timing is None or memory.exceeded else timing
+    calibrated = None if timed is None else timed.reaching(choice.calibration)
+    arguments = argument_bytes(program.fn, program.abstract_args)
+    fullest = peak(compilation.assignment, compilation.live_ranges)
+    names = {} if module is None else known_names(module)
+    paths = module_paths(prepared.workload.model)
+    seconds = Seconds() if calibrated is None else calibrated.step()
+    counts = Counts(
+        kernels=compilation.kernels,
+        memory=_memory(compilation, arguments, fullest),
+        arguments=arguments,
+        temporaries=by_owner(fullest, lambda name: module_of(names.get(name, ""), paths)),
+        work=[] if timing is None else timing.work(),
+        sent=[] if timing is None else timing.sent(seconds),
+        seconds=seconds,
+        at_figures=Seconds() if timed is None else timed.step(),
+        flops=0.0 if timing is None else timing.total_flops(),
+        exceeded=memory.exceeded,
+    )
+    note = "" if timing is None else _waiting_gathers(timing, seconds, versions)
+    return assemble(
+        prepared,
+        program,
+        device,
+        counts,
+        choice,
+        compiled=True,
+        note="; ".join(filter(None, (note, *unscheduled))),
+        arguments_error=sum(arguments.values()) / memory.arguments - 1 if memory.arguments else 0.0,
+        temporaries_error=fullest.error,
+        compile_seconds=compilation.seconds,
+    )
+
+
+def _memory(compilation: Compilation, arguments: dict[str, int], fullest: Peak) -> dict[str, int]:
+    """Returns bytes by kind; `alignment` is what the compiler pads arguments with."""
+    stated = compilation.memory
+    kinds = by_kind(arguments)
+    if stated.exceeded:
+        # A compiler that gives up states one number for everything: what isn't arguments is counted as temporaries.
+        return {**kinds, "temporaries": stated.temporaries - sum(kinds.values()), "total": stated.temporaries}
+    return {
+        **kinds,
+        "alignment": stated.arguments - sum(kinds.values()),
+        "outputs_not_in_place": stated.outputs - stated.aliased,
+        "temporaries": stated.temporaries,
+        "temporaries_live_at_peak": fullest.bytes,
+        "code": stated.code,
+        "total": stated.total,
+    }
+
+
+def _waiting_gathers(timing: Timing, seconds: Seconds, versions: Mapping[str, str]) -> str:
+    """Returns a note where the compiler runs no all-gather beside compute, as others do; empty elsewhere."""
+    device = timing.device
+    # Only a backend whose compiler schedules collectives names it.
+    if not seconds.total or not device.compiler:
+        return ""
+    gathers = [(runs * item.seconds, item) for runs, item in timing.communication() if item.kind == "all-gather"]
+    waiting = sum(each for each, item in gathers if not item.starts)
+    if waiting < _MOST_EXPOSED * sum(each for each, _ in gathers) or waiting < _WORTH_NOTING * seconds.total:
+        return ""
+    axes = ", ".join(sorted({axes_text(item.axes) for _, item in gathers}))
+    compiler = f"{device.compiler} {versions.get(device.compiler, '')}".strip()
+    return (
+        f"no all-gather over {axes} runs beside compute: {compiler} fuses none of them with matmuls, which leaves "
+        f"{duration(waiting)} a step exposed ({waiting / seconds.total:.1%})"
+    )

@@ -1,0 +1,73 @@
+"""What one device does in a second, for programs that are compiled and for those that are only traced.
+
+Every time in a plan follows from these figures: a pass over memory takes its FLOPs at peak or its bytes at the
+memory's bandwidth, whichever is longer; a collective takes what a ring sends at its link's bandwidth.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+from kanawa.plugins import Calibration, DeviceSpec
+
+from kanawa_parallel.plan.cost.calibration import reached
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+from kanawa_parallel.plan.cost.links import Links
+
+#: The figures themselves, which nothing reaches.
+FIGURES = Calibration()
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A device's figures, the share of them that a calibration says programs reach, its links and its kernels' costs."""
+
+    figures: DeviceSpec
+    links: Links
+    kernels: KernelCosts = KernelCosts()
+    calibration: Calibration = FIGURES
+
+    @functools.cached_property
+    def device(self) -> DeviceSpec:
+        """The device with its figures as far as programs reach them."""
+        return reached(self.figures, self.calibration)
+
+    @functools.cached_property
+    def reached_links(self) -> Links:
+        """The links at the bandwidth that programs reach."""
+        return dataclasses.replace(self.links, device=self.device)
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Bytes a second of one JAX device's memory."""
+        return self.device.memory_bandwidth / self.device.jax_devices_per_chip
+
+    def peak(self, dtypes: Iterable[str]) -> float:
+        """Returns FLOP/s of one JAX device at the widest of the operands' dtypes; float32 runs in bf16 unless exact."""
+        peaks = self.device.peak_flops
+        bf16 = peaks.get("bfloat16") or max(peaks.values(), default=1.0)
+        slowest = min((self._peak_of(dtype, bf16) for dtype in dtypes), default=bf16)
+        return slowest / self.device.jax_devices_per_chip
+
+    def _peak_of(self, dtype: str, bf16: float) -> float:
+        peaks = self.device.peak_flops
+        if dtype == "float32" and not self.device.exact_float32:
+            return bf16
+        if dtype in peaks:
+            return peaks[dtype]
+        # Variants of one width run at one speed: e4m3fn and e4m3fnuz, or int4 where only int8 is known.
+        alike = [rate for name, rate in peaks.items() if dtype[:6] == name[:6] == "float8"]
+        return max(alike, default=peaks.get("int8", bf16) if dtype == "int4" else bf16)
+
+    def kernel_share(self, operation: str) -> float:
+        """Returns how much more or less of the peak a fused kernel of this operation reaches than matmuls do."""
+        shares, usual = self.calibration.kernel_shares, self.calibration.compute_share
+        return shares.get(operation, usual) / usual if shares else 1.0
+
+
+def kernel_operand_dtypes(dtypes: Iterable[str]) -> list[str]:
+    """Returns the dtypes that a fused kernel's matmuls run in.
+
+    Its first operands may be tables of small integers and its last ones float32 statistics, which no matmul reads.
+    """
+    return [dtype for dtype in dtypes if "float" in dtype and dtype != "float32"]

@@ -1,0 +1,48 @@
+"""Plans one target in this process: by its compiler, or estimated from the traced program where there is none."""
+
+import dataclasses
+from pathlib import Path
+
+from kanawa.composition.experiment import Composition
+from kanawa.errors import UsageError
+from kanawa.plugins import DeviceSpec
+
+from kanawa_parallel.plan.compiled.compilation import Compilation, compile_program, compiler_devices
+from kanawa_parallel.plan.compiled.count import compiled_report
+from kanawa_parallel.plan.compiled.values import with_values
+from kanawa_parallel.plan.quick.estimate import NOTE, quick_report
+from kanawa_parallel.plan.report.report import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTarget:
+    """One target's report, and what was compiled for it; None if nothing was."""
+
+    report: Report
+    compilation: Compilation | None = None
+
+
+def plan_target(
+    composition: Composition,
+    program: str = "train_step",
+    quick: bool = False,
+    device: DeviceSpec | None = None,
+    dump: Path | None = None,
+) -> PlannedTarget:
+    """Returns the plan of a composition's program for its target.
+
+    `device` replaces the target's figures, such as with measured ones; the compiler's texts stay in `dump`.
+    Raises TargetError where the target's compiler isn't installed, UsageError for a dump of what isn't compiled.
+    """
+    target = composition.required_target()
+    if quick:
+        return PlannedTarget(quick_report(composition, program, device))
+    if compiler_devices(target) is None:
+        note = f"no public compiler is for {target.device.name}: {NOTE}"
+        if dump is not None:
+            message = f"--dump {dump}: {note}; there are no texts of a compiler to write"
+            raise UsageError(message)
+        return PlannedTarget(quick_report(composition, program, device, note))
+    compilation = compile_program(composition, program, dump)
+    report = with_values(compiled_report(compilation, device), compilation)
+    return PlannedTarget(report, compilation)
