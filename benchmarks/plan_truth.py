@@ -17,11 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from kanawa.composition.experiment import compose
+from kanawa.composition.target import parse_target
 from kanawa.contracts import PrecisionConfig
 from kanawa_layers.recipes.llama import llama
-from kanawa_parallel.plan.analyse import analyse, installed
 from kanawa_parallel.plan.compiled.compilation import compile_program
-from kanawa_parallel.plan.cost.probe import measured
+from kanawa_parallel.plan.compiled.count import compiled_report
+from kanawa_parallel.plan.cost.probe import measured_device
+from kanawa_parallel.plan.report.assemble import installed_versions
 from kanawa_parallel.remat.policies import FullRemat
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner
@@ -60,15 +62,15 @@ def truth(name: str, runs: int) -> dict[str, Any]:
     """Returns prediction, measurement and error of one shape."""
     composition = compose(config(*SHAPES[name]), "cpu")
     compilation = compile_program(composition, "train_step")
-    before = measured(composition.target.device)
+    before = measured_device(composition.target.device)
     seconds = step_seconds(compilation, runs)
-    after = measured(composition.target.device)
+    after = measured_device(composition.target.device)
     device = dataclasses.replace(
         before,
         peak_flops={d: (before.peak_flops[d] + after.peak_flops[d]) / 2 for d in before.peak_flops},
         memory_bandwidth=(before.memory_bandwidth + after.memory_bandwidth) / 2,
     )
-    report = analyse(composition, compilation, device)
+    report = compiled_report(compilation, device)
     return {
         "predicted_seconds": report.step_seconds,
         "measured_seconds": seconds,
@@ -102,7 +104,8 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(SHAPES))
     args = parser.parse_args()
     names = [args.only] if args.only else list(SHAPES)
-    result = {"machine": platform.processor() or platform.machine(), "versions": installed()}
+    versions = installed_versions(parse_target("cpu").device)
+    result = {"machine": platform.processor() or platform.machine(), "versions": versions}
     result["shapes"] = {name: truth(name, args.runs) for name in names}
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
     return 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from kanawa.cli.verbs.kernels import chosen
-from kanawa_parallel.plan.analyse import Asked, installed
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.kernel_cycles import scheduled
 from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.report.assemble import Request, installed_versions
 from rows import Row, composed
 
 
@@ -33,7 +33,6 @@ class Compiled:
     exceeded: bool
     seconds: float
     versions: dict[str, str]
-    note: str
 
 
 def compiled(row: Row, folder: Path) -> Compiled:
@@ -61,7 +60,7 @@ def kernel_costs(compiled: Compiled) -> KernelCosts:
     if target.device.clock_hz is None:
         return compiled.kernels
     choices = chosen(composition, "train_step")
-    cycles, failures = scheduled(choices, target, installed())
+    cycles, failures = scheduled(choices, target, installed_versions(target.device))
     sys.stderr.writelines(f"{compiled.row['id']}: {failure}\n" for failure in failures)
     return KernelCosts.of(choices, {scope: _in_one(calls, compiled.text) for scope, calls in cycles.items()})
 
@@ -79,21 +78,19 @@ def _compile(row: Row) -> Compiled:
     composition = composed(row)
     result = compile_program(composition, "train_step")
     target: Any = composition.target
-    devices = result.devices if result.compiled else None
-    links = Links.of(target.device, devices, target.jax_devices)
-    asked = Asked.of(composition, result.prepared, result.program)
+    links = Links.of(target.device, result.devices, target.jax_devices)
+    request = Request.of(result.prepared, result.program)
     return Compiled(
         row=row,
         text=result.text,
-        mesh=asked.mesh,
+        mesh=request.mesh,
         domains=links.domains,
         places=links.places,
         kernels=KernelCosts.of(result.kernels),
-        model_flops=asked.flops,
+        model_flops=request.flops,
         memory_bytes=result.memory.total,
         temporaries=result.memory.temporaries,
         exceeded=result.memory.exceeded,
         seconds=result.seconds,
-        versions=installed(),
-        note=result.note,
+        versions=installed_versions(target.device),
     )

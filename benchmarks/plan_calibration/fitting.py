@@ -9,7 +9,9 @@ from compiling import Compiled, kernel_costs
 from kanawa.composition.target import parse_target
 from kanawa.plugins import Calibration
 from kanawa_parallel.plan.cost.links import Links
-from kanawa_parallel.plan.cost.timing import Seconds, Timing
+from kanawa_parallel.plan.cost.machine import Machine
+from kanawa_parallel.plan.cost.timing import Timing
+from kanawa_parallel.plan.cost.work import Seconds
 from kanawa_parallel.plan.read.hlo import parse_module
 
 
@@ -25,7 +27,7 @@ class Planned:
         digits = f"{self.row['step_seconds']}".partition(".")[2]
         self.rounding = self.row.get("rounding_seconds", 0.5 * 10.0 ** -len(digits))
         kernels = kernel_costs(compiled)
-        self.timing = Timing(parse_module(compiled.text), device, compiled.mesh, links, kernels)
+        self.timing = Timing(parse_module(compiled.text), compiled.mesh, Machine(device, links, kernels))
 
     def split(self, calibration: Calibration) -> Seconds:
         """Returns the step's parts."""

@@ -6,5 +6,6 @@ BACKEND = Backend(
     platform="cpu",
     devices="kanawa_backends_cpu.device:DEVICES",
     mesh_rules="kanawa_backends_cpu.mesh_rules:RULES",
+    topology="kanawa_backends_cpu.topology:topology",
     findings="kanawa_backends_cpu.doctor:findings",
 )

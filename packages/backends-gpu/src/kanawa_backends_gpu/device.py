@@ -1,5 +1,8 @@
 """Figures of each NVIDIA GPU from public data sheets (dense, not with sparsity)."""
 
+from dataclasses import replace
+from typing import Any
+
 from kanawa.plugins import DeviceSpec
 
 # NVLink's quoted bandwidth counts both directions; a DeviceSpec counts one.
@@ -13,85 +16,75 @@ def _peaks(half: float, single: float, eighth: float | None = None) -> dict[str,
     return peaks
 
 
+def _in_host_of_eight(name: str, kind: str, source: str, *, link: float, **figures: Any) -> DeviceSpec:
+    """Returns a GPU of which a host has eight, joined by NVLink; `link` counts both directions."""
+    return DeviceSpec(
+        name=name,
+        platform="gpu",
+        device_kinds=(kind,),
+        link_bandwidth=link * _ONE_WAY,
+        chips_per_host=8,
+        domain_chips=8,
+        link_name="NVLink",
+        compiler="jax-cuda13-pjrt",
+        source=source,
+        **figures,
+    )
+
+
 # `memory_bytes` is what the driver reports for the card, not the marketing size.
-A100 = DeviceSpec(
-    name="a100",
-    platform="gpu",
+A100 = _in_host_of_eight(
+    "a100",
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100 Tensor Core GPU data sheet (SXM); DGX A100 system data sheet",
     family="ampere",
-    device_kinds=("NVIDIA A100-SXM4-80GB",),
     peak_flops=_peaks(312e12, single=19.5e12),
     memory_bytes=85_100_068_864,
     memory_bandwidth=2039e9,
-    link_bandwidth=600e9 * _ONE_WAY,
+    link=600e9,
     network_bandwidth=25e9,  # One 200 Gb/s adapter a GPU.
-    chips_per_host=8,
-    domain_chips=8,
-    link_name="NVLink",
-    source="NVIDIA A100 Tensor Core GPU data sheet (SXM); DGX A100 system data sheet",
 )
 
-A100_40GB = DeviceSpec(
+A100_40GB = replace(
+    A100,
     name="a100_40gb",
-    platform="gpu",
-    family="ampere",
     device_kinds=("NVIDIA A100-SXM4-40GB",),
-    peak_flops=_peaks(312e12, single=19.5e12),
     memory_bytes=42_505_273_344,
     memory_bandwidth=1555e9,
-    link_bandwidth=600e9 * _ONE_WAY,
-    network_bandwidth=25e9,
-    chips_per_host=8,
-    domain_chips=8,
-    link_name="NVLink",
-    source="NVIDIA A100 Tensor Core GPU data sheet (SXM); DGX A100 system data sheet",
 )
 
-H100 = DeviceSpec(
-    name="h100",
-    platform="gpu",
+H100 = _in_host_of_eight(
+    "h100",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA H100 GPU architecture white paper, table 2 (SXM5); DGX H100 data sheet",
     family="hopper",
-    device_kinds=("NVIDIA H100 80GB HBM3",),
     peak_flops=_peaks(989.4e12, single=66.9e12, eighth=1978.9e12),
     memory_bytes=84_942_979_072,
     memory_bandwidth=3352e9,
-    link_bandwidth=900e9 * _ONE_WAY,
+    link=900e9,
     network_bandwidth=50e9,  # One 400 Gb/s adapter a GPU.
-    chips_per_host=8,
-    domain_chips=8,
-    link_name="NVLink",
-    source="NVIDIA H100 GPU architecture white paper, table 2 (SXM5); DGX H100 data sheet",
 )
 
-H200 = DeviceSpec(
+# The same chip as H100 with more memory.
+H200 = replace(
+    H100,
     name="h200",
-    platform="gpu",
-    family="hopper",
     device_kinds=("NVIDIA H200",),
-    peak_flops=_peaks(989.4e12, single=66.9e12, eighth=1978.9e12),
     memory_bytes=151_397_597_184,
     memory_bandwidth=4800e9,
-    link_bandwidth=900e9 * _ONE_WAY,
-    network_bandwidth=50e9,
-    chips_per_host=8,
-    domain_chips=8,
-    link_name="NVLink",
     source="NVIDIA H200 Tensor Core GPU data sheet (SXM); DGX H200 data sheet",
 )
 
-B200 = DeviceSpec(
-    name="b200",
-    platform="gpu",
+B200 = _in_host_of_eight(
+    "b200",
+    "NVIDIA B200",
+    "NVIDIA Blackwell architecture data sheet (HGX B200); DGX B200 data sheet",
     family="blackwell",
-    device_kinds=("NVIDIA B200",),
     peak_flops=_peaks(2250e12, single=75e12, eighth=4500e12),
     memory_bytes=191_514_411_008,
     memory_bandwidth=7672e9,
-    link_bandwidth=1800e9 * _ONE_WAY,
+    link=1800e9,
     network_bandwidth=50e9,
-    chips_per_host=8,
-    domain_chips=8,
-    link_name="NVLink",
-    source="NVIDIA Blackwell architecture data sheet (HGX B200); DGX B200 data sheet",
 )
 
 DEVICES = (A100, A100_40GB, H100, H200, B200)

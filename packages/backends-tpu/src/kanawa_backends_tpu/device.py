@@ -1,6 +1,7 @@
 """Figures of each TPU generation, per chip, from Google's public documentation."""
 
 from dataclasses import replace
+from typing import Any
 
 from kanawa.plugins import DeviceSpec
 
@@ -46,111 +47,106 @@ def _clock(bfloat16: float, units: int, side: int) -> float:
     return bfloat16 / (units * side * side * 2)
 
 
-_NAMES = {"link_name": "ICI", "network_name": "DCN"}
+def _chip(
+    name: str, kinds: tuple[str, ...], page: str, *, units: int, side: int, peaks: dict[str, float], **figures: Any
+) -> DeviceSpec:
+    """Returns a chip whose matrix units, `units` of `side` rows and columns, make its peak in bfloat16."""
+    return DeviceSpec(
+        name=name,
+        platform="tpu",
+        device_kinds=kinds,
+        peak_flops=peaks,
+        chips_per_host=4,  # Slices of v5e and v6e of more than 8 chips have 4 a VM.
+        link_name="ICI",
+        network_name="DCN",
+        clock_hz=_clock(peaks["bfloat16"], units, side),
+        compiler="libtpu",
+        source=_DOCS + page,
+        **figures,
+    )
+
+
+def _two_dimensional(**figures: Any) -> dict[str, Any]:
+    return {"family": "tpu-2d", "topologies": _SLICES_2D, "domain_chips": 256, "torus_dimensions": 2, **figures}
+
+
+def _three_dimensional(**figures: Any) -> dict[str, Any]:
+    """Returns the figures of a generation whose selectors count cores, two a chip: tpu7x-128 is 4x4x4, 64 chips."""
+    torus = {"family": "tpu-3d", "topologies": _SLICES_3D, "torus_dimensions": 3}
+    return {**torus, "counted": "cores", "cores_per_chip": 2, **figures}
 
 
 # JAX sees a v4 or v5p chip, whose two cores share memory (megacore), as one device.
-V4 = DeviceSpec(
-    name="v4",
-    platform="tpu",
-    family="tpu-3d",
-    device_kinds=("TPU v4",),
-    peak_flops=_peaks(275e12, int8=275e12),
+V4 = _chip(
+    "v4",
+    ("TPU v4",),
+    "v4",
+    units=8,
+    side=128,
+    peaks=_peaks(275e12, int8=275e12),
+    **_three_dimensional(domain_chips=4096),
     memory_bytes=32 * _GIB,
     memory_bandwidth=1228e9,
     link_bandwidth=300e9,  # 6 links of 50 GB/s each way; Jouppi et al. 2023, table 1.
     network_bandwidth=6.25e9,  # 50 Gb/s a chip, as v5p: v4's page gives none.
-    chips_per_host=4,
-    counted="cores",
-    cores_per_chip=2,
-    topologies=_SLICES_3D,
-    domain_chips=4096,
-    torus_dimensions=3,
-    clock_hz=_clock(275e12, units=8, side=128),
-    **_NAMES,
-    source=_DOCS + "v4",
 )
 
-V5E = DeviceSpec(
-    name="v5e",
-    platform="tpu",
-    family="tpu-2d",
-    device_kinds=("TPU v5 lite", "TPU v5e", "TPU v5litepod"),
-    peak_flops=_peaks(197e12, int8=393e12),
+V5E = _chip(
+    "v5e",
+    ("TPU v5 lite", "TPU v5e", "TPU v5litepod"),
+    "v5e",
+    units=4,
+    side=128,
+    peaks=_peaks(197e12, int8=393e12),
+    **_two_dimensional(),
     memory_bytes=16 * _GIB,
     memory_bandwidth=819e9,
     link_bandwidth=400e9 * _ONE_WAY,
     network_bandwidth=3.125e9,  # 6.4 Tb/s a pod of 256 chips.
-    chips_per_host=4,  # Slices of more than 8 chips have 4 a VM.
-    topologies=_SLICES_2D,
-    domain_chips=256,
-    torus_dimensions=2,
-    clock_hz=_clock(197e12, units=4, side=128),
-    **_NAMES,
-    source=_DOCS + "v5e",
 )
 
-V5P = DeviceSpec(
-    name="v5p",
-    platform="tpu",
-    family="tpu-3d",
-    device_kinds=("TPU v5", "TPU v5p"),
-    peak_flops=_peaks(459e12, int8=918e12),
+V5P = _chip(
+    "v5p",
+    ("TPU v5", "TPU v5p"),
+    "v5p",
+    units=8,
+    side=128,
+    peaks=_peaks(459e12, int8=918e12),
+    **_three_dimensional(domain_chips=8960, topologies={**_SLICES_3D, **_topologies("16x16x24")}),
     memory_bytes=95 * _GIB,
     memory_bandwidth=2765e9,
     link_bandwidth=1200e9 * _ONE_WAY,
     network_bandwidth=6.25e9,
-    chips_per_host=4,
-    counted="cores",
-    cores_per_chip=2,
-    topologies={**_SLICES_3D, **_topologies("16x16x24")},
-    domain_chips=8960,
-    torus_dimensions=3,
-    clock_hz=_clock(459e12, units=8, side=128),
-    **_NAMES,
-    source=_DOCS + "v5p",
 )
 
-V6E = DeviceSpec(
-    name="v6e",
-    platform="tpu",
-    family="tpu-2d",
-    device_kinds=("TPU v6 lite", "TPU v6e"),
-    peak_flops=_peaks(918e12, int8=1836e12),
+V6E = _chip(
+    "v6e",
+    ("TPU v6 lite", "TPU v6e"),
+    "v6e",
+    units=4,
+    side=256,
+    peaks=_peaks(918e12, int8=1836e12),
+    **_two_dimensional(),
     memory_bytes=32 * _GIB,
     memory_bandwidth=1638e9,
     link_bandwidth=800e9 * _ONE_WAY,
     network_bandwidth=12.5e9,  # 100 Gb/s a chip; the page of TPU7x compares the generations.
-    chips_per_host=4,  # Slices of more than 8 chips have 4 a VM.
-    topologies=_SLICES_2D,
-    domain_chips=256,
-    torus_dimensions=2,
-    clock_hz=_clock(918e12, units=4, side=256),
-    **_NAMES,
-    source=_DOCS + "v6e",
 )
 
 # Each half of a chip is a JAX device of its own: 2 devices, and 96 GiB for each.
-V7X = DeviceSpec(
-    name="v7x",
-    platform="tpu",
-    family="tpu-3d",
-    device_kinds=("TPU7x", "TPU v7x", "TPU v7"),
-    peak_flops=_peaks(2307e12, float8=4614e12),
+V7X = _chip(
+    "v7x",
+    ("TPU7x", "TPU v7x", "TPU v7"),
+    "tpu7x",
+    units=8,
+    side=256,
+    peaks=_peaks(2307e12, float8=4614e12),
+    **_three_dimensional(domain_chips=9216),
+    jax_devices_per_chip=2,
     memory_bytes=192 * _GIB,
     memory_bandwidth=7380e9,
     link_bandwidth=1200e9 * _ONE_WAY,
     network_bandwidth=12.5e9,
-    chips_per_host=4,
-    jax_devices_per_chip=2,
-    counted="cores",  # tpu7x-128 is 4x4x4: 64 chips (as xpk and GKE name it).
-    cores_per_chip=2,
-    topologies=_SLICES_3D,
-    domain_chips=9216,
-    torus_dimensions=3,
-    clock_hz=_clock(2307e12, units=8, side=256),
-    **_NAMES,
-    source=_DOCS + "tpu7x",
 )
 
 # Google's own spelling of the same chip; a running one is named by the first that matches, v7x.

@@ -11,8 +11,7 @@ from kanawa.composition.experiment import compose
 from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import host
-from kanawa_parallel.plan.analyse import analyse
-from kanawa_parallel.plan.compiled.compilation import compile_program
+from kanawa_parallel.plan.targets.plan import plan_target
 
 pytestmark = pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile")
 SMALL = (
@@ -33,7 +32,7 @@ def test_a_llama_step_over_a_pod(selector):
         pytest.skip(f"no installed backend compiles for {selector}")
     composition = compose("llama2-7b", target, ["remat:policy=none"], SMALL)
     with jax.numpy_dtype_promotion("standard"):  # optax relies on it
-        report = analyse(composition, compile_program(composition, "train_step"))
+        report = plan_target(composition).report
     assert report.compiled and report.fits
     assert abs(report.arguments_error) < 0.001
     assert abs(report.temporaries_error) < 0.15
@@ -42,4 +41,4 @@ def test_a_llama_step_over_a_pod(selector):
     repeated = {"v5p-8": 3 / 6, "h100-8": 1 / 6}[selector] * attention
     assert report.flops_per_step == pytest.approx(report.model_flops_per_step + repeated, rel=0.02)
     assert (report.estimated_cycles is not None) == (selector == "v5p-8")
-    assert {row.axes for row in report.traffic} >= {"fsdp"}
+    assert {row.axes for row in report.communication} >= {"fsdp"}

@@ -85,15 +85,14 @@ def plans():
 @pytest.fixture
 def planned(job, plans):
     """Returns a function that plans the job on a target, as the verb does."""
-    from kanawa_parallel.plan.analyse import analyse
-    from kanawa_parallel.plan.compiled.compilation import compile_program
     from kanawa_parallel.plan.programs.compositions import compositions
+    from kanawa_parallel.plan.targets.plan import plan_target
 
     def plan(target, *modifiers, overrides=(), program="train_step"):
         key = (target, modifiers, tuple(overrides), program)
         if key not in plans:
             (composition,) = compositions("plan-job", [target], modifiers, overrides)
-            plans[key] = composition, analyse(composition, compile_program(composition, program))
+            plans[key] = composition, plan_target(composition, program).report
         return plans[key]
 
     return plan

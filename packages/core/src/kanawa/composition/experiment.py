@@ -16,7 +16,7 @@ from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
 from kanawa.composition.undone import undone
 from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
-from kanawa.errors import KanawaError, UnknownNameError, did_you_mean
+from kanawa.errors import KanawaError, TargetError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
 from kanawa.status import stage
 
@@ -42,6 +42,13 @@ class Composition:
     data: str | None = None
     #: Modifiers, overrides and data that were asked for besides the experiment: empty if it is as it stands.
     changes: tuple[str, ...] = ()
+
+    def required_target(self) -> Target:
+        """Returns the target; raises TargetError where the experiment was composed without one."""
+        if self.target is None:
+            message = f"{self.name} was composed without a target; give one with --on DEVICE-COUNT"
+            raise TargetError(message)
+        return self.target
 
     def workload(self) -> Any:
         """Builds what the config describes, around the model that is built already."""

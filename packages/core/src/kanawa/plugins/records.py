@@ -37,6 +37,7 @@ class DeviceSpec:
         link_latency_seconds: until the first byte of a collective arrives, whatever its size.
         clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
+        compiler: the distribution that has its compiler; empty where none is public, or where it comes with JAX.
         divisible: whether the figures are those of one machine, which the devices of a selector divide among them.
     """
 
@@ -61,6 +62,7 @@ class DeviceSpec:
     link_latency_seconds: float = 5e-6
     clock_hz: float | None = None
     exact_float32: bool = False
+    compiler: str = ""
     divisible: bool = False
     source: str
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kanawa.errors import CompositionError, KanawaError, UsageError
 from kanawa.plugins import Command
+from kanawa.plugins.devices import OWN
 
 from kanawa_parallel.plan.goodput.command import needs_plan, refuse_without_goodput
 
@@ -83,9 +84,9 @@ def _run(args: argparse.Namespace) -> int:
     _refuse_early(args)
     # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
     _keep_off_accelerators()
-    from kanawa_parallel.plan.cost.prices import prices_for
     from kanawa_parallel.plan.programs.compositions import missing_compilers
     from kanawa_parallel.plan.programs.decode import DECODE
+    from kanawa_parallel.plan.report.prices import prices_for
     from kanawa_parallel.plan.targets.request import PlanRequest
 
     program = DECODE if args.serve else "train_step"
@@ -113,9 +114,7 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _planned(
-    args: argparse.Namespace, request: Any, composition: Any, prices: Any, alone: bool
-) -> dict[str, Any]:
+def _planned(args: argparse.Namespace, request: Any, composition: Any, prices: Any, alone: bool) -> dict[str, Any]:
     """Returns one target's plan, made in this process; where that fails beside others the record has "error"."""
     from kanawa_parallel.plan.serving_room import serving_room
     from kanawa_parallel.plan.show.picture import picture
@@ -199,12 +198,10 @@ def _keep_off_accelerators() -> None:
     if os.environ.get("JAX_PLATFORMS"):
         return
     import jax
-    from kanawa.plugins.devices import own_device
 
-    platform = own_device().platform
-    os.environ["JAX_PLATFORMS"] = platform
+    os.environ["JAX_PLATFORMS"] = OWN
     # Where something has imported JAX already, it has read its variables.
-    jax.config.update("jax_platforms", platform)
+    jax.config.update("jax_platforms", OWN)
 
 
 def _refuse_early(args: argparse.Namespace) -> None:

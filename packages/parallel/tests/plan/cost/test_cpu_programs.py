@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from kanawa.composition.target import parse_target
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import parse_module
 
@@ -16,7 +16,7 @@ MATMUL = 2 * ROWS * WIDTH * HIDDEN
 def timing_of(function, *arguments):
     compiled = jax.jit(function).lower(*arguments).compile()
     device = parse_target("cpu").device
-    return Timing(parse_module(compiled.as_text()), device, {}, Links.of(device, None, 1), KernelCosts())
+    return Timing(parse_module(compiled.as_text()), {}, Machine(device, Links.of(device, None, 1)))
 
 
 def layer(x, w):

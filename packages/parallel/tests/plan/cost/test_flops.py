@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 from kanawa_parallel.plan.cost.flops import _pairs, flops
-from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import Computation, parse_instruction
 
@@ -19,7 +19,7 @@ MATMULS = 7
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_the_step_does_seven_matmuls_a_layer(modules, platform, torus, island):
     device = {"tpu": torus, "gpu": island}[platform]
-    timing = Timing(modules[platform], device, {"fsdp": 4}, Links.of(device, None, 4), KernelCosts())
+    timing = Timing(modules[platform], {"fsdp": 4}, Machine(device, Links.of(device, None, 4)))
     assert timing.total_flops() == MATMULS * MATMUL * LAYERS
     assert sum(item.flops for item in timing.work()) == MATMULS * MATMUL * LAYERS
 

@@ -11,7 +11,8 @@ from kanawa.kernels.masks import CAUSAL, sliding_window
 from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
 from kanawa_parallel.plan.cost.kernel_cycles import recorded, scheduled
 from kanawa_parallel.plan.cost.links import Links
-from kanawa_parallel.plan.cost.timing import Timing
+from kanawa_parallel.plan.cost.machine import Machine
+from kanawa_parallel.plan.cost.timing import Timing, call_cycles
 from kanawa_parallel.plan.read.hlo import parse_instruction, parse_module
 
 PROBLEM = AttentionProblem(
@@ -136,8 +137,8 @@ COST = KernelCost("attention.abacus.swift~0123abcd", 1e12, ((r"swift\w*_d", 5), 
 )
 def test_a_call_is_known_by_its_name_or_its_part_of_the_work(name, cycles):
     call = parse_instruction(f'  %{name} = bf16[8] custom-call(%q), custom_call_target="tpu_custom_call"')
-    assert KernelCosts((COST,)).cycles(call) == cycles
-    assert KernelCosts((dataclasses.replace(COST, cycles=()),)).cycles(call) is None
+    assert call_cycles(KernelCosts((COST,)), call) == cycles
+    assert call_cycles(KernelCosts((dataclasses.replace(COST, cycles=()),)), call) is None
 
 
 @pytest.mark.parametrize(("cycles", "compute", "memory"), [(5e6, 5e6 / 1e9, 0), (5e4, 0, 2 * 2**20 * 2 / 1e9)])
@@ -149,5 +150,5 @@ def test_a_call_takes_its_schedule_or_its_bytes(abacus, cycles, compute, memory)
         '  ROOT %swift_dq.1 = bf16[1024,1024] custom-call(%q), custom_call_target="tpu_custom_call"\n}\n'
     )
     costs = KernelCosts((dataclasses.replace(COST, cycles=(("swift_dq", cycles),)),))
-    spent = Timing(parse_module(text), device, {}, Links.of(device, None, 1), costs).step()
+    spent = Timing(parse_module(text), {}, Machine(device, Links.of(device, None, 1), costs)).step()
     assert (spent.compute, spent.memory, spent.unestimated) == (pytest.approx(compute), pytest.approx(memory), 0)

@@ -2,9 +2,10 @@
 
 import pytest
 from kanawa_parallel.plan.compiled.compilation import compile_program
+from kanawa_parallel.plan.compiled.values import with_values
 from kanawa_parallel.plan.memory.liveness import peak
 from kanawa_parallel.plan.programs.compositions import compositions
-from kanawa_parallel.plan.quick.estimate import quick_report, with_values
+from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.read.attribution import UNNAMED
 
 
@@ -12,7 +13,7 @@ from kanawa_parallel.plan.read.attribution import UNNAMED
 def test_named_and_unnamed_add_up_and_little_is_unnamed(planned, job, policy):
     composition, report = planned("box-2", f"remat:policy={policy}", overrides=["batch_size=96"])
     compilation = compile_program(composition, "train_step")
-    held = with_values(report, composition, compilation).held
+    held = with_values(report, compilation).held
     fullest = peak(compilation.assignment, compilation.live_ranges)
     assert sum(row.bytes for row in held) == fullest.bytes
     assert fullest.bytes == pytest.approx(fullest.reserved_bytes, rel=0.05)

@@ -9,10 +9,11 @@ from kanawa.composition.target import parse_target
 from kanawa.errors import UsageError
 from kanawa_parallel.plan import command as verb
 from kanawa_parallel.plan.programs.compositions import compositions
-from kanawa_parallel.plan.search.evaluate import Outcome, Question
+from kanawa_parallel.plan.search.evaluate import Outcome
 from kanawa_parallel.plan.search.search import Search, search
 from kanawa_parallel.plan.search.space import Candidate, fixed_choices, meshes
 from kanawa_parallel.plan.search.verify import verify
+from kanawa_parallel.plan.targets.request import PlanRequest
 
 
 def arguments(*words):
@@ -77,7 +78,7 @@ def test_one_that_the_compiler_refuses_makes_way_for_the_next(report):
 
     def compiled(each):
         fits, seconds = plans[each.seconds]
-        return {"fits": fits, "step_seconds": seconds, "memory_per_device_bytes": 500}
+        return {"compiled": True, "fits": fits, "step_seconds": seconds, "memory_per_device_bytes": 500}
 
     verify(result, 1, compiled)
     best = result.ranked()[0]
@@ -139,9 +140,9 @@ def test_what_a_search_can_not_do_is_refused(job, words, told):
 
 
 def test_the_same_question_has_the_same_answer_and_a_budget_ends_it(job):
-    question = Question("plan-job")
+    request = PlanRequest("plan-job")
     fixed = {"policy": "full", "microbatches": "1"}
-    first, second = (search(question, ["box-2"], fixed) for _ in range(2))
+    first, second = (search(request, ["box-2"], fixed) for _ in range(2))
     assert [each.candidate for each in first.ranked()] == [each.candidate for each in second.ranked()]
-    short = search(question, ["box-2"], fixed, budget_seconds=1e-9)
+    short = search(request, ["box-2"], fixed, budget_seconds=1e-9)
     assert short.out_of_time and len(short.outcomes) == 1 and short.ranked()

@@ -6,9 +6,9 @@ import shutil
 import sys
 
 import pytest
+from kanawa_parallel.plan.report.report import ModuleRow, Report, Suggestion, Traffic
 from kanawa_parallel.plan.show import render as shown
 from kanawa_parallel.plan.show.render import comparison, render, table
-from kanawa_parallel.plan.report.report import ModuleRow, Report, Suggestion, Traffic
 
 REPORT = Report(
     experiment="llama",
@@ -43,7 +43,7 @@ REPORT = Report(
             "refused": [{"kernel": "attention.tpu.other", "reason": "it is too old"}],
         }
     ],
-    traffic=[Traffic("fsdp", "ICI", "all-gather", 64, 3e9, 0.5, 0.2)],
+    communication=[Traffic("fsdp", "ICI", "all-gather", 64, 3e9, 0.5, 0.2)],
     modules=[ModuleRow("model.stack", 2**30, 2**31, 0, 2**20, 1e12, 1e9, 1.5)],
     phases={"forward": 1.0},
     compile_seconds=41.2,
@@ -64,7 +64,7 @@ SMALL = dataclasses.replace(
     estimated_seconds=4.3e-5,
     unestimated_seconds=0.0,
     published_seconds=None,
-    traffic=[],
+    communication=[],
     modules=[ModuleRow("model.layer", 512, 512, 0, 64, 1200.0, 300.0, 2e-6)],
 )
 TOO_LARGE = dataclasses.replace(
@@ -133,7 +133,7 @@ def test_what_does_not_fit_says_so_and_names_no_time():
 
 def test_a_plan_that_no_compiler_made_says_so():
     text = render(dataclasses.replace(REPORT, compiled=False, note="from figures"))
-    assert "NOT COMPILED" in text.splitlines()[0]
+    assert "ESTIMATED in 41.2 s, not compiled" in text.splitlines()[0]
     assert "  from figures" in text
 
 

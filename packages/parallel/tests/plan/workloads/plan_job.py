@@ -134,6 +134,12 @@ def kanawa_device_specs() -> list[DeviceSpec]:
 
 
 @hookimpl
+def kanawa_topology(target: Any) -> list[jax.Device] | None:
+    """Returns this process's devices for all but the distant one: its compiler is theirs."""
+    return None if target.device.platform == "abacus" else jax.devices()[: target.jax_devices]
+
+
+@hookimpl
 def kanawa_mesh_rules() -> list[MeshRule]:
     """Returns the rule of the platform that nobody compiles for."""
     return [MeshRule(name="abacus", platform="abacus", mesh={"fsdp": -1})]

@@ -118,11 +118,11 @@ def compile_program(composition: Composition, name: str, dump: Path | None = Non
 
 
 def _on_devices(env: Environment, devices: Sequence[jax.Device]) -> Environment:
-    """Returns the environment with a mesh, of one device if it has none.
+    """Returns the environment with a mesh, of one device if it has none and `devices` aren't this process's own.
 
-    Without any sharding JAX would compile for this process's own processor, whose compiler knows none of the options.
+    Without any sharding JAX would compile for this process's own device, whose compiler knows none of the options.
     """
-    if env.mesh is not None:
+    if env.mesh is not None or devices[0] == jax.devices()[0]:
         return env
     alone = Mesh(np.array(list(devices[:1])), ("data",), axis_types=(AxisType.Auto,))
     return dataclasses.replace(env, mesh=alone)

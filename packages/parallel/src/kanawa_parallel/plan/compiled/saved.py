@@ -28,7 +28,8 @@ def save(compilation: Compilation | None, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with cache_in(str(folder.resolve())):
         executable = compilation.program.lower().compile()
-    about: dict[str, Any] = {"program": compilation.program.name, "versions": installed_versions(compilation.target.device)}
+    versions = installed_versions(compilation.target.device)
+    about: dict[str, Any] = {"program": compilation.program.name, "versions": versions}
     try:
         # The trees of arguments and results hold our own classes; the loader has them from the same config.
         payload, _, _ = serialize_executable.serialize(executable)

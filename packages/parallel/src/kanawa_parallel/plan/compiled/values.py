@@ -49,5 +49,3 @@ def compiled_values(
             owner = module_of(op_names.get(buffer.name.partition("{")[0], ""), paths)
             total[owner, WORKING] += buffer.size
     return value_rows(total)
-
-

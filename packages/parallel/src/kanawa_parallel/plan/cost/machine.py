@@ -20,7 +20,7 @@ FIGURES = Calibration()
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A device's figures, the share of them that a calibration says programs reach, its links and its kernels' costs."""
+    """A device's figures, the share of them that programs reach by a calibration, its links and its kernels' costs."""
 
     figures: DeviceSpec
     links: Links
@@ -59,10 +59,10 @@ class Machine:
         alike = [rate for name, rate in peaks.items() if dtype[:6] == name[:6] == "float8"]
         return max(alike, default=peaks.get("int8", bf16) if dtype == "int4" else bf16)
 
-    def kernel_share(self, operation: str) -> float:
-        """Returns how much more or less of the peak a fused kernel of this operation reaches than matmuls do."""
-        shares, usual = self.calibration.kernel_shares, self.calibration.compute_share
-        return shares.get(operation, usual) / usual if shares else 1.0
+    def kernel_share(self, operation: str, otherwise: float = 1.0) -> float:
+        """Returns what a fused kernel of this operation reaches of what matmuls do; `otherwise` if unknown."""
+        shares = self.calibration.kernel_shares
+        return shares[operation] / self.calibration.compute_share if operation in shares else otherwise
 
 
 def kernel_operand_dtypes(dtypes: Iterable[str]) -> list[str]:

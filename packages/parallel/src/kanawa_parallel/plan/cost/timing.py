@@ -12,7 +12,7 @@ from kanawa.plugins import Calibration
 from kanawa_parallel.plan.cost.collectives import Collective, collective, communicates, ends
 from kanawa_parallel.plan.cost.flights import Flights, by_channel
 from kanawa_parallel.plan.cost.flops import flops, operand_array
-from kanawa_parallel.plan.cost.kernel_cost import operation_of
+from kanawa_parallel.plan.cost.kernel_cost import KernelCosts, operation_of
 from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.traffic import bytes_moved
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
@@ -82,9 +82,9 @@ class Timing:
             total[key] = total.get(key, 0.0) + runs * each.seconds
         items = []
         for runs, each in scheduled:
-            key, seconds = (axes_text(each.axes), each.link), runs * each.seconds
-            waited = seconds * exposed.get(key, 0.0) / total[key] if total[key] else 0.0
-            items.append(Sent(each.kind, each.axes, each.link, runs, runs * each.bytes, seconds, waited))
+            key, taken = (axes_text(each.axes), each.link), runs * each.seconds
+            waited = taken * exposed.get(key, 0.0) / total[key] if total[key] else 0.0
+            items.append(Sent(each.kind, each.axes, each.link, runs, runs * each.bytes, taken, waited))
         return items
 
     def work(self) -> list[Work]:
@@ -97,23 +97,22 @@ class Timing:
                 own = self._instruction_flops(computation, instruction)
                 seconds, _ = self._seconds_of(computation, instruction)
                 if seconds or own or moved:
-                    cycles = float(instruction.estimated_cycles or 0)
-                    done = (runs * each for each in (own, moved, seconds, cycles))
-                    items.append(Work(instruction.op_name, runs, *done, instruction.name))
+                    cycles = runs * (instruction.estimated_cycles or 0)
+                    items.append(
+                        Work(
+                            instruction.op_name, runs, runs * own, runs * moved, runs * seconds, cycles,
+                            instruction.name,
+                        )
+                    )  # fmt: skip
         return items
 
     def own_flops(self, computation: Computation, instruction: Instruction) -> float:
         """Returns the FLOPs of one run of the instruction itself."""
-        own = flops(computation, instruction)
-        if own or not _is_kernel_call(instruction):
-            return own
-        return self.machine.kernels.flops(instruction.op_name, _label(instruction), anywhere=True)
+        return flops(computation, instruction) or call_flops(self.machine.kernels, instruction)
 
     def _kernel_cycles(self, instruction: Instruction) -> float | None:
         """Returns the cycles of a kernel's call by its schedule; None for others, and where no clock counts them."""
-        if not self.device.clock_hz or not _is_kernel_call(instruction):
-            return None
-        return self.machine.kernels.cycles(instruction.op_name, _label(instruction), anywhere=True)
+        return call_cycles(self.machine.kernels, instruction) if self.device.clock_hz else None
 
     def _running(self) -> list[Computation]:
         """Returns the scheduled computations that run at all."""
@@ -298,7 +297,19 @@ class Timing:
         spent.compute += self.machine.calibration.hidden_cost * max(0.0, item.seconds - delay)
 
 
-def _is_kernel_call(instruction: Instruction) -> bool:
+def call_flops(kernels: KernelCosts, instruction: Instruction) -> float:
+    """Returns the FLOPs of a kernel's call; 0 for any other instruction."""
+    return kernels.flops(instruction.op_name, _label(instruction), anywhere=True) if _calls_kernel(instruction) else 0.0
+
+
+def call_cycles(kernels: KernelCosts, instruction: Instruction) -> float | None:
+    """Returns the cycles of a kernel's call by its schedule; None for any other instruction, and if unknown."""
+    if not _calls_kernel(instruction):
+        return None
+    return kernels.cycles(instruction.op_name, _label(instruction), anywhere=True)
+
+
+def _calls_kernel(instruction: Instruction) -> bool:
     return instruction.opcode.removesuffix("-start") == "custom-call"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
+from kanawa.plugins.devices import OWN
 
 #: First names of paths, as the parts of a training state are called, to what a report calls them.
 _KINDS = {"params": "parameters", "opt": "optimizer", "state": "state", "step": "state", "caches": "caches"}
@@ -73,9 +74,9 @@ def _key(part: Any) -> str:
 
 
 def _has_own_memory(sharding: Any) -> bool:
-    """Returns whether the devices' host memory is another than their own: not on a CPU."""
-    # A CPU names host memory kinds too, but they are the memory it computes in.
+    """Returns whether the devices' host memory is another than their own."""
     if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
         return True
+    # The process's own devices name host memory kinds too, but those are the memory that they compute in.
     device = next(iter(getattr(sharding, "device_set", ())), None)
-    return getattr(device, "platform", "") != "cpu"
+    return getattr(device, "platform", "") != OWN

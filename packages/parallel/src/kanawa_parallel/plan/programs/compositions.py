@@ -6,7 +6,6 @@ What doesn't fit a mesh is found by `divisibility`, which composing asks; here i
 from collections.abc import Sequence
 
 from kanawa.composition.experiment import Composition, compose
-from kanawa.composition.target import parse_target
 from kanawa.errors import CompositionError, KanawaError
 from kanawa.plugins import host
 
@@ -23,7 +22,7 @@ def compositions(
     problems: list[str] = []
     for selector in targets:
         try:
-            composition = compose(experiment, parse_target(selector), modifiers, overrides, data)
+            composition = compose(experiment, selector, modifiers, overrides, data)
         except CompositionError as error:
             problems += [f"--on {selector}: {problem}" for problem in error.problems]
         except KanawaError as error:
@@ -38,11 +37,12 @@ def compositions(
 
 
 def missing_compilers(composed: Sequence[Composition]) -> list[str]:
-    """Returns what each target's backend says of a compiler that isn't installed, or that can't make its topology."""
+    """Returns each backend's reason why it can't compile for a target: no compiler installed, or no such topology."""
     problems = []
-    for composition in composed:
+    # The largest first: a process can't be given more devices once JAX has started.
+    for target in sorted((each.required_target() for each in composed), key=lambda each: -each.jax_devices):
         try:
-            host().collect("kanawa_topology", target=composition.target)
+            host().collect("kanawa_topology", target=target)
         except KanawaError as error:
             problems.append(str(error))
     return problems

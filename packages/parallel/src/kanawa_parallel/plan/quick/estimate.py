@@ -42,7 +42,7 @@ ACCURACY = (
 )
 NOTE = f"a quick estimate from the traced program, nothing was compiled: {ACCURACY}"
 #: What matmuls reach of peak where the compiler estimates its own cycles, and elementwise work of the bandwidth: so
-#: the TPU compiler's programs of 7B and 70B decoders are scheduled.
+#: programs of 7B and 70B decoders were scheduled.
 _SCHEDULED_MATMULS, _SCHEDULED_MEMORY = 0.81, 0.6
 #: How far a quick plan's time may be from the compiled one's: what its interval is widened by.
 _ROOM = 1.15
@@ -60,9 +60,7 @@ class Estimate:
     calibrated: Choice
 
 
-def quick_report(
-    composition: Composition, name: str, device: DeviceSpec | None = None, note: str = NOTE
-) -> Report:
+def quick_report(composition: Composition, name: str, device: DeviceSpec | None = None, note: str = NOTE) -> Report:
     """Returns the report of a program that is traced only; `device` replaces the target's figures."""
     begin = time.perf_counter()
     device = device or composition.required_target().device

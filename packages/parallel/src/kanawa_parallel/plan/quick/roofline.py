@@ -54,8 +54,7 @@ class Rates:
         equation = step.equation
         dtypes = [value.dtype for value in equation.inputs if value is not None]
         is_matmul = equation.name == "dot_general"
-        operation = operation_of(equation.path)
-        factor = self.machine.kernel_share(operation) if operation else self.matmul_factor if is_matmul else 1.0
+        factor = self.machine.kernel_share(operation_of(equation.path), self.matmul_factor if is_matmul else 1.0)
         return factor * self.machine.peak(dtypes if is_matmul else kernel_operand_dtypes(dtypes))
 
     def _kernel_cycles(self, equation: Equation) -> float | None:

@@ -20,9 +20,11 @@ def estimated_values(at_peak: Iterable[Buffer], paths: frozenset[str]) -> list[H
 
 
 def name_of(buffer: Buffer, paths: frozenset[str]) -> tuple[str, str]:
+    """Returns the module that a traced value belongs to, and what it is called there."""
     role = _STACKED if buffer.stacked else WORKING
     return module_of(buffer.path, paths), f"{buffer.tag}, {role}" if buffer.tag else role
 
 
 def value_rows(total: Counter[tuple[str, str]]) -> list[HeldRow]:
+    """Returns the rows of a report, largest first."""
     return [HeldRow(module, value, size) for (module, value), size in total.most_common()]

@@ -14,7 +14,7 @@ from kanawa.local_path import local_path
 from kanawa_parallel.plan.report.report import Report
 
 _MOST_BYTES = 2**20
-_EXAMPLE = "expected device names to prices a chip and hour, maybe under [prices], and a \"currency\""
+_EXAMPLE = 'expected device names to prices a chip and hour, maybe under [prices], and a "currency"'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from kanawa_parallel.plan.report.units import size
 from kanawa_parallel.plan.search.space import Candidate
 from kanawa_parallel.plan.targets.request import PlanRequest
 
-#: A quick plan's memory may be this much less than the compiled one's: a candidate that isn't verified must have that room.
+#: A compiled plan may need this much more memory than a quick one: one that isn't verified must have that room.
 ROOM = 1.1
 
 

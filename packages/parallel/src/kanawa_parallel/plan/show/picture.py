@@ -49,8 +49,7 @@ def picture(composition: Composition) -> str:
     title = f"{composition.name} on {composition.required_target().selector}"
     rows = list(parameter_rows(prepared.workload.model, plan.param_rules, mesh))
     activations = [
-        (name, tuple(axes), assign(tuple(axes), plan.activation_rules, mesh))
-        for name, axes in _ACTIVATIONS.items()
+        (name, tuple(axes), assign(tuple(axes), plan.activation_rules, mesh)) for name, axes in _ACTIVATIONS.items()
     ]
     return draw(title, mesh, rows, activations)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from kanawa_parallel.plan.programs.decode import DECODE
-from kanawa_parallel.plan.show.load import from_json
+from kanawa_parallel.plan.report.report import Report
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_a_report_of_four_devices(job, report):
 
 
 def test_weights_are_gathered_over_the_devices_own_link(report):
-    gathers = [row for row in report.traffic if row.kind == "all-gather"]
+    gathers = [row for row in report.communication if row.kind == "all-gather"]
     assert gathers and {(row.axes, row.link) for row in gathers} == {("fsdp", "wire")}
-    assert all(0 <= row.exposed_seconds <= row.seconds * 1.0001 for row in report.traffic)
+    assert all(0 <= row.exposed_seconds <= row.seconds * 1.0001 for row in report.communication)
 
 
 def test_seconds_add_up_and_give_mfu_and_tokens(report):
@@ -75,7 +75,7 @@ def test_what_no_step_was_fitted_for_says_so_and_is_the_figures_at_best(planned)
 
 def test_json_reads_back_as_the_same_report(report):
     written = json.loads(json.dumps(report.as_json()))
-    assert from_json(written) == report
+    assert Report.from_json(written) == report
     assert written["memory_margin_bytes"] == report.memory_limit_bytes - report.memory_per_device_bytes
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_has_no_time(planned):
     assert report.flops_per_step > 0
     written = report.as_json()
     assert (written["step_seconds"], written["mfu"], written["fits"]) == (None, None, False)
-    assert from_json(json.loads(json.dumps(written))) == report
+    assert Report.from_json(json.loads(json.dumps(written))) == report
 
 
 def test_four_stages_and_four_microbatches_wait_three_ticks_of_seven(planned):
@@ -122,8 +122,8 @@ def test_decoding_counts_one_token_a_row_and_its_caches(job, planned):
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
 def test_a_target_without_a_compiler_is_planned_from_its_figures_and_says_so(planned):
     _, report = planned("distant-4")
-    assert not report.compiled
-    assert report.note == "not compiled for distant: no public compiler; from XLA's partitioned HLO and figures"
+    assert not report.compiled and report.quick
+    assert report.note.startswith("no public compiler is for distant: a quick estimate from the traced program")
     assert report.fits and report.step_seconds
 
 
@@ -136,12 +136,11 @@ def test_recomputation_costs_flops_and_no_model_flops(planned):
 
 
 def test_measured_figures_replace_the_targets(job, planned):
-    from kanawa_parallel.plan.analyse import analyse
-    from kanawa_parallel.plan.compiled.compilation import compile_program
+    from kanawa_parallel.plan.targets.plan import plan_target
 
     composition, plain = planned("box-4")
     half = dataclasses.replace(composition.target.device, memory_bandwidth=5e10, peak_flops={"float32": 5e10})
-    slower = analyse(composition, compile_program(composition, "train_step"), half)
+    slower = plan_target(composition, device=half).report
     busy = [report.step_seconds_by["compute"] + report.step_seconds_by["memory"] for report in (plain, slower)]
     assert busy[1] == pytest.approx(2 * busy[0])
     assert slower.flops_per_step == plain.flops_per_step
@@ -161,19 +160,19 @@ STARTED = SYNCHRONOUS.replace("g = bf16[1024,1024] all-gather(", "s = bf16[1024,
 
 
 def test_a_plan_says_where_a_compiler_leaves_its_gathers_waiting(job):
-    from kanawa_parallel.plan.analyse import _in_the_open
-    from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
+    from kanawa_parallel.plan.compiled.count import _waiting_gathers
     from kanawa_parallel.plan.cost.links import Links
+    from kanawa_parallel.plan.cost.machine import Machine
     from kanawa_parallel.plan.cost.timing import Timing
     from kanawa_parallel.plan.read.hlo import parse_module
 
     def said(text, device):
-        timing = Timing(parse_module(text), device, {"fsdp": 4}, Links.of(device, None, 4), KernelCosts())
-        return _in_the_open(timing, timing.step(), {"jax": "0.12.0.1", "libtpu": "0.0.52"})
+        timing = Timing(parse_module(text), {"fsdp": 4}, Machine(device, Links.of(device, None, 4)))
+        return _waiting_gathers(timing, timing.step(), {"jax": "0.12.0.1", "libtpu": "0.0.52"})
 
-    pod = job.box("pod", platform="abacus")
+    pod = job.box("pod", platform="abacus", compiler="libtpu")
     assert said(SYNCHRONOUS, pod).startswith("no all-gather over fsdp runs beside compute: libtpu 0.0.52 fuses none")
     assert "a step exposed (" in said(SYNCHRONOUS, pod)
     assert said(STARTED, pod) == ""
-    # A processor's own collectives are copies in its memory.
+    # A processor's own collectives are copies in its memory: its backend names no compiler.
     assert said(SYNCHRONOUS, job.box("here")) == ""

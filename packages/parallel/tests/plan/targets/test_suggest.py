@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from kanawa_parallel.plan.analyse import analyse
-from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.programs.compositions import compositions
 from kanawa_parallel.plan.programs.decode import DECODE
-from kanawa_parallel.plan.show.suggest import candidates, suggestions
+from kanawa_parallel.plan.targets.plan import plan_target
+from kanawa_parallel.plan.targets.request import PlanRequest
+from kanawa_parallel.plan.targets.suggest import candidates, suggestions
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def test_what_is_offered_was_compiled_and_fits(planned):
     """On 60 kB the plain step is too large by a little: what is offered says what compiling it again says."""
     composition, report = planned("tight-4", overrides=["batch_size=96"])
     assert not report.fits
-    offered = suggestions(composition, report, [], ["batch_size=96"], None)
+    offered = suggestions(report, composition, PlanRequest("plan-job", overrides=("batch_size=96",)))
     assert offered
     for suggestion in offered[:2]:
         modifiers = [part for part in suggestion.change.split("--modify ") if part]
         (changed,) = compositions("plan-job", ["tight-4"], [m.strip() for m in modifiers], ["batch_size=96"])
-        again = analyse(changed, compile_program(changed, "train_step"))
+        again = plan_target(changed).report
         assert again.memory_per_device_bytes == suggestion.memory_per_device_bytes
         assert again.fits == suggestion.fits == (again.memory_per_device_bytes <= report.memory_limit_bytes)
         assert (suggestion.step_seconds is None) == (not suggestion.fits)
