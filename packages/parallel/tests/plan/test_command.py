@@ -69,7 +69,7 @@ def test_what_is_wrong_with_any_target_is_said_of_all_before_anything_compiles(j
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [
-        ([], UsageError, "plan needs a target, as in --on cpu-8"),
+        ([], UsageError, "plan needs a target: --on DEVICE-COUNT"),
         (["--on", " , "], UsageError, "plan needs a target"),
         (["--on", "box-2", "--prices", "/nowhere.toml"], UsageError, "/nowhere.toml.*expected device names to prices"),
         (["--on", "box-2", "--picture", "."], UsageError, r"--picture \. is a folder, expected a file such"),

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     targets = [name.strip() for name in (args.on or "").split(",") if name.strip()]
     if not targets:
-        message = "plan needs a target, as in --on cpu-8; several are separated by commas (kanawa doctor lists devices)"
+        message = "plan needs a target: --on DEVICE-COUNT, such as --on cpu-8; several are separated by commas"
         raise UsageError(message)
     _refuse_early(args)
     # Before the imports below: the first of them that asks JAX for a device starts all its platforms.
