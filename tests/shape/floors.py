@@ -41,7 +41,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_version",),
         ("processor", "cores"),
         ("native", "onednn"),
-        ("kernels", "device", "mesh_rules", "doctor"),
+        ("kernels", "device", "mesh_rules", "doctor", "topology"),
         ("plugin",),
     ),
     "backends-gpu": (
@@ -96,7 +96,6 @@ LEFT: dict[str, frozenset[tuple[str, str]]] = {
 CIRCLES_LEFT: frozenset[tuple[str, ...]] = frozenset(
     {
         ("kanawa.module.context", "kanawa.module.module"),
-        ("kanawa_parallel.plan.command", "kanawa_parallel.plan.search.command"),
         ("kanawa_runtime.serve.http.answers", "kanawa_runtime.serve.http.metrics"),
         (
             "kanawa_runtime.serve.adapters",

@@ -1,8 +1,8 @@
 """What estimated steps reach on Trainium, fitted on published ones.
 
-No compiler for the chips is public, so the times are those of `plan --quick`: the share also holds what Neuron's compiler
-does better or worse. Attention and norms are the package's kernels, as they were fused in the published runs: matmuls at
-the same share, no traffic of scores.
+No compiler for the chips is public, so the times are those of `plan --quick`: the share also holds what the compiler of
+Neuron does better or worse. Attention and norms are the kernels of this package, as they were fused in the published
+runs: matmuls at the same share, no traffic of scores.
 """
 
 from kanawa.plugins import Calibration, FittedStep
