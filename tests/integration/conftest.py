@@ -155,22 +155,28 @@ def wheel_of(tmp_path):
 
 
 @pytest.fixture
-def environment_with_pip(tmp_path) -> Callable[[dict[str, str]], tuple[pathlib.Path, dict[str, str]]]:
-    """Makes an environment that has pip and sees what the session installed; returns its Python and its variables.
+def environment_with_pip(tmp_path, warm_command) -> Callable[..., tuple[pathlib.Path, dict[str, str]]]:
+    """Makes an environment that sees what the session installed; returns its Python and its variables.
 
-    What is installed into it is gone with the test. The session's packages are looked up behind its own, so that only
-    what is new comes from an index.
+    What is installed into it is gone with the test. The session's packages are found behind its own. With `quick`, its
+    `pip` is uv's, which keeps what it builds with and installs only what is named, and its `kanawa` is forked; without,
+    both are what a user has.
     """
 
-    def make(variables: dict[str, str]) -> tuple[pathlib.Path, dict[str, str]]:
+    def make(variables: dict[str, str], *, quick: bool) -> tuple[pathlib.Path, dict[str, str]]:
         environment = tmp_path / "environment"
-        venv.create(environment, with_pip=True)
+        venv.create(environment, with_pip=not quick)
         (site,) = environment.glob("lib/python*/site-packages")
         (site / "session.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
         python = environment / "bin" / "python"
-        command = python.with_name("kanawa")
-        command.write_text(f"#!{python}\nimport sys\nfrom kanawa.cli.main import main\nsys.exit(main())\n")
-        command.chmod(0o755)
+        own = f"#!{python}\nimport sys\nfrom kanawa.cli.main import main\nsys.exit(main())\n"
+        forked = f'#!/bin/sh\nPYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {warm_command} "$@"\n'
+        scripts = {"kanawa": forked if quick else own}
+        if quick:
+            scripts["pip"] = f'#!/bin/sh\nverb=$1; shift\nexec uv pip "$verb" --no-deps --python {python} "$@"\n'
+        for name, text in scripts.items():
+            python.with_name(name).write_text(text)
+            python.with_name(name).chmod(0o755)
         path = f"{python.parent}{os.pathsep}{variables.get('PATH', os.environ['PATH'])}"
         return python, {**os.environ, **variables, "PATH": path, "VIRTUAL_ENV": str(environment)}
 
@@ -197,15 +203,15 @@ def shared_environment(tmp_path_factory, warm_command):
 def replay(shared_environment, environment_with_pip, tmp_path):
     """Replays a page in an empty folder; pages that install something get an environment of their own."""
 
-    def of(name, *, nightly=False):
+    def replay_page(name, *, nightly=False, quick=True):
         blocks = RUN[name]
         python, environment = shared_environment
         if any("pip install" in block.text for block in blocks if block.is_run):
-            python, environment = environment_with_pip(environment)
+            python, environment = environment_with_pip(environment, quick=quick)
         folder = tmp_path / "here"
         folder.mkdir()
         wrong = Replay(name, folder, environment, python).run(blocks, nightly=nightly)
         if wrong is not None:
             pytest.fail(str(wrong), pytrace=False)
 
-    return of
+    return replay_page

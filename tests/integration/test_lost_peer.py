@@ -49,7 +49,8 @@ def events_of(run):
     return read_events(run / "events.jsonl")
 
 
-@pytest.mark.parametrize(("rank", "moment"), [(1, "step"), (0, "step")])
+# That another process than the first is gone is noticed by its heartbeats, after 100 s.
+@pytest.mark.parametrize(("rank", "moment"), [pytest.param(1, "step", marks=pytest.mark.nightly), (0, "step")])
 def test_the_others_of_a_lost_process_ask_to_be_started_again(tmp_path, rank, moment):
     run = tmp_path / "run"
     codes, err = kill_one(run, rank, moment)

@@ -11,6 +11,12 @@ def test_a_package_is_written_from_its_page(name, replay):
     replay(name)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OWN)
+def test_a_package_is_installed_by_pip(name, replay):
+    replay(name, quick=False)
+
+
 def test_every_page_builds_tests_and_uses_its_package():
     assert {name.removeprefix(YOUR_OWN) for name in OWN} >= {
         "gate.md",

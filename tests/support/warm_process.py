@@ -10,6 +10,7 @@ import os
 import pathlib
 import select
 import signal
+import site
 import socket
 import sys
 import traceback
@@ -103,6 +104,9 @@ def adopt(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = [*wanted, *(entry for entry in sys.path[1:] if entry not in own)]
+    for entry in wanted:
+        # An editable installation is a line in a file of the folder.
+        site.addsitedir(entry)
     importlib.invalidate_caches()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty())
