@@ -128,12 +128,12 @@ def test_refuses_with_a_reason(words):
 
 
 @pytest.mark.skipif(not available(), reason="no products beside XLA's for this processor")
-@pytest.mark.parametrize(("plan", "called"), [(None, True), (True, True), (False, False)])
-def test_tiles_are_multiplied_beside_xla_unless_the_plan_says_no_also_under_vmap(plan, called):
+@pytest.mark.parametrize(("platform", "called"), [(None, True), ("cpu", False)])
+def test_tiles_are_multiplied_beside_xla_where_the_program_runs_here_also_under_vmap(platform, called):
     x = jnp.zeros((2, 1, 128, 2, 32))
     call = "kanawa_product" if has_native() else "__onednn$matmul"
     pins = KernelPolicy(pins=(("attention", "attention.cpu.blockwise"),))
-    with use_plan(ExecutionPlan(kernels=pins, native_products=plan)):
+    with use_plan(ExecutionPlan(kernels=pins, platform=platform)):
         for function, operand in ((attention, x[0]), (jax.vmap(attention), x)):
             assert (call in jax.jit(function).lower(operand, operand, operand).as_text()) == called
 

@@ -17,13 +17,11 @@ HUGE = 100_000_000_000
 _ACROSS_SLICES = {"data": -1}
 # A head fills the vector lanes, half a head wastes half of them; the matrix units have time for it.
 _TURN = ("rope-by-matmul", {"optional": True})
-# The compiler would fuse norms and activations into every matmul that reads them, and do them once a tile.
-_FIT = (_TURN, ("materialize", {}))
-_SAVE_ATTENTION = (*_FIT, ("remat", {"policy": "save-qkv-and-output"}))
-_SAVE_ATTENTION_AND_GATE = (*_FIT, ("remat", {"policy": "save-attention-and-gate"}))
-_SAVE_PROJECTIONS = (*_FIT, ("remat", {"policy": "save-projections"}))
-_OFFLOAD_DOTS = (*_FIT, ("remat", {"policy": "offload-dots"}))
-_OFFLOAD_ATTENTION = (*_FIT, ("remat", {"policy": "offload-qkv-and-output"}))
+_SAVE_ATTENTION = (_TURN, ("remat", {"policy": "save-qkv-and-output"}))
+_SAVE_ATTENTION_AND_GATE = (_TURN, ("remat", {"policy": "save-attention-and-gate"}))
+_SAVE_PROJECTIONS = (_TURN, ("remat", {"policy": "save-projections"}))
+_OFFLOAD_DOTS = (_TURN, ("remat", {"policy": "offload-dots"}))
+_OFFLOAD_ATTENTION = (_TURN, ("remat", {"policy": "offload-qkv-and-output"}))
 _ONE_ROW_OF_FOUR = (("accumulate", {"microbatches": 4}),)
 
 RULES = (
@@ -147,7 +145,7 @@ RULES = (
         slices="multi",
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(*_FIT, ("remat", {"policy": "offload-qkv-and-input"})),
+        modifiers=(_TURN, ("remat", {"policy": "offload-qkv-and-input"})),
     ),
     MeshRule(
         name="tpu.v7x.large",
@@ -156,6 +154,6 @@ RULES = (
         min_parameters=LARGE + 1,
         mesh={"fsdp": -1},
         dcn=_ACROSS_SLICES,
-        modifiers=(*_FIT, ("remat", {"policy": "save-qkv-offload-input"})),
+        modifiers=(_TURN, ("remat", {"policy": "save-qkv-offload-input"})),
     ),
 )

@@ -7,6 +7,7 @@ BACKEND = Backend(
     devices="kanawa_backends_tpu.device:DEVICES",
     mesh_rules="kanawa_backends_tpu.mesh_rules:RULES",
     compiler_options="kanawa_backends_tpu.compiler:compiler_options",
+    program_traits="kanawa_backends_tpu.program_traits:program_traits",
     topology="kanawa_backends_tpu.topology:topology",
     missing_compiler="kanawa_backends_tpu.topology:missing_wheels",
     calibrations="kanawa_backends_tpu.calibration:CALIBRATIONS",

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
-from kanawa.arrays.materialize import row_major
+from kanawa.arrays.materialize import computed_once, row_major
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.contracts import Weighted
+from kanawa.plugins import ProgramTraits
 
 
 class Projection(Weighted):
@@ -30,7 +31,7 @@ def loss(params, x):
 def test_gradients_are_the_same_and_barriers_are_there_for_training_only():
     params = {"weight": jnp.ones((3, 4)) / 7}
     plain = jax.grad(loss, argnums=(0, 1))(params, X)
-    with use_plan(ExecutionPlan(materialize=True)):
+    with use_plan(ExecutionPlan(traits=ProgramTraits(materialized_inputs=True))):
         gradient = jax.grad(loss, argnums=(0, 1))
         jax.tree.map(np.testing.assert_array_equal, gradient(params, X), plain)
         assert str(jax.make_jaxpr(gradient)(params, X)).count("optimization_barrier") == 3
@@ -42,8 +43,20 @@ def test_a_row_major_array_is_constrained_in_both_directions_of_training_only():
     def loss(x):
         return jnp.sum(jnp.sin(row_major(jnp.exp(x))))
 
-    np.testing.assert_allclose(jax.grad(loss)(X), jnp.cos(jnp.exp(X)) * jnp.exp(X), rtol=1e-6)
-    assert str(jax.make_jaxpr(jax.grad(loss))(X)).count("layout_constraint") == 2
-    assert "layout_constraint" not in str(jax.make_jaxpr(loss)(X))
-    # As a pipeline's stages run it.
-    np.testing.assert_array_equal(jax.vmap(jax.grad(loss))(X[None]), jax.grad(loss)(X)[None])
+    assert "layout_constraint" not in str(jax.make_jaxpr(jax.grad(loss))(X))
+    with use_plan(ExecutionPlan(traits=ProgramTraits(row_major_stream=True))):
+        np.testing.assert_allclose(jax.grad(loss)(X), jnp.cos(jnp.exp(X)) * jnp.exp(X), rtol=1e-6)
+        assert str(jax.make_jaxpr(jax.grad(loss))(X)).count("layout_constraint") == 2
+        assert "layout_constraint" not in str(jax.make_jaxpr(loss)(X))
+        # As a pipeline's stages run it.
+        np.testing.assert_array_equal(jax.vmap(jax.grad(loss))(X[None]), jax.grad(loss)(X)[None])
+
+
+def test_shared_values_are_computed_in_a_branch_where_the_compiler_would_repeat_them():
+    def waves(x):
+        return computed_once(jnp.sin, x, lambda x: x)
+
+    assert "cond" not in str(jax.make_jaxpr(waves)(X))
+    with use_plan(ExecutionPlan(traits=ProgramTraits(recomputes_shared=True))):
+        assert "cond" in str(jax.make_jaxpr(waves)(X))
+        np.testing.assert_array_equal(jax.jit(waves)(X), jax.jit(jnp.sin)(X))

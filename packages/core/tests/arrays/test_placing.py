@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kanawa.arrays.broadcast import along_last
-from kanawa.arrays.contract import contract
 from kanawa.arrays.memory import kept_in, on_device
 from kanawa.arrays.optimizer_state import (
     OptimizerStateError,
@@ -23,6 +22,7 @@ from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.shardings import abstract_params, array_sharding, param_shardings, replicated
 from kanawa.arrays.spec import ParamSpec
 from kanawa.errors import ShardingError
+from kanawa.kernels.matmul import matmul
 
 MESH = AbstractMesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 RULES = (("embed", ("fsdp",)), ("mlp", ("tensor",)))
@@ -137,7 +137,7 @@ def test_a_product_contracts_the_weights_leading_dimensions(rank, contracted):
     x = jax.random.normal(jax.random.key(0), shape)
     weight = jax.random.normal(jax.random.key(1), (*shape[rank - contracted :], 7))
     expected = np.tensordot(np.asarray(x), np.asarray(weight), contracted)
-    assert np.allclose(contract(x, weight, contracted), expected, atol=1e-5)
+    assert np.allclose(matmul(x, weight, contracted), expected, atol=1e-5)
 
 
 def test_broadcasting_is_said_not_implied():

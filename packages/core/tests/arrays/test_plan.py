@@ -63,7 +63,7 @@ def test_it_is_hashable_with_everything_in_it():
         distributed=(Way("attention", "ring"),),
     )
     assert hash(plan) == hash(dataclasses.replace(plan))
-    assert plan != dataclasses.replace(plan, materialize=True)
+    assert plan != dataclasses.replace(plan, purpose="decode")
 
 
 def test_the_first_way_to_run_an_operation_counts():

@@ -310,8 +310,10 @@ def test_links_out_of_a_folder_are_told_from_the_hubs_own_cache(tmp_path):
     assert not stays_inside(folder, blob)
 
 
-def test_a_config_saved_under_a_former_name_loads():
-    saved = to_json(ExecutionConfig(native_products=False))
-    former = json.loads(json.dumps(saved).replace("native_products", "onednn"))
-    assert former != saved
-    assert from_json(former) == ExecutionConfig(native_products=False)
+@pytest.mark.parametrize("name", ["onednn", "native_products"])
+def test_fields_that_older_configs_hold_are_left_out_and_a_refusal_of_native_matmuls_pins_the_reference(name):
+    saved = to_json(ExecutionConfig()) | {"materialize": True, "unroll_layers": 3}
+    assert from_json(saved | {name: True}) == ExecutionConfig()
+    former = json.loads(json.dumps(saved | {name: False, "kernels": {"attention": "attention.any.reference"}}))
+    pins = {"matmul": "matmul.any.xla", "attention": "attention.any.reference"}
+    assert from_json(former) == ExecutionConfig(kernels=pins)

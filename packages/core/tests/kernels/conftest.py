@@ -20,6 +20,7 @@ CORE = {
     "grouped_matmul.any.reference": "grouped_matmul.reference:ReferenceGroupedMatmul",
     "quantized_matmul.any.reference": "quantized_matmul.reference:ReferenceQuantizedMatmul",
     "rms_norm.any.reference": "rms_norm.reference:ReferenceRMSNorm",
+    "matmul.any.xla": "matmul.reference:ReferenceMatmul",
     "token_exchange.any.padded": "token_exchange.padded:PaddedTokenExchange",
     "linear_recurrence.any.chunked": "linear_recurrence.chunked:ChunkedLinearRecurrence",
     "linear_recurrence.any.reference": "linear_recurrence.reference:ReferenceLinearRecurrence",

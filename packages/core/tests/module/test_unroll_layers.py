@@ -6,6 +6,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.arrays.plan import ExecutionPlan, use_plan
+from kanawa.plugins import ProgramTraits
 
 
 class Layer(kn.Module):
@@ -39,7 +40,7 @@ def program(unroll_layers):
     stack = Stack.Config().build()
     params = kn.initialize(stack, jax.random.key(0))
     run = kn.functional(stack)
-    with use_plan(ExecutionPlan(unroll_layers=unroll_layers)):
+    with use_plan(ExecutionPlan(traits=ProgramTraits(unrolled_layers=unroll_layers))):
         lowered = jax.jit(jax.grad(lambda p, x: run(p, {}, x)[0].sum())).lower(params, jnp.ones((2, 4)))
     return lowered.as_text().count("stablehlo.while"), lowered.compile()(params, jnp.ones((2, 4)))
 

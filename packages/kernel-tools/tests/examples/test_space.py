@@ -13,7 +13,7 @@ from kanawa_kernel_tools.examples.space import Space
 SPACE = EXAMPLES.space
 OPERATIONS = (
     *("attention", "diagonal_recurrence", "grouped_matmul"),
-    *("linear_recurrence", "quantized_matmul", "rms_norm", "softmax_cross_entropy"),
+    *("linear_recurrence", "matmul", "quantized_matmul", "rms_norm", "softmax_cross_entropy"),
 )
 
 

@@ -64,13 +64,13 @@ def test_an_engines_head_lies_the_other_way_round_and_says_the_same():
     assert Own.joined_config(Own.Config()) is None
 
 
-@pytest.mark.parametrize("few_rows", [True, False])
-def test_rows_are_those_of_the_cast_table_and_ids_past_it_show(few_rows):
+@pytest.mark.parametrize("purpose", ["train", "decode"])
+def test_rows_are_those_of_the_cast_table_and_ids_past_it_show(purpose):
     from kanawa_layers.basic.embedding import Embedding
 
     module = Embedding.Config(vocab_size=4, output_dim=3).build()
     table = np.random.default_rng(0).standard_normal((4, 3), np.float32)
-    with kn.use_plan(kn.ExecutionPlan(precision=kn.Precision(compute="bfloat16"), few_rows=few_rows)):
+    with kn.use_plan(kn.ExecutionPlan(precision=kn.Precision(compute="bfloat16"), purpose=purpose)):
         rows, _ = kn.functional(module)({"weight": table}, {}, jnp.array([[2, 4]]))
     assert rows.dtype == jnp.bfloat16
     np.testing.assert_array_equal(rows[0, 0], table[2].astype(jnp.bfloat16))

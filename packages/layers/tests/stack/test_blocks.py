@@ -6,6 +6,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.contracts import FeedForward, SequenceMixer, Sequences
+from kanawa.plugins import ProgramTraits
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.basic.stochastic_depth import StochasticDepth
@@ -167,7 +168,7 @@ def test_the_stream_keeps_its_layout_where_training_materialises():
         return jnp.sum(kn.functional(block)(params, {}, x, Sequences())[0][0])
 
     plain = jax.grad(loss)(X)
-    with kn.use_plan(kn.ExecutionPlan(materialize=True)):
+    with kn.use_plan(kn.ExecutionPlan(traits=ProgramTraits(row_major_stream=True))):
         gradient = jax.grad(loss)
         np.testing.assert_array_equal(gradient(X), plain)
         assert str(jax.make_jaxpr(gradient)(X)).count("layout_constraint") == 4

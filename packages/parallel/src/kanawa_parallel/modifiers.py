@@ -1,5 +1,6 @@
 """Modifiers that decide how a workload is spread and in what precision it runs."""
 
+import logging
 from collections.abc import Iterable
 
 import kanawa as kn
@@ -11,6 +12,8 @@ from kanawa_parallel.strategies.expert import ExpertParallel
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.ring import RingAttention
 from kanawa_parallel.strategies.tensor import TensorParallel
+
+logger = logging.getLogger(__name__)
 
 
 class Mesh(kn.Modifier):
@@ -56,11 +59,11 @@ def strategies_for(axes: Iterable[str]) -> tuple[Strategy.Config, ...]:
 
 
 class Materialize(kn.Modifier):
-    """`materialize`: has training write to memory what enters projections; for compilers that would recompute it."""
+    """`materialize`: changes nothing, with a warning; the target's backend says now what its compiler needs."""
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with `execution.materialize` set."""
-        cfg.execution.set(materialize=True)
+        """Returns `cfg`."""
+        logger.warning("the modifier materialize does nothing any more: leave it out; the target's backend sets it")
         return cfg
 
 

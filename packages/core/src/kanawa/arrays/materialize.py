@@ -1,47 +1,78 @@
-"""Arrays that a compiler must write to memory where it would rather compute them again inside each matmul that reads
-them, and the layout it must keep some in. TPU compilers fuse what comes before a matmul into it, and then do it once
-for every tile of the result.
+"""Values that a compiler would compute again for each reader, and layouts it would choose badly; see ProgramTraits.
+
+Without the trait in force, every function here returns its argument, or calls what it is passed, and nothing else.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
+import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
+
+from kanawa.arrays.plan import current_plan
+
+T = TypeVar("T")
+
+
+def materialized(x: jax.Array) -> jax.Array:
+    """Returns x; with `materialized_inputs`, x and its cotangent are arrays in memory where it is differentiated."""
+    return _materialized(x) if current_plan().traits.materialized_inputs else x
+
+
+def materialized_gradient(x: jax.Array) -> jax.Array:
+    """Returns x; with `materialized_inputs`, its cotangent is an array in memory."""
+    return _materialized_gradient(x) if current_plan().traits.materialized_inputs else x
+
+
+def row_major(x: jax.Array) -> jax.Array:
+    """Returns x; with `row_major_stream`, x and its cotangent have their last axis contiguous in memory where it is
+    differentiated.
+    """
+    return _row_major(x) if current_plan().traits.row_major_stream else x
+
+
+def computed_once(function: Callable[[jax.Array], T], x: jax.Array, otherwise: Callable[[jax.Array], T]) -> T:
+    """Returns function(x), of a finite x; with `recomputes_shared`, it is computed once for all of its readers.
+
+    `otherwise` returns some value of the same shapes and dtypes; it is never called when the program runs.
+    """
+    if not current_plan().traits.recomputes_shared:
+        return function(x)
+    # A compiler fuses nothing with what a branch returns. Every x is below infinity, which it can't know.
+    first = x[(0,) * x.ndim]
+    chosen: T = jax.lax.cond(first < jnp.inf, function, otherwise, x)
+    return chosen
 
 
 # A rule for derivatives alone: a barrier in the function itself would stand in decoding's programs too, whose fusions
 # are wanted.
 @jax.custom_jvp
-def materialized(x: jax.Array) -> jax.Array:
-    """Returns x; when differentiated, x and its cotangent are arrays in memory. Without gradients nothing changes."""
+def _materialized(x: jax.Array) -> jax.Array:
     return x
 
 
-@materialized.defjvp
+@_materialized.defjvp
 def _materialized_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     return jax.lax.optimization_barrier(primals[0]), jax.lax.optimization_barrier(tangents[0])
 
 
 @jax.custom_jvp
-def materialized_gradient(x: jax.Array) -> jax.Array:
-    """Returns x; when differentiated, its cotangent is an array in memory."""
+def _materialized_gradient(x: jax.Array) -> jax.Array:
     return x
 
 
-@materialized_gradient.defjvp
+@_materialized_gradient.defjvp
 def _gradient_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     return primals[0], jax.lax.optimization_barrier(tangents[0])
 
 
 @jax.custom_jvp
-def row_major(x: jax.Array) -> jax.Array:
-    """Returns x; when differentiated, x and its cotangent lie in memory with the last axis next to each other.
-
-    A TPU compiler may choose to carry the stream of a loop over layers the other way round, because one matmul likes it
-    so, and then copies what it kept of each layer back for all others.
-    """
+def _row_major(x: jax.Array) -> jax.Array:
     return x
 
 
-@row_major.defjvp
+@_row_major.defjvp
 def _row_major_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     layout = Layout(tuple(range(primals[0].ndim)))
     return with_layout_constraint(primals[0], layout), with_layout_constraint(tangents[0], layout)

@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 
+from kanawa.arrays.distributed import Distributed
 from kanawa.arrays.precision import Precision
 from kanawa.arrays.rules import Rules
+from kanawa.plugins.records import ProgramTraits, Purpose
 
 #: (operation, problem as text, kernel name, what it is run with beside its own choice).
 KernelUse = tuple[str, str, str, tuple[tuple[str, int], ...]]
@@ -40,15 +42,10 @@ class KernelPolicy:
 class ExecutionPlan:
     """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
 
-    `optimizer_memory` says where optimizer state waits between steps (kanawa.arrays.memory).
-    `materialize` has training write to memory what enters a projection, and keep the residual stream row by row
-    (kanawa.arrays.materialize).
-    `native_products` has projections and logits computed beside XLA (kanawa.arrays.products), on one CPU; None leaves
-    it to kernels whose operands are one device's.
-    `few_rows` says that products of a few rows with a weight are what counts, as in serving, and has them computed by
-    whatever is quickest for so many.
-    `unroll_layers` is how many layers a loop over layers may have to be written out instead.
-    `distributed` holds strategies' implementations of operations over shards (kanawa.contracts.Distributed).
+    `purpose` is what programs are for, set by the code that builds them; `traits` is what the target's compiler needs
+    of them, asked of its backend.
+    `optimizer_memory` says where optimizer state is stored between steps (kanawa.arrays.memory).
+    `distributed` holds strategies' implementations of operations over shards.
 
     `platform` and `device_kind` are None where the process's own devices run the program.
     """
@@ -57,14 +54,12 @@ class ExecutionPlan:
     activation_rules: Rules = ()
     precision: Precision = Precision()
     kernels: KernelPolicy = KernelPolicy()
-    distributed: tuple[Any, ...] = ()
+    distributed: tuple[Distributed, ...] = ()
     platform: str | None = None
     device_kind: str | None = None
     optimizer_memory: str = "device"
-    materialize: bool = False
-    native_products: bool | None = None
-    few_rows: bool = False
-    unroll_layers: int = 0
+    purpose: Purpose = "train"
+    traits: ProgramTraits = ProgramTraits()
 
     def way(self, operation: str) -> Any:
         """Returns the first of `distributed` that runs the operation ("attention", "experts"), or None."""

@@ -58,7 +58,7 @@ def suits(a: Array, b: Array, multiplications: int, smallest: int | None = None)
         return False
     if multiplications < (_SMALLEST[a.dtype.name] if smallest is None else smallest):
         return False
-    if current_plan().few_rows and not onednn.available():
+    if current_plan().purpose != "train" and not onednn.available():
         return False
     return a.dtype == jnp.float32 or _by() == "native" or onednn.has_bf16_units()
 
@@ -99,7 +99,7 @@ def is_unbatched_product(primitive: Any, *operands: Any) -> bool:
 
 def _by() -> str:
     """Returns whose products they are."""
-    few = current_plan().few_rows and onednn.available()
+    few = current_plan().purpose != "train" and onednn.available()
     return "native" if has_native() and not few else "onednn"
 
 

@@ -10,11 +10,13 @@ from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, KernelUse
 from kanawa.composition.blame import blamed
 from kanawa.composition.compiler_options import Checked, recommended, tried
 from kanawa.composition.experiment import Composition
+from kanawa.composition.program_traits import process_device, program_traits
 from kanawa.composition.target import Target
 from kanawa.contracts import Environment
 from kanawa.errors import TargetError, UsageError
 from kanawa.kernels.tuning_table import default_path, measured_uses
 from kanawa.local_path import local_path
+from kanawa.module import count_parameters
 from kanawa.status import stage
 
 Devices = Literal["process", "abstract"] | Sequence[jax.Device]
@@ -41,7 +43,8 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     described = None if devices == "process" else target
     with blamed(execution.mesh, "execution.mesh"):
         mesh = None if execution.mesh is None else _mesh(execution.mesh.build(), target, devices)
-    on_one_cpu = devices == "process" and jax.default_backend() == "cpu" and (mesh is None or mesh.size == 1)
+    parameters = 0 if composition.model is None else count_parameters(composition.model).total
+    device = process_device() if target is None else target.device
     plan = ExecutionPlan(
         param_rules=tuple(rule for s in rules for rule in s.param_rules()),
         activation_rules=tuple(rule for s in rules for rule in s.activation_rules()),
@@ -55,9 +58,7 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
         platform=None if described is None else described.device.platform,
         device_kind=None if described is None else _kind(described),
         optimizer_memory=execution.optimizer_memory,
-        materialize=execution.materialize,
-        native_products=on_one_cpu and execution.native_products and _has_products(),
-        unroll_layers=execution.unroll_layers if on_one_cpu else 0,
+        traits=program_traits(device, "train", parameters, 1 if mesh is None else mesh.size),
     )
     own = execution.compiler_options
     options = recommended(target, own)
@@ -93,12 +94,6 @@ def _own_table(kind: str) -> tuple[KernelUse, ...]:
         return measured_uses(default_path(), kind)
     except PermissionError:
         return ()
-
-
-def _has_products() -> bool:
-    from kanawa.arrays.products import available
-
-    return available()
 
 
 def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:

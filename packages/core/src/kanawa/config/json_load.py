@@ -30,7 +30,8 @@ class ConfigLoadError(ConfigError):
 def from_json(data: dict[str, Any]) -> Config:
     """Returns the config that `to_json` wrote, with its origins if they were written.
 
-    Fields renamed since then move to their new names, fields added since then keep their defaults.
+    Fields renamed since then move to their new names, removed ones are left out, and fields added since then have
+    their defaults.
     Raises ConfigLoadError with the path for an unknown class or field and for a newer version.
     """
     refuse_depth(data)
@@ -118,7 +119,7 @@ def _decode_node(data: dict[str, Any], at: tuple[Key, ...], origins: Origins) ->
         raise ConfigLoadError(message)
     node = cls()
     fields = cls.fields()
-    for written, coded in data.items():
+    for written, coded in cls.upgrade(data).items():
         if written.startswith("$"):
             continue
         name = cls._schema.renamed.get(written, written)

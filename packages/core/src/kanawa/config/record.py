@@ -1,6 +1,6 @@
 """Config: a keyword-only record with typed fields, copied values, paths and provenance."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from kanawa.config import traverse
@@ -46,7 +46,8 @@ class Config(Node):
     """Base of all configs; annotations in a subclass become typed, keyword-only fields.
 
     SCHEMA_VERSION rises when stored configs change meaning; RENAMED maps old field names to new
-    ones; PLACEMENT names fields that say where and how a run executes, not what it computes.
+    ones; REMOVED names fields of older versions, which are left out when loaded; PLACEMENT names
+    fields that say where and how a run executes, not what it computes.
     INTRINSIC names fields that describe the class itself, such as what others call its parts: they
     are written only where they differ from the class's default, count in no digest but "all", and
     stay behind when `replace` puts another node in this one's place.
@@ -56,6 +57,7 @@ class Config(Node):
 
     SCHEMA_VERSION: ClassVar[int] = 1
     RENAMED: ClassVar[dict[str, str]] = {}
+    REMOVED: ClassVar[tuple[str, ...]] = ()
     PLACEMENT: ClassVar[tuple[str, ...]] = ()
     INTRINSIC: ClassVar[tuple[str, ...]] = ()
 
@@ -76,6 +78,14 @@ class Config(Node):
         self.__dict__.update(self._schema.start())
         if values:
             self._assign(values)
+
+    @classmethod
+    def upgrade(cls, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the JSON of a stored config's fields without those that are REMOVED.
+
+        A class whose removed fields mean something of others extends it.
+        """
+        return {name: value for name, value in written.items() if name not in cls.REMOVED}
 
     # Fields
 

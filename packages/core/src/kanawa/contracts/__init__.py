@@ -1,5 +1,6 @@
 """The abstract modules and records in which packages meet; import them from their own file or from here."""
 
+from kanawa.arrays.distributed import Distributed as Distributed
 from kanawa.config import set_role_fillers
 from kanawa.contracts.batch import BATCH_AXES as BATCH_AXES
 from kanawa.contracts.batch import ENCODER_DECODER_BATCH_AXES as ENCODER_DECODER_BATCH_AXES
@@ -13,7 +14,6 @@ from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
 from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError
 from kanawa.contracts.checkpointer import Restored as Restored
 from kanawa.contracts.data import DataSource as DataSource
-from kanawa.contracts.distributed import Distributed as Distributed
 from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram

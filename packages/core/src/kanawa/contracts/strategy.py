@@ -4,9 +4,9 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kanawa.arrays.distributed import Distributed
 from kanawa.arrays.rules import Rules
 from kanawa.config import Configurable
-from kanawa.contracts.distributed import Distributed
 
 if TYPE_CHECKING:
     import jax

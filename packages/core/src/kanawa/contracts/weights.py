@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from kanawa.arrays.axes import LogicalAxes
-from kanawa.arrays.contract import contract
 from kanawa.arrays.init import Initializer, fan_in_normal
 from kanawa.arrays.materialize import materialized, materialized_gradient
 from kanawa.arrays.plan import current_plan
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import FROM_PARENT, Size
 from kanawa.errors import ModuleError, did_you_mean
+from kanawa.kernels.matmul import matmul
 from kanawa.module import Module, nowrap
 
 #: The name under which a model offers the slot of each token's adapter.
@@ -157,14 +157,12 @@ class Weighted(Module, abstract=True):
 
     def product(self, x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the fan-in dimensions, which lead, of the weight."""
-        settled = current_plan().materialize
-        # See arrays/materialize.py: a TPU compiler would compute x again for every tile of the product.
-        x = materialized(x) if settled else x
+        x = materialized(x)
         if self.form is not None:
             y = self.form.product(x, self._kept(name), self.weight_specs[name])
         else:
-            y = contract(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
-        return materialized_gradient(y) if settled else y
+            y = matmul(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
+        return materialized_gradient(y)
 
     def _kept(self, name: str) -> dict[str, Array]:
         # What comes with a weight, such as its scales, is small and stays as it is stored.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from kanawa.arrays.memory import MEMORIES
 from kanawa.arrays.precision import Precision
-from kanawa.config import REQUIRED, Config, Configurable, Count
+from kanawa.config import REQUIRED, Config, Configurable
 from kanawa.contracts.program import Environment, Program
 from kanawa.contracts.roles import Model
 from kanawa.contracts.strategy import MeshBuilder, Strategy
@@ -30,13 +30,10 @@ class ExecutionConfig(Config):
     `tuning` is the table of measured kernels that is used: "auto" (this user's, but none where several processes run
     one program), "none", or a file.
     `optimizer_memory` "pinned_host" keeps optimizer state in host memory between steps; it needs a mesh.
-    `materialize` has training write to memory what enters a projection, and the gradients around it, and keeps the
-    residual stream row by row. `native_products` lets one CPU compute its products by native functions, or by jaxlib's
-    oneDNN where llvmlite isn't installed, and `unroll_layers` is how many layers one CPU writes out instead of looping:
-    a loop there copies all that it keeps of a layer into one large array and out again.
     """
 
-    RENAMED = {"onednn": "native_products"}
+    #: What compilers need of a program, their backends say now (kanawa_program_traits).
+    REMOVED = ("materialize", "native_products", "onednn", "unroll_layers")
 
     mesh: MeshBuilder.Config | None = None
     strategies: tuple[Strategy.Config, ...] = ()
@@ -45,9 +42,14 @@ class ExecutionConfig(Config):
     tuning: str = "auto"
     compiler_options: dict[str, str | int | float | bool] = {}
     optimizer_memory: str = "device"
-    materialize: bool = False
-    native_products: bool = True
-    unroll_layers: Count = 16
+
+    @classmethod
+    def upgrade(cls, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of an older version as they are named now: without native matmuls, XLA's are pinned."""
+        upgraded = super().upgrade(written)
+        if False in (written.get("native_products"), written.get("onednn")):
+            upgraded["kernels"] = {"matmul": "matmul.any.xla", **written.get("kernels", {})}
+        return upgraded
 
     def check(self) -> list[str]:
         """Returns what is wrong with the memory's name."""

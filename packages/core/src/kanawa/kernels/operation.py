@@ -91,6 +91,8 @@ class Kernel(abc.ABC):
             such a call does), the first that matches counting. By these a plan knows what a fused kernel costs that
             states no cost of its own; an operation says what one matmul is (`Operation.matmul_flops`).
         takes: the extras of a problem (`HasExtras`) that it knows. It isn't asked about a problem with others.
+        in_process: True if its calls run only in the process that traced them, as calls of functions by their address
+            do. It is then refused for devices that aren't this process's.
         tuning: what it is to run with where that differs from its own choice; read it with `setting`.
     """
 
@@ -103,6 +105,7 @@ class Kernel(abc.ABC):
     autodiff: ClassVar[bool] = False
     compiled_calls: ClassVar[tuple[tuple[str, float], ...]] = ()
     takes: ClassVar[frozenset[str]] = frozenset()
+    in_process: ClassVar[bool] = False
     tuning: Tuning = ()
 
     @abc.abstractmethod
@@ -126,6 +129,14 @@ class Kernel(abc.ABC):
         """Returns what `kanawa kernels --bench` tries for a problem it supports, beside the kernel's own choice."""
         del problem, device
         return ()
+
+    def preferred(self, problem: Any, device: "DeviceSpec | None") -> Any:
+        """Returns the problem it would rather compute, where the caller is free to store an operand in another layout.
+
+        By default this one.
+        """
+        del device
+        return problem
 
     def setting(self, name: str, default: int) -> int:
         """Returns what the tuning says of `name`, else the kernel's own choice."""

@@ -1,5 +1,7 @@
 """Which platform and device a program is built for: the plan says, else the mesh or the process."""
 
+import math
+
 import jax
 
 from kanawa.plugins.devices import device_spec_of_kind
@@ -25,6 +27,23 @@ def current_platform() -> tuple[str, str | None]:
         return _NAMES.get(platform, platform), device.device_kind
     backend = jax.default_backend()
     return _NAMES.get(backend, backend), jax.devices()[0].device_kind
+
+
+def runs_here() -> bool:
+    """Returns whether the program being traced is for this process's devices, not for ones that a target describes."""
+    from kanawa.arrays.plan import current_plan
+
+    return current_plan().platform is None
+
+
+def mesh_error() -> str:
+    """Returns why calls that need one device's operands can't be made here; empty where they can."""
+    mesh = jax.sharding.get_abstract_mesh()
+    # Axes of a shard_map count too: devices of one process would share the threads of such calls.
+    if mesh.empty or math.prod(mesh.axis_sizes) == 1:
+        return ""
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
+    return f"it runs on one device's operands, and these are spread over a mesh of {sizes}"
 
 
 def _described_platform(kind: str) -> str:

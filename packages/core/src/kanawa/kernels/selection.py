@@ -12,7 +12,7 @@ from kanawa.errors import KernelError, PluginError, UsageError, did_you_mean
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operation, Tuning
 from kanawa.kernels.platform import current_platform
-from kanawa.kernels.verdict import refuse
+from kanawa.kernels.verdict import SUPPORTED, refuse
 from kanawa.plugins.devices import device_spec_of_kind
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class _Question:
     device: "DeviceSpec | None"
     policy: "KernelPolicy"
     installed: tuple["ComponentState", ...]
+    #: Whether the program is for devices that aren't this process's.
+    described: bool = False
 
 
 def select(operation: Operation, problem: Any, split_error: str = "") -> Selection:
@@ -63,17 +65,18 @@ def _question(operation: Operation, problem: Any, split_error: str) -> _Question
     from kanawa.plugins import host
 
     platform, kind = current_platform()
-    everyone = host()
+    plan = current_plan()
     prefixes = tuple(f"{operation.name}.{p}." for p in (platform, "any"))
-    installed = tuple(state for state in everyone.components("kernels") if state.name.startswith(prefixes))
+    installed = tuple(state for state in host().components("kernels") if state.name.startswith(prefixes))
     return _Question(
         operation=operation,
         problem=problem,
         split_error=split_error,
         platform=platform,
         device=None if kind is None else device_spec_of_kind(kind),
-        policy=current_plan().kernels,
+        policy=plan.kernels,
         installed=installed,
+        described=plan.platform is not None,
     )
 
 
@@ -83,6 +86,28 @@ def supporting_kernels(operation: str, problem: Any) -> list[Kernel]:
     asked = ((state, *_ask(question, state)) for state in question.installed)
     supporting = [(state, kernel) for state, kernel, verdict in asked if kernel is not None and verdict.ok]
     return [kernel for _, kernel in sorted(supporting, key=_rank)]
+
+
+def has_alternatives(operation: Operation, reference: str, split_error: str = "") -> bool:
+    """Returns whether a kernel other than the reference may be chosen on the current platform for some problem."""
+    question = _question(operation, None, split_error)
+    asked = (_loaded(question, state)[0] for state in question.installed if state.name != reference)
+    return any(kernel is not None for kernel in asked)
+
+
+def preferred_problem(operation: Operation, problem: Any, split_error: str = "") -> Any:
+    """Returns the problem that the best ranked kernel would rather compute, and can; see `Kernel.preferred`."""
+    question = _question(operation, problem, split_error)
+    pins = tuple(name for op, name in question.policy.pins if op == operation.name)
+    loaded = [(state, _loaded(question, state)[0]) for state in question.installed]
+    able = [(state, kernel) for state, kernel in loaded if kernel is not None]
+    if pins:
+        able = [(state, kernel) for state, kernel in able if state.name in pins or state.key in pins]
+    for _, kernel in sorted(able, key=_rank):
+        preferred = kernel.preferred(problem, question.device)
+        if kernel.verdict(preferred, question.device):
+            return preferred
+    return problem
 
 
 @functools.lru_cache(maxsize=1024)
@@ -153,6 +178,12 @@ def _matmul_flops(question: _Question) -> float:
 
 def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:
     """Returns the kernel, if it can be loaded, and its verdict."""
+    kernel, refusal = _loaded(question, state)
+    return (kernel, refusal) if kernel is None else (kernel, kernel.verdict(question.problem, question.device))
+
+
+def _loaded(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "Verdict"]:
+    """Returns a kernel that may be asked about problems here, or None and why not."""
     # A name that two distributions offer is in conflict, but each can be loaded and pinned by its full key.
     if not state.state.usable and state.state != "conflict":
         return None, refuse(f"{state.state}: {state.reason}")
@@ -161,10 +192,13 @@ def _ask(question: _Question, state: "ComponentState") -> tuple[Kernel | None, "
     except PluginError as error:
         return None, refuse(str(error).splitlines()[0])
     if kernel.platforms and question.platform not in kernel.platforms:
-        return kernel, refuse(f"runs on {', '.join(kernel.platforms)}, not {question.platform}")
+        return None, refuse(f"runs on {', '.join(kernel.platforms)}, not {question.platform}")
     if kernel.local and question.split_error:
-        return kernel, refuse(question.split_error)
-    return kernel, kernel.verdict(question.problem, question.device)
+        return None, refuse(question.split_error)
+    # In a survey another kernel stands in for it, so that nothing of it is called.
+    if kernel.in_process and question.described and not question.policy.survey:
+        return None, refuse("it runs in the process that traces it, and this program is for devices elsewhere")
+    return kernel, SUPPORTED
 
 
 @functools.lru_cache(maxsize=256)

@@ -36,8 +36,8 @@ def scan(
     layer start + i of each. `start` and `length` choose a window of the layers; the outputs of a window that doesn't
     start at 0 are joined to those of the windows before it.
     `remat` recomputes the body in the backward pass: True saves only its inputs, a policy says what else.
-    `unrolled` writes the iterations out one by one; parameters may then also be a sequence of per-layer trees. So does
-    the plan in force with loops over no more layers than its `unroll_layers`.
+    `unrolled` writes the iterations out one by one; parameters may then also be a sequence of per-layer trees. So are
+    loops over no more layers than the `unrolled_layers` of the plan's traits.
     Metrics and losses are reduced over iterations, and emitted values are stacked. State of a child in `over` has a
     layer axis; any other state goes from one iteration to the next, and has the last one's value in the end.
     What modules offer is seen by those after them in the same iteration; it leaves the loop only where there is one.
@@ -47,7 +47,7 @@ def scan(
     scope = Scope("kn.scan", layers=names if start else ())
     context = scope.context
     length = _length(context, names, xs, start, length)
-    unrolled = unrolled or (bool(names) and length <= current_plan().unroll_layers)
+    unrolled = unrolled or (bool(names) and length <= current_plan().traits.unrolled_layers)
     # With the updates made so far, by windows before this one too: layers' state isn't read from the input again.
     whole = context.current_state()
     params = {name: _window(context.params.get(name, {}), start, length) for name in names}

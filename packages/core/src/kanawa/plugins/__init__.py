@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from kanawa.plugins.records import FittedStep as FittedStep
     from kanawa.plugins.records import Kind as Kind
     from kanawa.plugins.records import MeshRule as MeshRule
+    from kanawa.plugins.records import ProgramTraits as ProgramTraits
     from kanawa.plugins.records import PublishedStep as PublishedStep
+    from kanawa.plugins.records import Purpose as Purpose
     from kanawa.plugins.schedules import KernelHalf as KernelHalf
     from kanawa.plugins.schedules import KernelSchedule as KernelSchedule
     from kanawa.plugins.schedules import RecordedCycles as RecordedCycles
@@ -54,7 +56,9 @@ _HOME = {
     "FittedStep": "records",
     "Kind": "records",
     "MeshRule": "records",
+    "ProgramTraits": "records",
     "PublishedStep": "records",
+    "Purpose": "records",
     "KernelHalf": "schedules",
     "KernelSchedule": "schedules",
     "RecordedCycles": "schedules",

@@ -8,7 +8,7 @@ from typing import Any
 
 from kanawa.errors import TargetError
 from kanawa.plugins.catalog import load_value
-from kanawa.plugins.records import Calibration, DeviceSpec, Finding, MeshRule
+from kanawa.plugins.records import Calibration, DeviceSpec, Finding, MeshRule, ProgramTraits, Purpose
 from kanawa.plugins.schedules import KernelSchedule, RecordedCycles, ScheduleRequest
 from kanawa.plugins.specs import hookimpl
 
@@ -23,6 +23,8 @@ class Backend:
         mesh_rules: a sequence of MeshRules.
         findings: a function that returns a preflight's findings.
         compiler_options: a function (device, purpose) -> options; empty where the compiler takes none from XLA.
+        program_traits: a function (device, purpose, parameters, devices) -> ProgramTraits; empty where the compiler
+            needs nothing of a program.
         process_environment: a function (device, root, processes, index) -> variables of a process of a gang; empty
             where its runtime needs none.
         topology: a function (target) -> compile-only devices; empty where no compiler is public.
@@ -38,6 +40,7 @@ class Backend:
     mesh_rules: str
     findings: str
     compiler_options: str = ""
+    program_traits: str = ""
     process_environment: str = ""
     topology: str = ""
     missing_compiler: str = ""
@@ -71,11 +74,21 @@ class Backend:
         return rows
 
     @hookimpl
-    def kanawa_compiler_options(self, device: DeviceSpec, purpose: str) -> dict[str, Any] | None:
+    def kanawa_compiler_options(self, device: DeviceSpec, purpose: Purpose) -> dict[str, Any] | None:
         """Returns XLA options for one of the platform's devices; None for any other."""
         if device.platform != self.platform:
             return None
         return dict(load_value(self.compiler_options)(device, purpose)) if self.compiler_options else {}
+
+    @hookimpl
+    def kanawa_program_traits(
+        self, device: DeviceSpec, purpose: Purpose, parameters: int, devices: int
+    ) -> ProgramTraits | None:
+        """Returns what the compiler needs of a program for the platform's devices; None for any other."""
+        if device.platform != self.platform or not self.program_traits:
+            return None
+        traits: ProgramTraits = load_value(self.program_traits)(device, purpose, parameters, devices)
+        return traits
 
     @hookimpl
     def kanawa_process_environment(

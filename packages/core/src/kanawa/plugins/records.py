@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import argparse
 
 LEVELS: tuple[str, ...] = ("ok", "warning", "error")
+#: What a program is compiled for.
+Purpose = Literal["train", "prefill", "decode"]
 
 
 def _require(condition: bool, message: str) -> None:
@@ -92,6 +94,27 @@ class DeviceSpec:
             chips_per_host=count,
             domain_chips=count,
         )
+
+
+@dataclass(frozen=True)
+class ProgramTraits:
+    """What a target's compiler needs of a program beside options: how it is written, not what it computes.
+
+    Attributes:
+        materialized_inputs: training writes to memory what enters a projection, and the gradients around it, where the
+            compiler would compute them again for every tile of the matmul (kanawa.arrays.materialize).
+        row_major_stream: training stores the residual stream row by row, where the compiler would choose a layout for
+            one matmul and copy what it saved of each layer for all others.
+        unrolled_layers: a loop over at most so many layers is written out, where the compiler would copy what a loop
+            saves of each layer into one large array and out again.
+        recomputes_shared: the compiler computes a value again in each of its readers, and drops barriers; costly values
+            are computed in a branch, which it doesn't fuse.
+    """
+
+    materialized_inputs: bool = False
+    row_major_stream: bool = False
+    unrolled_layers: int = 0
+    recomputes_shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

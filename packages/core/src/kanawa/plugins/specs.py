@@ -26,7 +26,9 @@ from kanawa.plugins.records import (
     Finding,
     Kind,
     MeshRule,
+    ProgramTraits,
     PublishedStep,
+    Purpose,
 )
 from kanawa.plugins.schedules import RecordedCycles
 
@@ -118,11 +120,19 @@ def kanawa_recorded_cycles() -> Sequence[RecordedCycles]:
 
 
 @hookspec
-def kanawa_compiler_options(device: DeviceSpec, purpose: str) -> dict[str, Any] | None:
+def kanawa_compiler_options(device: DeviceSpec, purpose: Purpose) -> dict[str, Any] | None:
     """Returns XLA compiler options for `device`, or None if it is not this plugin's.
 
     `purpose` is "train", "prefill" or "decode". Two plugins that set one option differently are an
     error.
+    """
+
+
+@hookspec
+def kanawa_program_traits(device: DeviceSpec, purpose: Purpose, parameters: int, devices: int) -> ProgramTraits | None:
+    """Returns what the compiler of `device` needs of a program, or None if it is not this plugin's.
+
+    `parameters` are those of the model, 0 where unknown; `devices` is how many JAX devices the program runs on.
     """
 
 

@@ -39,8 +39,8 @@ class Embedding(kn.Module):
         cfg = self.config
         # An id past the table gives NaN (jnp.take fills), which shows at once; clipped, it would train the wrong row.
         plan = kn.current_plan()
-        # Of a few rows XLA's CPU compiler would cast the whole table anew at each step: there rows are cast, not it.
-        table = self.param("weight", self.param_specs["weight"].dtype if plan.few_rows else None)
+        # Training gathers from the table that its head reads too. Serving reads few rows: they are cast, not the table.
+        table = self.param("weight", None if plan.purpose == "train" else self.param_specs["weight"].dtype)
         x = jnp.take(table, input_ids, axis=0).astype(plan.precision.compute)
         factor = cfg.scale * (math.sqrt(cfg.output_dim) if cfg.scale_by_sqrt_dim else 1.0)
         # sqrt(3072) = 55.43 is 55.5 in bfloat16, and Gemma was trained with that.

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.arrays.contract import logits_of
 from kanawa.contracts import Joinable
+from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.embedding import Embedding
 
@@ -113,5 +113,6 @@ class TiedHead(Head):
 def project(x: Float[Array, "B T E"], head: Head) -> Float[Array, "B T V"]:
     """Returns fp32 logits of hidden states, scaled and capped."""
     weight, cap = head.weight(), head.config.logit_cap
-    logits = logits_of(head.scaled(x), weight, tied=head.tied)
+    # In fp32 whatever the weights are: a cap or a softmax over 100,000 logits shows bfloat16 steps.
+    logits = matmul(head.scaled(x), weight, outputs_first=head.tied, dtype=jnp.float32, logits=True)
     return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -8,6 +8,7 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.arrays.tree import flatten_paths
 from kanawa.contracts import FeedForward, Sequences
+from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.moe.experts import Experts
 from kanawa_layers.moe.gated_experts import GatedExperts
@@ -40,7 +41,7 @@ class ExpertChoiceRouter(kn.Module):
         num_tokens, cfg = x.shape[0], self.config
         capacity = min(num_tokens, math.ceil(cfg.factor * num_tokens / cfg.num_experts))
         weight = self.param("weight", jnp.float32)
-        logits = jnp.matmul(x.astype(jnp.float32), weight, precision=jax.lax.Precision.HIGHEST)
+        logits = matmul(x.astype(jnp.float32), weight, precision="highest")
         # The softmax is each token's over experts, the top-k each expert's over tokens: a token may win nowhere.
         scores = jax.nn.softmax(logits, axis=-1) * valid[:, None]
         weights, tokens = jax.lax.top_k(scores.T, capacity)

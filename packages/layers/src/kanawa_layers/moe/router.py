@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float, Int
+from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.moe.balancing import BiasBalancing
 from kanawa_layers.moe.scoring import Scoring, Softmax
@@ -88,7 +89,7 @@ class TopKRouter(kn.Module):
         if jitter and self.train:
             x32 = x32 * jax.random.uniform(self.next_key(), x.shape, minval=1.0 - jitter, maxval=1.0 + jitter)
         # By default, accelerators round the inputs of an fp32 matmul to fewer bits.
-        logits = jnp.matmul(x32, self.param("weight", jnp.float32), precision=jax.lax.Precision.HIGHEST)
+        logits = matmul(x32, self.param("weight", jnp.float32), precision="highest")
         return logits + self.param("bias", jnp.float32)[None] if self.config.bias else logits
 
     def _account(

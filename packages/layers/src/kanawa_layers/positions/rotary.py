@@ -8,6 +8,7 @@ import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Float, Int
 from kanawa.arrays.broadcast import along_last
+from kanawa.arrays.materialize import computed_once
 from kanawa.contracts import Positions
 from kanawa.errors import ConfigError
 
@@ -122,13 +123,14 @@ class Rotary(Positions):
 
 def _waves(angles: Float[Array, "B T half"]) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
     """Returns cosines and sines."""
-    if not kn.current_plan().few_rows or angles.shape[0] * angles.shape[1] < _MANY_TOKENS:
+
+    def both(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.cos(angles), jnp.sin(angles)
-    # XLA's CPU compiler computes them anew for each head in whatever reads them, a sixth of a layer's time in prefill;
-    # it fuses nothing with what a branch returns, where it drops a barrier. No angle is infinite: one branch is taken.
-    branches = (lambda x: (jnp.cos(x), jnp.sin(x))), (lambda x: (x, x))
-    waves: tuple[jax.Array, jax.Array] = jax.lax.cond(angles[0, 0, 0] < jnp.inf, *branches, angles)
-    return waves
+
+    if angles.shape[0] * angles.shape[1] < _MANY_TOKENS:
+        return both(angles)
+    # Each head reads them: computed again for each, they take a sixth of a layer's time in prefill.
+    return computed_once(both, angles, lambda angles: (angles, angles))
 
 
 @jax.custom_vjp

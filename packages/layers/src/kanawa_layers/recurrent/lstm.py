@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.contracts import CacheState, SequenceMixer, Sequences
+from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.linear import Linear, add_linear
 from kanawa_layers.recurrent.carried import entering, leaving, marks
@@ -67,7 +68,7 @@ class LSTM(SequenceMixer):
             gates, real, resets = token
             hidden, cell = (jnp.where(resets[:, None], 0.0, s) for s in states)
             # PyTorch's order of gates, so that its weights need no permutation.
-            i, f, g, o = jnp.moveaxis(gates + jnp.einsum("bh,hgd->bgd", hidden, recurrent), 1, 0)
+            i, f, g, o = jnp.moveaxis(gates + matmul(hidden, recurrent), 1, 0)
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
             # Padding leaves both states alone, so that the last ones are those of the last real token.

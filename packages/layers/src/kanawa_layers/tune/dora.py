@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
 from kanawa.arrays.broadcast import along_last
-from kanawa.arrays.contract import contract
 from kanawa.contracts import Adapter
+from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.tune.lora import FOREIGN, declare_low_rank, low_rank_change, low_rank_flops
 
@@ -46,8 +46,8 @@ class DoRA(Adapter):
         """Returns the changed and rescaled product."""
         a, b = self.param("lora_a"), self.param("lora_b")
         factor = self._factor(self.param("magnitude", jnp.float32), a, b, weight())
-        hidden = self.tag("adapter_hidden", contract(x, a, len(self.config.input_shape)))
-        changed = y + self.scale * contract(hidden, b, 1)
+        hidden = self.tag("adapter_hidden", matmul(x, a, len(self.config.input_shape)))
+        changed = y + self.scale * matmul(hidden, b, 1)
         return changed * along_last(factor.astype(y.dtype), y.ndim)
 
     @kn.nowrap

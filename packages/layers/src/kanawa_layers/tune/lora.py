@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.arrays.contract import contract
 from kanawa.contracts import Adapter
+from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.dropout import Dropout
 
@@ -50,13 +50,13 @@ class LoRA(Adapter):
         del weight
         # On the adapter's way in alone: the frozen product sees x whole.
         dropped = x if self.dropout is None else self.dropout(x)
-        hidden = self.tag("adapter_hidden", contract(dropped, self.param("lora_a"), len(self.config.input_shape)))
-        return y + self.scale * contract(hidden, self.param("lora_b"), 1)
+        hidden = self.tag("adapter_hidden", matmul(dropped, self.param("lora_a"), len(self.config.input_shape)))
+        return y + self.scale * matmul(hidden, self.param("lora_b"), 1)
 
     @kn.nowrap
     def merged(self, params: Mapping[str, Array], weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns weight + alpha / rank * lora_a @ lora_b."""
-        return weight + self.scale * contract(params["lora_a"], params["lora_b"], 1)
+        return weight + self.scale * matmul(params["lora_a"], params["lora_b"], 1)
 
     @kn.nowrap
     def factors(self, params: Mapping[str, Array]) -> tuple[Array, Array]:
@@ -97,4 +97,4 @@ def low_rank_flops(adapter: Adapter, rank: int) -> float:
 
 def low_rank_change(a: Float[Array, "..."], b: Float[Array, "..."], scale: float) -> Float[Array, "..."]:
     """Returns the dense change of the weight, fp32."""
-    return scale * contract(a.astype(jnp.float32), b.astype(jnp.float32), 1)
+    return scale * matmul(a.astype(jnp.float32), b.astype(jnp.float32), 1)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Float
-from kanawa.arrays.contract import contract
 from kanawa.contracts import ADAPTERS, AdapterPool
 from kanawa.errors import ModuleError
+from kanawa.kernels.matmul import matmul
 
 
 class LoRAPool(AdapterPool):
@@ -66,9 +66,9 @@ class LoRAPool(AdapterPool):
             raise ModuleError(message)
         # Slot 0 means no adapter: one_hot of -1 is all false.
         chosen = jax.nn.one_hot(slots - 1, cfg.slots, dtype=jnp.bool_)
-        hidden = contract(x, self.param("lora_a"), len(cfg.input_shape))
+        hidden = matmul(x, self.param("lora_a"), len(cfg.input_shape))
         hidden = jnp.where(chosen[..., None], hidden, jnp.zeros((), hidden.dtype))
-        return y + contract(hidden, self.param("lora_b"), 2)
+        return y + matmul(hidden, self.param("lora_b"), 2)
 
     @kn.nowrap
     def merged(self, params: Mapping[str, Array], weight: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -5,7 +5,7 @@ import functools
 
 import jax
 from jaxtyping import Array, Float
-from kanawa.arrays.contract import contract
+from kanawa.kernels.matmul import matmul
 from kanawa.kernels.quantized_matmul.formats import NumberFormat
 
 from kanawa_layers.tune.quantised_product import contract_rows, outputs_first, quantised_product
@@ -46,7 +46,7 @@ def _backward(
     if formats.weight_gradient:
         dw = quantised_product(columns, formats.values, dy, formats.gradients, num_rows)
     else:
-        dw = contract(columns, dy, num_rows)
+        dw = matmul(columns, dy, num_rows)
     return dx, dw.astype(weight.dtype)
 
 

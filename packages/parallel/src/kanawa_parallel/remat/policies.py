@@ -4,22 +4,22 @@ from typing import Any
 
 import jax
 import kanawa as kn
-from kanawa.arrays import products
 from kanawa.contracts import RematPolicy
+from kanawa.kernels.matmul import is_matmul
 
-#: Of two matrices, as JAX's policies are asked about it.
+#: Dimension numbers of a matmul of two matrices.
 _MATRICES = (((1,), (0,)), ((), ()))
 
 
-def _of_products(policy: Any) -> Any:
-    """Returns a policy over `dot_general` that judges products of one CPU beside XLA's as it does the others."""
+def _of_matmuls(policy: Any) -> Any:
+    """Returns a policy over `dot_general` that treats a matmul by a chosen kernel as it treats the others."""
 
-    def judged(primitive: Any, *operands: Any, **parameters: Any) -> Any:
-        if products.is_unbatched_product(primitive, *operands):
+    def extended(primitive: Any, *operands: Any, **parameters: Any) -> Any:
+        if is_matmul(primitive):
             return policy(jax.lax.dot_general_p, *operands, dimension_numbers=_MATRICES)
         return policy(primitive, *operands, **parameters)
 
-    return judged
+    return extended
 
 
 class KeepAll(RematPolicy):
@@ -59,7 +59,7 @@ class SaveDots(RematPolicy):
     def policy(self) -> Any:
         """Returns JAX's policy of that meaning."""
         return jax.checkpoint_policies.save_from_both_policies(
-            _of_products(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+            _of_matmuls(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
             jax.checkpoint_policies.save_only_these_names("attention_out", "attention_residuals"),
         )
 
@@ -95,4 +95,4 @@ class OffloadDots(RematPolicy):
     @kn.nowrap
     def policy(self) -> Any:
         """Returns JAX's policy of that meaning."""
-        return _of_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"))
+        return _of_matmuls(jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import kanawa as kn
 import numpy as np
 from jaxtyping import Array, Float, Int
+from kanawa.composition.program_traits import for_purpose
 from kanawa.contracts import CausalLM, Environment, Sequences
 from kanawa.errors import UsageError
 
@@ -57,7 +58,8 @@ class Generator:
         often padded to a round number, and a padded id, which stands for no text, must never be drawn.
         """
         self.model = model
-        self.environment = environment or Environment()
+        self.environment = for_purpose(environment or Environment(), "prefill")
+        self._decoding = for_purpose(self.environment, "decode")
         self.cache_dtype = cache_dtype
         self.known = known
         # Layers are taken apart once: a loop over stacked ones slices all their weights for every token.
@@ -140,7 +142,7 @@ class Generator:
         until = min(every, max_tokens)
         while True:
             # The plan is active only while a program runs: between two pieces the caller's own code does.
-            with self.environment.active():
+            with self._decoding.active():
                 # `until` is an argument of the program, not a constant of it: another one must not compile anew.
                 arguments = (lengths, keys, carry, self.params, np.int32(until), known, self.state)
                 carry = self._loop(*arguments, sampling=chosen, stop_ids=tuple(stop_ids))

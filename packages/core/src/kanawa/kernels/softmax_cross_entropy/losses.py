@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kanawa.arrays.plan import current_plan
 from kanawa.kernels.accumulate import wide
+from kanawa.kernels.matmul import matmul
 from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
 
 
@@ -44,10 +44,7 @@ def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(tied: bool, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns hidden [..., width] times the weight, fp32 [..., vocab]."""
-    if _by_call(hidden, weight):
-        return _by_rows(hidden, weight, transpose_b=tied, dtype=jnp.float32)
-    contracted = ((hidden.ndim - 1,), (1 if tied else 0,))
-    return jax.lax.dot_general(hidden, weight, (contracted, ((), ())), preferred_element_type=wide(hidden.dtype))
+    return matmul(hidden, weight, outputs_first=tied, dtype=wide(hidden.dtype), logits=True, own_gradients=False)
 
 
 def _product_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
@@ -67,34 +64,9 @@ def product_gradients(
     # JAX's own rule puts the cotangent first and turns the product round. XLA for CPU then transposes the first operand
     # to suit its matmuls: a third array of logits at the peak of a step, where here it transposes the hidden states.
     pair = (dlogits, hidden) if tied else (hidden, dlogits)
-    if _by_call(hidden, weight):
-        # Its products take one dtype. In bfloat16 that rounds the logits' gradient, as the projections' are.
-        left, right = (x.astype(hidden.dtype) for x in pair)
-        dhidden = _by_rows(dlogits.astype(hidden.dtype), weight, transpose_b=not tied, dtype=jnp.float32)
-        return dhidden, _by_rows(left, right, transpose_a=True, dtype=jnp.float32)
-    over_vocab = ((dlogits.ndim - 1,), (0 if tied else 1,))
-    dhidden = jax.lax.dot_general(dlogits, weight, (over_vocab, ((), ())), preferred_element_type=wide(hidden.dtype))
-    tokens = tuple(range(hidden.ndim - 1))
-    return dhidden, jax.lax.dot_general(*pair, ((tokens, tokens), ((), ())), preferred_element_type=wide(hidden.dtype))
-
-
-def _by_call(hidden: jax.Array, weight: jax.Array) -> bool:
-    if not current_plan().native_products:
-        return False
-    from kanawa.arrays import products
-
-    return products.suits(hidden, weight, hidden.size * max(weight.shape))
-
-
-def _by_rows(a: jax.Array, b: jax.Array, **how: Any) -> jax.Array:
-    """Returns the product over the rows of all tokens: [..., columns], or [columns, columns] of a transposed `a`."""
-    from kanawa.arrays import products
-
-    rows = a.reshape(-1, a.shape[-1])
-    if how.get("transpose_a"):
-        return products.matmul(rows, b.reshape(-1, b.shape[-1]), **how)
-    product = products.matmul(rows, b, **how)
-    return product.reshape(*a.shape[:-1], product.shape[-1])
+    dtype = wide(hidden.dtype)
+    dhidden = matmul(dlogits, weight, outputs_first=not tied, dtype=dtype, logits=True, own_gradients=False)
+    return dhidden, matmul(*pair, hidden.ndim - 1, inner_first=True, dtype=dtype, logits=True, own_gradients=False)
 
 
 _product.defvjp(_product_forward, _product_backward)

@@ -9,6 +9,7 @@ from kanawa.arrays.rules import Rules
 from kanawa.arrays.shardings import abstract_params, array_sharding
 from kanawa.arrays.spec import ParamSpec
 from kanawa.composition.prepare import Prepared
+from kanawa.composition.program_traits import for_purpose
 from kanawa.contracts import CausalLM, Program, Sequences
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
@@ -22,7 +23,7 @@ def decode_program(prepared: Prepared) -> Program:
     Parameters and caches are in the compute dtype, laid out as the plan's rules say; caches are donated. Raises
     UsageError where the model doesn't decode, or where nothing says how large the caches are.
     """
-    model, environment = prepared.workload.model, prepared.environment
+    model, environment = prepared.workload.model, for_purpose(prepared.environment, "decode")
     shape = prepared.composition.config.batch_shape()
     if shape is None or not isinstance(model, CausalLM):
         message = (

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
 from kanawa.errors import UsageError
+from kanawa.kernels.matmul import preferred_weight_layout
 
 from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
@@ -24,7 +25,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.core import Core
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.paged_model import paged_model
-from kanawa_runtime.serve.engine.programs import Programs, Shapes, for_few_rows
+from kanawa_runtime.serve.engine.programs import Programs, Shapes, decoding_environment
 from kanawa_runtime.serve.engine.request import (
     EngineLimits,
     EngineStoppedError,
@@ -56,6 +57,13 @@ class _Submitted:
     given: Given | None = None
 
 
+def _prefers_outputs_first(environment: Environment, model: CausalLM) -> bool:
+    """Returns whether decoding's matmul kernel prefers weights with their outputs first."""
+    with environment.active():
+        dtype, width = environment.plan.precision.compute, model.config.input_dim
+        return preferred_weight_layout(1, width, width, dtype=dtype) == "outputs_first"
+
+
 class LLMEngine:
     """Serves many requests at once with one model; see `request.Engine` for what its methods promise.
 
@@ -74,7 +82,7 @@ class LLMEngine:
         draft: Draft | None = None,
     ) -> None:
         self.config = cfg = (config or EngineConfig()).clone().freeze()
-        self.environment = env = for_few_rows(environment or Environment())
+        self.environment = env = decoding_environment(environment or Environment())
         longest = model.longest_sequence()
         self.max_length = cfg.max_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
         if longest is not None and self.max_length > longest:
@@ -86,7 +94,7 @@ class LLMEngine:
         # Parameters as they are trained have no banks: they are laid beside them whenever some are loaded.
         self._bank = Bank(model, cfg.adapter_slots, cfg.adapter_rank) if cfg.adapter_slots else None
         model = self._bank.model if self._bank is not None else model
-        turned = on_cpu and env.mesh is None
+        turned = env.mesh is None and _prefers_outputs_first(env, model)
         self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits, turned=turned)
         if paged.has_pages and dtype != compute and not cfg.int8_cache:
             message = (

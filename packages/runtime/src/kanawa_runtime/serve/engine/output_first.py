@@ -5,18 +5,18 @@ from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from kanawa.arrays.contract import contract_output_first
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
 from kanawa.contracts.weights import Kept
+from kanawa.kernels.matmul import matmul
 from kanawa.module import nowrap
 
 
 class OutputFirst(WeightForm):
     """Keeps [*inputs, *outputs] as [*outputs, *inputs] under the same path; weights with leading dimensions stay.
 
-    On a CPU, matmuls pack the right operand anew at every call, unless it is the left one: with a step's few rows that
-    costs more than the product. Exact: it changes where numbers lie, not what is computed.
+    For matmul kernels that prefer it (`preferred_weight_layout`). Exact: it changes where numbers lie, not what is
+    computed.
     """
 
     @nowrap
@@ -58,7 +58,7 @@ class OutputFirst(WeightForm):
 
     def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the weight's last."""
-        return contract_output_first(x, kept[""], len(spec.fan_in_axes))
+        return matmul(x, kept[""], len(spec.fan_in_axes), outputs_first=_turns(spec))
 
 
 def _turns(spec: ParamSpec) -> bool:

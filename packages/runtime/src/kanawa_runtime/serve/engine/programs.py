@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from kanawa.arrays.shardings import replicated
 from kanawa.composition.joined import joined
 from kanawa.composition.plain import in_forms
+from kanawa.composition.program_traits import for_purpose
 from kanawa.contracts import CausalLM, Environment, Program
 from kanawa.errors import UsageError
 
@@ -88,6 +89,7 @@ class Programs:
         known: np.ndarray | None,
     ) -> None:  # fmt: skip
         self.shapes, self.paged, self.config, self.environment = shapes, paged, config, environment
+        self.prefill_environment = for_purpose(environment, "prefill")
         self.vocab = trained.config.vocab_size
         self.num_logprobs = min(config.max_logprobs, self.vocab)
         self._mesh = environment.mesh if isinstance(environment.mesh, Mesh) else None
@@ -227,21 +229,23 @@ class Programs:
         self.tables = self._compiled["seat",](self.tables, np.int32(slot), counts, in_prompt, bias)
 
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
-        shapes, steps = self.shapes, self.steps
+        shapes, steps, prefilling = self.shapes, self.steps, self.prefill_environment
         wanted: dict[tuple[Any, ...], Program] = {}
         for rows, width in itertools.product(shapes.batch_sizes, shapes.page_widths):
             rest = (self.abstract((rows, PAGES + width)), self.abstract(()))
-            wanted["decode", rows, width] = self._program(f"decode {rows}x{width}", steps.decode, rest, 2)
+            wanted["decode", rows, width] = self._program(
+                f"decode {rows}x{width}", steps.decode, rest, 2, self.environment
+            )
         widest = shapes.page_widths[-1]
         for rows, tokens, width in self.chunk_shapes():
             rest = (self.abstract((rows, PAGES + width)), self.abstract((rows, tokens)))
             name = f"prefill {rows}x{tokens}x{width}"
-            wanted["prefill", rows, tokens, width] = self._program(name, steps.prefill, rest, 2)
+            wanted["prefill", rows, tokens, width] = self._program(name, steps.prefill, rest, 2, prefilling)
         if self.config.prompt_logprobs:
             # One shape for all: these are rare, and whoever asks for them doesn't wait for a first token.
             rows, tokens = shapes.prefill_rows[0], shapes.prefill_sizes[-1]
             rest = (self.abstract((rows, PAGES + widest)), self.abstract((rows, tokens + 1)))
-            wanted["score", rows, tokens, widest] = self._program("score", steps.score, rest, 3)
+            wanted["score", rows, tokens, widest] = self._program("score", steps.score, rest, 3, prefilling)
         return wanted | self._wanted_samplers()
 
     def chunk_shapes(self) -> list[tuple[int, int, int]]:
@@ -266,10 +270,12 @@ class Programs:
         wanted["seat",] = Program("seat", seat, (tables, self.abstract(()), *row), (0,), several, self.environment)
         return wanted
 
-    def _program(self, name: str, function: Callable[..., Any], rest: tuple[Any, ...], results: int) -> Program:
+    def _program(
+        self, name: str, function: Callable[..., Any], rest: tuple[Any, ...], results: int, environment: Environment
+    ) -> Program:
         arguments = tuple(abstract_of(tree) for tree in (self.params, self.model_state, self.kept))
         out = None if self.whole is None else (self.shardings, *(self.whole,) * results)
-        return Program(name, function, (*arguments, *rest), (2,), out, self.environment)
+        return Program(name, function, (*arguments, *rest), (2,), out, environment)
 
     def abstract(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """Returns what a program takes for an array of the host's."""
@@ -295,11 +301,11 @@ def abstract_of(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def for_few_rows(environment: Environment) -> Environment:
-    """Returns the environment for programs that multiply a few rows with each weight.
+def decoding_environment(environment: Environment) -> Environment:
+    """Returns the environment for decoding.
 
     Rows and positions aren't spread over a mesh: there are as few as one of either, which divides by nothing.
     """
     rules = tuple(rule for rule in environment.plan.activation_rules if rule[0] not in ("batch", "length"))
-    plan = dataclasses.replace(environment.plan, few_rows=True, activation_rules=rules)
-    return dataclasses.replace(environment, plan=plan)
+    plan = dataclasses.replace(environment.plan, activation_rules=rules)
+    return for_purpose(dataclasses.replace(environment, plan=plan), "decode")

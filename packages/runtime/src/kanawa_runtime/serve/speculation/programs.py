@@ -135,7 +135,12 @@ class Speculation:
         for rows, tokens, width in programs.chunk_shapes():
             arguments = (*self._own(), programs.abstract((rows, PAGES + width)), programs.abstract((rows, tokens)))
             wanted["take in", rows, tokens, width] = Program(
-                f"take in {rows}x{tokens}x{width}", self._guesser.take_in, arguments, (2,), out, programs.environment
+                f"take in {rows}x{tokens}x{width}",
+                self._guesser.take_in,
+                arguments,
+                (2,),
+                out,
+                programs.prefill_environment,
             )
         return wanted
 

@@ -10,7 +10,7 @@ class Distributed(abc.ABC):
     Instances are part of the execution plan and thus of jit's cache key: make them frozen dataclasses.
     """
 
-    #: What it distributes: "attention" (see kanawa.kernels.attention.over_shards) or "experts" (TokenDispatcher).
+    #: What it distributes: "attention" (kanawa.kernels.attention.over_shards) or "experts" (TokenDispatcher).
     operation: ClassVar[str]
     #: What the kernel manifest calls it, such as "ring".
     name: ClassVar[str]

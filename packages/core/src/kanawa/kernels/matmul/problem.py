@@ -1,0 +1,137 @@
+"""MatmulProblem: all that is static about one call, and the operation."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import jax.numpy as jnp
+
+from kanawa.kernels.operation import Operation
+from kanawa.plugins.records import Purpose
+
+XLayout = Literal["rows_first", "inner_first"]
+WeightLayout = Literal["inner_first", "outputs_first"]
+Precision = Literal["default", "highest"]
+
+#: The compiler splits a `dot_general` over a mesh by itself; other kernels run on one device's operands.
+MATMUL = Operation(
+    name="matmul",
+    operand_axes={"x": (), "weight": ()},
+    output_axes=((),),
+    manual_axes=(),
+    # Every compiler has a good dot of its own.
+    fused_platforms=(),
+    matmul_flops=lambda problem: problem.matmul_flops,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulProblem:
+    """`x` of `rows` x `inner` times `weight` of `inner` x `outputs`; the result is [rows, outputs] in `dtype`.
+
+    Attributes:
+        x_layout: "rows_first" for x stored as [rows, inner], "inner_first" for [inner, rows].
+        weight_layout: "inner_first" for a weight stored as [inner, outputs], "outputs_first" for [outputs, inner].
+        sum_dtype: the narrowest dtype that sums may be rounded to before the result is; fp32 for logits.
+        precision: "highest" multiplies operands as they are; by default a wider operand may be rounded to the narrower
+            one's dtype, or both to what the device multiplies fastest.
+        purpose: what the program is for, "train", "prefill" or "decode".
+        logits: whether the outputs are a vocabulary's logits, or their gradients.
+    """
+
+    rows: int
+    inner: int
+    outputs: int
+    x_dtype: str
+    weight_dtype: str
+    sum_dtype: str
+    dtype: str
+    x_layout: XLayout = "rows_first"
+    weight_layout: WeightLayout = "inner_first"
+    precision: Precision = "default"
+    purpose: Purpose = "train"
+    logits: bool = False
+
+    @property
+    def matmul_flops(self) -> float:
+        """Two FLOPs for each pair of numbers that is multiplied."""
+        return 2.0 * self.rows * self.inner * self.outputs
+
+    @property
+    def x_shape(self) -> tuple[int, int]:
+        """The shape of x as it is stored."""
+        return (self.rows, self.inner) if self.x_layout == "rows_first" else (self.inner, self.rows)
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """The shape of the weight as it is stored."""
+        return (self.inner, self.outputs) if self.weight_layout == "inner_first" else (self.outputs, self.inner)
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        """The shape of the result."""
+        return self.rows, self.outputs
+
+    @property
+    def operand_bytes(self) -> int:
+        """The bytes of both operands."""
+        sizes = ((self.x_shape, self.x_dtype), (self.weight_shape, self.weight_dtype))
+        return sum(math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in sizes)
+
+    def describe(self) -> str:
+        """Returns one line, such as "bfloat16[4096,512] x bfloat16[512,1536], train"."""
+        left = f"{self.x_dtype}[{self.x_shape[0]},{self.x_shape[1]}]" + ".T" * (self.x_layout != "rows_first")
+        right = f"{self.weight_dtype}[{self.weight_shape[0]},{self.weight_shape[1]}]"
+        right += ".T" * (self.weight_layout != "inner_first")
+        result = f" -> {self.dtype}" * (self.dtype != self.x_dtype)
+        sums = f", sums in {self.sum_dtype}" * (self.sum_dtype != self.dtype)
+        precision = f", {self.precision} precision" * (self.precision != "default")
+        return f"{left} x {right}{result}{sums}{precision}, {self.purpose}{' logits' * self.logits}"
+
+    def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "MatmulProblem":
+        """Returns the problem itself: the operation splits no operands."""
+        del operand_shapes
+        return self
+
+    def x_gradient(self) -> "MatmulProblem":
+        """Returns the matmul whose result is the gradient of x, in x's layout; see `gradient_operands`."""
+        if self.x_layout == "rows_first":
+            # dx [rows, inner] = dy [rows, outputs] @ weight^T
+            flipped: WeightLayout = "outputs_first" if self.weight_layout == "inner_first" else "inner_first"
+            return self._gradient(self.rows, self.outputs, self.inner, "rows_first", flipped, from_left=True)
+        # dx [inner, rows] = weight @ dy^T
+        layout: XLayout = "rows_first" if self.weight_layout == "inner_first" else "inner_first"
+        return self._gradient(self.inner, self.outputs, self.rows, layout, "outputs_first", from_left=False)
+
+    def weight_gradient(self) -> "MatmulProblem":
+        """Returns the matmul whose result is the gradient of the weight, in its layout; see `gradient_operands`."""
+        if self.weight_layout == "inner_first":
+            # dweight [inner, outputs] = x^T @ dy
+            flipped: XLayout = "inner_first" if self.x_layout == "rows_first" else "rows_first"
+            return self._gradient(
+                self.inner, self.rows, self.outputs, flipped, "inner_first", from_left=False, of_weight=True
+            )
+        # dweight [outputs, inner] = dy^T @ x
+        layout: WeightLayout = "inner_first" if self.x_layout == "rows_first" else "outputs_first"
+        return self._gradient(
+            self.outputs, self.rows, self.inner, "inner_first", layout, from_left=True, of_weight=True
+        )
+
+    def _gradient(
+        self, rows: int, inner: int, outputs: int, x_layout: XLayout, weight_layout: WeightLayout, *,
+        from_left: bool, of_weight: bool = False,
+    ) -> "MatmulProblem":  # fmt: skip
+        """Returns the problem of a gradient; `from_left`: the cotangent is its x, else its weight."""
+        other = self.x_dtype if of_weight else self.weight_dtype
+        return dataclasses.replace(
+            self,
+            rows=rows,
+            inner=inner,
+            outputs=outputs,
+            x_layout=x_layout,
+            weight_layout=weight_layout,
+            x_dtype=self.dtype if from_left else other,
+            weight_dtype=other if from_left else self.dtype,
+            dtype=self.weight_dtype if of_weight else self.x_dtype,
+        )

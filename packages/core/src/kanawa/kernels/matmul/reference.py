@@ -1,0 +1,44 @@
+"""matmul.any.xla: one dot_general, which every platform compiles to its own matmul."""
+
+from typing import Any, ClassVar
+
+import jax
+
+from kanawa.kernels.matmul.problem import MatmulProblem
+from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.verdict import SUPPORTED, Verdict
+
+#: Contracted dimensions of both operands, and none that are equal in both.
+Contraction = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class ReferenceMatmul(Kernel):
+    """`jax.lax.dot_general`. Supports every problem; the compiler splits it over a mesh."""
+
+    name: ClassVar[str] = "matmul.any.xla"
+    operation: ClassVar[str] = "matmul"
+
+    def supports(self, problem: MatmulProblem, device: Any) -> Verdict:
+        """Returns support, always."""
+        del problem, device
+        return SUPPORTED
+
+    def forward(self, problem: MatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
+        """Returns (out [rows, outputs], None)."""
+        contracted = (
+            (1 if problem.x_layout == "rows_first" else 0,),
+            (0 if problem.weight_layout == "inner_first" else 1,),
+        )
+        out = jax.lax.dot_general(
+            operands["x"],
+            operands["weight"],
+            (contracted, ((), ())),
+            precision=dot_precision(problem.precision),
+            preferred_element_type=problem.sum_dtype,
+        )
+        return out.astype(problem.dtype), None
+
+
+def dot_precision(name: str) -> Any:
+    """Returns what `dot_general` takes for a problem's `precision`."""
+    return jax.lax.Precision.HIGHEST if name == "highest" else None
