@@ -164,45 +164,6 @@ def test_blocks_cover_a_result_and_fit_what_is_packed(sizes, batch, amx, lanes):
     assert 0 < depth <= product.depth and depth % product.depth_unit == 0
 
 
-KEPT = """
-import os, sys
-import jax, jax.monitoring, jax.numpy as jnp
-seen = []
-jax.monitoring.register_event_listener(lambda event, **_: seen.append(event))
-from kanawa.arrays.plan import ExecutionPlan, use_plan
-from kanawa.arrays.contract import contract
-def loss(w, x):
-    return jnp.sum(jnp.tanh(contract(x, w, 1).astype(jnp.float32)))
-with use_plan(ExecutionPlan(native_products=True)):
-    step = jax.jit(jax.grad(loss))
-    w, x = jnp.full((128, 256), 0.01, sys.argv[1]), jnp.ones((2048, 128), sys.argv[1])
-    assert step.lower(w, x).as_text().count("kanawa_product") >= 2
-    seen.clear()
-    total = float(step(w, x).astype(jnp.float32).sum())
-print(seen.count("/jax/compilation_cache/cache_hits"), seen.count("/jax/compilation_cache/cache_misses"), total)
-"""
-
-
-@HERE
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_program_with_them_is_kept_and_run_by_another_process(tmp_path, dtype):
-    environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=str(tmp_path))
-    environment |= {
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    environment.pop("XLA_FLAGS", None)
-    told = []
-    for _ in range(2):
-        command = [sys.executable, "-c", KEPT, dtype]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        told.append(done.stdout.split())
-    (_, misses, cold), (hits, more_misses, warm) = told
-    assert int(misses) and int(hits) and not int(more_misses)
-    assert cold == warm
-
-
 FORK = """
 import os
 from kanawa.arrays.native import products

@@ -1,14 +1,10 @@
 """Products beside XLA's: equal to JAX's in value and all derivatives, used where a plan says, refused by shape."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from kanawa.arrays import onednn, products
-from kanawa.arrays.contract import contract, logits_of
-from kanawa.arrays.plan import ExecutionPlan, use_plan
 
 SIZES = (96, 64, 80)
 WAYS = [(False, False), (True, False), (False, True), (True, True)]
@@ -94,25 +90,6 @@ def test_shapes_that_have_no_product_are_named():
     assert jax.eval_shape(lambda a, b: products.matmul(a, b, transpose_a=True), a, b).shape == (3, 5)
 
 
-def test_contract_uses_it_where_the_plan_says_and_the_product_is_worth_a_call(by):
-    x = jnp.ones((2, 512, 2, 128))
-    weight = jnp.asarray(np.random.default_rng(0).standard_normal((2, 128, 4, 64)), jnp.float32)
-
-    def program(plan, x, weight):
-        with use_plan(plan):
-            return jax.jit(lambda x, w: contract(x, w, 2)).lower(x, weight).as_text()
-
-    asked = ExecutionPlan(native_products=True)
-    assert by in program(asked, x, weight)
-    assert by not in program(ExecutionPlan(), x, weight)
-    assert by not in program(asked, x[:, :8], weight)
-    assert by not in program(asked, x.astype(jnp.float16), weight.astype(jnp.float16))
-    with use_plan(asked):
-        ours = contract(x, weight, 2)
-    assert ours.shape == (2, 512, 4, 64)
-    np.testing.assert_allclose(ours, contract(x, weight, 2), rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_empty_has_a_product_of_zeros(dtype):
@@ -131,25 +108,3 @@ def test_a_wider_result_has_gradients_in_its_operands_dtype():
     for one, other in zip(ours, right, strict=True):
         assert one.dtype == jnp.bfloat16
         np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=2e-2, atol=2)
-
-
-@pytest.mark.skipif(not onednn.available(), reason="this jaxlib has no oneDNN for this processor")
-def test_serving_has_few_rows_of_bfloat16_by_onednn_and_logits_in_float32():
-    def calls(function, *shapes, few_rows, dtype="bfloat16"):
-        with use_plan(ExecutionPlan(native_products=True, few_rows=few_rows)):
-            args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-            return jax.jit(function).lower(*args).as_text().count("__onednn$matmul")
-
-    project = functools.partial(contract, num_contracted=1)
-    logits = functools.partial(logits_of, tied=False)
-    for function, shapes in ((project, ((4, 1, 64), (64, 512))), (logits, ((4, 1, 64), (64, 512)))):
-        by_bf16 = int(onednn.has_bf16_units())
-        assert calls(function, *shapes, few_rows=True) == by_bf16
-        assert calls(function, *shapes, few_rows=False) == 0
-        assert calls(function, *shapes, few_rows=True, dtype="float32") == 0
-    x, table = jnp.ones((2, 1, 64), jnp.bfloat16), jnp.ones((1024, 64), jnp.bfloat16)
-    with use_plan(ExecutionPlan(native_products=True, few_rows=True)):
-        given = logits_of(x, table, tied=True)
-        other = logits_of(x, table.T, tied=False)
-    assert given.dtype == jnp.float32 and np.array_equal(given, np.full((2, 1, 1024), 64.0))
-    assert np.array_equal(given, other)

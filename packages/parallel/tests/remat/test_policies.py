@@ -2,11 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import kanawa as kn
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from kanawa.arrays import products
-from kanawa.plugins import host
+from kanawa.arrays.plan import KernelPolicy
+from kanawa.kernels import Kernel, Verdict
+from kanawa.kernels.matmul import matmul
+from kanawa.kernels.matmul.reference import ReferenceMatmul
+from kanawa.plugins import PluginHost, host, set_host
+from kanawa.plugins.discovery import Entry, Provider, discover
 from kanawa_parallel.remat.modifier import named_policy
 from kanawa_parallel.remat.policies import OffloadNames
 
@@ -48,16 +53,40 @@ def test_a_name_is_kept_or_sent_away():
     assert cfg.check() == ["'query' is in save and in offload"]
 
 
-@pytest.mark.skipif(not products.available(), reason="no products beside XLA's here")
-@pytest.mark.parametrize(("name", "kept"), [("dots", 2), ("offload-dots", 2), ("full", 0)])
-def test_products_beside_xla_are_products_to_a_policy_of_products(name, kept):
-    """One CPU computes them by a primitive of its own, which JAX's policies over dot_general pass by."""
+class HostMatmul(Kernel):
+    """Any kernel beside the reference: its calls are of a primitive that JAX's policies don't know."""
+
+    name = "matmul.cpu.host"
+    operation = "matmul"
+
+    def supports(self, problem, device):
+        return Verdict(True)
+
+    def forward(self, problem, operands):
+        return ReferenceMatmul().forward(problem, operands)
+
+
+@pytest.fixture
+def host_matmul():
+    kernels = {HostMatmul.name: f"{__name__}:HostMatmul"}
+    entries = tuple(Entry(kind="kernels", name=name, value=value) for name, value in kernels.items())
+    found = [*discover(), Provider(name="stranger", version="1.0", entries=entries)]
+    old = set_host(PluginHost(discover=lambda: found))
+    yield
+    set_host(old)
+
+
+@pytest.mark.usefixtures("host_matmul")
+@pytest.mark.parametrize(("name", "saved"), [("dots", 2), ("offload-dots", 2), ("full", 0)])
+def test_calls_of_a_matmul_kernel_are_matmuls_to_a_policy(name, saved):
     policy = named_policy(name).build().policy()
 
     def layer(x, w):
-        return jnp.sin(products.matmul(jnp.tanh(products.matmul(x, w)), w))
+        return jnp.sin(matmul(jnp.tanh(matmul(x, w)), w))
 
-    body = jax.checkpoint(layer, policy=None if policy is True else policy)
-    text = str(jax.make_jaxpr(jax.grad(lambda w: jnp.sum(body(jnp.ones((8, 8)), w))))(W[0]))
-    # Two forward and three for the gradients, of which ones don't ask; what isn't kept is computed again.
-    assert text.count("kanawa_matmul") == 5 + 2 - kept
+    pins = KernelPolicy(pins=(("matmul", HostMatmul.name),))
+    with kn.use_plan(kn.ExecutionPlan(kernels=pins)):
+        body = jax.checkpoint(layer, policy=None if policy is True else policy)
+        text = str(jax.make_jaxpr(jax.grad(lambda w: jnp.sum(body(jnp.ones((8, 8)), w))))(W[0]))
+    # Two forward and three for the gradients, of which ones don't ask; what isn't saved is computed again.
+    assert text.count("= kanawa_matmul[") == 5 + 2 - saved

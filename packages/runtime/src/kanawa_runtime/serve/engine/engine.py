@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
 from kanawa.errors import UsageError
-from kanawa.kernels.matmul import preferred_weight_layout
 
 from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
@@ -25,7 +24,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.core import Core
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.paged_model import paged_model
-from kanawa_runtime.serve.engine.programs import Programs, Shapes, decoding_environment
+from kanawa_runtime.serve.engine.programs import Programs, Shapes, decoding_environment, prefers_outputs_first
 from kanawa_runtime.serve.engine.request import (
     EngineLimits,
     EngineStoppedError,
@@ -55,13 +54,6 @@ class _Submitted:
     on_output: OnOutput
     keeps_pages: bool = False
     given: Given | None = None
-
-
-def _prefers_outputs_first(environment: Environment, model: CausalLM) -> bool:
-    """Returns whether decoding's matmul kernel prefers weights with their outputs first."""
-    with environment.active():
-        dtype, width = environment.plan.precision.compute, model.config.input_dim
-        return preferred_weight_layout(1, width, width, dtype=dtype) == "outputs_first"
 
 
 class LLMEngine:
@@ -94,7 +86,7 @@ class LLMEngine:
         # Parameters as they are trained have no banks: they are laid beside them whenever some are loaded.
         self._bank = Bank(model, cfg.adapter_slots, cfg.adapter_rank) if cfg.adapter_slots else None
         model = self._bank.model if self._bank is not None else model
-        turned = env.mesh is None and _prefers_outputs_first(env, model)
+        turned = env.mesh is None and prefers_outputs_first(env, model)
         self._paged = paged = paged_model(model, cfg, self.max_length, dtype, bits=bits, turned=turned)
         if paged.has_pages and dtype != compute and not cfg.int8_cache:
             message = (

@@ -16,6 +16,7 @@ from kanawa.composition.plain import in_forms
 from kanawa.composition.program_traits import for_purpose
 from kanawa.contracts import CausalLM, Environment, Program
 from kanawa.errors import UsageError
+from kanawa.kernels.matmul import preferred_weight_layout
 
 from kanawa_runtime.serve.engine.buckets import at_most, ladder
 from kanawa_runtime.serve.engine.cast_once import cast, read_as
@@ -309,3 +310,10 @@ def decoding_environment(environment: Environment) -> Environment:
     rules = tuple(rule for rule in environment.plan.activation_rules if rule[0] not in ("batch", "length"))
     plan = dataclasses.replace(environment.plan, activation_rules=rules)
     return for_purpose(dataclasses.replace(environment, plan=plan), "decode")
+
+
+def prefers_outputs_first(environment: Environment, model: CausalLM) -> bool:
+    """Returns whether decoding's matmul kernel prefers weights with their outputs first."""
+    with environment.active():
+        dtype, width = environment.plan.precision.compute, model.config.input_dim
+        return preferred_weight_layout(1, width, width, dtype=dtype) == "outputs_first"
