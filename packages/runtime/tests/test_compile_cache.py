@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import tiny_lm
-from kanawa.arrays import products
 from kanawa_runtime import faults
 from kanawa_runtime.compile_cache import SUFFIX, CheckedFiles, finding, machine_key, sealed
 from kanawa_runtime.runs.events import read_events
@@ -76,17 +75,12 @@ def test_the_key_is_that_of_the_machine_and_the_versions(monkeypatch):
     assert machine_key() != key
 
 
-def test_doctor_says_where_programs_are_kept_and_which_are_not(tmp_path, monkeypatch):
+def test_doctor_says_where_programs_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     told = finding()
     assert (told.level, told.message) == ("ok", f"compiled programs are kept in {tmp_path}/cache")
     assert not (tmp_path / "cache").exists()
-    assert not products.has_native() or not told.meaning
-    monkeypatch.setattr(products, "kept", lambda: False)
-    told = finding()
-    assert "compiled at each start: jaxlib can't keep oneDNN's products" in told.meaning
-    assert told.fix == 'pip install "kanawa[cpu]": native products are kept'
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     assert not finding().meaning
     monkeypatch.setattr(os, "access", lambda *asked: False)

@@ -5,6 +5,7 @@ from kanawa.plugins import Backend
 BACKEND = Backend(
     platform="cpu",
     devices="kanawa_backends_cpu.device:DEVICES",
+    program_traits="kanawa_backends_cpu.program_traits:program_traits",
     mesh_rules="kanawa_backends_cpu.mesh_rules:RULES",
     topology="kanawa_backends_cpu.topology:topology",
     findings="kanawa_backends_cpu.doctor:findings",

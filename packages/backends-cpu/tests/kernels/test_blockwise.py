@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from broken_rest import broken_rest
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
-from kanawa.arrays.products import available, has_native
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention import attention
 from kanawa.kernels.attention.gradient import block_gradient, row_delta
@@ -19,6 +18,7 @@ from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_cpu.kernels.attention.blockwise import BlockwiseAttention
 from kanawa_backends_cpu.kernels.attention.tiles import spans, visible
+from kanawa_backends_cpu.kernels.matmul.available import why_no_native, why_no_onednn
 from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES, example_operands
 
 SMALL = dataclasses.replace(BASE, q_length=32, kv_length=32, head_dim=8, v_head_dim=8)
@@ -127,11 +127,11 @@ def test_refuses_with_a_reason(words):
     assert all(BlockwiseAttention().supports(dataclasses.replace(LONG, **change), None).ok for change in accepted)
 
 
-@pytest.mark.skipif(not available(), reason="no products beside XLA's for this processor")
+@pytest.mark.skipif(why_no_native() and why_no_onednn("float32"), reason="no matmul but XLA's for this processor")
 @pytest.mark.parametrize(("platform", "called"), [(None, True), ("cpu", False)])
 def test_tiles_are_multiplied_beside_xla_where_the_program_runs_here_also_under_vmap(platform, called):
     x = jnp.zeros((2, 1, 128, 2, 32))
-    call = "kanawa_product" if has_native() else "__onednn$matmul"
+    call = "kanawa_matmul" if why_no_native() is None else "__onednn$matmul"
     pins = KernelPolicy(pins=(("attention", "attention.cpu.blockwise"),))
     with use_plan(ExecutionPlan(kernels=pins, platform=platform)):
         for function, operand in ((attention, x[0]), (jax.vmap(attention), x)):

@@ -83,10 +83,8 @@ def check_entries() -> bool:
 
 
 def finding() -> Finding:
-    """Returns what `kanawa doctor` says of the cache: where it is, and what it can't keep on this machine."""
+    """Returns what `kanawa doctor` says of the cache: where it is."""
     from kanawa.local_path import cache_folder
-
-    from kanawa_runtime.allocator import on_a_cpu
 
     folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla" / machine_key())
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -95,16 +93,7 @@ def finding() -> Finding:
         message = f"{folder} can't be written to"
         return Finding("warning", "compile cache", message, fix, "every program is compiled again at each start")
     message = f"compiled programs are kept in {folder}"
-    if on_a_cpu() and not _keeps_a_step():
-        meaning = "but a train step on a single CPU is compiled at each start: jaxlib can't keep oneDNN's products"
-        return Finding("ok", "compile cache", message, 'pip install "kanawa[cpu]": native products are kept', meaning)
     return Finding("ok", "compile cache", message)
-
-
-def _keeps_a_step() -> bool:
-    from kanawa.arrays.products import kept
-
-    return kept()
 
 
 def machine_key() -> str:

@@ -17,8 +17,7 @@ def prepare_process(*, serves: bool = False) -> None:
     from kanawa_runtime.compile_cache import check_entries, machine_key
 
     keep_freed_memory(in_threads=serves)
-    # jaxlib can't serialize what holds a oneDNN call (kanawa.arrays.onednn), as serving has, and training without
-    # llvmlite: such a program is compiled at each start.
+    # jaxlib can't serialize every call that a kernel makes: such a program is compiled at each start.
     unkept = "Error writing persistent compilation cache entry.*bad_alloc"
     warnings.filterwarnings("ignore", message=unkept, category=UserWarning)
     import jax

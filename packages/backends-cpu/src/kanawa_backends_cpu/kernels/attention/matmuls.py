@@ -4,10 +4,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from kanawa.arrays import products
-from kanawa.arrays.plan import current_plan
+from kanawa.kernels.platform import mesh_error, runs_here
 
 from kanawa_backends_cpu import onednn
+from kanawa_backends_cpu.kernels.matmul import batched
+from kanawa_backends_cpu.kernels.matmul.available import why_no_onednn
 
 #: Multiplications of a tile's smallest matmul that isn't left to XLA, which reaches half the speed or less.
 _SMALLEST = 64**3
@@ -23,8 +24,8 @@ def matmul(a: jax.Array, b: jax.Array, *, transpose_a: bool = False, transpose_b
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _matmul(a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool) -> jax.Array:
     multiplications = a.size * b.shape[-2 if transpose_b else -1]
-    if in_this_process() and products.available() and products.suits(a, b, multiplications, _SMALLEST):
-        return products.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b, dtype=jnp.float32)
+    if multiplications >= _SMALLEST and in_this_process() and batched.suits(a, b):
+        return batched.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     return _by_xla(a, b, transpose_a, transpose_b)
 
 
@@ -49,8 +50,9 @@ def matmul_of_chunks(rows: jax.Array, keys: jax.Array, *, transpose: bool) -> ja
     oneDNN reads the keys in place; XLA would first copy them to bring heads to the front.
     """
     multiplications = rows.size * (keys.shape[1] if transpose else keys.shape[3])
-    allowed = in_this_process() and onednn.available()
-    if not (allowed and products.suits(rows, keys, multiplications, _SMALLEST_OF_CHUNKS)):
+    by_onednn = rows.dtype == keys.dtype and rows.dtype.name in ("float32", "bfloat16")
+    by_onednn = by_onednn and in_this_process() and why_no_onednn(rows.dtype.name) is None
+    if not by_onednn or multiplications < _SMALLEST_OF_CHUNKS:
         how = "ckmd,cskd->ckms" if transpose else "ckms,cskd->ckmd"
         return jnp.einsum(how, rows, keys, preferred_element_type=jnp.float32)
     by_head = keys.transpose(0, 2, 1, 3)
@@ -60,5 +62,4 @@ def matmul_of_chunks(rows: jax.Array, keys: jax.Array, *, transpose: bool) -> ja
 
 def in_this_process() -> bool:
     """Returns whether the traced program runs on one device of this process, as calls of its own functions need."""
-    plan = current_plan()
-    return plan.platform is None and plan.native_products is not False
+    return runs_here() and not mesh_error()

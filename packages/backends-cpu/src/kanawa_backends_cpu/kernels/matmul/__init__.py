@@ -1,0 +1,1 @@
+"""Matmul kernels of a CPU."""
