@@ -23,7 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kanawa_parallel.plan.read.cycles import cycles_by_runs
+from kanawa.composition.target import parse_target
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.machine import Machine
+from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import parse_module
 
 #: What every program is compiled with: the flags of MaxText's own v5p recipes but those that libtpu from 0.0.48 on
@@ -109,7 +112,10 @@ def measured(python: str, step: Step, flags: tuple[str, ...]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         printed = compiled(python, step, Path(folder), (*FLAGS, *flags))
         texts = sorted(Path(folder).glob("*.after_codegen.txt"), key=lambda path: path.stat().st_size)
-        total = sum(cycles_by_runs(parse_module(texts[-1].read_text(encoding="utf-8"))).values())
+        target = parse_target(step.target)
+        machine = Machine(target.device, Links.of(target.device, None, target.jax_devices))
+        timing = Timing(parse_module(texts[-1].read_text(encoding="utf-8")), {}, machine)
+        total = sum(work.cycles for work in timing.work())
     stated = re.search(r"temp_size_in_bytes=(\d+)", printed)
     versions = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout
     return {

@@ -30,7 +30,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "parallel": (
         ("_version",),
-        ("rules", "passes", "sources", "kernels", "remat"),
+        ("rules", "passes", "sources", "remat"),
         ("mesh", "context", "experts", "offload", "accumulate"),
         ("strategies", "divisibility"),
         ("pipeline", "modifiers"),

@@ -68,7 +68,7 @@ def resolved_axes(axes: Mapping[str, int], total: int, field: str, of: str) -> d
 
 def _hybrid(devices: Sequence[jax.Device], ici: Sequence[int], dcn: Sequence[int]) -> np.ndarray:
     """Returns devices arranged so that each axis's part between slices is its outer part."""
-    # Devices that belong to no slice, such as GPUs, are taken by process: what lies between hosts is slow.
+    # Devices that belong to no slice are grouped by process: links between hosts are slow.
     ordered = sorted(devices, key=lambda d: (getattr(d, "slice_index", d.process_index), d.id))
     grid = np.array(ordered, dtype=object).reshape(*dcn, *ici)
     # [dcn 0, dcn 1, …, ici 0, ici 1, …] -> [dcn 0, ici 0, dcn 1, ici 1, …], then each pair becomes one axis.

@@ -48,4 +48,5 @@ def _strategies(config: kn.Config) -> list[tuple[str, GradientStrategy]]:
 
 
 def _built(node: Any) -> GradientStrategy:
-    return node.build()
+    strategy: GradientStrategy = node.build()
+    return strategy

@@ -12,7 +12,9 @@ from kanawa.composition.target import parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import host
 from kanawa_parallel.plan.compiled.compilation import compile_program
-from kanawa_parallel.plan.read.cycles import cycles_by_runs
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.machine import Machine
+from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import parse_module
 
 pytestmark = pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile")
@@ -34,6 +36,8 @@ def test_cycles_of_a_headline_step_over_a_pod(experiment, selector, layers, most
         pytest.skip(f"no installed backend compiles for {selector}")
     composition = compose(experiment, target, [], [f"model.stack.num_layers={LAYERS}"])
     with jax.numpy_dtype_promotion("standard"):  # optax relies on it
-        by_runs = cycles_by_runs(parse_module(compile_program(composition, "train_step").text))
-    layer = by_runs.pop(LAYERS) / LAYERS
-    assert layer * layers + sum(by_runs.values()) <= most
+        compilation = compile_program(composition, "train_step")
+    machine = Machine(target.device, Links.of(target.device, compilation.devices, target.jax_devices))
+    work = Timing(parse_module(compilation.text), compilation.mesh, machine).work()
+    layer = sum(item.cycles for item in work if item.runs == LAYERS) / LAYERS
+    assert layer * layers + sum(item.cycles for item in work if item.runs != LAYERS) <= most

@@ -71,7 +71,8 @@ class Contiguous(Layout):
         if role == "own" or not self._ordered:
             return block()
         # Step t brings shard index - t, which has wrapped round to a later part where t > index.
-        return jax.lax.cond(t <= index, block, self.nothing)
+        result: tuple[jax.Array, jax.Array] = jax.lax.cond(t <= index, block, self.nothing)
+        return result
 
     def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
         """Returns the block's cotangents."""
@@ -83,7 +84,8 @@ class Contiguous(Layout):
 
         if role == "own" or not self._ordered:
             return block()
-        return jax.lax.cond(t <= index, block, lambda: self.no_gradients(operands))
+        cotangents: Gradients = jax.lax.cond(t <= index, block, lambda: self.no_gradients(operands))
+        return cotangents
 
     def _role(self, t: Any) -> str:
         # The own block stands outside of the loop, so there t is a Python 0; in the loop it is traced and never 0.

@@ -47,7 +47,8 @@ class LoopedAttention(AttentionOverShards):
         shards = jax.lax.axis_size(axes)
         layout = self.layout(problem, shards)
         loop = TravellingKeys(layout, self.travel(shards, axes), kernels_by_role(kernels))
-        return call(loop, problem, operands)
+        out: jax.Array = call(loop, problem, operands)
+        return out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,8 @@ class UlyssesWay(AttentionOverShards):
                 # Fewer key heads than shards: each is repeated just so often that parts of heads come out even.
                 # Repeated side by side, a shard's query heads still lie beside their own key heads.
                 copies = 1 if name == "q" else whole.num_kv_heads * shards // problem.num_kv_heads
-                exchanged[name] = _heads_to_length(jnp.repeat(x, copies, axis=2) if copies > 1 else x, axes)
+                repeated = jnp.repeat(x, copies, axis=2) if copies > 1 else x
+                exchanged[name] = _exchange(repeated, axes, split_axis=2, concat_axis=1)
             elif name == "sinks":
                 start = jax.lax.axis_index(axes) * whole.num_heads
                 exchanged[name] = jax.lax.dynamic_slice_in_dim(x, start, whole.num_heads)
@@ -56,7 +57,7 @@ class UlyssesWay(AttentionOverShards):
                 # Positions and segment ids have no heads to exchange, and are small.
                 exchanged[name] = jax.lax.all_gather(x, axes, axis=1, tiled=True)
         out = call(kernels[_WHOLE], whole, exchanged)
-        return jax.lax.all_to_all(out, axes, split_axis=1, concat_axis=2, tiled=True)
+        return _exchange(out, axes, split_axis=1, concat_axis=2)
 
 
 def _exchanged(problem: AttentionProblem, shards: int) -> AttentionProblem:
@@ -70,5 +71,6 @@ def _exchanged(problem: AttentionProblem, shards: int) -> AttentionProblem:
     )
 
 
-def _heads_to_length(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return jax.lax.all_to_all(x, axes, split_axis=2, concat_axis=1, tiled=True)
+def _exchange(x: jax.Array, axes: tuple[str, ...], *, split_axis: int, concat_axis: int) -> jax.Array:
+    exchanged: jax.Array = jax.lax.all_to_all(x, axes, split_axis, concat_axis, tiled=True)
+    return exchanged

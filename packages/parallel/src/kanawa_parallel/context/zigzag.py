@@ -94,7 +94,8 @@ class ZigZag(Layout):
 
         # Both branches are half a block's work, so that shards on either side take the same time: that is the point of
         # the order.
-        return jax.lax.cond(t <= index, early_keys, late_queries)
+        result: tuple[jax.Array, jax.Array] = jax.lax.cond(t <= index, early_keys, late_queries)
+        return result
 
     def backward(self, t: Any, index: jax.Array, operands: Operands, saved: Saved, kernels: Kernels) -> Gradients:
         """Returns the block's cotangents."""
@@ -113,7 +114,8 @@ class ZigZag(Layout):
             dq, dk, dv = differentiate(kernels["late_queries"], problem, _late_queries(operands, problem), late)
             return _padded(dq, early=False), dk, dv
 
-        return jax.lax.cond(t <= index, early_keys, late_queries)
+        cotangents: Gradients = jax.lax.cond(t <= index, early_keys, late_queries)
+        return cotangents
 
 
 def _moves(shards: int, parity: int) -> _Pairs:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import kanawa as kn
@@ -14,7 +14,7 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Distributed, TokenDispatcher
 from kanawa.module import current_context, param_specs
 
-from kanawa_parallel.experts.exchange import through_shards
+from kanawa_parallel.experts.exchange import Experts, through_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExpertsOverShards(Distributed):
         def local(x: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
             if shards == 1:
                 return dispatcher.on_one_shard(experts, x, ids, weights)
-            spread = through_shards(experts, self.axis, self.capacity_factor)
+            spread = through_shards(cast(Experts, experts), self.axis, self.capacity_factor)
             return dispatcher.on_one_shard(spread, x, ids, weights)
 
         mapped = kn.shard_map(
@@ -54,7 +54,8 @@ class ExpertsOverShards(Distributed):
             axis_names=tuple(mesh),
             param_specs=self._param_specs(experts, mesh),
         )
-        return mapped(x, ids, weights)
+        out: jax.Array = mapped(x, ids, weights)
+        return out
 
     def _param_specs(self, experts: kn.Module, mesh: Mapping[str, int]) -> dict[str, Any]:
         """Returns how the mixture's parameters enter: experts split over the axis, everything else whole."""

@@ -5,6 +5,7 @@ then one forward and one backward a tick, then backwards only. Legend: S stages,
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -47,27 +48,28 @@ class OneForwardOneBackward(GradientStrategy):
 
         Raises ConfigError where the loss isn't a model's with a pipelined stack.
         """
-        name, stack = _pipelined(loss)
+        model, name, stack = _pipelined(loss)
         axes, stages = stage_axes()
         count = self.config.microbatches
         check_schedule(stack.config.num_layers, stages, count, 1, name)
         # Weights depend on the batch, not on parameters, so the compiler drops the rest of this pass.
         weights = {path: term.weight for path, term in loss(params, state, batch, key).losses.items()}
-        parts = _Parts(loss, stack, name, state, split_rows(batch, count), key, weights, axes, stages, count)
+        parts = _Parts(model, stack, name, state, split_rows(batch, count), key, weights, axes, stages, count)
         return parts.run(params)
 
 
-def _pipelined(loss: LossProgram) -> tuple[str, PipelinedStack]:
-    stacks = {}
-    if isinstance(loss, ModelLoss):
-        stacks = {name: m for name, m in loss.model.children.items() if isinstance(m, PipelinedStack)}
-    if len(stacks) != 1:
+def _pipelined(loss: LossProgram) -> tuple[ModelLoss, str, PipelinedStack]:
+    """Returns the model's loss, and the name and the module of its pipelined stack."""
+    children = loss.model.children if isinstance(loss, ModelLoss) else {}
+    stacks = {name: child for name, child in children.items() if isinstance(child, PipelinedStack)}
+    if not isinstance(loss, ModelLoss) or len(stacks) != 1:
         message = (
             "1F1B takes apart a model with one pipelined stack among its children, and found "
             f"{len(stacks) or 'none'}; apply the modifier `pipeline`, or use another gradient strategy"
         )
         raise ConfigError(message)
-    return next(iter(stacks.items()))
+    ((name, stack),) = stacks.items()
+    return loss, name, stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,8 +183,10 @@ class _Parts:
             x = jax.lax.dynamic_index_in_dim(inputs, slot, keepdims=False)
             # Forward again from the stage's input: keeping what layers save would cost memory for 2 S - 1 microbatches.
             _, pull = jax.vjp(lambda p, x: self.stage(p, x, stage, micro)[:2], p, x)
-            grads = pull((dy, jnp.ones((), jnp.float32)))
-            return jax.tree.map(lambda g: jnp.where(work, g, jnp.zeros_like(g)), grads)
+            mine, dx = jax.tree.map(
+                lambda g: jnp.where(work, g, jnp.zeros_like(g)), pull((dy, jnp.ones((), jnp.float32)))
+            )
+            return mine, dx
 
         # Kept inputs are [places, S, …], vmap wants stages first.
         grads, dx = self.on_every_stage(one)(
@@ -261,8 +265,13 @@ def _last_state(outputs: Outputs) -> Outputs:
 
 
 def _prefixed(outputs: Outputs, prefix: str) -> Outputs:
-    named = {
-        field: {prefix + path: value for path, value in getattr(outputs, field).items()}
-        for field in ("metrics", "losses", "state", "emitted")
-    }
-    return dataclasses.replace(outputs, **named)
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {prefix + path: value for path, value in values.items()}
+
+    return dataclasses.replace(
+        outputs,
+        metrics=named(outputs.metrics),
+        losses=named(outputs.losses),
+        state=named(outputs.state),
+        emitted=named(outputs.emitted),
+    )

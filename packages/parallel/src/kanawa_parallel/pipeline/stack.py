@@ -68,7 +68,7 @@ class PipelinedStack(Stack):
 
     def stage(self, x: Float[Array, "B T E"], sequences: Sequences, first: jax.Array) -> Float[Array, "B T E"]:
         """Returns the stream after those layers whose parameters the context holds; `first` is their global index."""
-        y, _ = self._run(x, sequences, first, None)
+        y: jax.Array = self._run(x, sequences, first, None)[0]
         return y
 
     def _run(self, x: Any, sequences: Sequences, first: jax.Array, caches: Any) -> tuple[Any, Any]:
@@ -161,10 +161,9 @@ class PipelinedStack(Stack):
         here = jnp.arange(stages)
 
         def one_stage(p: Any, s: Any, y: Any, cache: Any, stage: Any) -> Any:
-            held = ({_LAYER: jax.tree.map(lambda leaf: leaf[0], t)} for t in (p, s))
-            first = stage * per_stage
-            cache = jax.tree.map(lambda leaf: leaf[0], cache)
-            (y, cache), _ = run_detached(context, self._run, *held, context.key, (y, sequences, first, cache))
+            mine, own, cache = (jax.tree.map(lambda leaf: leaf[0], t) for t in (p, s, cache))
+            arguments = (y, sequences, stage * per_stage, cache)
+            (y, cache), _ = run_detached(context, self._run, {_LAYER: mine}, {_LAYER: own}, context.key, arguments)
             return y, jax.tree.map(lambda leaf: leaf[None], cache)
 
         moving = on_stages(jnp.zeros((stages, *x.shape), x.dtype).at[0].set(x))

@@ -26,7 +26,7 @@ def test_a_planned_steps_month_as_json(job, capsys):
 
 
 def test_a_step_that_is_given_or_measured_needs_no_plan(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(verb, "_plan", None)
+    monkeypatch.setattr(verb, "_planned", None)
     words = ("plan-job", "--on", "box-2", "--goodput", "--assume", "mtbf_hours=100", "--assume", "days=3")
     assert run(*words, "--assume", "step_seconds=1.5") == 0
     told = capsys.readouterr().out

@@ -11,7 +11,7 @@ from kanawa.plugins import Calibration, DeviceSpec, PublishedStep, host
 from packaging.version import Version
 
 #: How much wider, on either side, an interval gets where the compiler is another version than the fitted one: two
-#: versions of libtpu gave the same step times 8 % apart.
+#: versions of one compiler gave the same step times 8 % apart.
 OTHER_COMPILER = 1.1
 
 

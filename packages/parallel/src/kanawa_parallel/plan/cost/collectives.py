@@ -20,7 +20,7 @@ KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-#: The TPU compiler's reduce-scatter: an all-reduce of which each device keeps its slice, in one fusion.
+#: A reduce-scatter in one fusion: an all-reduce of which each device keeps its slice.
 _SCATTERS = re.compile(r"all-reduce-scatter")
 
 

@@ -1,7 +1,7 @@
 """FLOPs of one run of an instruction: matmuls, convolutions, and kernels by their stated or known cost.
 
-Two FLOPs for each multiply and add. TPU compilers write matmuls as padded convolutions, so only pairs of an output
-and a tap that land inside the operand count. Elementwise arithmetic is left out, as in the analytic count.
+Two FLOPs for each multiply and add. Some compilers write matmuls as padded convolutions, so only pairs of an
+output and a tap that land inside the operand count. Elementwise arithmetic is left out, as in the analytic count.
 """
 
 import json

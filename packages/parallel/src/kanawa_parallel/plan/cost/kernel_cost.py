@@ -10,7 +10,7 @@ from kanawa.plugins import host
 
 from kanawa_parallel.plan.cost.kernel_cycles import Cycles
 
-#: The name scope around a kernel's work, `attention.tpu.splash~e2dd7411`.
+#: The name scope around a kernel's work: operation, platform, kernel and a digest, `attention.any.xla~e2dd7411`.
 _SCOPE = re.compile(r"\b([a-z_]+)\.[a-z_]+\.\w+~[0-9a-f]+")
 
 

@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import kanawa as kn
 from kanawa.composition.target import Target, parse_target
@@ -132,8 +132,12 @@ def _distance(row: RecordedCycles, problem: Any) -> float:
     total = 0.0
     for name, value in vars(problem).items():
         other = row.problem.get(name)
-        if type(value) in (int, float) and type(other) in (int, float) and value > 0 and other > 0:
+        if _is_count(value) and _is_count(other):
             total += abs(math.log(value / other))
         elif str(value) != str(other):
             total += 1.0
     return total
+
+
+def _is_count(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and value > 0

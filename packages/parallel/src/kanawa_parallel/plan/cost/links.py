@@ -1,4 +1,4 @@
-"""How fast a group of devices can talk: inside a fast domain (ICI, NVLink, NeuronLink), between domains, or both."""
+"""How fast a group of devices can communicate: inside a domain of fast links, between domains, or both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

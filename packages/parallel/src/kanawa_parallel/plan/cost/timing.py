@@ -1,7 +1,7 @@
 """How long a scheduled program takes: its instructions in order, collectives running beside them until waited for.
 
-An instruction takes what the compiler estimates (TPU), a kernel what its own schedule counts, else what a roofline
-allows: the longer of its FLOPs at peak and its bytes at the memory's bandwidth.
+An instruction takes what the compiler estimates, if it does, a kernel what its own schedule counts, else what a
+roofline allows: the longer of its FLOPs at peak and its bytes at the memory's bandwidth.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from kanawa_parallel.plan.goodput.scenario import Scenario, Survives, Tier
 
 Origin = Literal["given", "measured", "planned", "assumed"]
 
-#: Hours of one chip between failures: Llama 3's 419 unexpected ends in 54 days on 16,384 H100
+#: Hours of one chip between failures: Llama 3's 419 unexpected ends in 54 days on 16,384 chips
 #: (arXiv 2407.21783, section 3.3.4), of which 78 % were of hardware.
 _MTBF_CHIP_HOURS = 54 * 24 * 16384 / 419
 _HOST_SHARE = 0.78
@@ -156,13 +156,14 @@ def _number(name: str, text: str, whole: bool = False) -> float | int:
 def _usual_tier(planned: Planned, scenario: Scenario, measured: Mapping[str, float]) -> Tier:
     """Returns the one tier that every run has, a store, as measured, else by bytes a host and usual bandwidths."""
     share = planned.parameters * _BYTES_PER_PARAMETER / scenario.hosts
-    times = {
-        "blocking_seconds": max(_LEAST_BLOCKING, share / _TO_HOST),
-        "write_seconds": share / _TO_STORE,
-        "restore_seconds": share / _TO_STORE,
-    }
     every = planned.every_steps or max(1, round(_USUAL_INTERVAL_SECONDS / scenario.step_seconds))
-    return Tier("store", every, **{**times, **measured})
+    return Tier(
+        "store",
+        every,
+        blocking_seconds=measured.get("blocking_seconds", max(_LEAST_BLOCKING, share / _TO_HOST)),
+        write_seconds=measured.get("write_seconds", share / _TO_STORE),
+        restore_seconds=measured.get("restore_seconds", share / _TO_STORE),
+    )
 
 
 def read_measured(path: Path) -> dict[str, Any]:

@@ -68,9 +68,14 @@ class Lived:
 
     def pace(self, scenario: Scenario) -> Pace:
         """Returns how the attempt steps and saves."""
-        saves = {"blocking_seconds": self.blocking_seconds, "write_seconds": self.write_seconds}
-        own = {name: value for name, value in saves.items() if value is not None}
-        tiers = tuple(dataclasses.replace(tier, **own) for tier in scenario.tiers)
+        tiers = tuple(
+            dataclasses.replace(
+                tier,
+                blocking_seconds=tier.blocking_seconds if self.blocking_seconds is None else self.blocking_seconds,
+                write_seconds=tier.write_seconds if self.write_seconds is None else self.write_seconds,
+            )
+            for tier in scenario.tiers
+        )
         return Pace(scenario.step_seconds if self.step_seconds is None else self.step_seconds, tiers)
 
 
@@ -129,12 +134,13 @@ class _Month:
             # One that struck while nothing ran struck nobody.
             return next((each for each in self.given if each.seconds >= self.now), Failure(float("inf")))
         wait = self.chance.expovariate(1.0 / self.scenario.system_mtbf_seconds)
-        draw, kind = self.chance.random(), "crash"
+        draw = self.chance.random()
+        kind: Kind = "crash"
         if draw < self.scenario.host_share:
             kind = "host"
         elif draw < self.scenario.host_share + self.scenario.hang_share:
             kind = "hang"
-        return Failure(self.now + wait, kind)  # type: ignore[arg-type]
+        return Failure(self.now + wait, kind)
 
     def _attempt(self, until: float, is_first: bool, origin: Tier | None) -> None:
         """Starts, restores and trains up to a moment."""

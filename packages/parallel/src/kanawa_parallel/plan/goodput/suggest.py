@@ -97,7 +97,8 @@ def _with_interval(scenario: Scenario, index: int, steps: int) -> Scenario:
 
 def _by_formula(scenario: Scenario, tier: Tier) -> tuple[int, int]:
     cost, mtbf = _cost(scenario, tier), scenario.system_mtbf_seconds
-    return tuple(max(1, round(formula(cost, mtbf) / scenario.step_seconds)) for formula in (young, daly))  # type: ignore[return-value]
+    first, second = (max(1, round(formula(cost, mtbf) / scenario.step_seconds)) for formula in (young, daly))
+    return first, second
 
 
 def _spare_rows(scenario: Scenario, seed: int, months: int) -> Iterator[tuple[int, float, float]]:

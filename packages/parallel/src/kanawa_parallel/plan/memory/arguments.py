@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -36,10 +36,11 @@ def local_bytes(leaf: Any) -> int:
         return 0
     shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
     # In bits: int4 packs two in a byte.
-    return math.prod(shape) * jax.dtypes.itemsize_bits(leaf.dtype) // 8
+    bits: int = math.prod(shape) * jax.dtypes.itemsize_bits(leaf.dtype)
+    return bits // 8
 
 
-def by_kind(arguments: dict[str, int]) -> dict[str, int]:
+def by_kind(arguments: Mapping[str, int]) -> dict[str, int]:
     """Returns bytes of parameters, optimizer, state and inputs."""
     total: Counter[str] = Counter()
     for path, size in arguments.items():
@@ -47,7 +48,7 @@ def by_kind(arguments: dict[str, int]) -> dict[str, int]:
     return dict(total)
 
 
-def by_module(arguments: dict[str, int]) -> dict[str, dict[str, int]]:
+def by_module(arguments: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Returns {config path of the module: {kind: bytes}} of parameters, optimizer arrays and state.
 
     An optimizer's flat names are "transform/parameter path"; an array belongs to the parameter it ends with.

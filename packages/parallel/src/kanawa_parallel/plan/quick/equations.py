@@ -147,8 +147,9 @@ def _value(var: Any, values: dict[Any, Value]) -> Value | None:
 def _bits(dtype: Any) -> int:
     if dtype is None:
         return 0
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         # A random key is two words.
         return 64
     # A truth value takes a byte, whatever it says.
-    return 8 if jnp.issubdtype(dtype, jnp.bool_) else jax.dtypes.itemsize_bits(dtype)
+    bits: int = 8 if jnp.issubdtype(dtype, jnp.bool_) else jax.dtypes.itemsize_bits(dtype)
+    return bits

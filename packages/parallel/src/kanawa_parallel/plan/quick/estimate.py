@@ -126,10 +126,10 @@ def laid_out(scope: Scope, abstract_args: Any, mesh: Mapping[str, int]) -> Walke
     leaves = jax.tree.leaves(abstract_args)
     hidden = len(scope.inputs) - len(leaves)
     arguments = [whole(value, free=True) for value in scope.inputs[:hidden]]
-    for value, leaf in zip(scope.inputs[hidden:], leaves, strict=True):
+    for held, leaf in zip(scope.inputs[hidden:], leaves, strict=True):
         spec = getattr(getattr(leaf, "sharding", None), "spec", ())
-        arguments.append(of_spec(value, spec))
-        value.host = local_bytes(leaf) == 0 < value.bytes
+        arguments.append(of_spec(held, spec))
+        held.host = local_bytes(leaf) == 0 < held.bytes
     # A step gives its state back first, laid out as it came.
     wanted: list[Layout | None] = [None] * len(scope.outputs)
     for at, (value, given) in enumerate(zip(scope.outputs, scope.inputs[hidden:], strict=False)):

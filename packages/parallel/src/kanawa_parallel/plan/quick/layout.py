@@ -89,7 +89,8 @@ def moves(value: Value, before: Layout, after: Layout, mesh: Mapping[str, int]) 
     alike = tuple(axis for axis in summed if axis not in scattered)
     if alike:
         needed.append(Move("all-reduce", _sorted(alike, mesh), local_bytes(value, Layout(dims), mesh)))
-    moved, gathered = [], []
+    moved: list[str] = []
+    gathered: list[str] = []
     for at, names in enumerate(dims):
         for axis in names:
             if axis not in after.dims[at]:

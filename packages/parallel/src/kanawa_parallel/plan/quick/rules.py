@@ -177,8 +177,8 @@ def _dot(s: Situation) -> Decision:
         for side, layout in zip(sides, layouts, strict=True)
     ]
     inputs = [_ordered(new, old) for new, old in zip(inputs, layouts, strict=True)]
-    dims = tuple(tuple(a for a, f in chosen.items() if f == factor) for factor in order)
-    return Decision(inputs, [Layout(dims, frozenset(a for a, f in chosen.items() if f.startswith("k")))])
+    split = tuple(tuple(a for a, f in chosen.items() if f == factor) for factor in order)
+    return Decision(inputs, [Layout(split, frozenset(a for a, f in chosen.items() if f.startswith("k")))])
 
 
 def _factors(

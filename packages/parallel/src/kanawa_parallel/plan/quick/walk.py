@@ -97,7 +97,7 @@ def _wishes(scope: Scope, goals: list[Layout | None]) -> dict[Value, Layout]:
         elif eqn.name == ENTER and eqn.inputs[0] is not None:
             wishes[eqn.inputs[0]] = of_spec(eqn.inputs[0], eqn.params["spec"])
         elif eqn.name == "transpose" and eqn.outputs[0] in wishes and eqn.inputs[0] is not None:
-            dims = [()] * len(eqn.inputs[0].shape)
+            dims: list[tuple[str, ...]] = [()] * len(eqn.inputs[0].shape)
             for names, at in zip(wishes[eqn.outputs[0]].dims, eqn.params["permutation"], strict=True):
                 dims[at] = names
             wishes.setdefault(eqn.inputs[0], Layout(tuple(dims)))
@@ -204,13 +204,13 @@ def flops(step: Step, mesh: Mapping[str, int]) -> float:
         batch = eqn.params["dimension_numbers"][1]
         summed_over = math.prod(left[at] for at in contracted)
         shared = math.prod(left[at] for at in batch[0])
-        return 2.0 * math.prod(left) * math.prod(right) / max(1, summed_over * shared)
+        return float(2 * math.prod(left) * math.prod(right) / max(1, summed_over * shared))
     if eqn.name == "conv_general_dilated" and eqn.inputs[1] is not None:
         numbers = eqn.params["dimension_numbers"]
         kernel = eqn.inputs[1].shape
         outputs = eqn.outputs[0]
         taps = math.prod(kernel) / max(1, kernel[numbers.rhs_spec[0]])
-        return 2.0 * math.prod(outputs.shape) * taps / parts(step.inputs[0].axes, mesh)
+        return float(2 * math.prod(outputs.shape) * taps / parts(step.inputs[0].axes, mesh))
     return 0.0
 
 

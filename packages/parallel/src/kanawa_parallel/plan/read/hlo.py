@@ -15,7 +15,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$|^(ENTRY )?%?([\w.\-]+
 #: Computations of another thread, such as the host's, say so after their end.
 _END = re.compile(r'\}(?:, execution_thread="[^"]*")?$')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-#: What libtpu writes where it doesn't know, as for a gather that the SparseCore does: the largest 64-bit integer.
+#: What a compiler writes where it doesn't know, as for a gather on another core: the largest 64-bit integer.
 _UNKNOWN_CYCLES = 2**63 - 1
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(", re.DOTALL)
 _CALLED = re.compile(r"\b(?:calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)")
@@ -87,7 +87,7 @@ class Computation:
         self.by_name[instruction.name] = instruction
 
     def _name_element(self, operand: str) -> None:
-        # libtpu 0.0.52 writes get-tuple-element so, without an instruction of its own.
+        # A compiler may write get-tuple-element so, without an instruction of its own.
         whole, mark, index = operand.rpartition("#")
         if not mark or not index.isdigit() or operand in self.by_name:
             return

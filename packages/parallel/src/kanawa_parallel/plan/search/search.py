@@ -53,8 +53,8 @@ class Search:
 
     def nearest(self) -> Outcome | None:
         """Returns the one that is the least above its device's memory, for when none fits."""
-        judged = [each for each in self.outcomes if each.report is not None]
-        return min(judged, key=lambda each: each.memory_bytes / each.report.memory_limit_bytes, default=None)
+        shares = [(each.memory_bytes / each.report.memory_limit_bytes, each) for each in self.outcomes if each.report]
+        return min(shares, key=lambda pair: pair[0], default=(0.0, None))[1]
 
     def replace(self, old: Outcome, new: Outcome) -> None:
         """Puts a verified outcome in the place of the estimated one."""
@@ -125,14 +125,16 @@ def _judged(request: PlanRequest, target: str, fixed: Mapping[str, str], result:
             first.append(candidate)
     yield from judged(first)
     # Policies a second time: with smaller microbatches one may fit that keeps more.
-    for field, choices in (("policy", policies(fixed)), ("microbatches", parts), ("policy", policies(fixed))):
-        best = _best(outcome for outcome in result.outcomes if outcome.candidate.target == target)
-        yield from judged(dataclasses.replace(each, **{field: choice}) for each in best for choice in choices)
+    names = policies(fixed)
+    yield from judged(dataclasses.replace(each, policy=name) for each in _best(result, target) for name in names)
+    yield from judged(dataclasses.replace(each, microbatches=n) for each in _best(result, target) for n in parts)
+    yield from judged(dataclasses.replace(each, policy=name) for each in _best(result, target) for name in names)
 
 
-def _best(outcomes: Iterable[Outcome]) -> list[Candidate]:
-    """Returns the candidates worth varying: the quickest that fit, and the quickest of all, with distinct meshes."""
-    judged = sorted((each for each in outcomes if each.report is not None), key=lambda each: each.seconds)
+def _best(result: Search, target: str) -> list[Candidate]:
+    """Returns the target's candidates worth varying: the quickest that fit, and the quickest of all."""
+    outcomes = [each for each in result.outcomes if each.candidate.target == target and each.report is not None]
+    judged = sorted(outcomes, key=lambda each: each.seconds)
     fitting = [each for each in judged if each.fits]
     chosen = [*fitting[: _KEPT // 2], *(each for each in judged if each not in fitting[: _KEPT // 2])]
     return [each.candidate for each in chosen[:_KEPT]]

@@ -32,7 +32,7 @@ def comparison(reports: Iterable[Report]) -> str:
         (
             r.target, "yes" if r.fits else "no", size(r.memory_per_device_bytes),
             _or_dash(r.step_seconds, duration), _or_dash(r.tokens_per_second, amount), _or_dash(r.mfu, "{:.1%}".format),
-            r.binds or "-", _or_dash(r.cost_per_million_tokens, lambda cost, r=r: f"{cost:.3g} {r.currency}"),
+            r.binds or "-", _cost(r),
         )
         for r in ranked
     ]  # fmt: skip
@@ -87,6 +87,10 @@ def _many(count: int, thing: str) -> str:
 
 def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
     return "-" if value is None else written(value)
+
+
+def _cost(r: Report) -> str:
+    return "-" if r.cost_per_million_tokens is None else f"{r.cost_per_million_tokens:.3g} {r.currency}"
 
 
 def _verdict(r: Report) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kanawa.kernels.token_exchange.padded import PaddedTokenExchange
 from kanawa.kernels.token_exchange.problem import TokenExchangeProblem
-from kanawa_parallel.kernels.ragged_exchange import TPURaggedTokenExchange
+from kanawa.kernels.token_exchange.ragged import RaggedTokenExchange
 
 SHARDS, ROWS, WIDTH = 3, 8, 2
 #: Rows that each shard sends to each; the first is sent more than there is room for.
@@ -39,7 +39,7 @@ def test_both_ways_with_and_without_room_for_all(monkeypatch, room):
     rng = np.random.default_rng(0)
     rows = jnp.asarray(rng.normal(size=(SHARDS, ROWS, WIDTH)), jnp.float32)
     cotangents = jnp.asarray(rng.normal(size=(SHARDS, room, WIDTH)), jnp.float32)
-    ragged, padded = TPURaggedTokenExchange(), PaddedTokenExchange()
+    ragged, padded = RaggedTokenExchange(), PaddedTokenExchange()
 
     def both_ways(rows, sizes, cotangents):
         operands = {"rows": rows, "send_sizes": sizes}

@@ -1,16 +1,17 @@
-"""token_exchange by XLA's ragged all-to-all, which sends rows and no padding. XLA's CPU backend lacks it."""
+"""Token exchange by XLA's ragged all-to-all, which sends rows and no padding, for the backends that have it."""
 
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.token_exchange.problem import TokenExchangeProblem
 from kanawa.kernels.verdict import Verdict, first_refusal
 
 
-class _RaggedTokenExchange(Kernel):
-    """One collective for the rows, two small ones for the sizes and offsets."""
+class RaggedTokenExchange(Kernel):
+    """One collective for the rows, two small ones for the sizes and offsets; a backend names it and its platform."""
 
     operation: ClassVar[str] = "token_exchange"
     priority: ClassVar[int] = 10
@@ -58,20 +59,6 @@ class _RaggedTokenExchange(Kernel):
         }
         rows = jnp.zeros(operands["rows"].shape, cotangents[0].dtype)
         return {"rows": _exchange(cotangents[0], rows, back, axis)}
-
-
-class TPURaggedTokenExchange(_RaggedTokenExchange):
-    """For TPU."""
-
-    name: ClassVar[str] = "token_exchange.tpu.ragged"
-    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
-
-
-class GPURaggedTokenExchange(_RaggedTokenExchange):
-    """For NVIDIA GPUs, over NCCL."""
-
-    name: ClassVar[str] = "token_exchange.gpu.ragged"
-    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
 
 
 def _exchange(rows: jax.Array, room: jax.Array, route: dict[str, jax.Array], axis: str) -> jax.Array:

@@ -1,6 +1,8 @@
 """A program's cycles: those of a loop's body once a run, those inside a fusion not twice."""
 
-from kanawa_parallel.plan.read.cycles import cycles_by_runs
+from kanawa_parallel.plan.cost.links import Links
+from kanawa_parallel.plan.cost.machine import Machine
+from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.read.hlo import parse_module
 
 
@@ -34,9 +36,14 @@ ENTRY main {{
 """
 
 
-def test_a_loops_body_counts_once_a_run_and_a_fusion_for_all_it_holds():
-    assert dict(cycles_by_runs(parse_module(PROGRAM))) == {7: 70, 1: 3}
+def cycles(text, device):
+    work = Timing(parse_module(text), {}, Machine(device, Links.of(device, None, 1))).work()
+    return {item.name: item.cycles for item in work if item.cycles}
 
 
-def test_what_the_compiler_does_not_estimate_counts_as_nothing():
-    assert not cycles_by_runs(parse_module(PROGRAM.replace('"estimated_cycles"', '"guessed"')))
+def test_a_loops_body_counts_once_a_run_and_a_fusion_for_all_it_holds(torus):
+    assert cycles(PROGRAM, torus) == {"f": 70, "y": 3}
+
+
+def test_what_the_compiler_does_not_estimate_counts_as_nothing(torus):
+    assert not cycles(PROGRAM.replace('"estimated_cycles"', '"guessed"'), torus)

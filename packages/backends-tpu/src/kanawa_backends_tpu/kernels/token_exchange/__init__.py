@@ -1,0 +1,1 @@
+"""Kernels of the exchange of tokens between expert shards."""

@@ -1,1 +1,0 @@
-"""Kernels of operations that only distributed programs call."""
