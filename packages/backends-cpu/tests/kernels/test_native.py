@@ -117,7 +117,7 @@ def test_rows_without_a_key_are_zero():
 
 
 def test_extreme_scores_are_those_of_the_other_kernel():
-    operands = _paged(PAGED)
+    operands = {name: jnp.asarray(x) for name, x in _paged(PAGED).items()}
     operands["q"] = operands["q"] * 300
     for problem in (PAGED, dataclasses.replace(PAGED, logit_cap=30.0)):
         actual, expected = (kernel.forward(problem, operands) for kernel in (NativeAttention(), PagedAttention()))
