@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from kanawa.composition.experiment import compose
+from kanawa_backends_cpu.allocator import keep_freed_memory
 from kanawa_layers.recipes.llama import llama
-from kanawa_runtime.allocator import keep_freed_memory
 from kanawa_runtime.checkpoint.digest import start_digest
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner

@@ -25,8 +25,8 @@ from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.environment import environment
 from kanawa.contracts import Batch
 from kanawa.contracts.workload import PrecisionConfig
+from kanawa_backends_cpu.allocator import keep_freed_memory
 from kanawa_layers.recipes.llama import llama
-from kanawa_runtime.allocator import keep_freed_memory
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.learn.learner import Learner

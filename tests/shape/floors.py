@@ -39,8 +39,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "backends-cpu": (
         ("_version",),
-        ("processor", "cores"),
-        ("native", "onednn"),
+        ("processor", "cores", "allocator"),
+        ("native", "onednn", "process"),
         ("kernels", "device", "mesh_rules", "doctor", "topology"),
         ("plugin",),
     ),
@@ -71,7 +71,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("plugin",),
     ),
     "runtime": (
-        ("_version", "exit_codes", "faults", "allocator"),
+        ("_version", "exit_codes", "faults"),
         ("storage",),
         ("compile_cache",),
         ("process",),

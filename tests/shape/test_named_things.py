@@ -132,6 +132,8 @@ BACKEND_HOOKS = {
     "recorded_cycles": "kanawa_recorded_cycles",
     "findings": "kanawa_doctor",
     "process_environment": "kanawa_process_environment",
+    "prepare_process": "kanawa_process_started",
+    "compile_cache_key": "kanawa_compile_cache_key",
 }
 
 

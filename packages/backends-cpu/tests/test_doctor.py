@@ -8,4 +8,4 @@ from kanawa_backends_cpu import doctor
 def test_findings(installed, fix, monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: name if installed else None)
     (finding,) = doctor.findings()
-    assert (finding.level, finding.fix) == ("ok", fix)
+    assert (finding.level, finding.fix, bool(finding.meaning)) == ("ok", fix, not installed)

@@ -5,6 +5,8 @@ import os
 from kanawa.plugins import DeviceSpec
 from kanawa.plugins.devices import machine_memory_bytes
 
+from kanawa_backends_cpu.processor import processor
+
 # Not measured: what a common server core does at least. A plan for `cpu` is a rough one.
 _FLOPS_PER_CORE = 16e9
 _MEMORY_BANDWIDTH = 20e9
@@ -22,6 +24,7 @@ CPU = DeviceSpec(
     chips_per_host=1,
     link_name="memory",
     exact_float32=True,
+    model=processor().name,
     divisible=True,
     source="this machine: memory from sysconf, the other figures not measured",
 )

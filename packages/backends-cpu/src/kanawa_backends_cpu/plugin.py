@@ -9,4 +9,6 @@ BACKEND = Backend(
     mesh_rules="kanawa_backends_cpu.mesh_rules:RULES",
     topology="kanawa_backends_cpu.topology:topology",
     findings="kanawa_backends_cpu.doctor:findings",
+    prepare_process="kanawa_backends_cpu.process:prepare_process",
+    compile_cache_key="kanawa_backends_cpu.process:compile_cache_key",
 )

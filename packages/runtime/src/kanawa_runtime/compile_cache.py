@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +77,12 @@ def check_entries() -> bool:
     def get_file_cache(path: str) -> tuple[Any, str]:
         return CheckedFiles(Path(path)), path
 
-    compilation_cache.get_file_cache = get_file_cache  # type: ignore[assignment]
+    compilation_cache.get_file_cache = get_file_cache
     return True
 
 
 def finding() -> Finding:
-    """Returns what `kanawa doctor` says of the cache: where it is."""
+    """Returns what `kanawa doctor` reports about the cache: its folder, and whether it can be written to."""
     from kanawa.local_path import cache_folder
 
     folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla" / machine_key())
@@ -92,22 +91,21 @@ def finding() -> Finding:
         fix = "set JAX_COMPILATION_CACHE_DIR or KANAWA_CACHE to a folder that can be written to"
         message = f"{folder} can't be written to"
         return Finding("warning", "compile cache", message, fix, "every program is compiled again at each start")
-    message = f"compiled programs are kept in {folder}"
-    return Finding("ok", "compile cache", message)
+    return Finding("ok", "compile cache", f"compiled programs are stored in {folder}")
 
 
 def machine_key() -> str:
-    """Returns a short digest of the instruction set and of the versions that compile."""
+    """Returns a short digest of what compiled programs depend on: versions, and what backends report of the machine."""
     from importlib import metadata
 
-    flags = ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    from kanawa.plugins import host
+    from kanawa.plugins.devices import device_specs, processor_name
+
+    compilers = {spec.compiler for spec in device_specs().values()} - {""}
     versions = []
-    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "libneuronxla"):
+    for name in ("jax", "jaxlib", *sorted(compilers)):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(f"{name} {metadata.version(name)}")
-    text = f"{platform.machine()} {' '.join(versions)} {flags}"
+    machine = [part for _, parts in host().collect("kanawa_compile_cache_key") for part in parts]
+    text = " ".join([*versions, *(machine or [processor_name()])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,24 +4,20 @@ import os
 
 
 def prepare_process(*, serves: bool = False) -> None:
-    """Keeps freed memory where a CPU does the work, and turns on the persistent compilation cache.
+    """Lets backends prepare the process, and turns on the persistent compilation cache; call it before JAX starts.
 
-    `serves` says that it runs a serving engine.
+    `serves`: whether the process runs a serving engine.
 
-    With the cache a restart compiles nothing anew that can be kept. Its directory is keyed by processor and versions,
-    because compiled CPU code is not portable between them. `JAX_COMPILATION_CACHE_DIR` wins.
+    With the cache a restart loads compiled programs. `machine_key` names its folder, because compiled code isn't
+    portable between machines. `JAX_COMPILATION_CACHE_DIR` wins.
     """
-    import warnings
+    from kanawa.local_path import cache_folder
+    from kanawa.plugins import host
 
-    from kanawa_runtime.allocator import keep_freed_memory
     from kanawa_runtime.compile_cache import check_entries, machine_key
 
-    keep_freed_memory(in_threads=serves)
-    # jaxlib can't serialize every call that a kernel makes: such a program is compiled at each start.
-    unkept = "Error writing persistent compilation cache entry.*bad_alloc"
-    warnings.filterwarnings("ignore", message=unkept, category=UserWarning)
+    host().notify("kanawa_process_started", purpose="serve" if serves else "train")
     import jax
-    from kanawa.local_path import cache_folder
 
     check_entries()
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):

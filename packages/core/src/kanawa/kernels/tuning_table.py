@@ -6,7 +6,6 @@ counts for the versions it was measured with alone: another compiler or another 
 
 import dataclasses
 import os
-import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +16,7 @@ from kanawa.errors import UsageError
 from kanawa.guarded_read import guarded_json
 from kanawa.kernels.operation import Tuning
 from kanawa.local_path import local_path
+from kanawa.plugins.devices import device_spec_of_kind
 
 #: Overrides where the table lies.
 VARIABLE = "KANAWA_TUNING"
@@ -73,8 +73,9 @@ def default_path() -> Path:
 
 
 def device_key(kind: str) -> str:
-    """Returns what a device is known by in the table: its kind, and for a CPU, whose kind says nothing, its model."""
-    return f"{kind}, {_processor()} x {os.cpu_count()}" if kind == "cpu" else kind
+    """Returns a device's key in the table: its kind, and where the kind names no model, model and cores."""
+    spec = device_spec_of_kind(kind)
+    return f"{kind}, {spec.model} x {os.cpu_count()}" if spec and spec.model else kind
 
 
 def read_table(path: Path) -> tuple[Entry, ...]:
@@ -129,12 +130,3 @@ def _installed(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -27,6 +27,8 @@ class Backend:
             needs nothing of a program.
         process_environment: a function (device, root, processes, index) -> variables of a process of a gang; empty
             where its runtime needs none.
+        prepare_process: a function (purpose) that prepares a process before JAX starts; empty where none is needed.
+        compile_cache_key: a function that returns what of this machine compiled programs depend on; empty for nothing.
         topology: a function (target) -> compile-only devices; empty where no compiler is public.
         missing_compiler: a function that returns the distributions the compiler lacks here.
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
@@ -43,6 +45,8 @@ class Backend:
     program_traits: str = ""
     process_environment: str = ""
     topology: str = ""
+    prepare_process: str = ""
+    compile_cache_key: str = ""
     missing_compiler: str = ""
     calibrations: str = ""
     kernel_schedules: str = ""
@@ -98,6 +102,18 @@ class Backend:
         if device.platform != self.platform or not self.process_environment:
             return None
         return dict(load_value(self.process_environment)(device, root, processes, index))
+
+    @hookimpl
+    def kanawa_process_started(self, purpose: str) -> None:
+        """Prepares the process, if the backend has anything to prepare."""
+        if self.prepare_process:
+            load_value(self.prepare_process)(purpose)
+
+    @hookimpl
+    def kanawa_compile_cache_key(self) -> Sequence[str]:
+        """Returns what of this machine the backend's compiled programs depend on."""
+        parts: Sequence[str] = load_value(self.compile_cache_key)() if self.compile_cache_key else ()
+        return parts
 
     @hookimpl
     def kanawa_topology(self, target: Any) -> list[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections import defaultdict
 
 from kanawa.errors import PluginError
@@ -39,6 +40,11 @@ def device_spec_of_kind(device_kind: str) -> DeviceSpec | None:
     return next((spec for spec in specs if device_kind in spec.device_kinds), None)
 
 
+def processor_name() -> str:
+    """Returns the name of this machine's processor."""
+    return device_specs()[OWN].model
+
+
 def own_device() -> DeviceSpec:
     """Returns the machine that this process runs on; memory is what the system reports, rates are placeholders."""
     return DeviceSpec(
@@ -54,6 +60,7 @@ def own_device() -> DeviceSpec:
         chips_per_host=1,
         link_name="memory",
         exact_float32=True,
+        model=platform.processor() or platform.machine(),
         divisible=True,
         source="this machine: memory from sysconf, the other figures unknown",
     )

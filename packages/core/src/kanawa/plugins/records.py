@@ -40,6 +40,7 @@ class DeviceSpec:
         clock_hz: cycles a second in which the platform's compiler counts its estimates; None if it makes none.
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
         compiler: the distribution that has its compiler; empty where none is public, or where it comes with JAX.
+        model: which model it is, where its kind doesn't say so, such as a processor's name.
         divisible: whether the figures are those of one machine, which the devices of a selector divide among them.
     """
 
@@ -65,6 +66,7 @@ class DeviceSpec:
     clock_hz: float | None = None
     exact_float32: bool = False
     compiler: str = ""
+    model: str = ""
     divisible: bool = False
     source: str
 

@@ -52,6 +52,7 @@ CONTRIBUTIONS: dict[str, type] = {
     "kanawa_calibrations": Calibration,
     "kanawa_recorded_cycles": RecordedCycles,
     "kanawa_doctor": Finding,
+    "kanawa_compile_cache_key": str,
 }
 
 # --- discovery ------------------------------------------------------------------------
@@ -179,6 +180,22 @@ def kanawa_process_environment(device: DeviceSpec, root: str, processes: int, in
 
     There is one process a host; `root` is the name or address of that of process 0. Called before JAX starts. What the
     process's environment has already wins.
+    """
+
+
+@hookspec
+def kanawa_process_started(purpose: str) -> None:
+    """Observes that a process begins that will compute, before JAX starts; may prepare it, such as its allocator.
+
+    `purpose` is "serve" for a process whose threads allocate at the same time, as a server's, else "train".
+    """
+
+
+@hookspec
+def kanawa_compile_cache_key() -> Sequence[str]:
+    """Returns what of this machine compiled programs depend on, such as instruction sets; no JAX.
+
+    The compile cache has a folder for each combination, beside the versions of JAX and of devices' compilers.
     """
 
 

@@ -1,12 +1,13 @@
 """Who started an attempt, from where and on what: the command, the working folder's commit, the processor."""
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from kanawa.plugins.devices import processor_name
 
 _GIT_SECONDS = 5.0
 
@@ -17,7 +18,7 @@ def launch_record() -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "working_directory": str(Path.cwd()),
         "git": git_record(Path.cwd()),
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
     }
 
@@ -41,13 +42,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def processor() -> str:
-    """Returns the processor's name as its maker writes it, else the machine's architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
-    return next((name for name in names if name), platform.machine())

@@ -147,7 +147,8 @@ def _after(before: jax.Array | None, x: jax.Array) -> jax.Array:
     if before is None:
         return x
     bits = jax.lax.bitcast_convert_type(jnp.ravel(before)[0].astype(jnp.float32), jnp.uint32)
-    return x + (jax.lax.clz(bits) >> jnp.uint32(6)).astype(x.dtype)
+    ordered: jax.Array = x + (jax.lax.clz(bits) >> jnp.uint32(6)).astype(x.dtype)
+    return ordered
 
 
 def _scaled(problem: AttentionProblem, q: jax.Array) -> jax.Array:

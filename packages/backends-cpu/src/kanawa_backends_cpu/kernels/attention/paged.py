@@ -79,8 +79,10 @@ class PagedAttention(Kernel):
             # loop.
             if problem.q_length > 1:
                 # With many queries a chunk a second, smaller step saves little, and is one more body to compile.
-                return jax.lax.cond(items.ends[-1] > carry[0], add(large), lambda unchanged: unchanged, carry)
-            return jax.lax.cond(items.ends[-1] - carry[0] > small, add(large), add(small), carry)
+                after: tuple[jax.Array, Sums] = jax.lax.cond(items.ends[-1] > carry[0], add(large), lambda c: c, carry)
+            else:
+                after = jax.lax.cond(items.ends[-1] - carry[0] > small, add(large), add(small), carry)
+            return after
 
         return finish(problem, operands, jax.lax.while_loop(unfinished, body, (jnp.int32(0), start))[1])
 
