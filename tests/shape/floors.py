@@ -82,7 +82,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("train",),
         ("serve",),
         ("rollouts",),
-        ("launch", "report", "experiments"),
+        ("launch", "report", "experiments", "preflight"),
         ("commands",),
         ("training", "plugin"),
     ),

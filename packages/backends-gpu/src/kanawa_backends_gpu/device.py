@@ -21,6 +21,7 @@ def _in_host_of_eight(name: str, kind: str, source: str, *, link: float, **figur
     return DeviceSpec(
         name=name,
         platform="gpu",
+        lowered_as="cuda",
         device_kinds=(kind,),
         link_bandwidth=link * _ONE_WAY,
         chips_per_host=8,

@@ -13,4 +13,5 @@ BACKEND = Backend(
     calibrations="kanawa_backends_gpu.calibration:CALIBRATIONS",
     install="kanawa-backends-gpu[compile]",
     findings="kanawa_backends_gpu.doctor:findings",
+    signs=("/dev/nvidia[0-9]*",),
 )

@@ -11,6 +11,7 @@ BACKEND = Backend(
     devices="kanawa_backends_neuron.device:DEVICES",
     mesh_rules="kanawa_backends_neuron.mesh_rules:RULES",
     findings="kanawa_backends_neuron.doctor:findings",
+    signs=("/dev/neuron[0-9]*",),
     process_environment="kanawa_backends_neuron.environment:process_environment",
     calibrations="kanawa_backends_neuron.calibration:CALIBRATIONS",
 )

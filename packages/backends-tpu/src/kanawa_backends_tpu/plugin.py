@@ -15,4 +15,5 @@ BACKEND = Backend(
     recorded_cycles="kanawa_backends_tpu.schedule.recorded:recorded",
     install="kanawa-backends-tpu[tpu]",
     findings="kanawa_backends_tpu.doctor:findings",
+    signs=("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"),
 )

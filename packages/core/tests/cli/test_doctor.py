@@ -5,38 +5,29 @@ import json
 import pytest
 from kanawa.cli import preflight
 from kanawa.cli.main import main
-from kanawa.cli.verbs import doctor
 
 
 def installed(**versions):
     return {name.replace("_", "-"): version for name, version in versions.items()}.get
 
 
-def levels(findings):
-    return {finding.subject: finding.level for finding in findings}
+@pytest.mark.parametrize(
+    ("accelerators", "plugins", "described", "level"),
+    [(0, (), (), "ok"), (2, (), (), "error"), (2, ("loom",), (), "ok"), (2, (), ("loom",), "ok")],
+)
+def test_accelerators_without_a_backend_are_an_error(accelerators, plugins, described, level):
+    found = preflight.check_platforms({}, accelerators, plugins, described)
+    assert found.level == level and found.message.startswith("JAX will try: ")
+    assert ("2 accelerators are on the PCI bus" in found.message) == (level == "error")
+    assert "JAX will try: cpu" in preflight.check_platforms({"JAX_PLATFORMS": "cpu"}, 0, plugins, described).message
 
 
-def test_gpu_without_its_wheel_is_cpu_by_accident():
-    found = preflight.check_platforms({"gpu": "/dev/nvidia0"}, installed(), {})
-    assert levels(found) == {"platform": "ok", "gpu": "error"}
-    assert found[0].message == "JAX will try: cpu"
-    assert "/dev/nvidia0 is here but no JAX plugin for it" in found[1].message
-    assert found[1].fix == 'pip install "kanawa[gpu]"'
-
-
-def test_gpu_with_its_wheel_is_chosen():
-    wheels = installed(jax_cuda13_pjrt="0.10.2")
-    found = preflight.check_platforms({"gpu": "/dev/nvidia0"}, wheels, {})
-    assert found[0].message == "JAX will try: gpu,cpu"
-    assert levels(found)["gpu"] == "ok"
-
-
-@pytest.mark.parametrize(("forced", "level"), [("cpu", "warning"), ("cuda", "ok"), ("gpu,cpu", "ok")])
-def test_jax_platforms_that_leaves_hardware_out(forced, level):
-    wheels = installed(jax_cuda13_pjrt="0.10.2")
-    environment = {"JAX_PLATFORMS": forced}
-    found = preflight.check_platforms({"gpu": "/dev/nvidia0"}, wheels, environment)
-    assert levels(found)["gpu"] == level
+def test_accelerators_are_counted_on_the_pci_bus(tmp_path):
+    for number, kind in enumerate(("0x030200", "0x120000", "0x030000", "0x020000")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "class").write_text(f"{kind}\n")
+    assert preflight.pci_accelerators(tmp_path) == 2
+    assert preflight.pci_accelerators(tmp_path / "gone") == 0
 
 
 @pytest.mark.parametrize(
@@ -79,7 +70,7 @@ def test_old_python_is_a_warning():
 @pytest.fixture
 def sound_machine(monkeypatch):
     monkeypatch.setattr(preflight, "findings", lambda: [preflight.check_python((3, 12))])
-    monkeypatch.setattr(doctor, "_of_this_machine", lambda args: [])
+    monkeypatch.setenv("KANAWA_SKIP_PLUGINS", "kanawa-runtime")
 
 
 def test_doctor_fails_for_a_broken_plugin_and_for_an_error_it_reports(sound_machine, fake_distribution, capsys):

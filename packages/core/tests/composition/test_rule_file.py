@@ -38,7 +38,7 @@ def test_the_users_rule_wins(rule_file):
         ("[[rule]\n", r"can't read mesh rules"),
         ("rule = 5\n", r"`rule` must be tables, one after another"),
         ("rule = [5]\n", r"`rule` must be tables, one after another"),
-        ("[[rule]]\nplatform = 5\nmesh = {data = 2}\n", r"rule 1: platform is 5, expected a text such as 'tpu'"),
+        ("[[rule]]\nplatform = 5\nmesh = {data = 2}\n", r"rule 1: platform is 5, expected a platform's name"),
         ("[[rule]]\nplatform = 'cpu'\nmesh = {data = 0}\n", r"mesh is {'data': 0}, expected a table of axes to sizes"),
         ("[[rule]]\nplatform = 'cpu'\nmesh = 3\n", r"mesh is 3, expected a table"),
         ("[[rule]]\ndevices = 5\n", r"devices is 5, expected a list of device names"),

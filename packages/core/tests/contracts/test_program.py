@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from kanawa.contracts import Environment, Program
 from kanawa.contracts.program import manifest
 from kanawa.module.context import record_kernel
+from kanawa.plugins import DeviceSpec, PluginHost, hookimpl, manager
 
 X = jax.ShapeDtypeStruct((4, 2), jnp.float32)
 
@@ -61,8 +62,18 @@ def test_it_lowers_for_a_platform_that_is_not_here():
     assert "stablehlo.multiply" in text
 
 
-def test_our_name_of_nvidias_platform_is_gpu():
-    environment = Environment(kn.ExecutionPlan(platform="gpu"))
+class Loom:
+    @hookimpl
+    def kanawa_device_specs(self):
+        sizes = dict.fromkeys(("memory_bytes", "memory_bandwidth", "link_bandwidth", "network_bandwidth"), 1)
+        return [DeviceSpec(name="loom", platform="loom", lowered_as="cuda", chips_per_host=1, source="test", **sizes)]
+
+
+def test_a_platform_is_lowered_under_the_name_that_jax_has_for_it(monkeypatch):
+    host = PluginHost(discover=list)
+    monkeypatch.setattr(manager, "_current", host)
+    host.register(Loom(), "loom")
+    environment = Environment(kn.ExecutionPlan(platform="loom"))
     lowered = Program("double", lambda x: x * 2.0, (X,), environment=environment).lower()
     assert "multiply" in lowered.lowered.as_text()
 

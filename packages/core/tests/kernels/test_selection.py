@@ -184,6 +184,7 @@ class Hopper:
         spec = DeviceSpec(
             name="h100",
             platform="gpu",
+            lowered_as="cuda",
             device_kinds=("NVIDIA H100",),
             chips_per_host=8,
             source="test",
@@ -203,6 +204,8 @@ def test_a_kernel_is_told_the_device_if_it_is_known(install, kind, name):
 
 def test_the_mesh_says_the_platform_before_the_process_does(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cuda")
+    assert current_platform()[0] == "cuda"
+    host().register(Hopper(), "hopper")
     assert current_platform()[0] == "gpu"
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
         assert current_platform() == ("cpu", "cpu")

@@ -1,9 +1,10 @@
 """Hook implementations of kanawa-runtime; imports only kanawa.plugins and the standard library."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kanawa.plugins import Command, Finding, Kind, PublishedStep, hookimpl
+from kanawa.plugins import Command, CommandOptions, Finding, Kind, PublishedStep, hookimpl
 
 
 @hookimpl
@@ -27,11 +28,21 @@ def kanawa_commands() -> list[Command]:
 
 
 @hookimpl
-def kanawa_doctor() -> list[Finding]:
-    """Returns where compiled programs are kept, and which can't be."""
+def kanawa_doctor(options: Mapping[str, Any]) -> list[Finding]:
+    """Returns where compiled programs are cached, and what trying this machine shows."""
     from kanawa_runtime.compile_cache import finding
+    from kanawa_runtime.preflight.machine import findings
 
-    return [finding()]
+    return [finding(), *findings(options)]
+
+
+@hookimpl
+def kanawa_command_options() -> list[CommandOptions]:
+    """Returns the options of `kanawa doctor` that say which folder, network and hosts to try."""
+    from kanawa_runtime.preflight.machine import configure
+
+    example = "kanawa doctor --run /shared/runs/a --hosts 4 --coordinator 10.0.0.1:8476"
+    return [CommandOptions(verb="doctor", configure=configure, run=lambda args: None, example=example)]
 
 
 @hookimpl

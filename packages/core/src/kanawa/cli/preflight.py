@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from glob import glob
-from importlib.metadata import PackageNotFoundError, requires
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, entry_points, requires
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kanawa.plugins import ComponentState, Finding, PluginState, host
+from kanawa.plugins.catalog import missing_packages
+from kanawa.plugins.devices import OWN, device_specs
 from kanawa.plugins.discovery import installed_version, release
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-# JAX platform to: signs of the hardware, a distribution of its JAX plugin, what installs it.
-_HARDWARE = {
-    "gpu": (("/dev/nvidia[0-9]*",), ("jax-cuda12-pjrt", "jax-cuda13-pjrt"), "gpu"),
-    "tpu": (("/dev/accel[0-9]*", "/dev/vfio/[0-9]*"), ("libtpu",), "tpu"),
-    "neuron": (("/dev/neuron[0-9]*",), ("libneuronxla",), "neuron"),
-}
+#: PCI classes of what computes and draws nothing: 3D controllers, processing accelerators.
+_PCI_CLASSES = ("0x0302", "0x1200")
 _PYTHONS = ((3, 11), (3, 14))
 
 
@@ -31,7 +28,7 @@ def findings() -> list[Finding]:
     checks: tuple[Callable[[], Iterable[Finding]], ...] = (
         lambda: [check_python(sys.version_info[:2])],
         lambda: [check_jax(installed_version)],
-        lambda: check_platforms(found_hardware(), installed_version, os.environ),
+        lambda: [check_platforms(os.environ, pci_accelerators(), _jax_plugins(), _platforms())],
         lambda: check_xla_flags(os.environ),
     )
     return [finding for check in checks for finding in check()]
@@ -42,7 +39,7 @@ def check_python(version: tuple[int, ...]) -> Finding:
     text = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
     if _PYTHONS[0] <= version < _PYTHONS[1]:
         return Finding("ok", "python", text)
-    meaning = "it may work; nobody has tried"
+    meaning = "it may work: it was never tried"
     return Finding("warning", "python", f"{text} is not tested", "use Python 3.11, 3.12 or 3.13", meaning)
 
 
@@ -76,46 +73,39 @@ def _wanted(name: str) -> SpecifierSet:
     return next((requirement.specifier for requirement in declared if requirement.name == name), SpecifierSet())
 
 
-def found_hardware() -> dict[str, str]:
-    """Returns platform to the sign of its hardware on this machine."""
-    sign_of = {}
-    for name, (patterns, _, _) in _HARDWARE.items():
-        signs = sorted(path for pattern in patterns for path in glob(pattern))
-        if signs:
-            sign_of[name] = signs[0]
-    if "gpu" not in sign_of and shutil.which("nvidia-smi"):
-        sign_of["gpu"] = "nvidia-smi"
-    return sign_of
+def pci_accelerators(folder: Path = Path("/sys/bus/pci/devices")) -> int:
+    """Returns how many accelerators the PCI bus shows; 0 where it can't be read."""
+    classes = (path.read_text(encoding="ascii", errors="replace") for path in folder.glob("*/class"))
+    try:
+        return sum(text.startswith(_PCI_CLASSES) for text in classes)
+    except OSError:
+        return 0
+
+
+def _jax_plugins() -> list[str]:
+    return sorted(point.name for point in entry_points(group="jax_plugins"))
+
+
+def _platforms() -> set[str]:
+    """Returns the platforms of accelerators that installed backends describe; each has a preflight of its own."""
+    return {spec.platform for spec in device_specs().values()} - {OWN}
 
 
 def check_platforms(
-    hardware: Mapping[str, str],
-    version_of: Callable[[str], str | None],
-    environment: Mapping[str, str],
-) -> list[Finding]:
-    """Returns which platform JAX will choose, and whether it is the CPU by accident."""
-    forced = environment.get("JAX_PLATFORMS", "")
-    usable = [
-        name
-        for name, (_, wheels, _) in _HARDWARE.items()
-        if name in hardware and any(version_of(wheel) for wheel in wheels)
-    ]
-    chosen = forced or ",".join([*usable, "cpu"])
-    findings_so_far = [Finding("ok", "platform", f"JAX will try: {chosen}")]
-    for name, sign in hardware.items():
-        _, wheels, extra = _HARDWARE[name]
-        if name not in usable:
-            message = f"{sign} is here but no JAX plugin for it: runs would use the CPU by accident"
-            fix = f'pip install "kanawa[{extra}]"'
-            meaning = "a run would be right, and a hundred times slower than what is paid for"
-            findings_so_far.append(Finding("error", name, message, fix, meaning))
-        elif forced and not _asks_for(forced, name):
-            message = f"{sign} is here but JAX_PLATFORMS={forced} leaves it out"
-            meaning = "runs started from here don't use it"
-            findings_so_far.append(Finding("warning", name, message, "unset JAX_PLATFORMS", meaning))
-        else:
-            findings_so_far.append(Finding("ok", name, f"{sign} is here, and so is its JAX plugin"))
-    return findings_so_far
+    environment: Mapping[str, str], accelerators: int, plugins: Collection[str], described: Collection[str]
+) -> Finding:
+    """Returns which platforms JAX will try, and whether there are accelerators that no backend is installed for."""
+    chosen = environment.get("JAX_PLATFORMS") or ", ".join([*plugins, "the processor"])
+    message = f"JAX will try: {chosen}"
+    if not accelerators or plugins or described:
+        return Finding("ok", "platform", message)
+    return Finding(
+        "error",
+        "platform",
+        f"{message}; {accelerators} accelerators are on the PCI bus, and JAX has no plugin for any",
+        f"install the backend of yours: {'; '.join(missing_packages(host().installed()))}",
+        "a run would be right, and a hundred times slower than what is paid for",
+    )
 
 
 def check_xla_flags(environment: Mapping[str, str]) -> list[Finding]:
@@ -147,8 +137,3 @@ def plugin_findings() -> list[Finding]:
             message += f": {state.reason}"
         states_told.append(Finding(level, f"{state.label} {state.name}", message))
     return states_told or [Finding("warning", "plugins", "none", 'pip install "kanawa[train]"')]
-
-
-def _asks_for(forced: str, name: str) -> bool:
-    names = {"gpu": {"gpu", "cuda"}}.get(name, {name})
-    return bool(names & set(forced.split(",")))

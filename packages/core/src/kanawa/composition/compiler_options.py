@@ -17,6 +17,7 @@ from kanawa.composition.compile_cache import without_cache
 from kanawa.composition.target import Target
 from kanawa.errors import PluginError
 from kanawa.plugins import host
+from kanawa.plugins.devices import lowered_as
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,7 @@ def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
     """Returns a program that does next to nothing, lowered for the platform of `devices`."""
     mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec())
-    # Lowering asks for "cuda" where a device says "gpu".
-    platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
+    platform = lowered_as(devices[0].platform)
     traced = jax.jit(lambda x: x + 1, in_shardings=sharding).trace(jax.ShapeDtypeStruct((), np.float32))
     lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(platform,))
     return lowered

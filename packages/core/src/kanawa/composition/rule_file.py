@@ -30,7 +30,7 @@ def _are(kind: type) -> Callable[[Any], bool]:
 
 _EXPECTED: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("name", "a text", lambda value: isinstance(value, str)),
-    ("platform", "a text such as 'tpu'", lambda value: isinstance(value, str)),
+    ("platform", "a platform's name", lambda value: isinstance(value, str)),
     ("devices", "a list of device names", _are(str)),
     *((name, "a whole number, at least 0", _is_count) for name in ("min_chips", "max_chips", "min_parameters")),
     ("max_parameters", "a whole number, at least 0", _is_count),

@@ -8,18 +8,13 @@ from dataclasses import dataclass
 
 from kanawa.errors import TargetError, did_you_mean
 from kanawa.plugins import DeviceSpec, host
+from kanawa.plugins.catalog import missing_packages
 from kanawa.plugins.devices import device_specs
 
 _SELECTOR = re.compile(r"(?P<name>[a-z][a-z0-9_]*?)(?:-(?P<count>[0-9]+)(?:x(?P<slices>[0-9]+))?)?")
 _FORM = "expected DEVICE, DEVICE-COUNT or DEVICE-COUNTxSLICES, such as cpu-8, v5p-512, v6e-256x4"
 #: Ten times the largest machine there is.
 _MOST_DEVICES = 1_000_000
-# Which package to name when a device is unknown and its backend is not installed.
-_BACKENDS = {
-    "kanawa-backends-tpu": re.compile(r"v\d|tpu"),
-    "kanawa-backends-neuron": re.compile(r"trn|inf"),
-    "kanawa-backends-gpu": re.compile(r"[abhl]\d|g[bh]\d|rtx|gpu"),
-}
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Target:
 def parse_target(selector: str) -> Target:
     """Returns the target that a selector such as "v5p-512" names.
 
-    The number is the vendor's own: TensorCores for v4 and v5p, chips for most others. Without a
+    The number is the vendor's own: cores for some devices, chips for most. Without a
     number it is one chip. Raises TargetError.
     """
     text = selector.strip().lower()
@@ -146,10 +141,7 @@ def _device(text: str, name: str) -> DeviceSpec:
     backends = {key.partition(":")[0] for key, _ in host().collect("kanawa_device_specs")}
     givers = ", ".join(f"{b} {installed.get(b, '')}".strip() for b in sorted(backends))
     lines.append(f"device descriptions come from: {givers or 'no installed backend package'}")
-    for state in host().plugins():
-        if not state.state.usable and state.distribution in _BACKENDS:
-            lines.append(f"{state.distribution} is {state.state}: {state.reason}")
-    for package, pattern in _BACKENDS.items():
-        if pattern.match(name) and package not in installed:
-            lines.append(f"{name!r} looks like a device of {package}: pip install {package}")
-    raise TargetError("\n".join(lines))
+    lines += [
+        f"{state.distribution} is {state.state}: {state.reason}" for state in host().plugins() if not state.state.usable
+    ]
+    raise TargetError("\n".join([*lines, *missing_packages(installed)]))

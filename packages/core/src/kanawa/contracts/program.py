@@ -11,10 +11,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.module.outputs import Outputs
+from kanawa.plugins.devices import lowered_as
 from kanawa.status import stage
-
-#: Our platform names that JAX lowers under another one.
-_LOWERED_AS = {"gpu": "cuda"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +84,10 @@ class Program:
 
     def lower(self) -> Lowered:
         """Traces and lowers for the environment's platform; no device is touched."""
-        platform = _LOWERED_AS.get(self.environment.plan.platform or "", self.environment.plan.platform)
+        platform = self.environment.plan.platform
         traced = self.trace()
         with stage(f"lowering {self.name}"), self.environment.active(), _no_collection():
-            lowered = traced.lower(lowering_platforms=(platform,)) if platform else traced.lower()
+            lowered = traced.lower(lowering_platforms=(lowered_as(platform),)) if platform else traced.lower()
         return Lowered(lowered, manifest(traced.out_info), self.environment, self.name)
 
 

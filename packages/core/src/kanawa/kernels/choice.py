@@ -20,7 +20,7 @@ class KernelChoice:
     Attributes:
         operation: such as "attention".
         problem: the local, per-shard problem as text.
-        kernel: the full name, such as "attention.gpu.cudnn".
+        kernel: the full name, `operation.platform.name`.
         refused: (kernel, reason) of every installed kernel for the platform that would have ranked
             higher but refused.
         note: how the choice differs from what a run chose before, or from what would be chosen now, and what the kernel

@@ -58,8 +58,8 @@ class Operation:
         dominant: the logical axis whose mesh axes no other axis may use, in any operand: heads before
             length in attention, so that queries and their positions are split alike. Over its
             mesh axes SUMMED outputs are whole already.
-        fused_platforms: where a kernel with `fused=False` counts as a fallback (see
-            `require_fused`).
+        expects_fused: whether a kernel with `fused=False` counts as a fallback on an accelerator (`require_fused`),
+            unless its DeviceSpec names the operation in `unfused`.
         matmul_flops: FLOPs of one of the matmuls that a problem is made of; None if it is made of none.
     """
 
@@ -69,7 +69,7 @@ class Operation:
     output_axes: tuple[LogicalAxes | str, ...] = field(hash=False, compare=False)
     manual_axes: tuple[str, ...] | None = None
     dominant: str | None = None
-    fused_platforms: tuple[str, ...] = ("gpu", "tpu", "neuron")
+    expects_fused: bool = True
     matmul_flops: Callable[[Any], float] | None = field(default=None, hash=False, compare=False)
 
 
@@ -82,7 +82,7 @@ class Kernel(abc.ABC):
 
     Attributes:
         name: the catalog name, `<operation>.<platform>.<name>`.
-        platforms: such as ("gpu",); empty for any.
+        platforms: those that the kernel runs on; empty for any.
         priority: the highest wins among kernels that match the platform equally well.
         fused: True if it never materialises what the operation is known for (attention scores, …).
         local: True if it can't be partitioned by the compiler; core then wraps it in `shard_map`.

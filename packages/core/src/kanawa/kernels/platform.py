@@ -4,10 +4,7 @@ import math
 
 import jax
 
-from kanawa.plugins.devices import device_spec_of_kind
-
-#: JAX's own platform names that differ from ours.
-_NAMES = {"cuda": "gpu", "rocm": "gpu"}
+from kanawa.plugins.devices import device_spec_of_kind, platform_of
 
 
 def current_platform() -> tuple[str, str | None]:
@@ -24,9 +21,9 @@ def current_platform() -> tuple[str, str | None]:
     if device is not None:
         # jax 0.10.0's abstract devices don't say their platform; newer ones do.
         platform = getattr(device, "platform", None) or _described_platform(device.device_kind)
-        return _NAMES.get(platform, platform), device.device_kind
+        return platform_of(platform), device.device_kind
     backend = jax.default_backend()
-    return _NAMES.get(backend, backend), jax.devices()[0].device_kind
+    return platform_of(backend), jax.devices()[0].device_kind
 
 
 def runs_here() -> bool:

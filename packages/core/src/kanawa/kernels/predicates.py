@@ -20,7 +20,7 @@ def dilated(q_positions: jax.Array, kv_positions: jax.Array) -> jax.Array:
 
     q_positions: int [..., T, 1]; kv_positions: int [..., 1, S]. Operators alone, so that it runs inside any kernel.
     """
-    # `& 1` is also right for negative distances, and no division, which TPUs emulate.
+    # `& 1` is also right for negative distances, and no division, which some accelerators emulate.
     return ((q_positions - kv_positions) & 1) == 0
 
 

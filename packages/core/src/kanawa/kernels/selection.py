@@ -1,6 +1,6 @@
 """Ranks the installed kernels for one call of an operation, and says why the others were refused.
 
-Only kernels whose name carries the platform (or "any") are imported: a GPU host never loads TPU code.
+Only kernels whose name carries the platform (or "any") are imported: no host loads another platform's code.
 """
 
 import copy
@@ -13,7 +13,7 @@ from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.operation import Kernel, Operation, Tuning
 from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import SUPPORTED, refuse
-from kanawa.plugins.devices import device_spec_of_kind
+from kanawa.plugins.devices import OWN, device_spec_of_kind
 
 if TYPE_CHECKING:
     from kanawa.arrays.plan import KernelPolicy, KernelUse
@@ -325,8 +325,10 @@ def _pinned(
 
 
 def _falls_back(question: _Question, kernel: Kernel) -> bool:
-    """Returns whether the platform is one where the operation should be fused, and the kernel isn't."""
-    return not kernel.fused and question.platform in question.operation.fused_platforms
+    """Returns whether the operation should have a fused kernel on this accelerator, and the kernel isn't one."""
+    if kernel.fused or question.platform == OWN or not question.operation.expects_fused:
+        return False
+    return question.device is None or question.operation.name not in question.device.unfused
 
 
 def _check_fused(question: _Question, kernel: Kernel, refused: list[tuple[str, str]]) -> None:

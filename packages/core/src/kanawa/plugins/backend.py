@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from glob import glob
 from typing import Any
 
 from kanawa.errors import TargetError
@@ -22,6 +24,7 @@ class Backend:
         devices: a sequence of DeviceSpecs.
         mesh_rules: a sequence of MeshRules.
         findings: a function that returns a preflight's findings.
+        signs: file patterns, one of which the operating system has where the hardware is.
         compiler_options: a function (device, purpose) -> options; empty where the compiler takes none from XLA.
         program_traits: a function (device, purpose, parameters, devices) -> ProgramTraits; empty where the compiler
             needs nothing of a program.
@@ -34,13 +37,14 @@ class Backend:
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
         kernel_schedules: a function (ScheduleRequest) -> KernelSchedules; empty where no compiler tells.
         recorded_cycles: a function that returns RecordedCycles; empty where none are known.
-        install: what `pip install` makes good what is missing, such as "kanawa-backends-gpu[compile]".
+        install: what `pip install` makes good what is missing, such as "my-backend[compile]".
     """
 
     platform: str
     devices: str
     mesh_rules: str
     findings: str
+    signs: tuple[str, ...] = ()
     compiler_options: str = ""
     program_traits: str = ""
     process_environment: str = ""
@@ -143,7 +147,17 @@ class Backend:
     def kanawa_doctor(self) -> Sequence[Finding]:
         """Returns what the backend's preflight found."""
         findings: Sequence[Finding] = load_value(self.findings)()
-        return findings
+        return [*findings, *self._left_out(os.environ.get("JAX_PLATFORMS", ""))]
+
+    def _left_out(self, platforms: str) -> list[Finding]:
+        """Returns a warning where the hardware is here and JAX_PLATFORMS leaves it out."""
+        here = next((path for pattern in self.signs for path in sorted(glob(pattern))), "")
+        names = {self.platform, *(spec.lowered_as for spec in self.kanawa_device_specs())}
+        if not here or not platforms or names & {*platforms.split(",")}:
+            return []
+        message = f"{here} is here but JAX_PLATFORMS={platforms} leaves it out"
+        meaning = "runs started from here don't use it"
+        return [Finding("warning", self.platform, message, "unset JAX_PLATFORMS", meaning)]
 
     def _require_compiler(self, target: Any) -> None:
         missing = load_value(self.missing_compiler)() if self.missing_compiler else ()

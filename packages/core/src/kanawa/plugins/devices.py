@@ -45,6 +45,17 @@ def processor_name() -> str:
     return device_specs()[OWN].model
 
 
+def platform_of(jax_platform: str) -> str:
+    """Returns the platform that JAX calls by another name when it lowers; any other name as it is."""
+    return next((s.platform for s in device_specs().values() if s.lowered_as == jax_platform), jax_platform)
+
+
+def lowered_as(platform: str) -> str:
+    """Returns the name under which JAX lowers for a platform."""
+    names = (spec.lowered_as for spec in device_specs().values() if spec.platform == platform)
+    return next(filter(None, names), platform)
+
+
 def own_device() -> DeviceSpec:
     """Returns the machine that this process runs on; memory is what the system reports, rates are placeholders."""
     return DeviceSpec(

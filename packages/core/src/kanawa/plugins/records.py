@@ -28,12 +28,13 @@ class DeviceSpec:
     memory, `link_` to its neighbours inside a fast domain, `network_` between domains.
 
     Attributes:
-        name: what a target selector starts with, such as "v5p".
-        platform: the word in kernel names and mesh rules, such as "gpu"; any backend may bring its own.
+        name: what a target selector starts with.
+        platform: the word in kernel names and mesh rules; any backend may bring its own.
+        lowered_as: the name under which JAX lowers for the platform, where it is another one.
         device_kinds: the `device_kind` strings with which JAX reports this chip.
-        counted: what the number in a selector counts, "chips" or "cores" (TensorCores).
+        counted: what the number in a selector counts, "chips" or "cores".
         topologies: chips to topology, such as {256: "4x8x8"}; empty when any count is possible.
-        domain_chips: the most chips in one fast domain (a slice, an NVLink island).
+        domain_chips: the most chips in one fast domain (a slice of a pod, the devices of one switch).
         torus_dimensions: of a fast domain whose links form a torus, how many; 0 where any pair is equally near.
         link_name: what the links inside a domain are called; `network_name` those between domains.
         link_latency_seconds: until the first byte of a collective arrives, whatever its size.
@@ -41,11 +42,13 @@ class DeviceSpec:
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
         compiler: the distribution that has its compiler; empty where none is public, or where it comes with JAX.
         model: which model it is, where its kind doesn't say so, such as a processor's name.
+        unfused: operations of which the platform has no fused kernel; `require_fused` leaves them alone.
         divisible: whether the figures are those of one machine, which the devices of a selector divide among them.
     """
 
     name: str
     platform: str
+    lowered_as: str = ""
     family: str = ""
     device_kinds: tuple[str, ...] = ()
     peak_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -67,12 +70,13 @@ class DeviceSpec:
     exact_float32: bool = False
     compiler: str = ""
     model: str = ""
+    unfused: tuple[str, ...] = ()
     divisible: bool = False
     source: str
 
     def __post_init__(self) -> None:
         """Refuses figures that can't be; raises ValueError."""
-        _require(_is_platform(self.platform), f"{self.name}: platform {self.platform!r} is no short word such as 'tpu'")
+        _require(_is_platform(self.platform), f"{self.name}: platform {self.platform!r} is no short word")
         _require(self.counted in ("chips", "cores"), f"{self.name}: counted {self.counted!r}")
         for count in ("chips_per_host", "jax_devices_per_chip", "cores_per_chip", "domain_chips"):
             _require(getattr(self, count) >= 1, f"{self.name}: {count} must be at least 1")
@@ -168,7 +172,7 @@ class Calibration:
     Without any step that it was fitted on it stands for the figures themselves, which nothing reaches.
 
     Attributes:
-        compiler: the distribution and version whose programs were fitted, such as "libtpu 0.0.52".
+        compiler: the distribution and version whose programs were fitted, such as "compiler 0.0.52".
         devices: DeviceSpec names.
         estimate_factor: seconds that a second of the compiler's own estimate takes.
         compute_share: of peak FLOP/s, for work of which the compiler makes no estimate.
@@ -237,7 +241,7 @@ class MeshRule:
 
     def __post_init__(self) -> None:
         """Refuses a mesh with two free axes or a size of zero; raises ValueError."""
-        _require(_is_platform(self.platform), f"{self.name}: platform {self.platform!r} is no short word such as 'tpu'")
+        _require(_is_platform(self.platform), f"{self.name}: platform {self.platform!r} is no short word")
         for sizes in (list(self.mesh.values()), list(self.dcn.values())):
             _require(sizes.count(-1) <= 1, f"{self.name}: only one mesh axis may be -1")
             for size in sizes:

@@ -1,6 +1,6 @@
 """What a compiler made of a kernel: the records of the hook `kanawa_kernel_schedules`, and cycles that were recorded.
 
-One record fits a TPU's bundles and a GPU's registers: a backend leaves at None what its hardware doesn't have.
+One record fits compilers that count bundles and those that count registers: a backend leaves the others at None.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Region:
         depth: how many loops and branches it lies in.
         bundles: instructions it takes, those issued together counted once; without those of regions inside it.
         runs: how often one call runs it on one core; None where only the data tell.
-        units: how often it uses each unit, by the compiler's name, such as {"MXU": 512}.
+        units: how often it uses each unit, by the compiler's name, such as {"matrix": 512}.
     """
 
     name: str
@@ -57,7 +57,7 @@ class KernelSchedule:
     Attributes:
         call: its name in a compiled program, such as "splash_mha_fwd_residuals".
         direction: of the operation, in which the kernel makes the call.
-        compiler: distribution and version, such as "libtpu 0.0.52".
+        compiler: distribution and version.
         counted: what `Region.bundles` counts, "bundles" or "instructions".
         cores: how many cores of a device share the call.
         grid: steps that one core takes in each dimension; empty where there is no grid.
@@ -105,7 +105,7 @@ class ScheduleRequest:
     """What a backend is asked to compile and read: one kernel, for one problem, on one kind of device.
 
     Attributes:
-        kernel: the catalog key, `attention.tpu.splash` or `distribution:attention.tpu.splash`.
+        kernel: the catalog key, `operation.platform.name` or `distribution:operation.platform.name`.
         problem: the local problem, which the kernel supports.
         target: a `Target`, of which one device counts.
         differentiated: whether to compile the backward calls too.

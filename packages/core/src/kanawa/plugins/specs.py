@@ -12,7 +12,7 @@ longer observes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -167,8 +167,11 @@ def kanawa_config_checks(config: Any, target: Any, model: Any) -> Sequence[str]:
 
 
 @hookspec
-def kanawa_doctor() -> Sequence[Finding]:
-    """Returns what a preflight of this machine found. May take a second; touches no device."""
+def kanawa_doctor(options: Mapping[str, Any]) -> Sequence[Finding]:
+    """Returns what a preflight of this machine found. May take a second; touches no device.
+
+    `options` are those of `kanawa doctor` by name, those that plugins add to it among them.
+    """
 
 
 # --- running --------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class BackendConformance(PluginConformance):
             assert all(len(reason) > 10 for reason in answer.refused.values()), answer.refused
 
     def test_doctor_says_what_to_do(self) -> None:
-        findings = [f for reported in self.contributed("kanawa_doctor") for f in reported]
+        findings = [f for reported in self.contributed("kanawa_doctor", options={}) for f in reported]
         assert findings, f"{self.distribution} has nothing to say to `kanawa doctor`"
         assert all(finding.fix for finding in findings if finding.level != "ok")
 

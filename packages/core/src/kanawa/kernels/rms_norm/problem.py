@@ -16,7 +16,7 @@ def _operation(rows: LogicalAxes) -> Operation:
         name="rms_norm",
         operand_axes={"x": (*rows, None), "scale": (None,)},
         output_axes=((*rows, None),),
-        fused_platforms=(),
+        expects_fused=False,
     )
 
 

@@ -20,7 +20,7 @@ SOFTMAX_CROSS_ENTROPY = Operation(
     output_axes=(SUMMED,) * 5,
     manual_axes=("batch", "length", "vocab"),
     dominant="vocab",
-    fused_platforms=(),
+    expects_fused=False,
     matmul_flops=lambda problem: problem.matmul_flops,
 )
 

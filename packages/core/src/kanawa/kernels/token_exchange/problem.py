@@ -11,7 +11,6 @@ TOKEN_EXCHANGE = Operation(
     operand_axes={"rows": (None, None), "send_sizes": (None,), "receive_offsets": (None,)},
     output_axes=((None, None), (None,)),
     manual_axes=(),
-    fused_platforms=("gpu", "tpu"),
 )
 
 

@@ -21,7 +21,6 @@ _ODD = {
     "JAX_ENABLE_X64": "numbers are 64 bits wide where a program doesn't say: twice the memory, no matrix units",
     "JAX_DEBUG_NANS": "every step waits for its result, and a NaN ends the run",
     "JAX_DEFAULT_MATMUL_PRECISION": "products are computed in another precision than the experiment was measured with",
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for",
     "XLA_PYTHON_CLIENT_ALLOCATOR": "memory is allocated anew for every array, or shared with others",
 }
 _OFF = ("", "0", "false", "False", "off")
@@ -50,7 +49,7 @@ def check_shared_memory(place: Path) -> list[Finding]:
     size = shutil.disk_usage(place).total
     message = f"{place} holds {size / 2**20:,.0f} MiB"
     if size < _SHARED_BYTES_WANTED:
-        meaning = "NCCL and data workers fail, or fall back to slow ways, on machines with several GPUs"
+        meaning = "collectives and data workers fail, or become slow, on machines with several accelerators"
         fix = "docker run --shm-size=8g, or an emptyDir of medium Memory at /dev/shm"
         return [Finding("warning", "shared memory", message, fix, meaning)]
     return [Finding("ok", "shared memory", message)]

@@ -11,9 +11,9 @@ import sys
 import time
 
 import pytest
-from kanawa.cli.checks import file_system, hosts, network, process
 from kanawa.cli.main import main
 from kanawa.errors import UsageError
+from kanawa_runtime.preflight import file_system, hosts, network, process
 
 PROMISES = ["disk", "files", "rename", "exclusive create", "lock", "append", "fsync", "clock"]
 

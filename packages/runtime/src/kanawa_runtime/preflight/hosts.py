@@ -17,15 +17,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kanawa.cli.checks.file_system import skew_seconds
 from kanawa.plugins import Finding, host
+from kanawa.plugins.devices import device_specs
 from kanawa.plugins.discovery import installed_version
+
+from kanawa_runtime.preflight.file_system import skew_seconds
 
 _FOLDER = ".kanawa-doctor"
 #: Records of an earlier call are none of this one's.
 _FRESH_SECONDS = 600.0
 _MOST_SKEW_SECONDS = 5.0
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
+_FLAGS = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
 #: What has to be the same on all hosts, with what a difference does.
 _ALIKE = {
     "plugins": "programs differ, and the gang hangs in its first collective or computes two things",
@@ -55,14 +57,17 @@ def findings(folder: Path, count: int, wait_seconds: float) -> list[Finding]:
 def record(place: Path) -> dict[str, Any]:
     """Returns what this host is, and how far its clock is from that of the folder's file system."""
     states = sorted(f"{p.distribution} {p.version} {p.name} {p.state}" for p in host().plugins())
-    versions = {name: installed_version(name) for name in ("kanawa", "jax", "jaxlib", "libtpu", "numpy")}
+    compilers = sorted({spec.compiler for spec in device_specs().values()} - {""})
+    names = ("kanawa", "jax", "jaxlib", "numpy", *compilers)
+    versions = {name: installed_version(name) for name in names}
+    flags = sorted({*_FLAGS, *(name for name in os.environ if name.endswith("_INIT_ARGS"))})
     return {
         "host": socket.gethostname(),
         "time": time.time(),
         "skew_seconds": skew_seconds(place),
         "plugins": _digest(states),
         "versions": " ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "flags": " ".join(f"{name}={os.environ[name]}" for name in _FLAGS if os.environ.get(name)) or "none",
+        "flags": " ".join(f"{name}={os.environ[name]}" for name in flags if os.environ.get(name)) or "none",
         "python": platform.python_version(),
     }
 

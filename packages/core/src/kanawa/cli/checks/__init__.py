@@ -1,1 +1,0 @@
-"""What `kanawa doctor` looks at beyond versions: the file system of runs, the network, the process, other hosts."""
