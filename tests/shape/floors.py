@@ -12,8 +12,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arrays",),
         ("foreign",),
         ("module",),
-        ("contracts",),
         ("kernels",),
+        ("contracts",),
         ("composition",),
         ("testing", "cli"),
     ),
@@ -54,8 +54,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "backends-tpu": (
         ("_version",),
-        ("topology",),
-        ("kernels", "schedule", "doctor", "device", "compiler", "mesh_rules", "calibration"),
+        ("topology", "mesh_rules"),
+        ("kernels", "schedule", "doctor", "device", "compiler", "calibration", "program_traits"),
         ("plugin",),
     ),
     "backends-neuron": (

@@ -21,7 +21,7 @@ MATMUL = Operation(
     output_axes=((),),
     manual_axes=(),
     # Every compiler has a good dot of its own.
-    fused_platforms=(),
+    expects_fused=False,
     matmul_flops=lambda problem: problem.matmul_flops,
 )
 
