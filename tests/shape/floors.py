@@ -41,7 +41,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_version",),
         ("processor", "cores", "allocator"),
         ("native", "onednn", "process"),
-        ("kernels", "device", "mesh_rules", "doctor", "topology"),
+        ("kernels", "device", "mesh_rules", "doctor", "topology", "program_traits"),
         ("plugin",),
     ),
     "backends-gpu": (
