@@ -1,4 +1,4 @@
-"""The second start of training on a single CPU takes its step from the compile cache, products and all."""
+"""The second start of training on a single CPU takes its step from the compile cache, native matmuls included."""
 
 import json
 import os
@@ -6,19 +6,19 @@ import subprocess
 import sys
 
 import pytest
-from kanawa.arrays import products
+from kanawa_backends_cpu.kernels.matmul.available import why_no_native
 
 TOKENS = ("--steps", "2", "--set", "sample_prompt=None", "--set", "data=random-tokens", "--set", "data.vocab_size=2048")
 #: The quickstart's own step.
 WHOLE = (*TOKENS, "--set", "data.sequence_length=256")
-#: A step of one layer, its products in bfloat16: large enough that none of them is XLA's.
+#: A step of one layer, its matmuls in bfloat16: large enough that none of them is XLA's.
 SMALL = (
     *(*TOKENS, "--set", "data.sequence_length=128", "--set", "batch_size=2"),
     *("--set", "precision.compute=bfloat16", "--set", "model.stack.num_layers=1"),
 )
 
 
-@pytest.mark.skipif(not products.kept(), reason="oneDNN's products can't be kept, and llvmlite isn't installed")
+@pytest.mark.skipif(why_no_native() is not None, reason="without native matmuls no cache stores a step")
 @pytest.mark.parametrize("options", [SMALL, pytest.param(WHOLE, marks=pytest.mark.nightly)], ids=["small", "whole"])
 def test_a_warm_start_on_one_cpu_compiles_the_step_no_time(tmp_path, options):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -42,9 +42,10 @@ def test_fallbacks_are_listed_and_then_judged(capsys):
 def test_options_of_a_package_that_is_not_installed_say_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr(manager, "_current", PluginHost(discover=list))
     for option in (["--bench"], ["--schedule", "attention.gpu.locked"], ["--features"]):
-        assert 'is an option of kanawa-kernel-tools; run: pip install "kanawa[kernel-tools]"' in told(
-            capsys, *option, code=2
-        ).err
+        assert (
+            'is an option of kanawa-kernel-tools; run: pip install "kanawa[kernel-tools]"'
+            in told(capsys, *option, code=2).err
+        )
 
 
 def test_a_table_that_is_not_there_or_not_one_is_an_error(capsys, tmp_path):

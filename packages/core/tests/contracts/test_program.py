@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kanawa.contracts import Environment, Program
 from kanawa.contracts.program import manifest
+from kanawa.kernels import KernelChoice
 from kanawa.module.context import record_kernel
 from kanawa.plugins import DeviceSpec, PluginHost, hookimpl, manager
 
@@ -21,9 +22,9 @@ class Chooses(kn.Module):
         """None."""
 
     def forward(self, x: jax.Array) -> jax.Array:
-        record_kernel(("attention", kn.current_plan().platform))
-        record_kernel(("loss", "reference"))
-        record_kernel(("loss", "reference"))
+        record_kernel(KernelChoice("attention", "q", str(kn.current_plan().platform)))
+        record_kernel(KernelChoice("loss", "logits", "reference"))
+        record_kernel(KernelChoice("loss", "logits", "reference"))
         return x
 
 
@@ -43,14 +44,16 @@ def test_it_is_traced_under_its_own_plan(compute):
     assert kn.current_plan() == kn.ExecutionPlan(), "and the plan ends with it"
 
 
-def test_the_kernels_are_those_of_its_platform_each_once():
+def test_the_kernels_are_those_of_its_platform_once_with_the_number_of_calls():
     program = Program("step", chooses, (X,), environment=Environment(kn.ExecutionPlan(platform="tpu")))
-    assert program.kernels() == (("attention", "tpu"), ("loss", "reference"))
+    kernels = program.kernels()
+    assert [(choice.operation, choice.kernel) for choice in kernels] == [("attention", "tpu"), ("loss", "reference")]
+    assert [choice.count for choice in kernels] == [1, 2]
 
 
 def test_what_is_lowered_says_what_it_chose():
     lowered = Program("step", chooses, (X,), environment=Environment()).lower()
-    assert lowered.kernels == (("attention", None), ("loss", "reference"))
+    assert [choice.kernel for choice in lowered.kernels] == ["None", "reference"]
     assert "func.func public @main" in lowered.lowered.as_text()
     assert lowered.environment == Environment()
 

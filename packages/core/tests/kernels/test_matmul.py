@@ -10,11 +10,13 @@ import pytest
 from jax.sharding import AxisType
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, use_plan
 from kanawa.errors import KernelError
-from kanawa.kernels import Kernel, Verdict
+from kanawa.kernels import Kernel
+from kanawa.kernels.choice import list_choices
 from kanawa.kernels.matmul import matmul, preferred_weight_layout
 from kanawa.kernels.matmul.problem import MATMUL, MatmulProblem
 from kanawa.kernels.matmul.reference import ReferenceMatmul
 from kanawa.kernels.selection import select
+from kanawa.kernels.verdict import first_refusal
 from kanawa.testing.kernel import KernelConformance
 from kanawa_kernel_tools.examples.matmul import BASE, EXAMPLES
 
@@ -40,7 +42,7 @@ class HostMatmul(Kernel):
     in_process = True
 
     def supports(self, problem, device):
-        return Verdict(problem.precision == "default", "it has one precision")
+        return first_refusal((problem.precision != "default", "it has one precision"))
 
     def preferred(self, problem, device):
         return dataclasses.replace(problem, weight_layout="outputs_first")
@@ -214,6 +216,38 @@ def test_gradients_get_kernels_of_their_own_and_are_in_the_manifest_of_training(
     assert "float32[12,8].T x float32[12,10], train" in problems
     # The gradients of the second are the same problems as the first and its gradient.
     assert len(problems) == 3
+
+
+@pytest.mark.usefixtures("host_matmul")
+def test_equal_calls_are_one_choice_with_a_count():
+    import kanawa as kn
+
+    class Layer(kn.Module):
+        def setup(self):
+            self.add_param("weight", (8, 8), axes=(None, None))
+
+        def forward(self, x):
+            return matmul(matmul(x, self.param("weight")), self.param("weight"))
+
+    class Stack(kn.Module):
+        class Config(kn.Module.Config):
+            layer: Layer.Config = Layer.Config()
+            unrolled: bool = False
+
+        def setup(self):
+            self.add_child("layer", self.config.layer, stacked=3)
+
+        def forward(self, x):
+            return kn.scan(lambda c, _: (self.layer(c), None), x, over="layer", unrolled=self.config.unrolled)[0]
+
+    for unrolled in (False, True):
+        module = Stack.Config(unrolled=unrolled).build()
+        params = kn.initialize(module, jax.random.key(0))
+        _, outputs = kn.functional(module)(params, {}, jnp.ones((12, 8)))
+        assert [choice.as_json()["count"] for choice in outputs.kernels] == [6]
+        (head, problem) = list_choices(choice.as_json() for choice in outputs.kernels)
+        assert head == "matmul: matmul.cpu.host"
+        assert problem == "    for float32[12,8] x float32[8,8], train (6 calls)"
 
 
 @pytest.mark.usefixtures("host_matmul")

@@ -1,6 +1,7 @@
 """What was chosen for one call of an operation: hashable text, static data of the outputs."""
 
 import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class KernelChoice:
         fallback: whether the platform asks for a fused kernel of the operation and this isn't one.
         local_problem: the problem itself.
         operand_bytes: of all operands of the local problem.
+        count: the calls for equal problems; those in a loop count once an iteration.
     """
 
     operation: str
@@ -42,6 +44,7 @@ class KernelChoice:
     fallback: bool = False
     local_problem: Any = field(default=None, compare=False, repr=False)
     operand_bytes: int = field(default=0, compare=False)
+    count: int = field(default=1, compare=False)
 
     @property
     def scope(self) -> str:
@@ -54,7 +57,24 @@ class KernelChoice:
             "operation": self.operation,
             "problem": self.problem,
             "kernel": self.kernel,
+            "count": self.count,
             "refused": [{"kernel": kernel, "reason": reason} for kernel, reason in self.refused],
             **({"tuning": dict(self.tuning)} if self.tuning else {}),
             **({"note": self.note} if self.note else {}),
         }
+
+
+def list_choices(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns lines of text for records as `KernelChoice.as_json` makes them; problems of one answer are together."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for record in records:
+        tuning = "".join(f" {name}={value}" for name, value in record.get("tuning", {}).items())
+        refused = tuple((each["kernel"], each["reason"]) for each in record["refused"])
+        key = (f"{record['operation']}: {record['kernel']}{tuning}", record.get("note", ""), refused)
+        count = record.get("count", 1)
+        groups.setdefault(key, []).append(f"for {record['problem']}" + f" ({count} calls)" * (count > 1))
+    lines = []
+    for (head, note, refused), problems in groups.items():
+        details = [*problems, *([note] if note else []), *(f"not {kernel}: {reason}" for kernel, reason in refused)]
+        lines += [head, *(f"    {each}" for each in details)]
+    return lines

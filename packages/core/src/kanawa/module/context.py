@@ -198,7 +198,7 @@ def record_kernel(choice: Any) -> None:
     """Adds a kernel choice to the manifest of the running call; does nothing outside of one."""
     context = _current.get()
     if context is not None:
-        context.collector.kernels[choice] = None
+        context.collector.kernels[choice] = context.collector.kernels.get(choice, 0) + choice.count
 
 
 def child_context(target: "Module") -> Context | None:

@@ -9,7 +9,7 @@ import jax
 from kanawa.errors import ContextError
 from kanawa.module.context import Context, installed
 from kanawa.module.detached import Scope
-from kanawa.module.outputs import Outputs
+from kanawa.module.outputs import Outputs, counted
 
 
 def cond(predicate: Any, true_function: Callable[..., Any], false_function: Callable[..., Any], *args: Any) -> Any:
@@ -44,7 +44,7 @@ def cond(predicate: Any, true_function: Callable[..., Any], false_function: Call
         )
 
     result, outputs, updated = scope.repeated(attempt)
-    kernels = tuple(dict.fromkeys(choice for out in traced.values() for choice in out.kernels))
+    kernels = counted(choice for out in traced.values() for choice in out.kernels)
     scope.finish(dataclasses.replace(outputs, state=updated, kernels=kernels))
     return result
 

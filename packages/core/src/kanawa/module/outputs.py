@@ -1,7 +1,7 @@
 """Outputs: everything a call leaves behind besides its result, returned explicitly and merged by path."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -93,8 +93,12 @@ class Outputs:
             losses=_merge_by_path(self.losses, other.losses),
             state={**self.state, **other.state},
             emitted={**self.emitted, **other.emitted},
-            kernels=tuple(dict.fromkeys(self.kernels + other.kernels)),
+            kernels=counted(self.kernels + other.kernels),
         )
+
+    def repeated(self, times: int) -> "Outputs":
+        """Returns the outputs with each kernel's calls counted `times` times, as of a loop's body."""
+        return dataclasses.replace(self, kernels=_with_counts({c: c.count * times for c in self.kernels}))
 
     def reduce_leading(self) -> "Outputs":
         """Returns the outputs of a scan or vmap: metrics and losses reduced, state and emissions kept stacked."""
@@ -111,6 +115,21 @@ class Outputs:
             metrics={path: metric.across(axis_names) for path, metric in self.metrics.items()},
             losses={path: loss.across(axis_names) for path, loss in self.losses.items()},
         )
+
+
+def counted(choices: Iterable[Any]) -> tuple[Any, ...]:
+    """Returns each kernel choice once, with the calls of equal ones added up."""
+    counts: dict[Any, int] = {}
+    for choice in choices:
+        counts[choice] = counts.get(choice, 0) + choice.count
+    return _with_counts(counts)
+
+
+def _with_counts(counts: Mapping[Any, int]) -> tuple[Any, ...]:
+    return tuple(
+        choice if choice.count == count else dataclasses.replace(choice, count=count)
+        for choice, count in counts.items()
+    )
 
 
 def _merge_by_path(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +161,8 @@ class Collector:
         self.losses: dict[str, Loss] = {}
         self.state: dict[str, jax.Array] = {}
         self.emitted: dict[str, Any] = {}
-        self.kernels: dict[Any, None] = {}
+        #: Each kernel choice with the number of its calls.
+        self.kernels: dict[Any, int] = {}
         #: Which call (an opaque token) drew random keys under a path: a second one would draw the same ones.
         self.drawn_by: dict[str, object] = {}
 
@@ -176,7 +196,8 @@ class Collector:
     def absorb(self, outputs: Outputs, *, continued: bool = False) -> None:
         """Adds the outputs that a wrapped transform returned; `continued` joins them to those of earlier layers."""
         self.state.update(outputs.state)
-        self.kernels.update(dict.fromkeys(outputs.kernels))
+        for choice in outputs.kernels:
+            self.kernels[choice] = self.kernels.get(choice, 0) + choice.count
         self.offered.update(outputs.offered)
         if continued:
             self._join(outputs)
@@ -202,7 +223,7 @@ class Collector:
             dict(self.losses),
             dict(self.state),
             dict(self.emitted),
-            tuple(self.kernels),
+            _with_counts(self.kernels),
             dict(self.offered) if offers else {},
         )
 

@@ -12,7 +12,7 @@ from kanawa.arrays.plan import current_plan
 from kanawa.errors import ModuleError
 from kanawa.module.context import Context, joined
 from kanawa.module.detached import Scope, is_below, value_at
-from kanawa.module.outputs import Outputs
+from kanawa.module.outputs import Outputs, counted
 
 #: A remat policy as `jax.checkpoint` takes it: None saves nothing but the inputs.
 Policy = Callable[..., Any]
@@ -117,7 +117,7 @@ def _scanned(
         return (c, kept), (y, outputs)
 
     (carry, carried), (ys, outputs) = jax.lax.scan(one, (carry, carried), xs, length=length, unroll=unroll)
-    return carry, ys, outputs.reduce_leading(), carried
+    return carry, ys, outputs.reduce_leading().repeated(length), carried
 
 
 def _unrolled(
@@ -145,7 +145,7 @@ def _in_place(context: Context, path: str, window: jax.Array, start: int) -> jax
 
 def _same_structure(outputs: list[Outputs]) -> list[Outputs]:
     """Returns the outputs with the union of all kernel choices each, so that their trees have one structure."""
-    kernels = tuple(dict.fromkeys(choice for out in outputs for choice in out.kernels))
+    kernels = counted(choice for out in outputs for choice in out.kernels)
     return [dataclasses.replace(out, kernels=kernels) for out in outputs]
 
 

@@ -99,8 +99,9 @@ def test_a_whole_report():
         "  at the figures' own best 2.20 s, 300 ms of it estimated by no compiler",
         "arguments by path +0.04%, temporaries alive at the peak -3.1%",
         "1.50 P FLOPs a device, 1.250 of the model's own, the compiler's cycles 3.50 G",
-        "kernel attention: attention.tpu.splash for q[1]",
-        "  not attention.tpu.other: it is too old",
+        "kernel attention: attention.tpu.splash",
+        "    for q[1]",
+        "    not attention.tpu.other: it is too old",
     ):
         assert said in text
     for row in (["compute", "2 s", "80.0%"], ["fsdp", "ICI", "all-gather", "64", "3 GB", "500 ms", "200 ms"]):

@@ -71,10 +71,13 @@ def _run(args: argparse.Namespace) -> int:
         message = "name an EXPERIMENT whose kernels to show, a kernel with --schedule KERNEL, or ask for --features"
         raise UsageError(message)
     choices = chosen(compose_from(args, on=args.on or "cpu"), args.program)
+    from kanawa.kernels.choice import list_choices
+
     if args.json:
         write_json([choice.as_json() for choice in choices])
     else:
-        _listed(choices)
+        for line in list_choices(choice.as_json() for choice in choices):
+            write(line)
     return _judged(choices) if args.require_fused else 0
 
 
@@ -88,17 +91,6 @@ def chosen(composition: Composition, program: str) -> tuple[KernelChoice, ...]:
     policy = dataclasses.replace(where.plan.kernels, survey=True, require_fused=False)
     where = dataclasses.replace(where, plan=dataclasses.replace(where.plan, kernels=policy))
     return prepare(composition, where=where).program(program).kernels()
-
-
-def _listed(choices: Sequence[KernelChoice]) -> None:
-    for choice in choices:
-        tuning = "".join(f" {name}={value}" for name, value in choice.tuning)
-        write(f"{choice.operation}: {choice.kernel}{tuning}")
-        write(f"    for {choice.problem}")
-        if choice.note:
-            write(f"    {choice.note}")
-        for kernel, reason in choice.refused:
-            write(f"    not {kernel}: {reason}")
 
 
 def _judged(choices: Sequence[KernelChoice]) -> int:

@@ -11,7 +11,7 @@ from kanawa.arrays.plan import current_plan
 from kanawa.errors import KernelError
 from kanawa.kernels.matmul.problem import MATMUL, MatmulProblem, Precision, WeightLayout
 from kanawa.kernels.matmul.reference import dot_precision
-from kanawa.kernels.matmul.select import only_reference, recorded_choices, select_matmul
+from kanawa.kernels.matmul.select import by_reference_alone, only_reference, recorded_choices, select_matmul
 from kanawa.kernels.platform import mesh_error
 from kanawa.kernels.selection import preferred_problem
 from kanawa.module.context import find_context, record_kernel
@@ -44,8 +44,8 @@ def matmul(
         own_gradients: whether a manifest of training lists the gradients of this call; False for a caller that computes
             them itself.
 
-    Differentiable in both operands, in both modes. Where no kernel but the reference can be chosen it is exactly one
-    `dot_general`. Raises KernelError where shapes don't fit together or no kernel applies.
+    Differentiable in both operands, in both modes. Where the reference is chosen it is exactly one `dot_general`.
+    Raises KernelError where shapes don't fit together or no kernel applies.
     """
     n = num_contracted
     x_inner, rows = (x.shape[:n], x.shape[n:]) if inner_first else (x.shape[x.ndim - n :], x.shape[: x.ndim - n])
@@ -59,38 +59,41 @@ def matmul(
         raise KernelError(message)
     summed = None if sum_dtype is None and dtype is None else jnp.dtype(dtype if sum_dtype is None else sum_dtype)
     result = jnp.dtype(dtype) if dtype is not None else summed
-    if only_reference() or not x.size * weight.size:
-        contracted = (
-            tuple(range(n) if inner_first else range(x.ndim - n, x.ndim)),
-            tuple(range(split, weight.ndim) if outputs_first else range(n)),
-        )
-        # Of whatever rank the operands are: the program has one product and no reshapes.
-        out = jax.lax.dot_general(
-            x, weight, (contracted, ((), ())), precision=dot_precision(precision), preferred_element_type=summed
-        )
-        return out if result is None else out.astype(result)
-    promoted = jnp.promote_types(x.dtype, weight.dtype)
-    problem = MatmulProblem(
-        rows=math.prod(rows),
-        inner=math.prod(w_inner),
-        outputs=math.prod(outputs),
-        x_dtype=str(x.dtype),
-        weight_dtype=str(weight.dtype),
-        sum_dtype=str(summed or promoted),
-        dtype=str(result or promoted),
-        x_layout="inner_first" if inner_first else "rows_first",
-        weight_layout="outputs_first" if outputs_first else "inner_first",
-        precision=precision,
-        purpose=current_plan().purpose,
-        logits=logits,
+    how = {"precision": dot_precision(precision), "preferred_element_type": summed}
+    contracted = (
+        tuple(range(n) if inner_first else range(x.ndim - n, x.ndim)),
+        tuple(range(split, weight.ndim) if outputs_first else range(n)),
     )
-    out = _by_kernel(problem, x.reshape(problem.x_shape), weight.reshape(problem.weight_shape), own_gradients)
+    direct = only_reference() or not x.size * weight.size
+    if not direct:
+        promoted = jnp.promote_types(x.dtype, weight.dtype)
+        problem = MatmulProblem(
+            rows=math.prod(rows),
+            inner=math.prod(w_inner),
+            outputs=math.prod(outputs),
+            x_dtype=str(x.dtype),
+            weight_dtype=str(weight.dtype),
+            sum_dtype=str(summed or promoted),
+            dtype=str(result or promoted),
+            x_layout="inner_first" if inner_first else "rows_first",
+            weight_layout="outputs_first" if outputs_first else "inner_first",
+            precision=precision,
+            purpose=current_plan().purpose,
+            logits=logits,
+        )
+        _record(problem, own_gradients)
+        direct = by_reference_alone(problem)
+    if direct:
+        # Of whatever rank the operands are: the program has one dot and no reshapes.
+        out = jax.lax.dot_general(x, weight, (contracted, ((), ())), **how)
+        return out if result is None else out.astype(result)
+    out = _by_kernel(problem, x.reshape(problem.x_shape), weight.reshape(problem.weight_shape))
     return out.reshape(*rows, *outputs)
 
 
 def is_matmul(primitive: Any) -> bool:
     """Returns whether an equation's primitive is a call of this operation by a kernel, on two matrices."""
-    # By its name: importing the primitive takes longer than all of this package.
+    # By its name, without importing the primitive.
     return bool(primitive.name == "kanawa_matmul")
 
 
@@ -121,12 +124,16 @@ def _split(shape: tuple[int, ...], count: int) -> tuple[tuple[int, ...], tuple[i
     return shape[count:], shape[:count]
 
 
-def _by_kernel(problem: MatmulProblem, x: Array, weight: Array, differentiable: bool) -> Array:
-    from kanawa.kernels.matmul.primitive import call_kernel
-
+def _record(problem: MatmulProblem, own_gradients: bool) -> None:
     context = find_context()
     if context is not None:
         # The backward pass runs where no module does, so that its calls are recorded here.
-        for choice in recorded_choices(problem, gradients=context.train and differentiable):
+        for choice in recorded_choices(problem, gradients=context.train and own_gradients):
             record_kernel(choice)
+
+
+def _by_kernel(problem: MatmulProblem, x: Array, weight: Array) -> Array:
+    # Here: importing it takes longer than all of this package.
+    from kanawa.kernels.matmul.primitive import call_kernel
+
     return call_kernel(select_matmul(problem).kernel, problem, x, weight)

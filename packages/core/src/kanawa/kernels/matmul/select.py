@@ -44,6 +44,19 @@ def _recorded(problem: MatmulProblem, gradients: bool, key: Key) -> tuple[Kernel
     return tuple(dataclasses.replace(_select(each, key).choice, operand_bytes=each.operand_bytes) for each in calls)
 
 
+def by_reference_alone(problem: MatmulProblem) -> bool:
+    """Returns whether the reference is chosen for a problem, and in training for its gradients too."""
+    return _by_reference_alone(problem, _key())
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_reference_alone(problem: MatmulProblem, key: Key) -> bool:
+    calls = [problem]
+    if problem.purpose == "train":
+        calls += [problem.x_gradient(), problem.weight_gradient()]
+    return all(_select(each, key).kernel.name == ReferenceMatmul.name for each in calls)
+
+
 @functools.lru_cache(maxsize=256)
 def _only_reference(key: Key) -> bool:
     reference = ReferenceMatmul.name

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 
+from kanawa.kernels.choice import list_choices
+
 from kanawa_parallel.plan.report.report import Report
 from kanawa_parallel.plan.report.units import amount, duration, sent, size
 
@@ -171,10 +173,7 @@ def _held(r: Report) -> str:
 
 
 def _kernels(r: Report) -> str:
-    lines = []
-    for choice in r.kernels:
-        lines.append(f"kernel {choice['operation']}: {choice['kernel']} for {choice['problem']}")
-        lines += [f"  not {each['kernel']}: {each['reason']}" for each in choice["refused"]]
+    lines = [line if line.startswith(" ") else f"kernel {line}" for line in list_choices(r.kernels)]
     return "\n".join(["", *lines]) if lines else ""
 
 
