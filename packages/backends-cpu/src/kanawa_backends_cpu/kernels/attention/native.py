@@ -42,6 +42,7 @@ class NativeAttention(Kernel):
     priority: ClassVar[int] = 20
     fused: ClassVar[bool] = True
     local: ClassVar[bool] = True
+    in_process: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset({"pages of bits"})
 
     def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
