@@ -8,8 +8,12 @@ _UNROLLED_LAYERS = 16
 
 
 def program_traits(device: DeviceSpec, purpose: Purpose, parameters: int, devices: int) -> ProgramTraits:
-    """Returns the traits of programs on one device; compiled for several, programs are for tests of a mesh."""
+    """Returns the traits of programs; those for several devices are tests of a mesh, and aren't unrolled."""
     del device, parameters
-    if devices > 1:
-        return ProgramTraits()
-    return ProgramTraits(unrolled_layers=_UNROLLED_LAYERS, recomputes_shared=purpose != "train")
+    serving, alone = purpose != "train", devices == 1
+    return ProgramTraits(
+        unrolled_layers=_UNROLLED_LAYERS if alone else 0,
+        recomputes_shared=serving and alone,
+        converts_whole_arrays=serving,
+        reads_filled_pages=serving,
+    )

@@ -115,12 +115,17 @@ class ProgramTraits:
             saves of each layer into one large array and out again.
         recomputes_shared: the compiler computes a value again in each of its readers, and drops barriers; costly values
             are computed in a branch, which it doesn't fuse.
+        converts_whole_arrays: where a loop reads parts of an array of 16-bit floats, the compiler converts all of it to
+            float32 before the loop; caches are stored as integers of the same bits.
+        reads_filled_pages: attention over pages reads those in use alone, so that one width of page tables serves all.
     """
 
     materialized_inputs: bool = False
     row_major_stream: bool = False
     unrolled_layers: int = 0
     recomputes_shared: bool = False
+    converts_whole_arrays: bool = False
+    reads_filled_pages: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def device_record(precision: str) -> dict[str, Any]:
     """Returns the chips of the run, and what one can do at best in dtype `precision`, where a backend knows."""
     device = jax.local_devices()[0]  # others of a gang keep no account that this process may read
     spec = device_spec_of_kind(device.device_kind)
-    known = spec is not None and spec.platform != "cpu"
+    known = spec is not None and not spec.divisible
     return {
         "device_kind": device.device_kind,
         "chips": jax.device_count() / (spec.jax_devices_per_chip if spec else 1),
