@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-from kanawa_runtime.serve.engine.rows import COUNT, LENGTH, PAGES, RANDOM, SLOT, STOPS, TEMPERATURE
+from kanawa_runtime.serve.engine.rows import LENGTH, NUM_TOKENS, PAGES, RANDOM, SLOT, STOPS, TEMPERATURE
 
 #: Tokens of each prompt, and new ones.
 _PROMPT, _NEW = 64, 160
@@ -73,7 +73,7 @@ def _alone(engine: LLMEngine, case: Case) -> float:
     packed = np.zeros((rows, PAGES + width), np.int32)
     own = -(-(_PROMPT + _NEW) // engine.config.page_size)
     packed[:, PAGES : PAGES + own] = np.arange(rows * own).reshape(rows, own)
-    packed[:, SLOT], packed[:, STOPS], packed[:, COUNT] = np.arange(rows), -1, steps
+    packed[:, SLOT], packed[:, STOPS], packed[:, NUM_TOKENS] = np.arange(rows), -1, steps
     packed[:, TEMPERATURE] = np.float32(case.drawn).view(np.int32)
     calls = _NEW // steps
 

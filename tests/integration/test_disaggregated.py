@@ -24,7 +24,7 @@ from kanawa.errors import UsageError
 from kanawa_layers.modifiers.adapters import LoRAModifier
 from kanawa_runtime.serve.disaggregated.connector import TcpConnector
 from kanawa_runtime.serve.disaggregated.engine import DecodeEngine
-from kanawa_runtime.serve.disaggregated.messages import of_request
+from kanawa_runtime.serve.disaggregated.messages import request_message
 from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -145,18 +145,18 @@ def asking(port, request, token=TOKEN):
     connection = socket.create_connection(("127.0.0.1", port), timeout=120)
     wire = Wire(connection, token, listens=False, timeout=120)
     wire.send({"hello": True})
-    return connection, wire, of_request(request, 0)
+    return connection, wire, request_message(request, 0)
 
 
 CONSUMER = """
 import socket, sys, time
-from kanawa_runtime.serve.disaggregated.messages import of_request
+from kanawa_runtime.serve.disaggregated.messages import request_message
 from kanawa_runtime.serve.disaggregated.wire import Wire
 from kanawa_runtime.serve.engine.request import Request
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 wire = Wire(connection, sys.argv[2].encode(), listens=False, timeout=60)
 wire.send({"hello": True})
-wire.send({"layout": sys.argv[3], "request": of_request(Request(id="x", prompt_ids=tuple(range(20))), 0)})
+wire.send({"layout": sys.argv[3], "request": request_message(Request(id="x", prompt_ids=tuple(range(20))), 0)})
 print(wire.receive()[0]["pages"], flush=True)
 time.sleep(600)
 """
@@ -218,9 +218,9 @@ def test_rubbish_is_hung_up_on(engines, server, sent):
 def test_what_the_other_engine_cannot_do_is_said_or_done_here(engines, server):
     layout = engines[0].transfer.layout
     for wrong, said in [
-        ({"layout": "another", "request": {}}, "its pages are others"),
-        ({"layout": layout, "request": {**of_request(asked(1)[0], 0), "prompt_ids": [99]}}, "prompt_ids"),
-        ({"layout": layout, "request": {**of_request(asked(1)[0], 0), "adapter": "x"}}, "no adapters"),
+        ({"layout": "another", "request": {}}, "its pages have another layout"),
+        ({"layout": layout, "request": {**request_message(asked(1)[0], 0), "prompt_ids": [99]}}, "prompt_ids"),
+        ({"layout": layout, "request": {**request_message(asked(1)[0], 0), "adapter": "x"}}, "no adapters"),
     ]:
         connection, wire, _ = asking(server.port, asked(1)[0])
         with connection:
@@ -231,9 +231,9 @@ def test_what_the_other_engine_cannot_do_is_said_or_done_here(engines, server):
         decode.submit(Request(id="x", prompt_ids=(1,), sampling=SamplingParams(temperature=-1.0)), print)
     assert refused.value.field == "temperature"
     plain = LLMEngine(*model(), config=EngineConfig(**{**SIZES, "transfers_pages": False}))
-    with pytest.raises(UsageError, match="can't hand pages over: set transfers_pages"):
+    with pytest.raises(UsageError, match="can't exchange pages: set transfers_pages"):
         PrefillServer(plain, TOKEN)
-    with pytest.raises(UsageError, match="can't take pages: set transfers_pages"):
+    with pytest.raises(UsageError, match="can't exchange pages: set transfers_pages"):
         DecodeEngine(plain, TcpConnector("127.0.0.1", 1, TOKEN))
     with pytest.raises(UsageError, match="an empty token protects nothing"):
         PrefillServer(engines[0], b"")
@@ -308,20 +308,20 @@ def test_a_request_under_way_can_be_cancelled_and_ended(engines):
 
 def test_a_pair_that_cant_be_one_is_told_before_the_first_request(engines, server):
     layout = engines[1].pages_layout()
-    TcpConnector("127.0.0.1", server.port, TOKEN).check(layout)
+    TcpConnector("127.0.0.1", server.port, TOKEN).check_layout(layout)
     with pytest.raises(
-        UsageError, match="can't take prompts in for this one: its pages are others: both.*same run, step"
+        UsageError, match="can't prefill prompts for this one: its pages have another layout: both.*same run, step"
     ):
-        TcpConnector("127.0.0.1", server.port, TOKEN).check("another")
+        TcpConnector("127.0.0.1", server.port, TOKEN).check_layout("another")
     with pytest.raises(
         UsageError, match="this engine has no adapters, and the request asks for 'x'.*adapters and engine"
     ):
-        TcpConnector("127.0.0.1", server.port, TOKEN).check(layout, "x")
+        TcpConnector("127.0.0.1", server.port, TOKEN).check_layout(layout, "x")
     with pytest.raises(UsageError, match="it hung up.*give both the same --pages-token-file"):
-        TcpConnector("127.0.0.1", server.port, b"another").check(layout)
+        TcpConnector("127.0.0.1", server.port, b"another").check_layout(layout)
     port = free_port()
     with pytest.raises(WireError, match=f"no engine can be reached at 127.0.0.1:{port}"):
-        TcpConnector("127.0.0.1", port, TOKEN).check(layout)
+        TcpConnector("127.0.0.1", port, TOKEN).check_layout(layout)
 
 
 class Anything:
@@ -347,7 +347,7 @@ def test_a_request_with_a_grammar_has_an_id_of_its_own_and_waits_for_room_too(en
     assert refused.value.field == "id"
     assert summed(outputs_of(decode, [dataclasses.replace(shaped, id="own")])["own"])[1] == "length"
     assert not decode.drain(0.0)
-    with pytest.raises(QueueFullError, match="the engine finishes what it has, 1 prompts among it"):
+    with pytest.raises(QueueFullError, match="the engine is draining, with 1 prompts in transfer"):
         decode.submit(dataclasses.replace(shaped, id="late"), outputs.put)
     decode.cancel("0")
     assert outputs.get(timeout=120).finish_reason == "abort"
@@ -358,7 +358,7 @@ def holding(engine, name, tokens):
     outputs = queue.SimpleQueue()
     prompt = tuple((7 * place + len(engine.held_pages())) % 50 for place in range(tokens))
     request = Request(id=name, prompt_ids=prompt, sampling=SamplingParams(max_tokens=1, temperature=0.0))
-    engine.submit(request, outputs.put, keeps_pages=True)
+    engine.submit(request, outputs.put, hold_pages=True)
     assert outputs.get(timeout=120).finish_reason == "length"
 
 
@@ -366,8 +366,8 @@ def test_an_engine_whose_pages_are_all_held_waits_without_working(engines):
     engine, outputs = engines[0], queue.SimpleQueue()
     for i in range(3):
         holding(engine, f"held {i}", 49 + i % 2)
-    plans, plan = [], engine._core.scheduler.plan
-    engine._core.scheduler.plan = lambda **how: plans.append(how) or plan(**how)
+    plans, plan = [], engine._core.scheduler.schedule
+    engine._core.scheduler.schedule = lambda **how: plans.append(how) or plan(**how)
     try:
         long = Request(id="waits", prompt_ids=tuple(range(40)), sampling=SamplingParams(max_tokens=2, temperature=0.0))
         engine.submit(long, outputs.put)
@@ -378,7 +378,7 @@ def test_an_engine_whose_pages_are_all_held_waits_without_working(engines):
         assert engine.stats()["num_requests_waiting"] == 1
         assert len(plans) < 20
     finally:
-        engine._core.scheduler.plan = plan
+        engine._core.scheduler.schedule = plan
         for name in engine.held_pages():
             engine.release_pages(name)
     last = outputs.get(timeout=120)
@@ -395,7 +395,7 @@ def test_more_connections_than_may_be_open_are_hung_up_on_and_slow_ones_too(engi
         assert all(connection.recv(100) for connection in silent)
         with socket.create_connection(address, timeout=120) as more:
             assert more.recv(100) == b""
-        assert server.turned_away == 1
+        assert server.rejected == 1
         # The request is answered all the same: by the engine that asked.
         decode = decoding(engines, server.port)
         assert answers(decode, asked(1)) == answers(engines[1], asked(1))

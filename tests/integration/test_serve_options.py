@@ -181,7 +181,7 @@ def check_structures(server):
 
 
 ADAPTER = ("--adapter", "mine=adapter", "--set", "engine.adapter_slots=1", "--set", "engine.adapter_rank=2")
-GUESSES = ("--set", "engine.speculative_tokens=3", "--set", "engine.ngram_least=1")
+GUESSES = ("--set", "engine.speculative_tokens=3", "--set", "engine.ngram_min=1")
 MESH = ("--on", "cpu-2", "--modify", 'mesh:axes={"tensor":2}')
 INT8 = ("--set", "engine.int8_cache=true")
 

@@ -146,7 +146,7 @@ def test_a_request_that_cannot_be_taken_is_told_so_and_leaves_nothing(engine):
     for _ in range(2):
         # The same id again: nothing of the first one is left.
         told = answers(engine, [request, good(1)[0]])
-        assert told["odd"] == "the request couldn't be taken: read on the engine's thread"
+        assert told["odd"] == "the request couldn't be admitted: read on the engine's thread"
         assert len(told["good 0"]) == 8
     stats = engine.stats()
     assert (stats["kv_cache_usage_perc"], stats["num_requests_running"], stats["num_requests_waiting"]) == (0, 0, 0)

@@ -17,7 +17,7 @@ from kanawa_runtime.serve.sampling import SamplingConfig
 CONFIG = EngineConfig(
     max_sequences=4, max_length=64, page_size=4, prefill_tokens=16, num_pages=40, max_batched_tokens=32,
     batch_sizes=(4,), page_widths=(16,), prefill_sizes=(16,), max_logprobs=0, prompt_logprobs=False,
-    speculative_tokens=2, ngram_least=1,
+    speculative_tokens=2, ngram_min=1,
 )  # fmt: skip
 
 

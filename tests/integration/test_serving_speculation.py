@@ -11,8 +11,8 @@ from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-from kanawa_runtime.serve.speculation.ngram import NgramIndex
 from kanawa_runtime.serve.speculation.programs import Draft
+from kanawa_runtime.serve.speculation.speculator import NgramIndex
 
 VOCAB = 50
 SIZES = {
@@ -61,7 +61,7 @@ def drafts(model):
 @pytest.fixture(scope="module", params=["ngram", "draft"])
 def speculating(request, model, drafts):
     draft = drafts if request.param == "draft" else None
-    engine = started(*model, speculative_tokens=3, ngram_least=1, draft=draft)
+    engine = started(*model, speculative_tokens=3, ngram_min=1, draft=draft)
     yield engine
     engine.stop()
     engine.check_pages()

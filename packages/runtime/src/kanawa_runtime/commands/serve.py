@@ -48,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a LoRA that clients may ask for as a model: a run or a folder of peft; repeat for several",
     )
     parser.add_argument("--draft", metavar="RUN", help="a small model that guesses; needs engine.speculative_tokens")
-    parser.add_argument("--prefill-listen", metavar="[HOST:]PORT", help="take in prompts for another server, too")
-    parser.add_argument("--prefill-from", metavar="HOST:PORT", help="have prompts taken in by the server that listens")
+    parser.add_argument("--prefill-listen", metavar="[HOST:]PORT", help="prefill prompts for another server, too")
+    parser.add_argument("--prefill-from", metavar="HOST:PORT", help="have prompts prefilled by the server that listens")
     parser.add_argument("--pages-token-file", metavar="FILE", help="the secret that both of these servers share")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument("--on", metavar="TARGET", help="target to run on (default: this machine)")
@@ -106,10 +106,11 @@ def run(args: argparse.Namespace) -> int:
         with stage(f"reading {directory}"):
             template = _path(args.chat_template)
             pairing = pairing_of(args.prefill_listen, args.prefill_from, _path(args.pages_token_file))
-            engine = config.engine if pairing is None else config.engine.clone().set(transfers_pages=True)
+            if pairing is not None:
+                paired.callback(pairing.stop)
             model = served_model(
                 directory,
-                engine,
+                config.engine,
                 name=args.name,
                 step=args.step,
                 target=args.on,
@@ -117,9 +118,8 @@ def run(args: argparse.Namespace) -> int:
                 adapters=adapters_of(args.adapter),
                 draft=_path(args.draft),
                 modifiers=tuple(args.modify),
+                pairing=pairing,
             )
-            if pairing is not None:
-                paired.callback(pairing.join(model))
         url = "http://{}:{}".format(f"[{args.host}]" if ":" in args.host else args.host, listening.getsockname()[1])
 
         def tell() -> None:

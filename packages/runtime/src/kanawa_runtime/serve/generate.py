@@ -31,7 +31,7 @@ class Completion:
 class LoopState(NamedTuple):
     """Carry of the decoding loop: `ids` and `logprobs` [B, max_tokens] fill from the left."""
 
-    count: Int[Array, ""]
+    num_tokens: Int[Array, ""]
     last: Int[Array, " B"]
     done: Array
     ids: Int[Array, "B N"]
@@ -146,7 +146,7 @@ class Generator:
                 # `until` is an argument of the program, not a constant of it: another one must not compile anew.
                 arguments = (lengths, keys, carry, self.params, np.int32(until), known, self.state)
                 carry = self._loop(*arguments, sampling=chosen, stop_ids=tuple(stop_ids))
-            count, done = int(carry.count), bool(np.all(np.asarray(carry.done)))
+            count, done = int(carry.num_tokens), bool(np.all(np.asarray(carry.done)))
             ids_now, logprobs_now = np.asarray(carry.ids)[:, :count], np.asarray(carry.logprobs)[:, :count]
             yield _completions(ids_now, logprobs_now, set(stop_ids))
             if count >= max_tokens or (stop_ids and done):
@@ -204,22 +204,22 @@ class Generator:
         stops = jnp.asarray(stop_ids, jnp.int32)
 
         def going(carry: LoopState) -> Array:
-            more = carry.count < (carry.ids.shape[1] if until is None else until)
+            more = carry.num_tokens < (carry.ids.shape[1] if until is None else until)
             return jnp.logical_and(more, ~jnp.all(carry.done)) if stop_ids else more
 
         def body(carry: LoopState) -> LoopState:
             # The cache holds the prompt and all new tokens but the last, which is written now.
-            sequences = Sequences(lengths=lengths + carry.count - 1)
+            sequences = Sequences(lengths=lengths + carry.num_tokens - 1)
             (logits, caches), _ = decode(params, state or {}, carry.last[:, None], sequences, carry.caches)
             # Rows that have stopped go on, as shapes are fixed; `_completions` cuts off what they write.
-            ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.count)
+            ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.num_tokens)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(
-                carry.count + 1,
+                carry.num_tokens + 1,
                 ids,
                 jnp.logical_or(carry.done, jnp.isin(ids, stops)) if stop_ids else carry.done,
-                put(carry.ids, ids[:, None], carry.count, 1),
-                put(carry.logprobs, logprobs[:, None], carry.count, 1),
+                put(carry.ids, ids[:, None], carry.num_tokens, 1),
+                put(carry.logprobs, logprobs[:, None], carry.num_tokens, 1),
                 caches,
             )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import UsageError
 from kanawa_runtime.commands.serve import adapters_of
-from kanawa_runtime.serve.disaggregated.messages import of_output, of_request, to_output, to_request
+from kanawa_runtime.serve.disaggregated.messages import output_message, output_of, request_message, request_of
 from kanawa_runtime.serve.disaggregated.pages import PageTransfer
 from kanawa_runtime.serve.disaggregated.pairing import pairing_of
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
@@ -50,7 +50,7 @@ def test_frames_arrive_as_they_were_sent(header, payload):
     ours, theirs, *both = pair()
     for sender, receiver in [(ours, theirs), (theirs, ours), (ours, theirs)]:
         sender.send(header, payload)
-        assert receiver.receive(most_payload=3000) == (header, payload)
+        assert receiver.receive(max_payload=3000) == (header, payload)
     for each in both:
         each.close()
 
@@ -69,15 +69,15 @@ def test_a_changed_byte_is_not_taken(place):
     content[place] ^= 1
     their_socket.sendall(content)
     with pytest.raises(WireError, match="isn't signed with this engine's token"):
-        ours.receive(most_payload=100)
+        ours.receive(max_payload=100)
 
 
 def test_a_frame_played_again_or_back_is_not_taken():
     ours, content, _our_socket, their_socket = raw()
     their_socket.sendall(content + content)
-    assert ours.receive(most_payload=100)[0] == {"a": 1}
+    assert ours.receive(max_payload=100)[0] == {"a": 1}
     with pytest.raises(WireError, match="isn't signed"):
-        ours.receive(most_payload=100)
+        ours.receive(max_payload=100)
     ours, theirs, our_socket, _ = pair()
     theirs.send({"a": 1})
     our_socket.sendall(our_socket.recv(10_000))
@@ -89,8 +89,8 @@ def test_lengths_are_bounded_before_anything_is_read():
     for lengths in [(2**31, 0), (10, 2**62), (10, 101)]:
         ours, _theirs, _our_socket, their_socket = pair()
         their_socket.sendall(struct.pack("!IQ", *lengths))
-        with pytest.raises(WireError, match="longer than what was asked for"):
-            ours.receive(most_payload=100)
+        with pytest.raises(WireError, match="longer than expected"):
+            ours.receive(max_payload=100)
 
 
 def test_the_token_the_greeting_and_the_end():
@@ -102,7 +102,7 @@ def test_the_token_the_greeting_and_the_end():
         Wire(their_socket, b"", listens=False, timeout=1)
     left, right = sockets()
     left.sendall(b"HTTP/1.1 400 Bad Request\r\n" + b" " * 100)
-    with pytest.raises(WireError, match="no engine that hands pages over"):
+    with pytest.raises(WireError, match="not an engine that exchanges pages"):
         Wire(right, b"one", listens=False, timeout=1)
     ours, theirs, _our_socket, their_socket = pair()
     assert not ours.is_gone()
@@ -133,7 +133,7 @@ def test_samples_of_every_array_tell_weights_apart():
     def known(**arrays):
         transfer = PageTransfer.__new__(PageTransfer)
         transfer.shapes = []
-        transfer.know_weights(arrays)
+        transfer.fingerprint_weights(arrays)
         return transfer.layout
 
     ones = np.ones((100, 100), np.float32)
@@ -149,19 +149,19 @@ def test_requests_and_outputs_travel_whole():
         logit_bias={3: -1.5}, allowed_token_ids=(1, 2), bad_words=((1, 2), (3,)), repetition_penalty=1.2,
     )  # fmt: skip
     request = Request(id="x", prompt_ids=(1, 2), sampling=sampling, adapter="a", cache_salt="s", priority=2)
-    read = to_request(of_request(request, 99))
+    read = request_of(request_message(request, 99))
     assert (read.prompt_ids, read.adapter, read.cache_salt, read.priority) == ((1, 2), "a", "s", 2)
     assert (read.sampling.seed, read.sampling.max_tokens, read.sampling.min_tokens) == (99, 1, 1)
     for name in ("temperature", "top_k", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "logprobs"):
         assert getattr(read.sampling, name) == getattr(sampling, name)
     told = TokenLogprobs(logprob=-0.5, rank=1, top=((3, -0.5),))
     output = Output(request_id="x", token_ids=(3,), logprobs=(told,), prompt_logprobs=(None, told), cached_tokens=4)
-    assert to_output("x", of_output(output)) == output
-    for wrong in ({}, {"sampling": 1}, {**of_request(request, 0), "prompt_ids": None}):
+    assert output_of("x", output_message(output)) == output
+    for wrong in ({}, {"sampling": 1}, {**request_message(request, 0), "prompt_ids": None}):
         with pytest.raises(WireError, match="can't read"):
-            to_request(wrong)
+            request_of(wrong)
     with pytest.raises(WireError, match="can't read"):
-        to_output("x", {"token_ids": ["?"]})
+        output_of("x", {"token_ids": ["?"]})
 
 
 def test_what_the_command_line_says(tmp_path):

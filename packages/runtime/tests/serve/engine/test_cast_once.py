@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kanawa_runtime.serve.engine.cast_once import cast, read_as
+from kanawa_runtime.serve.engine.cast_once import cast_params, read_as
 
 
 def _norm(x, scale):
@@ -28,7 +28,7 @@ def test_only_what_is_always_cast_is_cast_at_load():
     which = read_as(program, params, (x,), "bfloat16")
     # A loop's body isn't looked into, and what is also read in fp32 keeps its digits.
     assert [name for name, here in which.items() if here] == ["weight"]
-    ready = cast(params, which, "bfloat16")
+    ready = cast_params(params, which, "bfloat16")
     assert ready["weight"].dtype == jnp.bfloat16 and ready["norm"].dtype == jnp.float32
     for before, after in zip(program(params, x), program(ready, x), strict=True):
         assert np.array_equal(before, after)

@@ -4,8 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
-from kanawa_runtime.serve.engine import prefix
-from kanawa_runtime.serve.engine.page_pool import PagePool, PagePoolError
+from kanawa_runtime.serve.engine.page_pool import PagePool, PagePoolError, page_digest, root_digest
 
 TOTAL = 6
 
@@ -23,14 +22,14 @@ class Pools(stateful.RuleBasedStateMachine):
     def take(self) -> None:
         held = {page for pages in self.holders for page in pages}
         if self.pool.available:
-            page = self.pool.take()
+            page = self.pool.allocate()
             assert page not in held
             self.contents.pop(page, None)
             self.holders.append([page])
         else:
             assert len(held) == TOTAL
             with pytest.raises(PagePoolError, match=f"all {TOTAL} pages are used"):
-                self.pool.take()
+                self.pool.allocate()
 
     @stateful.precondition(lambda self: self.holders)
     @stateful.rule(which=st.integers(0), content=st.sampled_from("abcd"))
@@ -39,7 +38,7 @@ class Pools(stateful.RuleBasedStateMachine):
         digest = content.encode()
         if page not in self.contents and digest not in self.contents.values():
             self.contents[page] = digest
-        self.pool.describe(page, digest)
+        self.pool.cache(page, digest)
 
     @stateful.rule(contents=st.lists(st.sampled_from("abcd"), max_size=4))
     def share(self, contents: list[str]) -> None:
@@ -49,7 +48,7 @@ class Pools(stateful.RuleBasedStateMachine):
             if content.encode() not in where:
                 break
             wanted.append(where[content.encode()])
-        assert self.pool.known(content.encode() for content in contents) == wanted
+        assert self.pool.find_cached(content.encode() for content in contents) == wanted
         for page in wanted:
             held = any(page in pages for pages in self.holders)
             assert self.pool.is_cached(page) == (not held)
@@ -59,16 +58,16 @@ class Pools(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: self.holders)
     @stateful.rule(which=st.integers(0))
     def release(self, which: int) -> None:
-        self.pool.release(self.holders.pop(which % len(self.holders)))
+        self.pool.free(self.holders.pop(which % len(self.holders)))
 
     @stateful.rule()
     def forget(self) -> None:
-        self.pool.forget()
+        self.pool.evict_all()
         self.contents.clear()
 
     @stateful.invariant()
     def balances(self) -> None:
-        self.pool.check()
+        self.pool.check_counts()
         held = {page for pages in self.holders for page in pages}
         assert self.pool.used == len(held)
         assert self.pool.cached == len(set(self.contents) - held)
@@ -81,28 +80,28 @@ TestPools.settings = hypothesis.settings(max_examples=60, stateful_step_count=40
 
 def test_what_was_unused_longest_is_given_up_first():
     pool = PagePool(3)
-    pages = [pool.take() for _ in range(3)]
+    pages = [pool.allocate() for _ in range(3)]
     for page, content in zip(pages, (b"a", b"b", b"c"), strict=True):
-        pool.describe(page, content)
+        pool.cache(page, content)
     # The end of a prompt first, so that its beginning is kept longest.
-    pool.release(reversed(pages))
-    assert pool.take() == pages[2]
-    assert pool.known([b"a", b"b", b"c"]) == pages[:2]
+    pool.free(reversed(pages))
+    assert pool.allocate() == pages[2]
+    assert pool.find_cached([b"a", b"b", b"c"]) == pages[:2]
 
 
 def test_a_page_released_too_often():
     pool = PagePool(2)
-    page = pool.take()
-    pool.release([page])
-    with pytest.raises(PagePoolError, match=f"page {page} was released more often than it was taken"):
-        pool.release([page])
+    page = pool.allocate()
+    pool.free([page])
+    with pytest.raises(PagePoolError, match=f"page {page} was freed more often than it was allocated"):
+        pool.free([page])
 
 
 def test_prefixes_of_other_salts_adapters_and_tokens_differ():
-    roots = {prefix.root(salt, adapter) for salt in ("", "a", "1:a") for adapter in (None, "", "a")}
+    roots = {root_digest(salt, adapter) for salt in ("", "a", "1:a") for adapter in (None, "", "a")}
     assert len(roots) == 9
-    root = prefix.root("", None)
-    first = prefix.extend(root, [1, 2])
-    assert first == prefix.extend(root, (1, 2)) != prefix.extend(root, [2, 1])
+    root = root_digest("", None)
+    first = page_digest(root, [1, 2])
+    assert first == page_digest(root, (1, 2)) != page_digest(root, [2, 1])
     # A page is known by all that comes before it.
-    assert prefix.extend(first, [3, 4]) != prefix.extend(prefix.extend(root, [2, 1]), [3, 4])
+    assert page_digest(first, [3, 4]) != page_digest(page_digest(root, [2, 1]), [3, 4])

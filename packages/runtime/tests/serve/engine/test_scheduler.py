@@ -3,12 +3,11 @@
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
-from kanawa_runtime.serve.engine import prefix
 from kanawa_runtime.serve.engine.page_pool import PagePool
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
 from kanawa_runtime.serve.engine.rows import PAGES, SLOT
 from kanawa_runtime.serve.engine.scheduler import Scheduler
-from kanawa_runtime.serve.engine.sequence import Sequence, needs
+from kanawa_runtime.serve.engine.sequence import Sequence
 
 PAGE, LENGTH = 4, 32
 
@@ -24,23 +23,20 @@ def sequence(number, length, *, new=4, priority=0, start=0):
     prompt = tuple(range(start, start + length))
     sampling = SamplingParams(max_tokens=new, temperature=0.0)
     request = Request(id=str(number), prompt_ids=prompt, sampling=sampling, priority=priority)
-    return Sequence(
-        request=request, on_output=lambda _: None, arrival=number, tokens=list(prompt), prompt_length=length, seed=0,
-        stops=frozenset(), flags=needs(request), root=prefix.root("", None), digests=[], bad_words=(),
-    )  # fmt: skip
+    return Sequence.of(request, lambda _: None, number, None)
 
 
-def take(work, plan):
-    """Does what the engine does with a plan whose results come at once; returns who has ended."""
-    for chunk in plan.chunks:
+def take(work, batch):
+    """Does what the engine does with a batch whose results come at once; returns who has ended."""
+    for chunk in batch.chunks:
         chunk.sequence.computed = chunk.start + chunk.count
         if chunk.is_last:
             chunk.sequence.tokens.append(99)
-        work.describe_pages(chunk.sequence)
-    for each, count in plan.decode:
+        work.cache_full_pages(chunk.sequence)
+    for each, count in batch.decode:
         each.computed += count
         each.tokens += [99] * count
-        work.describe_pages(each)
+        work.cache_full_pages(each)
     ended = [s for s in list(work.running) if s.generated >= s.request.sampling.max_tokens]
     for each in ended:
         work.remove(each)
@@ -50,8 +46,8 @@ def take(work, plan):
 def finished_in_order(work):
     order = []
     for _ in range(500):
-        plan = work.plan(settled=True)
-        order += take(work, plan)
+        batch = work.schedule(settled=True)
+        order += take(work, batch)
         if not work.running and not work.num_waiting:
             return [int(each.request.id) for each in order]
     raise AssertionError([len(work.running), work.num_waiting])
@@ -60,14 +56,14 @@ def finished_in_order(work):
 def test_decoding_comes_first_and_prompts_get_the_rest_of_the_budget():
     work = scheduler(budget=9)
     work.add(sequence(0, 3))
-    take(work, work.plan(settled=True))
+    take(work, work.schedule(settled=True))
     work.add(sequence(1, 20, start=50))
-    plan = work.plan(settled=True)
-    assert [(each.request.id, count) for each, count in plan.decode] == [("0", 1)]
-    assert [(chunk.start, chunk.count, chunk.is_last) for chunk in plan.chunks] == [(0, 8, False)]
-    take(work, plan)
-    plan = work.plan(settled=True)
-    assert [(chunk.start, chunk.count, chunk.is_last) for chunk in plan.chunks] == [(8, 8, False)]
+    batch = work.schedule(settled=True)
+    assert [(each.request.id, count) for each, count in batch.decode] == [("0", 1)]
+    assert [(chunk.start, chunk.count, chunk.is_last) for chunk in batch.chunks] == [(0, 8, False)]
+    take(work, batch)
+    batch = work.schedule(settled=True)
+    assert [(chunk.start, chunk.count, chunk.is_last) for chunk in batch.chunks] == [(8, 8, False)]
 
 
 def test_lower_priority_numbers_go_first_and_the_newest_is_preempted():
@@ -80,7 +76,7 @@ def test_lower_priority_numbers_go_first_and_the_newest_is_preempted():
         work.add(sequence(number, 7, new=12, start=50 * number))
     assert finished_in_order(work) == [0, 1, 2]
     assert work.preemptions > 0
-    work.pool.check()
+    work.pool.check_counts()
     assert work.pool.used == 0
 
 
@@ -88,11 +84,11 @@ def test_the_pages_of_a_beginning_are_shared_but_never_the_last_token():
     work = scheduler()
     first, second = sequence(0, 12), sequence(1, 12)
     work.add(first)
-    take(work, work.plan(settled=True))
+    take(work, work.schedule(settled=True))
     work.add(second)
-    plan = work.plan(settled=True)
+    batch = work.schedule(settled=True)
     # Three pages are full, yet somebody has to compute what follows the last token.
-    assert (plan.chunks[0].start, plan.chunks[0].count) == (8, 4)
+    assert (batch.chunks[0].start, batch.chunks[0].count) == (8, 4)
     assert second.pages[:2] == first.pages[:2]
     assert second.pages[2] != first.pages[2]
     assert (second.cached_tokens, work.prefix_hits, work.prefix_queries) == (8, 8, 24)
@@ -102,28 +98,28 @@ def test_the_pages_of_a_beginning_are_shared_but_never_the_last_token():
 def test_several_steps_are_fused_only_while_nobody_waits_or_samples():
     work = scheduler(fused=4)
     work.add(sequence(0, 3, new=10))
-    take(work, work.plan(settled=True))
-    plan = work.plan(settled=True)
-    assert (plan.steps, plan.decode[0][1]) == (4, 4)
+    take(work, work.schedule(settled=True))
+    batch = work.schedule(settled=True)
+    assert (batch.steps, batch.decode[0][1]) == (4, 4)
     for number in (1, 2, 3):
         work.add(sequence(number, 3, start=20 * number))
-    assert work.plan(settled=True).steps == 1
+    assert work.schedule(settled=True).steps == 1
 
 
 def test_pages_that_run_out_wait_for_what_is_being_computed():
     work = scheduler(pages=8, sequences=2)
     for number in range(2):
         work.add(sequence(number, 12, new=12, start=50 * number))
-    take(work, work.plan(settled=True))
+    take(work, work.schedule(settled=True))
     for _ in range(20):
-        plan = work.plan(settled=False)
-        if plan.is_starved:
+        batch = work.schedule(settled=False)
+        if batch.is_starved:
             break
-        take(work, plan)
-    assert plan.is_starved
+        take(work, batch)
+    assert batch.is_starved
     assert work.preemptions == 0
     assert len(work.running) == 2
-    work.plan(settled=True)
+    work.schedule(settled=True)
     assert (work.preemptions, len(work.running)) == (1, 1)
 
 
@@ -147,18 +143,18 @@ def test_everything_ends_and_nothing_leaks(wanted, pages, sequences, budget, ran
     for _ in range(2000):
         if not left:
             break
-        plan = work.plan(settled=True)
-        decoded = sum(count for _, count in plan.decode)
-        assert decoded + sum(chunk.count for chunk in plan.chunks) <= max(budget, sequences)
-        for chunk in plan.chunks:
+        batch = work.schedule(settled=True)
+        decoded = sum(count for _, count in batch.decode)
+        assert decoded + sum(chunk.count for chunk in batch.chunks) <= max(budget, sequences)
+        for chunk in batch.chunks:
             assert chunk.start % PAGE == 0
             assert chunk.count <= chunk.padded
         slots = [each.slot for each in work.running]
         assert len(set(slots)) == len(slots)
-        left -= len(take(work, plan))
+        left -= len(take(work, batch))
         if work.running and random.random() < 0.1:
             work.remove(random.choice(work.running))
             left -= 1
-        work.pool.check()
+        work.pool.check_counts()
     assert (left, work.pool.used, work.num_waiting) == (0, 0, 0)
     assert (work.table[:, SLOT] == np.arange(sequences + 1)).all()

@@ -2,9 +2,8 @@
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_runtime.serve.engine.buckets import grouped
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.engine.programs import Shapes
+from kanawa_runtime.serve.engine.shapes import Shapes, grouped
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,14 @@ class Workload:
             raise UsageError(message)
 
     def _ids(self, rng: np.random.Generator, length: int) -> list[int]:
-        return rng.integers(_SPECIAL, self.vocab_size, length).tolist()
+        ids: list[int] = rng.integers(_SPECIAL, self.vocab_size, length).tolist()
+        return ids
 
     def _of_file(self) -> list[Asked]:
         if self.file is None:
             message = "the dataset custom needs --dataset-path FILE, a JSON object a line with prompt and max_tokens"
             raise UsageError(message)
-        asked = []
+        asked: list[Asked] = []
         with self.file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip() and len(asked) < self.count:

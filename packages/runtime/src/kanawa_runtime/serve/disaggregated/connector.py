@@ -1,42 +1,30 @@
-"""How a decoding engine reaches one that takes prompts in. TCP is one way; a faster transport implements the same."""
+"""How a decoding engine has prompts prefilled by another one, over TCP."""
 
 import socket
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.disaggregated.messages import of_request, to_output
-from kanawa_runtime.serve.disaggregated.pages import Given
+from kanawa_runtime.serve.disaggregated.messages import output_of, request_message
+from kanawa_runtime.serve.disaggregated.pages import PageShapes
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
-from kanawa_runtime.serve.engine.request import Request
-
-#: The shape of one page and the dtype of each array of a cache.
-PageShapes = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-
-
-class Connector(Protocol):
-    """Has prompts taken in elsewhere; may be called by several threads at once."""
-
-    def prefill(self, request: Request, seed: int, layout: str, shapes: PageShapes, gone: threading.Event) -> Given:
-        """Returns what the other engine said and, where there is more to come, its pages.
-
-        The other engine's pages are free once this returns or raises. Gives up when `gone` is set. Raises WireError
-        where the other engine can't be reached, or doesn't answer.
-        """
+from kanawa_runtime.serve.engine.request import RemotePrefill, Request
 
 
 class TcpConnector:
-    """A connection a prompt: a request goes there, the first token and the pages come back, and a receipt ends it."""
+    """A connection a prompt: the request is sent, the first token and the pages come back, and a receipt ends it.
+
+    May be used by several threads at once.
+    """
 
     def __init__(self, host: str, port: int, token: bytes, *, timeout: float = 60.0) -> None:
         self._address, self._token, self._timeout = (host, port), token, timeout
 
-    def check(self, layout: str, adapter: str | None = None) -> None:
-        """Raises WireError where no engine listens there now, UsageError where one does whose pages are others."""
-        where = f"the server at {self._address[0]}:{self._address[1]} can't take prompts in for this one"
+    def check_layout(self, layout: str, adapter: str | None = None) -> None:
+        """Raises WireError where no engine listens, UsageError where its pages have another layout."""
+        where = f"the server at {self._address[0]}:{self._address[1]} can't prefill prompts for this one"
         with self._connected() as connection:
             wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
             try:
@@ -44,32 +32,40 @@ class TcpConnector:
                 wire.send({"layout": layout, "adapter": adapter})
                 header, _ = wire.receive()
             except WireError as error:
-                # It has greeted, so it isn't that it takes no more: what it got next isn't signed as it wants.
+                # It has greeted, so it takes connections: it rejects this one's signature.
                 message = f"{where}: it hung up ({error}); give both the same --pages-token-file"
                 raise UsageError(message) from error
         if "refused" in header:
-            told = str(header["refused"])[:500]
-            message = f"{where}: {told}; start both with the same run, step, adapters and engine options"
+            message = (
+                f"{where}: {str(header['refused'])[:500]}; start both with the same run, step, adapters and engine "
+                "options"
+            )
             raise UsageError(message)
 
-    def prefill(self, request: Request, seed: int, layout: str, shapes: PageShapes, gone: threading.Event) -> Given:
-        """Asks the engine that listens there; see the protocol."""
-        # Closing it is what frees the pages there, whatever happens here.
+    def prefill(
+        self, request: Request, seed: int, layout: str, shapes: PageShapes, gone: threading.Event
+    ) -> RemotePrefill:
+        """Returns the other engine's first output and, where there is more to come, its pages.
+
+        The other engine's pages are free once this returns or raises. Stops when `gone` is set. Raises WireError where
+        the other engine can't be reached, or doesn't answer.
+        """
+        # Closing the connection frees the pages there, whatever happens here.
         with self._connected() as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire = Wire(connection, self._token, listens=False, timeout=self._timeout)
-            # First of all a few bytes that prove the token: before them nothing long is read there.
+            # First a few bytes that prove the token: before them the other engine reads nothing long.
             wire.send({"hello": True})
-            wire.send({"layout": layout, "request": of_request(request, seed)})
+            wire.send({"layout": layout, "request": request_message(request, seed)})
             wire.await_frame(gone)
             header, _ = wire.receive()
             if "refused" in header:
                 message = f"the other engine refused: {str(header['refused'])[:500]}"
                 raise WireError(message)
-            first = to_output(request.id, header.get("first") or {})
+            first = output_of(request.id, header.get("first") or {})
             arrays = [_receive_array(wire, header.get("pages"), *one) for one in shapes] if header.get("pages") else []
             wire.send({"received": True})
-        return Given(first, arrays, layout)
+        return RemotePrefill(first, arrays, layout)
 
     def _connected(self) -> socket.socket:
         try:
@@ -79,12 +75,12 @@ class TcpConnector:
             raise WireError(message) from error
 
 
-def _receive_array(wire: Wire, pages: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _receive_array(wire: Wire, pages: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if not isinstance(pages, int) or not 0 < pages < 2**31:
         message = f"{pages!r} pages were announced"
         raise WireError(message)
     size = pages * int(np.prod(shape)) * dtype.itemsize
-    _, payload = wire.receive(most_payload=size)
+    _, payload = wire.receive(max_payload=size)
     if len(payload) != size:
         message = f"an array of {len(payload)} bytes came, expected {size}"
         raise WireError(message)

@@ -1,4 +1,4 @@
-"""The engine that decodes what another one has taken in; to whoever uses it, an engine like any other."""
+"""The engine that decodes prompts which another one has prefilled; used like any other engine."""
 
 import dataclasses
 import logging
@@ -6,39 +6,44 @@ import secrets
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from kanawa.errors import KanawaError, UsageError
+from kanawa.errors import KanawaError
 
-from kanawa_runtime.serve.disaggregated.connector import Connector
+from kanawa_runtime.serve.disaggregated.connector import TcpConnector
 from kanawa_runtime.serve.disaggregated.wire import WireError
 from kanawa_runtime.serve.engine.engine import LLMEngine
-from kanawa_runtime.serve.engine.request import EngineLimits, OnOutput, Output, QueueFullError, Request, RequestError
+from kanawa_runtime.serve.engine.request import (
+    EngineLimits,
+    OnOutput,
+    Output,
+    QueueFullError,
+    RemotePrefill,
+    Request,
+    RequestError,
+)
 
 logger = logging.getLogger(__name__)
 
 
 class DecodeEngine:
-    """Implements `request.Engine`. A prompt that the other engine doesn't take in is taken in here: none is lost.
+    """Implements `request.Engine`. A prompt that the other engine doesn't prefill is prefilled here: none is lost.
 
-    `at_once` prompts are under way at a time. What follows a grammar is prefilled here: grammars don't travel.
+    `at_once` prompts are transferred at a time. Requests with a grammar are prefilled here: grammars don't travel.
     """
 
-    def __init__(self, engine: LLMEngine, connector: Connector, *, at_once: int = 8) -> None:
+    def __init__(self, engine: LLMEngine, connector: TcpConnector, *, at_once: int = 8) -> None:
         """Raises UsageError without `transfers_pages` in the engine's config."""
-        if engine.transfer is None:
-            message = "this engine can't take pages: set transfers_pages in its config"
-            raise UsageError(message)
-        self._engine, self._connector, self._transfer = engine, connector, engine.transfer
+        engine.pages_layout()
+        self._engine, self._connector = engine, connector
         self._workers = ThreadPoolExecutor(at_once, thread_name_prefix="kanawa-transfer")
         self._lock = threading.Lock()
-        self._under_way: dict[str, tuple[threading.Event, OnOutput]] = {}
+        self._in_transfer: dict[str, tuple[threading.Event, OnOutput]] = {}
         self._is_draining = False
         self.transfers = self.failures = self.bytes = 0
 
     @property
     def limits(self) -> EngineLimits:
-        """What it holds."""
+        """Its sizes."""
         return self._engine.limits
 
     @property
@@ -52,85 +57,86 @@ class DecodeEngine:
 
     def submit(self, request: Request, on_output: OnOutput) -> None:
         """Queues a request; raises as every engine does."""
-        self._engine.check(request)
+        self._engine.check_request(request)
         if request.sampling.grammar is None and request.sampling.seed is None:
-            # Drawn here, since both engines draw by it.
+            # Drawn here, as both engines draw by it.
             sampling = dataclasses.replace(request.sampling, seed=secrets.randbits(63))
             request = dataclasses.replace(request, sampling=sampling)
         gone = threading.Event()
         with self._lock:
-            if request.id in self._under_way:
+            if request.id in self._in_transfer:
                 message = f"a request with the id {request.id!r} is running already; give each its own"
                 raise RequestError(message, "id")
             self._check_room()
             if request.sampling.grammar is not None:
                 self._engine.submit(request, on_output)
                 return
-            self._engine.check_takes_more(request.id)
-            self._under_way[request.id] = gone, on_output
+            self._engine.check_id(request.id)
+            self._in_transfer[request.id] = gone, on_output
         self._workers.submit(self._prefill, request, on_output, gone)
 
     def check_room(self) -> None:
-        """Raises QueueFullError where one more request would be refused now."""
+        """Raises QueueFullError where any request would be refused now."""
         with self._lock:
             self._check_room()
 
     def _check_room(self) -> None:
         if self._is_draining:
-            message = f"the engine finishes what it has, {len(self._under_way)} prompts among it"
+            message = (
+                f"the engine is draining, with {len(self._in_transfer)} prompts in transfer, and takes no new requests"
+            )
             raise QueueFullError(message, 1.0)
-        # Whoever is taken here must find room there: refused later, it would be lost.
-        self._engine.check_takes_more("", also=len(self._under_way))
+        # A request accepted here must find room there: refused later, it would be lost.
+        self._engine.check_room(also=len(self._in_transfer))
 
     def _prefill(self, request: Request, on_output: OnOutput, gone: threading.Event) -> None:
-        given = None
+        remote = None
         try:
             if not gone.is_set():
-                seed = request.sampling.seed or 0
-                layout = self._engine.pages_layout(request.adapter)
-                given = self._connector.prefill(request, seed, layout, self._transfer.shapes, gone)
+                seed, layout = request.sampling.seed or 0, self._engine.pages_layout(request.adapter)
+                remote = self._connector.prefill(request, seed, layout, self._engine.page_shapes, gone)
                 self.transfers += 1
-                self.bytes += sum(array.nbytes for array in given.arrays)
+                self.bytes += sum(array.nbytes for array in remote.arrays)
         except WireError as error:
             self.failures += not gone.is_set()
             logger.warning("request %s is prefilled here: %s", request.id, error)
         except Exception:
-            # Of a connector from elsewhere, say: nobody waits for a worker's exception.
+            # No caller sees the exception of a worker.
             self.failures += 1
             logger.exception("request %s is prefilled here", request.id)
         with self._lock:
-            if self._under_way.pop(request.id, None) is None:
-                return  # Cancelled, and told so.
+            if self._in_transfer.pop(request.id, None) is None:
+                return  # Cancelled, with its last output.
             try:
-                self._hand_on(request, on_output, given)
+                self._continue(request, on_output, remote)
             except Exception as error:
-                # In a worker's thread nobody would hear of it, and who asked would wait for ever.
+                # Without an output the request would wait for ever.
                 if not isinstance(error, KanawaError):
-                    logger.exception("request %s couldn't be handed on", request.id)
+                    logger.exception("request %s couldn't be continued", request.id)
                 on_output(Output(request_id=request.id, finish_reason="error", error=str(error)))
 
-    def _hand_on(self, request: Request, on_output: OnOutput, given: Any) -> None:
+    def _continue(self, request: Request, on_output: OnOutput, remote: RemotePrefill | None) -> None:
         is_last = request.sampling.max_tokens == 1 or len(request.prompt_ids) + 1 >= self.limits.max_length
-        if given is not None and (given.first.finish_reason == "stop" or is_last):
-            on_output(given.first)
+        if remote is not None and (remote.first.finish_reason == "stop" or is_last):
+            on_output(remote.first)
         else:
-            self._engine.submit(request, on_output, given=given)
+            self._engine.submit(request, on_output, remote_prefill=remote)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request as "abort", wherever it is; an id that isn't there is no error."""
+        """Ends a request as "abort", wherever it is; an unknown id is ignored."""
         with self._lock:
-            under_way = self._under_way.pop(request_id, None)
-        if under_way is None:
+            in_transfer = self._in_transfer.pop(request_id, None)
+        if in_transfer is None:
             self._engine.cancel(request_id)
             return
-        gone, on_output = under_way
+        gone, on_output = in_transfer
         gone.set()
         on_output(Output(request_id=request_id, finish_reason="abort"))
 
     def stats(self) -> Mapping[str, float]:
-        """Returns the engine's own, and what went over from the other one."""
+        """Returns the engine's own, and those of transfers."""
         own = dict(self._engine.stats())
-        own["num_requests_waiting"] += len(self._under_way)
+        own["num_requests_waiting"] += len(self._in_transfer)
         return own | {
             "kv_transfer_prompts": self.transfers,
             "kv_transfer_failures": self.failures,
@@ -138,7 +144,7 @@ class DecodeEngine:
         }
 
     def load(self, params: object, state: object = None) -> None:
-        """Takes other weights; the other engine has to take them too, or pages of older ones come over."""
+        """Takes other weights; the other engine has to take them too, or all prompts are prefilled here."""
         self._engine.load(params, state)
 
     def drain(self, seconds: float) -> bool:
@@ -147,14 +153,14 @@ class DecodeEngine:
             self._is_draining = True
         waited = threading.Event()
         left = seconds
-        while self._under_way and left > 0:
+        while self._in_transfer and left > 0:
             waited.wait(0.05)
             left -= 0.05
-        return not self._under_way and self._engine.drain(max(0.0, left))
+        return not self._in_transfer and self._engine.drain(max(0.0, left))
 
     def stop(self) -> None:
-        """Ends what runs as "abort", and the threads."""
-        for request_id in list(self._under_way):
+        """Ends running requests as "abort", and the threads."""
+        for request_id in list(self._in_transfer):
             self.cancel(request_id)
         self._workers.shutdown(wait=True, cancel_futures=True)
         self._engine.stop()

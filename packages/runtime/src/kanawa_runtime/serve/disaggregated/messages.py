@@ -10,8 +10,8 @@ from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams,
 _LISTS = ("stop_token_ids", "allowed_token_ids")
 
 
-def of_request(request: Request, seed: int) -> dict[str, Any]:
-    """Returns a request for one new token; its seed is said, so that the next engine draws on from it."""
+def request_message(request: Request, seed: int) -> dict[str, Any]:
+    """Returns a request for one new token with its seed, from which both engines draw."""
     sampling = request.sampling
     fields = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling) if f.name != "grammar"}
     fields |= {"seed": seed, "max_tokens": 1, "min_tokens": min(1, sampling.min_tokens)}
@@ -28,8 +28,8 @@ def of_request(request: Request, seed: int) -> dict[str, Any]:
     }
 
 
-def to_request(message: dict[str, Any]) -> Request:
-    """Returns the request that `of_request` wrote; raises WireError for anything else."""
+def request_of(message: dict[str, Any]) -> Request:
+    """Returns the request that `request_message` wrote; raises WireError for anything else."""
     try:
         fields = dict(message["sampling"])
         fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"]}
@@ -51,7 +51,7 @@ def to_request(message: dict[str, Any]) -> Request:
         raise WireError(text) from error
 
 
-def of_output(output: Output) -> dict[str, Any]:
+def output_message(output: Output) -> dict[str, Any]:
     """Returns an output's fields."""
     return {
         "token_ids": list(output.token_ids),
@@ -64,8 +64,8 @@ def of_output(output: Output) -> dict[str, Any]:
     }
 
 
-def to_output(request_id: str, message: dict[str, Any]) -> Output:
-    """Returns the output that `of_output` wrote; raises WireError for anything else."""
+def output_of(request_id: str, message: dict[str, Any]) -> Output:
+    """Returns the output that `output_message` wrote; raises WireError for anything else."""
     try:
         fields = {name: message[name] for name in ("finish_reason", "stop_token_id", "cached_tokens", "error")}
         return Output(
@@ -80,16 +80,20 @@ def to_output(request_id: str, message: dict[str, Any]) -> Output:
         raise WireError(text) from error
 
 
-def _of_logprobs(told: Any) -> Any:
-    return None if told is None else [None if one is None else [one.logprob, one.rank, list(one.top)] for one in told]
+def _of_logprobs(logprobs: Any) -> Any:
+    return (
+        None
+        if logprobs is None
+        else [None if one is None else [one.logprob, one.rank, list(one.top)] for one in logprobs]
+    )
 
 
-def _to_logprobs(told: Any) -> Any:
-    if told is None:
+def _to_logprobs(logprobs: Any) -> Any:
+    if logprobs is None:
         return None
     return tuple(
         None
         if one is None
         else TokenLogprobs(logprob=float(one[0]), rank=int(one[1]), top=tuple((int(i), float(p)) for i, p in one[2]))
-        for one in told
+        for one in logprobs
     )

@@ -1,4 +1,4 @@
-"""The engine that takes prompts in: it listens, computes, hands its pages over, and frees them whatever happens."""
+"""The engine that prefills prompts for another one: it listens, computes, sends its pages, and always frees them."""
 
 import logging
 import queue
@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 from kanawa.errors import KanawaError, UsageError
 
-from kanawa_runtime.serve.disaggregated.messages import of_output, to_request
+from kanawa_runtime.serve.disaggregated.messages import output_message, request_of
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Output
 
 logger = logging.getLogger(__name__)
 
-#: How often it is looked whether the one who asked is still there.
+#: How often the connection is checked.
 _LOOK_SECONDS = 0.05
 _BACKLOG = 128
-#: Of a frame that says next to nothing.
-_MOST_HELLO_BYTES = 1024
+#: Of a frame without content.
+_MAX_HELLO_BYTES = 1024
 
 
 class PrefillServer:
     """Serves an engine's prefill at an address; start the engine first.
 
     Pages are held from a prompt's last token until the receipt, the end of the connection, or `expiry` seconds without
-    a sign of life: a peer that dies, or stops reading, keeps none.
+    a message: a peer that dies, or stops reading, holds none.
     """
 
     def __init__(
@@ -36,22 +36,20 @@ class PrefillServer:
     ) -> None:  # fmt: skip
         """Binds at once; `port` 0 takes any. Raises UsageError without `transfers_pages` in the engine's config.
 
-        More than `at_once` connections are hung up on. Until it has proved the token, which it has `hello_seconds` for,
-        a connection may send a few bytes only.
+        More than `at_once` connections are closed. A connection may send only a few bytes until it has proved the
+        token, within `hello_seconds`.
         """
-        if engine.transfer is None:
-            message = "this engine can't hand pages over: set transfers_pages in its config"
-            raise UsageError(message)
+        engine.pages_layout()
         if not token:
             message = "an empty token protects nothing; give both engines the same secret"
             raise UsageError(message)
         self._engine, self._token, self._expiry = engine, token, expiry
         self._at_once, self._hello_seconds = at_once, hello_seconds
-        self.turned_away = 0
+        self.rejected = 0
         self._listening = socket.create_server((host, port), backlog=_BACKLOG)
         self._listening.settimeout(0.2)
         self._stopping = threading.Event()
-        # Ids of another engine's requests may be equal to others': these are this engine's own.
+        # Another engine's ids may equal this one's.
         self._count = 0
         self._threads: set[threading.Thread] = set()
         self._accepting = threading.Thread(target=self._accept, name="kanawa-prefill", daemon=True)
@@ -63,7 +61,7 @@ class PrefillServer:
         return int(self._listening.getsockname()[1])
 
     def stop(self) -> None:
-        """Takes no more, and frees what is held; the engine goes on."""
+        """Closes the socket, and frees held pages; the engine continues."""
         self._stopping.set()
         self._accepting.join()
         self._listening.close()
@@ -77,13 +75,13 @@ class PrefillServer:
             except TimeoutError:
                 continue
             except OSError as error:
-                logger.warning("a connection couldn't be taken: %s", error)
+                logger.warning("a connection couldn't be accepted: %s", error)
                 self._stopping.wait(0.1)
                 continue
             if len(self._threads) >= self._at_once:
-                # Whoever asks takes its prompt in itself then, which is better than waiting here.
-                self.turned_away += 1
-                logger.warning("a connection is turned away: %d are open, the limit", self._at_once)
+                # The other engine prefills the prompt itself then, which is better than waiting here.
+                self.rejected += 1
+                logger.warning("a connection is rejected: %d are open, the limit", self._at_once)
                 connection.close()
                 continue
             self._count += 1
@@ -96,7 +94,7 @@ class PrefillServer:
         with connection:
             try:
                 wire = Wire(connection, self._token, listens=True, timeout=self._expiry)
-                wire.receive(most_header=_MOST_HELLO_BYTES, within=self._hello_seconds)
+                wire.receive(max_header=_MAX_HELLO_BYTES, within=self._hello_seconds)
                 header, _ = wire.receive(within=self._expiry)
                 self._answer(wire, header, name)
             except WireError as error:
@@ -104,26 +102,26 @@ class PrefillServer:
             except KanawaError as error:
                 logger.warning("%s: %s", name, error)
             finally:
-                # Whether it ended well or not: a request that isn't there, or pages that aren't held, are no error.
+                # However it ended: an unknown request, or pages that aren't held, are ignored.
                 self._engine.cancel(name)
                 self._engine.release_pages(name)
                 self._threads.discard(threading.current_thread())
 
     def _answer(self, wire: Wire, header: dict[str, Any], name: str) -> None:
-        engine, asked = self._engine, header.get("request")
-        fields = {**asked, "id": name} if isinstance(asked, dict) else {}
+        engine, message = self._engine, header.get("request")
+        fields = {**message, "id": name} if isinstance(message, dict) else {}
         named = fields.get("adapter", header.get("adapter"))
         adapter = None if named is None else str(named)
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         try:
             if header.get("layout") != engine.pages_layout(adapter):
-                wire.send({"refused": _others(adapter)})
+                wire.send({"refused": _other_layout(adapter)})
                 return
-            if asked is None:
+            if message is None:
                 wire.send({"agrees": True})
                 return
-            request = to_request(fields)
-            engine.submit(request, outputs.put, keeps_pages=True)
+            request = request_of(fields)
+            engine.submit(request, outputs.put, hold_pages=True)
         except (UsageError, TypeError, ValueError) as error:  # the last two of fields of a wrong kind
             wire.send({"refused": str(error)})
             return
@@ -132,11 +130,11 @@ class PrefillServer:
             wire.send({"refused": output.error or "the request was ended"})
             return
         arrays = engine.export_pages(name) if output.finish_reason == "length" else []
-        wire.send({"first": of_output(output), "pages": arrays[0].shape[0] if arrays else 0})
+        wire.send({"first": output_message(output), "pages": arrays[0].shape[0] if arrays else 0})
         for array in arrays:
             # As bytes: bfloat16 arrays offer no buffer of their own type.
-            wire.send({}, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
-        wire.receive(most_header=_MOST_HELLO_BYTES, within=self._expiry)
+            wire.send({}, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+        wire.receive(max_header=_MAX_HELLO_BYTES, within=self._expiry)
 
     def _output(self, wire: Wire, outputs: "queue.SimpleQueue[Output]") -> Output:
         while not self._stopping.is_set():
@@ -145,12 +143,12 @@ class PrefillServer:
             except queue.Empty:
                 if wire.is_gone():
                     break
-        message = "the one who asked is gone"
+        message = "the other engine is gone"
         raise WireError(message)
 
 
-def _others(adapter: str | None) -> str:
+def _other_layout(adapter: str | None) -> str:
     needed = "one model, the same weights, page_size and dtype"
     if adapter is not None:
         needed += f", and in adapter {adapter!r} the same numbers"
-    return f"its pages are others: both engines need {needed}"
+    return f"its pages have another layout: both engines need {needed}"

@@ -1,8 +1,8 @@
-"""Frames over a socket: a JSON header and plain bytes, both under a keyed digest; nothing is ever unpickled.
+"""Frames over a socket: a JSON header and plain bytes, both under a keyed digest; nothing is unpickled.
 
 The listener sends a nonce; every frame carries an HMAC-SHA256 of its sender, its number and its content under a key
-made of the shared token and the nonce. Who doesn't know the token can neither ask nor answer, and nothing can be
-changed, left out or played again. What is sent is not encrypted: it belongs on a network of one's own.
+made of the shared token and the nonce. A peer without the token can neither ask nor answer, and frames can't be
+changed, dropped or replayed. Frames are not encrypted: use a private network.
 """
 
 import hashlib
@@ -23,22 +23,22 @@ _LENGTHS = struct.Struct("!IQ")
 _DIGEST_BYTES = 32
 _MAGIC = b"kanawa-pages-2\n"
 #: A prompt of a million tokens takes seven.
-MOST_HEADER_BYTES = 16 * 2**20
-MOST_PAYLOAD_BYTES = 2**36
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_PAYLOAD_BYTES = 2**36
 _PIECE_BYTES = 2**20
-#: How often it is looked whether an answer is still wanted.
+#: How often a wait checks whether the answer is still wanted.
 _LOOK_SECONDS = 0.05
 
 
 class WireError(KanawaError):
-    """The other side isn't who it should be, sent something else than a frame, or is gone."""
+    """The other side doesn't know the token, sent something other than a frame, or is gone."""
 
 
 class Wire:
     """One connection; used by one thread at a time. `timeout` bounds every wait for the other side."""
 
     def __init__(self, connection: socket.socket, token: bytes, *, listens: bool, timeout: float) -> None:
-        """Greets the other side; raises WireError where it speaks something else. Each frame proves the token."""
+        """Exchanges greetings; raises WireError where the other side sends something else."""
         if not token:
             message = "an empty token protects nothing; give both engines the same secret"
             raise WireError(message)
@@ -54,9 +54,9 @@ class Wire:
             else:
                 greeting = self._exactly(len(_MAGIC) + _DIGEST_BYTES)
                 if greeting[: len(_MAGIC)] != _MAGIC:
-                    message = "the other side is no engine that hands pages over, or another version of one"
+                    message = "the other side is not an engine that exchanges pages, or another version of one"
                     raise WireError(message)
-                nonce = greeting[len(_MAGIC) :]
+                nonce = bytes(greeting[len(_MAGIC) :])
         except OSError as error:
             raise _gone(error) from error
         self._key = hmac.digest(token, nonce, "sha256")
@@ -75,19 +75,19 @@ class Wire:
             raise _gone(error) from error
 
     def receive(
-        self, *, most_payload: int = 0, most_header: int = MOST_HEADER_BYTES, within: float | None = None
+        self, *, max_payload: int = 0, max_header: int = MAX_HEADER_BYTES, within: float | None = None
     ) -> tuple[dict[str, Any], bytearray]:
-        """Returns one frame; raises WireError for one that is too long, or that another token or nobody signed.
+        """Returns one frame; raises WireError for one that is too long, or not signed with the token.
 
-        `within` so many seconds all of it has to be there: without, a byte at a time may take for ever.
+        All of it has to come `within` so many seconds: without, a byte at a time may take for ever.
         """
         self._until = None if within is None else time.monotonic() + within
         try:
             lengths = self._exactly(_LENGTHS.size)
             header_bytes, payload_bytes = _LENGTHS.unpack(lengths)
-            # Before a byte of it is read: whoever connects could ask for all memory.
-            if header_bytes > most_header or payload_bytes > min(most_payload, MOST_PAYLOAD_BYTES):
-                message = f"a frame of {header_bytes} and {payload_bytes} bytes came, longer than what was asked for"
+            # Before a byte of it is read: any client could ask for all memory.
+            if header_bytes > max_header or payload_bytes > min(max_payload, MAX_PAYLOAD_BYTES):
+                message = f"a frame of {header_bytes} and {payload_bytes} bytes came, longer than expected"
                 raise WireError(message)
             text, payload = self._exactly(header_bytes), self._exactly(payload_bytes)
             digest = self._exactly(_DIGEST_BYTES)
@@ -127,7 +127,7 @@ class Wire:
             return True
 
     def _is_readable(self, seconds: float) -> bool:
-        # Not select.select, which knows no more than 1024 files: a busy server has more.
+        # Not select.select, which handles at most 1024 files: a busy server has more.
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
@@ -137,7 +137,7 @@ class Wire:
         content = bytearray()
         while len(content) < count:
             if self._until is not None:
-                # Zero would be no timeout but a socket that never waits.
+                # Zero would make the socket non-blocking.
                 self._connection.settimeout(min(self._timeout, max(1e-3, self._until - time.monotonic())))
             piece = self._connection.recv(min(count - len(content), _PIECE_BYTES))
             if not piece:

@@ -1,8 +1,8 @@
-"""Parameters that a program reads in the computing dtype alone, to be cast when they are loaded.
+"""Parameters that a program reads in the computing dtype only, to be cast when they are loaded.
 
-Parameters are kept in fp32, and layers cast what they read: training needs that. An engine's copy is only read; cast
-in each step it would cost more than multiplying with it. Norms and routers read theirs in fp32, which only the traced
-program tells.
+Parameters are stored in fp32, and layers cast what they read: training needs that. An engine's copy is only read; a
+cast in each step would cost more than the matmul. Norms and routers read theirs in fp32, which only the traced program
+shows.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,16 @@ import jax.numpy as jnp
 def read_as(function: Callable[..., Any], params: Any, rest: tuple[Any, ...], dtype: Any) -> Any:
     """Returns a tree like `params` of booleans: which of them function(params, *rest) only ever casts to `dtype`.
 
-    Arguments may be abstract. What is handed to a loop or another program that can't be looked into counts as read.
+    Arguments may be abstract. Operands of loops and of programs that can't be inspected count as read.
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(params)
     traced = jax.make_jaxpr(function)(params, *rest).jaxpr
     wanted = jnp.dtype(dtype)
     return structure.unflatten([_is_only_cast(traced, traced.invars[i], wanted) for i in range(len(leaves))])
 
 
-def cast(params: Any, which: Any, dtype: Any) -> Any:
+def cast_params(params: Any, which: Any, dtype: Any) -> Any:
     """Returns the parameters, those cast that `which` says."""
     return jax.tree.map(lambda x, here: x.astype(dtype) if here else x, params, which)
 
@@ -52,9 +53,10 @@ def _is_looked_up(jaxpr: Any, variable: Any) -> bool:
 
 def _program_of(eqn: Any) -> Any:
     """Returns the program that an equation calls with its own operands; None where it is no plain call."""
-    inner = getattr(eqn.params.get("jaxpr"), "jaxpr", None)
-    called = eqn.primitive.name in ("jit", "pjit", "closed_call") and inner is not None
-    return inner if called and len(inner.invars) == len(eqn.invars) else None
+    if eqn.primitive.name not in ("jit", "pjit", "closed_call"):
+        return None
+    inner = eqn.params["jaxpr"].jaxpr if "jaxpr" in eqn.params else None
+    return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
 
 
 def _uses(jaxpr: Any, variable: Any) -> list[tuple[Any, int]]:

@@ -12,8 +12,8 @@ _lock = threading.Lock()
 _listening = threading.Event()
 
 
-def _count(event: str, duration: float, **_: object) -> None:
-    del duration
+def _count(event: str, duration_secs: float, **_: str | int) -> None:
+    del duration_secs
     if event == _EVENT:
         with _lock:
             _counts[threading.get_ident()] += 1

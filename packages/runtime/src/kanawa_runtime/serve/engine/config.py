@@ -8,16 +8,18 @@ class EngineConfig(Config):
 
     `max_length` counts prompt and new tokens (None: what the model was made for, at most 2048). The cache has
     `num_pages` pages of `page_size` tokens: by default as many as `cache_bytes` hold, else enough for all sequences at
-    full length. `cache_dtype` None is the computing one, which pages need; `int8_cache` keeps codes and scales.
+    full length. `cache_dtype` None is the computing one, which pages need; `int8_cache` stores codes and scales.
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
-    `prefill_tokens`. While nobody waits and all are greedy, `fused_steps` tokens are decoded in one call.
+    `prefill_tokens`. While none wait and all are greedy, `fused_steps` tokens are decoded in one call.
     `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's
     chunk, of which a program takes in as many at once as `prefill_rows` says (None: see `programs.Shapes`).
     `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need. With
     `speculative_tokens`, so many are guessed a step: by a draft model where the engine has one, else by what followed
-    the last `ngram_least` to `ngram_most` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may
-    be served at once. `transfers_pages` compiles what hands prompts over to another engine, and takes them from one.
+    the last `ngram_min` to `ngram_max` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may
+    be served at once. `transfers_pages` compiles the programs that exchange pages with another engine.
     """
+
+    RENAMED = {"ngram_least": "ngram_min", "ngram_most": "ngram_max"}
 
     max_sequences: Size = 32
     max_length: Size | None = None
@@ -34,8 +36,8 @@ class EngineConfig(Config):
     prefix_cache: bool = True
     prompt_logprobs: bool = True
     speculative_tokens: Count = 0
-    ngram_least: Size = 2
-    ngram_most: Size = 4
+    ngram_min: Size = 2
+    ngram_max: Size = 4
     transfers_pages: bool = False
     adapter_slots: Count = 0
     adapter_rank: Size = 16
@@ -73,6 +75,6 @@ class EngineConfig(Config):
                 f"speculative_tokens ({self.speculative_tokens}) and one more of each of max_sequences "
                 f"({self.max_sequences}), and takes in a page of a prompt at least"
             )
-        if self.ngram_least > self.ngram_most:
-            problems.append(f"ngram_least ({self.ngram_least}) is more than ngram_most ({self.ngram_most})")
+        if self.ngram_min > self.ngram_max:
+            problems.append(f"ngram_min ({self.ngram_min}) is more than ngram_max ({self.ngram_max})")
         return problems

@@ -1,4 +1,4 @@
-"""The model as an engine runs it: every attention layer's cache in pages of one pool, what is left in slots."""
+"""The model as an engine runs it: caches of attention in pages of one pool, caches of whole sequences in slots."""
 
 import dataclasses
 import logging
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 class PagedModel:
     """A model whose caches are pages and slots, and their layout.
 
-    `turned` says that weights are joined and laid out for few rows, which parameters as trained aren't yet.
-    `has_pages` is False for models of recurrent layers alone; `has_slots` says that something is kept a sequence, which
-    no other sequence can share.
+    With `outputs_first`, weights are fused and laid out for few rows, which parameters as trained aren't yet.
+    `has_pages` is False for models of recurrent layers alone; `has_slots` says that some caches are of a sequence,
+    which no other sequence can share.
     """
 
     model: CausalLM
@@ -35,21 +35,26 @@ class PagedModel:
     has_slots: bool
     num_pages: int
     page_bytes: int
-    turned: bool = False
+    outputs_first: bool = False
 
 
 def paged_model(
-    model: CausalLM, config: EngineConfig, max_length: int, dtype: str, *, bits: bool = False, turned: bool = False
+    model: CausalLM,
+    config: EngineConfig,
+    max_length: int,
+    dtype: str,
+    *,
+    bits: bool = False,
+    outputs_first: bool = False,
 ) -> PagedModel:
-    """Returns the same model over pages; the parameters are the same too, but for their layout where `turned`.
+    """Returns the same model over pages; the parameters are the same too, but for their layout where `outputs_first`.
 
-    `bits`: see the paged cache. `turned` joins plain weights that meet the same input, and keeps them outputs first
-    (`joined`, `OutputFirst`).
-    One slot more than `max_sequences` takes what rows without a sequence write.
+    `bits`: see the paged cache. `outputs_first` fuses plain weights of the same input, and stores them
+    outputs first (`joined`, `OutputFirst`). One slot more than `max_sequences` is for padding rows.
     """
     rows = config.max_sequences + 1
     model = with_rows_apart(model)
-    model = _with_weights_turned(model) if turned else model
+    model = _with_outputs_first(model) if outputs_first else model
     one = _with_caches(model, config, 1, bits)
     page_bytes = sum(spec.num_bytes for spec in _leaves(one.cache_spec(rows, max_length, dtype)) if is_paged(spec))
     num_pages = _num_pages(config, max_length, page_bytes)
@@ -57,10 +62,10 @@ def paged_model(
     spec = paged.cache_spec(rows, max_length, dtype)
     leaves = _leaves(spec)
     has_slots = any(not is_paged(leaf) for leaf in leaves)
-    return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes, turned)
+    return PagedModel(paged, spec, page_bytes > 0, has_slots, num_pages, page_bytes, outputs_first)
 
 
-def _with_weights_turned(model: CausalLM) -> CausalLM:
+def _with_outputs_first(model: CausalLM) -> CausalLM:
     cfg = model.config.clone()
     join_layers(cfg)
 
@@ -69,19 +74,21 @@ def _with_weights_turned(model: CausalLM) -> CausalLM:
             node.set(form=OutputFirst.Config())
 
     kn.replace(cfg, target=Weighted, edit=turn, allow_none=True)
-    return cfg.build()
+    built: CausalLM = cfg.build()
+    return built
 
 
 def _with_caches(model: CausalLM, config: EngineConfig, num_pages: int, bits: bool) -> CausalLM:
     cfg = model.config.clone()
     if not any(isinstance(node, Cache.Config) for _, node in cfg.walk()):
-        return cfg.build()
+        return model
     # By their names in the catalog: this package never imports the one that brings layers.
     pages = kn.component("caches", "paged").Config(page_size=config.page_size, num_pages=num_pages, bits=bits)
     if config.int8_cache:
         pages = kn.component("caches", "quantised").Config(codes=pages, scales=pages)
     kn.replace(cfg, target=Cache, new=pages)
-    return cfg.build()
+    built: CausalLM = cfg.build()
+    return built
 
 
 def _num_pages(config: EngineConfig, max_length: int, page_bytes: int) -> int:
@@ -152,6 +159,7 @@ def empty_caches(spec: Any, shardings: Any) -> Any:
     def one(leaf: kn.ParamSpec, sharding: Any) -> jax.Array:
         return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
 
+    structure: Any
     leaves, structure = jax.tree.flatten(spec, is_leaf=_is_spec)
     placed = structure.flatten_up_to(shardings)
     return structure.unflatten([one(leaf, sharding) for leaf, sharding in zip(leaves, placed, strict=True)])

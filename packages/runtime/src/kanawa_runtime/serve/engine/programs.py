@@ -1,4 +1,4 @@
-"""All programs of an engine, compiled before the first request: one for each shape that a step may have."""
+"""The compiled programs of an engine, made before the first request: one for each shape that a step may have."""
 
 import dataclasses
 import itertools
@@ -15,71 +15,19 @@ from kanawa.composition.joined import joined
 from kanawa.composition.plain import in_forms
 from kanawa.composition.program_traits import for_purpose
 from kanawa.contracts import CausalLM, Environment, Program
-from kanawa.errors import UsageError
 from kanawa.kernels.matmul import preferred_weight_layout
 
-from kanawa_runtime.serve.engine.buckets import at_most, ladder
-from kanawa_runtime.serve.engine.cast_once import cast, read_as
-from kanawa_runtime.serve.engine.choose import Tables
+from kanawa_runtime.serve.engine.cast_once import cast_params, read_as
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.output_first import OutputFirst
 from kanawa_runtime.serve.engine.paged_model import PagedModel, cache_shardings, empty_caches
 from kanawa_runtime.serve.engine.rows import PAGES
-from kanawa_runtime.serve.engine.steps import Caches, Steps, seat
+from kanawa_runtime.serve.engine.shapes import Shapes
+from kanawa_runtime.serve.engine.steps import KVState, Steps, write_sampling_rows
+from kanawa_runtime.serve.engine.token_sampler import SamplingTables
 
 #: XLA compiles a program on one core for the most part; more threads than these hold more graphs than they save time.
 _THREADS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-    """The ladders: rows of a decoding batch, pages of its longest sequence, tokens and number of prompts' chunks."""
-
-    batch_sizes: tuple[int, ...]
-    page_widths: tuple[int, ...]
-    prefill_sizes: tuple[int, ...]
-    prefill_rows: tuple[int, ...] = (1,)
-
-    @property
-    def in_tiles(self) -> bool:
-        """Whether a program takes in several chunks at once, of one prompt or of several."""
-        return self.prefill_rows[-1] > 1
-
-    @classmethod
-    def of(
-        cls, config: EngineConfig, max_length: int, *, has_pages: bool, has_slots: bool = False, any_width: bool = False
-    ) -> "Shapes":
-        """Returns the config's shapes, or those that waste at most half of the rows and three quarters of the pages.
-
-        `any_width` says that attention reads only pages in use, as on a CPU: one width, the widest, is as quick as
-        several, and so are few batches, for rows without a sequence cost what their products do, which wait for
-        memory. Compiling each takes seconds there. Prompts then come in tiles of two pages, several to a program:
-        all its rows write their pages before one reads them, so that tiles of one prompt may follow each other in it.
-        With `has_slots` they may not, for a state has to have taken in one chunk before the next.
-        Raises UsageError where the config asks for it all the same.
-        """
-        pages = -(-max_length // config.page_size) if has_pages else 1
-        chunk = min(config.prefill_tokens, -(-max_length // config.page_size) * config.page_size)
-        batches = config.batch_sizes or ladder(config.max_sequences, 1, 8 if any_width else 2)
-        widths = config.page_widths or ((pages,) if any_width else ladder(pages, min(8, pages), 4))
-        least = min(chunk, config.page_size * (2 if any_width else 1))
-        in_tiles = any_width and has_pages and not has_slots and config.prefill_sizes is None
-        rows = config.prefill_rows or (_tiles(config, least) if in_tiles else (1,))
-        if has_slots and max(rows) > 1:
-            message = (
-                f"prefill_rows is {list(rows)}, but the model keeps states of whole sequences, which take in one chunk "
-                "after the other; leave prefill_rows unset"
-            )
-            raise UsageError(message)
-        sizes = config.prefill_sizes or ((least,) if max(rows) > 1 else ladder(chunk, least, 2))
-        sizes = at_most(sizes, chunk) if max(rows) == 1 else (min(*sizes, chunk),)
-        return cls(at_most(batches, config.max_sequences), at_most(widths, pages), sizes, tuple(sorted({*rows})))
-
-
-def _tiles(config: EngineConfig, tile: int) -> tuple[int, ...]:
-    """Returns how many tiles programs take in: as many as a step has room for, and a quarter of them."""
-    most = max(1, (config.max_batched_tokens - config.max_sequences) // tile)
-    return tuple(sorted({-(-most // 4), most}))
 
 
 class Programs:
@@ -93,14 +41,15 @@ class Programs:
         self.prefill_environment = for_purpose(environment, "prefill")
         self.vocab = trained.config.vocab_size
         self.num_logprobs = min(config.max_logprobs, self.vocab)
-        self._mesh = environment.mesh if isinstance(environment.mesh, Mesh) else None
-        self.whole = None if self._mesh is None else replicated(self._mesh)
+        mesh = environment.mesh
+        self.whole: Any = replicated(mesh) if isinstance(mesh, Mesh) else None
         self._cache_shardings = cache_shardings(paged.cache_spec, environment)
-        self.shardings = Caches(self._cache_shardings, self.whole)
-        #: Has guesses of several tokens verified; set before anything is compiled.
+        whole: Any = self.whole
+        self.shardings = KVState(self._cache_shardings, whole)
+        #: Verifies guesses of several tokens; set before anything is compiled.
         self.speculation: Any = None
-        #: What compiles programs of its own beside these, over the same state.
-        self.more: list[Any] = []
+        #: Extensions with programs of their own over the same state.
+        self.extensions: list[Any] = []
         self.known = allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
         self.steps = Steps(
             paged.model,
@@ -113,11 +62,11 @@ class Programs:
         self._trained = trained
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         #: From parameters as they are trained to those here, and the shapes and places of the first.
-        self._ready: Callable[[Any], Any] = lambda given: given
+        self._ready: Callable[[Any], Any] = lambda params: params
         self._taken: Any = None
         self.params: Any = None
         self.model_state: Any = {}
-        self.kept: Any = None
+        self.kv: Any = None
         self.tables: Any = None
         #: A mask that allows everything, [batch, words], for each batch: most steps need none.
         self._no_masks: dict[int, jax.Array] = {}
@@ -130,7 +79,7 @@ class Programs:
     def load(self, params: Any, model_state: Any = None) -> None:
         """Takes parameters as they are trained, of the same shapes as any before; they stay the caller's.
 
-        They are moved to where the first ones lay. Once compiled, what they become takes the memory of what was there.
+        They are moved to the devices of the first ones. After compilation, new weights reuse the old buffers.
         """
         if model_state is not None:
             self.model_state = model_state
@@ -138,7 +87,7 @@ class Programs:
             self.params = self._unstack(params)
 
     def _unstacked(self, params: Any) -> Any:
-        params = joined(self._trained, params) if self.paged.turned else params
+        params = joined(self._trained, params) if self.paged.outputs_first else params
         return self.paged.model.unstacked(in_forms(self.paged.model, params, OutputFirst))
 
     def _unstack(self, params: Any) -> Any:
@@ -147,7 +96,7 @@ class Programs:
             params = jax.device_put(params)
             dtype = self.environment.plan.precision.compute
             which = self._read_in(dtype, params)
-            self._ready = lambda given: cast(self._unstacked(given), which, dtype)
+            self._ready = lambda params: cast_params(self._unstacked(params), which, dtype)
             self._compiled[key] = jax.jit(self._ready).lower(params).compile()
             self._taken = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
         else:
@@ -156,78 +105,78 @@ class Programs:
         return self._compiled[key](params) if in_place is None else in_place(self.params, params)
 
     def _in_place(self) -> Callable[..., Any]:
-        """Returns the program that lays parameters over those of before: two copies might not fit beside a trainer."""
+        """Returns the program that writes parameters over the old ones: two copies might not fit beside a trainer."""
         placed = jax.tree.map(lambda x: x.sharding, self.params)
         ready = jax.jit(
-            lambda before, given: self._ready(given), donate_argnums=0, keep_unused=True, out_shardings=placed
+            lambda before, params: self._ready(params), donate_argnums=0, keep_unused=True, out_shardings=placed
         )
         with self.environment.active():
             return ready.lower(self.params, self._taken).compile()
 
     def _read_in(self, dtype: str, params: Any) -> Any:
-        """Returns which parameters of a layer each are read in the computing dtype only."""
+        """Returns which parameters are read in the computing dtype only."""
         unstacked = jax.eval_shape(self._unstacked, params)
         if dtype == "float32":
             return jax.tree.map(lambda _: False, unstacked)
-        kept, tokens = jax.eval_shape(lambda: self._empty()[0]), self.shapes.prefill_sizes[0]
+        kv, tokens = jax.eval_shape(lambda: self._empty()[0]), self.shapes.prefill_sizes[0]
         packed = self.abstract((1, PAGES + self.shapes.page_widths[-1]))
-        rest = (self.model_state, kept, packed, self.abstract((1, tokens)))
+        rest = (self.model_state, kv, packed, self.abstract((1, tokens)))
         return read_as(self.steps.prefill, unstacked, rest, dtype)
 
     def compile(self) -> None:
         """Compiles everything and makes the empty state; `load` comes first."""
         with self.environment.active():
-            self.kept, self.tables = self._empty()
+            self.kv, self.tables = self._empty()
             words = -(-self.vocab // 32)
             for rows in {*self.shapes.prefill_rows, *self.shapes.batch_sizes}:
                 everything = np.full((rows, words), -1, np.int32)
                 self._no_masks[rows] = jax.device_put(everything, self.whole)
         wanted = dict(self._wanted())
-        own = [extension.compile() for extension in self.more]
+        own = [extension.compile() for extension in self.extensions]
         for programs in own:
             wanted |= programs
         with ThreadPoolExecutor(_THREADS) as pool:
             compiled = pool.map(lambda program: program.lower().compile(), wanted.values())
             self._compiled.update(zip(wanted, compiled, strict=True))
         self._compiled["reload",] = self._in_place()
-        for extension, programs in zip(self.more, own, strict=True):
-            extension.take({key: self._compiled[key] for key in programs})
+        for extension, programs in zip(self.extensions, own, strict=True):
+            extension.set_compiled({key: self._compiled[key] for key in programs})
 
     def decode(self, packed: np.ndarray, steps: int) -> tuple[Any, Any]:
         """Runs decoding on packed rows; returns the likeliest ids [K, B] and the last logits, still being computed."""
         program = self._compiled["decode", packed.shape[0], packed.shape[1] - PAGES]
-        self.kept, ids, logits = program(self.params, self.model_state, self.kept, packed, np.int32(steps))
+        self.kv, ids, logits = program(self.params, self.model_state, self.kv, packed, np.int32(steps))
         return ids, logits
 
     def prefill(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any]:
         """Runs a chunk of each row's prompt; returns as `decode` does."""
         if self.speculation is not None:
-            self.speculation.take_in(packed, ids)
+            self.speculation.prefill(packed, ids)
         program = self._compiled["prefill", *ids.shape, packed.shape[1] - PAGES]
-        self.kept, chosen, logits = program(self.params, self.model_state, self.kept, packed, ids)
+        self.kv, chosen, logits = program(self.params, self.model_state, self.kv, packed, ids)
         return chosen, logits
 
     def score(self, packed: np.ndarray, ids: np.ndarray) -> tuple[Any, Any, Any]:
-        """Runs a chunk of each row's prompt and tells of all their tokens."""
+        """Runs a chunk of each row's prompt; returns the log-probabilities of all tokens too."""
         if self.speculation is not None:
-            self.speculation.take_in(packed, ids[:, :-1])
+            self.speculation.prefill(packed, ids[:, :-1])
         program = self._compiled["score", ids.shape[0], ids.shape[1] - 1, packed.shape[1] - PAGES]
-        self.kept, chosen, logits, told = program(self.params, self.model_state, self.kept, packed, ids)
-        return chosen, logits, told
+        self.kv, chosen, logits, details = program(self.params, self.model_state, self.kv, packed, ids)
+        return chosen, logits, details
 
     def sample(self, packed: np.ndarray, logits: Any, flags: int, mask: np.ndarray | None) -> tuple[Any, Any]:
-        """Draws from the logits of the step before; returns ids [1, B] and what there is to tell of them."""
+        """Draws from the logits of the step before; returns ids [1, B] and their details."""
         rows = packed.shape[0]
         masks = self._no_masks[rows] if mask is None else mask
         last, self.tables, ids, details = self._compiled["sample", rows](
-            self.kept.last, self.tables, packed[:, :PAGES], logits, np.int32(flags), masks
+            self.kv.last, self.tables, packed[:, :PAGES], logits, np.int32(flags), masks
         )
-        self.kept = self.kept._replace(last=last)
+        self.kv = self.kv._replace(last=last)
         return ids, details
 
-    def seat(self, slot: int, counts: np.ndarray, in_prompt: np.ndarray, bias: np.ndarray) -> None:
-        """Sets the tables of a slot."""
-        self.tables = self._compiled["seat",](self.tables, np.int32(slot), counts, in_prompt, bias)
+    def write_sampling_rows(self, slot: int, counts: np.ndarray, in_prompt: np.ndarray, bias: np.ndarray) -> None:
+        """Replaces the sampling tables' rows of a slot."""
+        self.tables = self._compiled["sampling rows",](self.tables, np.int32(slot), counts, in_prompt, bias)
 
     def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
         shapes, steps, prefilling = self.shapes, self.steps, self.prefill_environment
@@ -243,7 +192,7 @@ class Programs:
             name = f"prefill {rows}x{tokens}x{width}"
             wanted["prefill", rows, tokens, width] = self._program(name, steps.prefill, rest, 2, prefilling)
         if self.config.prompt_logprobs:
-            # One shape for all: these are rare, and whoever asks for them doesn't wait for a first token.
+            # One shape for all: these are rare, and no client waits for their first token.
             rows, tokens = shapes.prefill_rows[0], shapes.prefill_sizes[-1]
             rest = (self.abstract((rows, PAGES + widest)), self.abstract((rows, tokens + 1)))
             wanted["score", rows, tokens, widest] = self._program("score", steps.score, rest, 3, prefilling)
@@ -258,23 +207,26 @@ class Programs:
 
     def _wanted_samplers(self) -> dict[tuple[Any, ...], Program]:
         whole, tables = self.whole, abstract_of(self.tables)
-        several = None if whole is None else Tables(whole, whole, whole)
+        several = None if whole is None else SamplingTables(whole, whole, whole)
         wanted: dict[tuple[Any, ...], Program] = {}
         for rows, mask in self._no_masks.items():
             logits = self.abstract((rows, self.vocab), jnp.float32)
-            arguments = (abstract_of(self.kept.last), tables, self.abstract((rows, PAGES)), logits)
-            arguments += (self.abstract(()), self.abstract(mask.shape))
+            flags, bits = self.abstract(()), self.abstract(mask.shape)
+            arguments = (abstract_of(self.kv.last), tables, self.abstract((rows, PAGES)), logits, flags, bits)
             out = None if whole is None else (whole, several, whole, whole)
             sample = Program(f"sample {rows}", self.steps.sample, arguments, (0, 1), out, self.environment)
             wanted["sample", rows] = sample
         row = tuple(self.abstract((self.vocab,), dtype) for dtype in (jnp.int32, jnp.bool, jnp.float32))
-        wanted["seat",] = Program("seat", seat, (tables, self.abstract(()), *row), (0,), several, self.environment)
+        one_slot = (tables, self.abstract(()), *row)
+        wanted["sampling rows",] = Program(
+            "sampling rows", write_sampling_rows, one_slot, (0,), several, self.environment
+        )
         return wanted
 
     def _program(
         self, name: str, function: Callable[..., Any], rest: tuple[Any, ...], results: int, environment: Environment
     ) -> Program:
-        arguments = tuple(abstract_of(tree) for tree in (self.params, self.model_state, self.kept))
+        arguments = tuple(abstract_of(tree) for tree in (self.params, self.model_state, self.kv))
         out = None if self.whole is None else (self.shardings, *(self.whole,) * results)
         return Program(name, function, (*arguments, *rest), (2,), out, environment)
 
@@ -282,12 +234,12 @@ class Programs:
         """Returns what a program takes for an array of the host's."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.whole)
 
-    def _empty(self) -> tuple[Caches, Tables]:
+    def _empty(self) -> tuple[KVState, SamplingTables]:
         slots, vocab = self.config.max_sequences + 1, self.vocab
         kinds = (jnp.int32, jnp.bool, jnp.float32)
-        tables = Tables(*(jnp.zeros((slots, vocab), dtype, device=self.whole) for dtype in kinds))
+        tables = SamplingTables(*(jnp.zeros((slots, vocab), dtype, device=self.whole) for dtype in kinds))
         caches = empty_caches(self.paged.cache_spec, self._cache_shardings)
-        return Caches(caches, jnp.zeros(slots, jnp.int32, device=self.whole)), tables
+        return KVState(caches, jnp.zeros(slots, jnp.int32, device=self.whole)), tables
 
 
 def abstract_of(tree: Any) -> Any:

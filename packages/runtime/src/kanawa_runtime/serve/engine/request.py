@@ -1,7 +1,7 @@
-"""What goes into an engine and what comes out: requests, their sampling, and what they gained a step."""
+"""The engine's contract: requests and their sampling, the outputs of each step, and what an engine refuses."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -9,12 +9,12 @@ from kanawa.errors import UsageError
 
 #: Why a request ended: a stop token or string, `max_tokens` or the context's end, the client, an error of the engine.
 FinishReason = Literal["stop", "length", "abort", "error"]
-#: Of a repetition penalty: logits are divided by it in single precision, and by nearly nothing they are infinite.
+#: Logits are divided by a repetition penalty in single precision: by a smaller one they would be infinite.
 MIN_REPETITION_PENALTY = 0.01
 
 
 class RequestError(UsageError):
-    """A request the engine can't take; `field` names which of its fields is at fault."""
+    """A request the engine can't serve; `field` names the field that is wrong."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class RequestError(UsageError):
 
 
 class QueueFullError(UsageError):
-    """The engine's queue is full, or it is draining; `retry_after` says in how many seconds to ask again."""
+    """The engine's queue is full, or it is draining; `retry_after` is in seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -30,13 +30,13 @@ class QueueFullError(UsageError):
 
 
 class EngineStoppedError(QueueFullError):
-    """The engine has ended, or died of an error that the message tells; it takes nothing any more."""
+    """The engine was stopped, or has failed with the error in the message; it takes no more requests."""
 
 
 class Grammar(Protocol):
-    """Says which tokens may come next in a structured output; one object follows one request.
+    """Which tokens may come next in a structured output; one object follows one request.
 
-    Both methods raise UsageError where the grammar runs out of its bounds: the request ends as "error".
+    Both methods raise UsageError where the grammar exceeds its limits: the request ends as "error".
     """
 
     def allowed(self) -> np.ndarray:
@@ -46,15 +46,15 @@ class Grammar(Protocol):
         """
 
     def accept(self, token_id: int) -> bool:
-        """Takes the token that was drawn, no stop id; returns whether the output is complete: nothing may follow it."""
+        """Takes the token that was drawn, not a stop id; returns whether the output is complete."""
 
     def fork(self) -> "Grammar":
-        """Returns an independent copy, which speculation runs ahead with."""
+        """Returns an independent copy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are drawn; every field is data of the compiled step, none a branch of it.
+    """How one request's tokens are drawn; every field is data of the compiled step, not a branch in it.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 cut nothing. A seed of None is drawn by the engine.
     `logprobs` n asks for the log-probability of each token and of the n likeliest; None for none. Penalties are those
@@ -108,7 +108,7 @@ class TokenLogprobs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a request gained: new ids in order, and at the end why. A stop token ends it and is not among the ids."""
+    """The new tokens of a request in order, and why it ended. A stop token ends it and is not among the ids."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -123,17 +123,29 @@ class Output:
     #: When it left the queue, of time.monotonic; on the first output at the latest, for metrics.
     scheduled_at: float | None = None
     error: str | None = None
-    #: Whether the error is of what was asked: asked again, it would come again.
+    #: Whether the request itself caused the error: asked again, it would fail again.
     is_refused: bool = False
 
 
-#: Called on the engine's thread for each gain; it must return at once (hand over to a queue), and may not raise.
+@dataclasses.dataclass(frozen=True)
+class RemotePrefill:
+    """A prompt that another engine has prefilled: its first output, and the pages, an array a cache array.
+
+    `layout` is that of the engine which asked, when it asked: other weights may have been loaded there since.
+    """
+
+    first: Output
+    arrays: Sequence[np.ndarray]
+    layout: str
+
+
+#: Called on the engine's thread for each output; it must return at once (put it into a queue), and not raise.
 OnOutput = Callable[[Output], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """What an engine holds: a request beyond it is refused before it is queued."""
+    """The sizes of an engine: a request beyond them is refused before it is queued."""
 
     max_sequences: int
     max_length: int
@@ -147,11 +159,11 @@ class Engine(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it serves: it was started, and neither stopped nor ended by an error."""
+        """Whether it serves: it was started, was not stopped, and has not failed."""
 
     @property
     def limits(self) -> EngineLimits:
-        """What it holds."""
+        """Its sizes."""
 
     def start(self) -> None:
         """Compiles every program it will ever run, then begins to serve; returns once it is ready."""
@@ -160,22 +172,22 @@ class Engine(Protocol):
         """Queues a request. Raises QueueFullError, and RequestError naming field and limit; never waits."""
 
     def check_room(self) -> None:
-        """Raises QueueFullError where a request would be refused now, whatever it asks for."""
+        """Raises QueueFullError where any request would be refused now."""
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request as "abort" within two steps; an id that isn't there is no error."""
+        """Ends a request as "abort" within two steps; an unknown id is ignored."""
 
     def stats(self) -> Mapping[str, float]:
         """Returns gauges and counters by the names of vLLM's metrics without their prefix, at no cost to a step."""
 
     def load(self, params: object, state: object = None) -> None:
-        """Takes other weights between two steps, compiles nothing, and forgets cached prefixes.
+        """Takes other weights between two steps, compiles nothing, and evicts cached prefixes.
 
-        `state` is the model's, as it was trained beside them; None keeps the one it has.
+        `state` is the model's, trained together with them; None leaves it as it is.
         """
 
     def drain(self, seconds: float) -> bool:
         """Refuses new requests and waits for the others; returns whether all ended in time."""
 
     def stop(self) -> None:
-        """Ends what runs as "abort" and the thread."""
+        """Ends running requests as "abort", and the thread."""

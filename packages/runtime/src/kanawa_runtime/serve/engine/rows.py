@@ -1,6 +1,6 @@
-"""How a step's rows travel: one int32 array, a line a row, so that a step costs one copy to the device.
+"""The rows of a step as one int32 array, so that a step costs one copy to the device.
 
-Columns: where the row's sequence stands, how it is sampled (floats by their bits), its stop tokens, its pages.
+Columns: the progress of the row's sequence, its sampling (floats by their bits), its stop tokens, its pages.
 """
 
 from typing import NamedTuple
@@ -10,29 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-#: Stop tokens that the device knows; what is beyond is looked for on the host, which sees them a step later.
-MOST_STOPS = 8
+#: Stop tokens that the device checks; further ones are checked on the host, which sees tokens a step later.
+MAX_STOPS = 8
 
-SLOT, LENGTH, COUNT, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER = range(8)
+SLOT, LENGTH, NUM_TOKENS, GENERATED, TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER = range(8)
 TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION, UNIFORM = range(8, 15)
-STOPS = slice(15, 15 + MOST_STOPS)
-PAGES = 15 + MOST_STOPS
+STOPS = slice(15, 15 + MAX_STOPS)
+PAGES = 15 + MAX_STOPS
 
-#: What a batch needs besides the likeliest tokens, as bits of one number; each costs nothing where no row asks for it.
+#: What a batch needs besides the likeliest tokens, as bits of one number; each is computed only if a row needs it.
 TABLES, RANDOM, CUT, LOGPROBS, MASK = (1 << bit for bit in range(5))
 
 
 class Rows(NamedTuple):
     """The columns of a batch of rows.
 
-    `count` is how many tokens a row is given (prefill) or may gain at most (decode); 0 for no sequence. `generated`
-    counts its new tokens so far. `has_tables` says that its slot's penalties and biases are set, `adapter` is the
-    slot of its LoRA. `uniform` is the random number that its next token is drawn by.
+    `num_tokens` is how many tokens a row takes in (prefill), or may gain at most (decode); 0 for no sequence.
+    `generated` counts its new tokens so far. `has_tables` says that its slot has penalties or biases, `adapter` is its
+    LoRA slot. `uniform` is the random number that draws its next token.
     """
 
     slot: Int[Array, " B"]
     length: Int[Array, " B"]
-    count: Int[Array, " B"]
+    num_tokens: Int[Array, " B"]
     generated: Int[Array, " B"]
     top_k: Int[Array, " B"]
     min_tokens: Int[Array, " B"]
@@ -52,13 +52,9 @@ class Rows(NamedTuple):
 def unpacked(packed: Int[Array, "B columns"]) -> Rows:
     """Returns the columns of packed rows."""
     floats = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE : UNIFORM + 1], jnp.float32)
-    return Rows(
-        *(packed[:, column] for column in (SLOT, LENGTH, COUNT, GENERATED)),
-        *(packed[:, column] for column in (TOP_K, MIN_TOKENS, HAS_TABLES, ADAPTER)),
-        *(floats[:, column] for column in range(UNIFORM - TEMPERATURE + 1)),
-        packed[:, STOPS],
-        packed[:, PAGES:],
-    )
+    columns = [packed[:, column] for column in range(ADAPTER + 1)]
+    columns += [floats[:, column] for column in range(UNIFORM - TEMPERATURE + 1)]
+    return Rows._make([*columns, packed[:, STOPS], packed[:, PAGES:]])
 
 
 def float_bits(values: tuple[float, ...]) -> np.ndarray:

@@ -36,7 +36,8 @@ def with_rows_apart(model: CausalLM) -> CausalLM:
         "its place and drops none; answers differ from what was trained where it would have dropped some",
         ", ".join(sorted(replaced)),
     )
-    return cfg.build()
+    built: CausalLM = cfg.build()
+    return built
 
 
 def _dependent(module: kn.Module, path: str) -> Iterator[tuple[str, kn.Module]]:

@@ -1,22 +1,24 @@
 """One request on its way through the engine, as the host sees it."""
 
 import dataclasses
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.engine import random_numbers
-from kanawa_runtime.serve.engine.request import OnOutput, Request, TokenLogprobs
+from kanawa_runtime.serve.adapters.slots import LoraSlot
+from kanawa_runtime.serve.engine.page_pool import root_digest
+from kanawa_runtime.serve.engine.request import OnOutput, RemotePrefill, Request, TokenLogprobs
 from kanawa_runtime.serve.engine.rows import (
     ADAPTER,
     CUT,
     HAS_TABLES,
     LOGPROBS,
     MASK,
+    MAX_STOPS,
     MIN_TOKENS,
-    MOST_STOPS,
     RANDOM,
     REPETITION,
     STOPS,
@@ -26,13 +28,27 @@ from kanawa_runtime.serve.engine.rows import (
     float_bits,
 )
 
+#: Random numbers drawn at a time.
+BLOCK = 64
+
+
+def random_block(seed: int, index: int) -> np.ndarray:
+    """Returns random numbers BLOCK * index and the following, fp32 in [0, 1), by Philox (Salmon et al. 2011).
+
+    Drawn on the host, ahead of time: a generator on the device would be compiled into every program. Raw bits and not
+    NumPy's distributions, which may change between its versions.
+    """
+    raw = np.random.Philox(key=np.array([seed & 2**64 - 1, index], np.uint64)).random_raw(BLOCK)
+    # 24 bits are what a float32 holds below 1.
+    return (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
 
 @dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """A request's tokens, and how far host and device are with them.
 
-    `tokens` are the prompt and what has come back from the device; `pending` more have been asked of it. The cache
-    holds the first `computed` tokens once the device is done with what it was given.
+    `tokens` are the prompt and the new tokens that have come back from the device; `pending` more have been asked of
+    it. The KV cache holds the first `computed` tokens once the device has run what was sent to it.
     """
 
     request: Request
@@ -45,48 +61,66 @@ class Sequence:
     #: What it needs of a step besides the likeliest token (see `rows`).
     flags: int
     root: bytes
-    #: Digests of the full pages of its tokens, as far as they were asked for.
-    digests: list[bytes]
     bad_words: tuple[tuple[int, ...], ...]
+    #: Digests of the full pages of its tokens, as far as they were needed.
+    digests: list[bytes] = dataclasses.field(default_factory=list)
     pages: list[int] = dataclasses.field(default_factory=list)
-    described: int = 0
+    #: How many of its pages the pool knows by content.
+    num_cached_pages: int = 0
     slot: int = -1
     computed: int = 0
-    #: Tokens to take in before it can be decoded: the prompt, and after a preemption what was generated besides.
+    #: Tokens to prefill before it can be decoded: the prompt, and after a preemption the new tokens.
     target: int = 0
     pending: int = 0
     cached_tokens: int = 0
     #: Of time.monotonic: when it first left the queue.
     scheduled_at: float | None = None
-    told_cached: bool = False
+    #: Whether an output has been sent; the first one carries what is known of the prompt.
+    has_output: bool = False
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    #: Its adapter's seat and slot in the bank; slot 0 is none.
-    seat: Any = None
-    adapter: int = 0
+    lora_slot: LoraSlot | None = None
     #: Whether its next tokens are guessed.
     speculates: bool = False
-    #: Pages of its prompt that another engine has filled, until they are written.
-    given: Any = None
+    #: Pages of its prompt that another engine has computed, until they are written.
+    remote_prefill: RemotePrefill | None = None
     #: Whether its pages outlive it, for another engine.
-    keeps_pages: bool = False
-    #: The block of its random numbers that it is in, as the bits of floats.
+    hold_pages: bool = False
+    #: The current block of its random numbers, as the bits of floats.
     _uniforms: np.ndarray | None = None
     _block: int = -1
 
+    @classmethod
+    def of(cls, request: Request, on_output: OnOutput, arrival: int, lora_slot: LoraSlot | None) -> "Sequence":
+        """Returns the sequence of a request that hasn't been scheduled."""
+        sampling = request.sampling
+        return cls(
+            request=request,
+            on_output=on_output,
+            arrival=arrival,
+            tokens=list(request.prompt_ids),
+            prompt_length=len(request.prompt_ids),
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            stops=frozenset(sampling.stop_token_ids),
+            flags=sampling_flags(request),
+            root=root_digest(request.cache_salt, None if lora_slot is None else lora_slot.salt),
+            bad_words=tuple(word for word in sampling.bad_words if len(word) > 1),
+            lora_slot=lora_slot,
+        )
+
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first; who is preempted last."""
+        """Lower is scheduled first, and preempted last."""
         return self.request.priority, self.arrival
 
     @property
     def length(self) -> int:
-        """Tokens there are, those still being computed included."""
+        """Number of tokens, those still being computed included."""
         return len(self.tokens) + self.pending
 
     @property
     def generated(self) -> int:
-        """New tokens, those still being computed included."""
+        """Number of new tokens, those still being computed included."""
         return self.length - self.prompt_length
 
     @property
@@ -95,24 +129,25 @@ class Sequence:
         return self.computed >= self.target
 
     @property
-    def waits_for_itself(self) -> bool:
+    def needs_last_token(self) -> bool:
         """Whether its next mask or guesses depend on its last token, which the host has to see first."""
         return self.speculates or bool(self.flags & MASK)
 
     def uniform(self, index: int) -> int:
         """Returns the random number of new token `index`, as the bits of a float in [0, 1)."""
-        block, at = divmod(index, random_numbers.BLOCK)
+        block, at = divmod(index, BLOCK)
         if block != self._block or self._uniforms is None:
-            self._uniforms, self._block = random_numbers.block(self.seed, block).view(np.int32), block
+            self._uniforms, self._block = random_block(self.seed, block).view(np.int32), block
         return int(self._uniforms[at])
 
     def write_row(self, row: np.ndarray) -> None:
-        """Writes what never changes about it into a row of columns."""
+        """Writes the columns that never change into a row."""
         sampling = self.request.sampling
-        # A grammar may leave nothing but stop tokens, whatever the least number is: `allowed_bits` sees to both.
+        # A grammar may leave nothing but stop tokens, whatever min_tokens says: `allowed_bits` handles both.
         row[MIN_TOKENS] = 0 if sampling.grammar is not None else sampling.min_tokens
         row[TOP_K] = sampling.top_k
-        row[HAS_TABLES], row[ADAPTER] = self.flags & TABLES != 0, self.adapter
+        row[HAS_TABLES] = self.flags & TABLES != 0
+        row[ADAPTER] = 0 if self.lora_slot is None else self.lora_slot.index
         row[TEMPERATURE : REPETITION + 1] = float_bits(
             (
                 sampling.temperature,
@@ -123,13 +158,13 @@ class Sequence:
                 sampling.repetition_penalty,
             )
         )
-        stops = sorted(self.stops)[:MOST_STOPS]
+        stops = sorted(self.stops)[:MAX_STOPS]
         row[STOPS] = -1
         row[STOPS.start : STOPS.start + len(stops)] = stops
 
 
-def needs(request: Request) -> int:
-    """Returns what a request asks of a step, as the flags of `rows`."""
+def sampling_flags(request: Request) -> int:
+    """Returns what a request needs of a step, as the flags of `rows`."""
     sampling = request.sampling
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
     fixed = sampling.logit_bias or sampling.allowed_token_ids is not None
@@ -141,11 +176,11 @@ def needs(request: Request) -> int:
             flags |= CUT
     flags |= LOGPROBS if sampling.logprobs is not None else 0
     follows = any(len(word) > 1 for word in sampling.bad_words)
-    many_stops = sampling.min_tokens > 0 and len(sampling.stop_token_ids) > MOST_STOPS
+    many_stops = sampling.min_tokens > 0 and len(sampling.stop_token_ids) > MAX_STOPS
     return flags | (MASK if sampling.grammar is not None or follows or many_stops else 0)
 
 
-def tables(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sampling_rows(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the counts of its new tokens, which ids are in the prompt, and its bias, each [vocab]."""
     sampling, prompt = sequence.request.sampling, sequence.prompt_length
     counts = np.bincount(np.asarray(sequence.tokens[prompt:], np.int64), minlength=vocab).astype(np.int32)
@@ -164,16 +199,16 @@ def tables(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def allowed_bits(sequence: Sequence, words: int) -> np.ndarray:
-    """Returns the packed mask of what may follow its last token; all of its tokens have to be known.
+    """Returns the packed mask of the tokens that may follow; all tokens of the sequence have to be known.
 
-    Raises UsageError where a grammar ran out of its bounds, or nothing may follow.
+    Raises UsageError where a grammar exceeds its limits, or no token may follow.
     """
     sampling = sequence.request.sampling
     bits = np.full(words, -1, np.int32)
     if sampling.grammar is not None:
-        given = sampling.grammar.allowed()
-        bits[: given.shape[0]] = given
-        bits[given.shape[0] :] = 0
+        allowed = sampling.grammar.allowed()
+        bits[: allowed.shape[0]] = allowed
+        bits[allowed.shape[0] :] = 0
     new = sequence.tokens[sequence.prompt_length :]
     _ban(bits, [word[-1] for word in sequence.bad_words if tuple(new[len(new) - len(word) + 1 :]) == word[:-1]])
     if len(new) < sampling.min_tokens:
@@ -193,7 +228,7 @@ def _ban(bits: np.ndarray, tokens: Iterable[int]) -> None:
 
 
 def logprobs_of(details: Any, count: int, num_logprobs: int) -> TokenLogprobs:
-    """Returns what a packed row [2 + 2n] says, with the first `count` of the likeliest tokens."""
+    """Returns the log-probabilities in a packed row [2 + 2n], with the first `count` of the likeliest tokens."""
     floats = details.view(np.float32)
     ids = details[2 : 2 + count].tolist()
     values = floats[2 + num_logprobs : 2 + num_logprobs + count].tolist()

@@ -1,4 +1,4 @@
-"""What the engine computes: a chunk of prompts, and a few tokens of all that run, as pure functions of device state."""
+"""The engine's computations as pure functions of device state: prefill of chunks, decoding, and sampling."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ import kanawa as kn
 from jaxtyping import Array, Bool, Float, Int
 from kanawa.contracts import CausalLM, Sequences
 
-from kanawa_runtime.serve.engine.choose import Tables, choose, or_fault, tell
 from kanawa_runtime.serve.engine.rows import Rows, unpacked
+from kanawa_runtime.serve.engine.token_sampler import SamplingTables, logprob_details, sample_tokens, with_faults
 
 
-class Caches(NamedTuple):
-    """What the model keeps between steps, and the last token of each slot; donated to every step."""
+class KVState(NamedTuple):
+    """The model's caches, and the last token of each slot; donated to every step."""
 
     caches: Any
     last: Int[Array, " S"]
@@ -33,20 +33,21 @@ class Steps:
         self.num_logprobs, self._fused_steps = num_logprobs, fused_steps
 
     def decode(
-        self, params: Any, model_state: Any, kept: Caches, packed: Array, steps: Array
-    ) -> tuple[Caches, Int[Array, "K B"], Float[Array, "B V"]]:
+        self, params: Any, model_state: Any, kv: KVState, packed: Array, steps: Array
+    ) -> tuple[KVState, Int[Array, "K B"], Float[Array, "B V"]]:
         """Feeds each row's last token, then the likeliest ones, `steps` times in all.
 
-        Returns the likeliest tokens, -1 where a row had stopped (or what `choose.or_fault` says), and the last step's
+        Returns the likeliest tokens, -1 where a row had stopped (or a fault of `with_faults`), and the last step's
         logits, for `sample`.
         """
         rows, count = unpacked(packed), packed.shape[0]
         ids = jnp.full((self._fused_steps, count), -1, jnp.int32)
         logits = jnp.zeros((count, self._vocab), jnp.float32)
-        carry = (jnp.zeros((), jnp.int32), kept.caches, kept.last[rows.slot], rows.count > 0, ids, logits)
+        carry = (jnp.zeros((), jnp.int32), kv.caches, kv.last[rows.slot], rows.num_tokens > 0, ids, logits)
 
         def going(carry: tuple[Any, ...]) -> Array:
-            return (carry[0] < steps) & jnp.any(carry[3])
+            more: Array = (carry[0] < steps) & jnp.any(carry[3])
+            return more
 
         def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             step, caches, last, alive, ids, _ = carry
@@ -54,63 +55,64 @@ class Steps:
             (logits, caches), _ = self._decode(params, model_state, last[:, None], sequences, caches)
             logits = self._only_known(logits[:, 0])
             chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            told = or_fault(chosen, logits, chosen)
-            ids = ids.at[step].set(jnp.where(alive, told, -1))
-            alive = alive & ~jnp.any(told[:, None] == rows.stops, axis=1) & (told >= 0) & (step + 1 < rows.count)
+            valid = with_faults(chosen, logits, chosen)
+            ids = ids.at[step].set(jnp.where(alive, valid, -1))
+            alive = alive & ~jnp.any(valid[:, None] == rows.stops, axis=1) & (valid >= 0)
+            alive = alive & (step + 1 < rows.num_tokens)
             return step + 1, caches, chosen, alive, ids, logits
 
         _, caches, last, _, ids, logits = jax.lax.while_loop(going, body, carry)
-        return Caches(caches, kept.last.at[rows.slot].set(last)), ids, logits
+        return KVState(caches, kv.last.at[rows.slot].set(last)), ids, logits
 
     def prefill(
-        self, params: Any, model_state: Any, kept: Caches, packed: Array, ids: Array
-    ) -> tuple[Caches, Int[Array, "1 B"], Float[Array, "B V"]]:
-        """Takes in a chunk [B, T] of each row's prompt; returns what may follow it, of use after the last chunk."""
+        self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array
+    ) -> tuple[KVState, Int[Array, "1 B"], Float[Array, "B V"]]:
+        """Prefills a chunk [B, T] of each row's prompt; the ids and logits returned count after its last chunk."""
         rows, sequences = self._chunk(packed, ids)
-        last = jnp.maximum(rows.count - 1, 0)
-        (logits, caches), _ = self._decode(params, model_state, ids, sequences, kept.caches, last)
-        return self._after(logits[:, 0], rows, caches, kept)
+        last = jnp.maximum(rows.num_tokens - 1, 0)
+        (logits, caches), _ = self._decode(params, model_state, ids, sequences, kv.caches, last)
+        return self._after(logits[:, 0], rows, caches, kv)
 
     def score(
-        self, params: Any, model_state: Any, kept: Caches, packed: Array, ids: Array
-    ) -> tuple[Caches, Int[Array, "1 B"], Float[Array, "B V"], Int[Array, "T details"]]:
-        """Does what `prefill` does for rows whose `ids` have the token after the chunk too, and tells of each token."""
+        self, params: Any, model_state: Any, kv: KVState, packed: Array, ids: Array
+    ) -> tuple[KVState, Int[Array, "1 B"], Float[Array, "B V"], Int[Array, "T details"]]:
+        """Prefills as `prefill` does, and returns the log-probabilities; `ids` have the token after the chunk too."""
         fed, following = ids[:, :-1], ids[:, 1:]
         rows, sequences = self._chunk(packed, fed)
-        (logits, caches), _ = self._decode(params, model_state, fed, sequences, kept.caches)
+        (logits, caches), _ = self._decode(params, model_state, fed, sequences, kv.caches)
         every = self._only_known(logits.reshape(-1, logits.shape[-1]))
-        told = tell(every, following.reshape(-1), self.num_logprobs)
-        last = jnp.maximum(rows.count - 1, 0)
+        details = logprob_details(every, following.reshape(-1), self.num_logprobs)
+        last = jnp.maximum(rows.num_tokens - 1, 0)
         logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
-        return *self._after(logits, rows, caches, kept), told
+        return *self._after(logits, rows, caches, kv), details
 
     def logits_of(
         self, params: Any, model_state: Any, caches: Any, rows: Rows, ids: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T V"], Any]:
-        """Feeds the first `count` of each row's tokens; returns what may follow each of them, and the caches."""
-        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.count[:, None]
+        """Feeds the first `num_tokens` of each row; returns the logits after each of them, and the caches."""
+        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.num_tokens[:, None]
         (logits, caches), _ = self._decode(params, model_state, ids, self._sequences(rows, rows.length, real), caches)
         return logits if self._known is None else jnp.where(self._known[None, None], logits, -jnp.inf), caches
 
     def sample(
-        self, last: Array, tables: Tables, packed: Array, logits: Array, flags: Array, mask: Array
-    ) -> tuple[Int[Array, " S"], Tables, Int[Array, "1 B"], Int[Array, "B details"]]:
-        """Draws each row's token as its request wants it, in place of the likeliest one."""
+        self, last: Array, tables: SamplingTables, packed: Array, logits: Array, flags: Array, mask: Array
+    ) -> tuple[Int[Array, " S"], SamplingTables, Int[Array, "1 B"], Int[Array, "B details"]]:
+        """Draws each row's token by its request's sampling, in place of the likeliest one."""
         rows = unpacked(packed)
-        chosen = choose(logits, rows, tables, flags, mask, num_logprobs=self.num_logprobs)
-        counted = tables.counts.at[rows.slot, chosen.ids].add((rows.count > 0).astype(jnp.int32))
-        return last.at[rows.slot].set(chosen.ids), tables._replace(counts=counted), chosen.told[None], chosen.details
+        chosen = sample_tokens(logits, rows, tables, flags, mask, num_logprobs=self.num_logprobs)
+        counted = tables.counts.at[rows.slot, chosen.ids].add((rows.num_tokens > 0).astype(jnp.int32))
+        return last.at[rows.slot].set(chosen.ids), tables._replace(counts=counted), chosen.valid[None], chosen.details
 
     def _chunk(self, packed: Array, ids: Array) -> tuple[Rows, Sequences]:
         rows = unpacked(packed)
-        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.count[:, None]
+        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.num_tokens[:, None]
         return rows, self._sequences(rows, rows.length, real)
 
-    def _after(self, logits: Array, rows: Rows, caches: Any, kept: Caches) -> tuple[Caches, Array, Array]:
+    def _after(self, logits: Array, rows: Rows, caches: Any, kv: KVState) -> tuple[KVState, Array, Array]:
         logits = self._only_known(logits)
         chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        told = or_fault(chosen, logits, chosen)
-        return Caches(caches, kept.last.at[rows.slot].set(chosen)), told[None], logits
+        valid = with_faults(chosen, logits, chosen)
+        return KVState(caches, kv.last.at[rows.slot].set(chosen)), valid[None], logits
 
     def _only_known(self, logits: Array) -> Array:
         return logits if self._known is None else jnp.where(self._known[None], logits, -jnp.inf)
@@ -125,7 +127,9 @@ class Steps:
         )
 
 
-def seat(tables: Tables, slot: Array, counts: Array, in_prompt: Array, bias: Array) -> Tables:
-    """Returns the tables with one slot's set."""
-    new = Tables(counts, in_prompt, bias)
-    return Tables(*(table.at[slot].set(row) for table, row in zip(tables, new, strict=True)))
+def write_sampling_rows(
+    tables: SamplingTables, slot: Array, counts: Array, in_prompt: Array, bias: Array
+) -> SamplingTables:
+    """Returns the tables with the rows of one slot replaced."""
+    new = SamplingTables(counts, in_prompt, bias)
+    return SamplingTables(*(table.at[slot].set(row) for table, row in zip(tables, new, strict=True)))

@@ -14,6 +14,7 @@ from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
 from kanawa_runtime.runs.run_directory import ORIGIN
 from kanawa_runtime.serve.adapters.read import load_adapter
+from kanawa_runtime.serve.disaggregated.pairing import Pairing
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.http.chat_template import template_of
@@ -33,11 +34,13 @@ def served_model(
     adapters: Mapping[str, Path] | None = None,
     draft: Path | None = None,
     modifiers: tuple[str, ...] = (),
+    pairing: Pairing | None = None,
 ) -> ServedModel:
     """Returns the model of a folder behind an engine that has not started yet.
 
     `adapters` are LoRAs that clients may ask for by their names; `draft` is a model that guesses for this one;
-    `modifiers` are texts as `--modify` takes them. Raises UsageError for what continues no text, or has no tokenizer.
+    `modifiers` are texts as `--modify` takes them; `pairing` is with another server. Raises UsageError for a model that
+    generates no text, or has no tokenizer.
     """
     _check_continues(directory)
     own = name or directory.resolve().name
@@ -61,12 +64,14 @@ def served_model(
     if read:
         rank = max(config.adapter_rank, *(adapter.rank for adapter in read.values()))
         config = config.clone().set(adapter_slots=max(config.adapter_slots, len(read)), adapter_rank=rank)
+    if pairing is not None:
+        config = config.clone().set(transfers_pages=True)
     engine = LLMEngine.of_run(opened, config, _draft(draft, tokenizer, target))
     for called, adapter in read.items():
         engine.add_adapter(called, adapter)
     served = ServedModel(
         name=own,
-        engine=engine,
+        engine=engine if pairing is None else pairing.paired(engine, read),
         tokenizer=tokenizer,
         template=chosen,
         step=opened.step,

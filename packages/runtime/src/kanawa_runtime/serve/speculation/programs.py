@@ -73,46 +73,44 @@ class Speculation:
         """Whether a model guesses."""
         return self._draft is not None
 
-    def compile(self) -> Mapping[tuple[Any, ...], Program]:
-        """Returns the programs to compile, after making the draft's empty caches; `take` has them compiled."""
+    def compile(self) -> dict[tuple[Any, ...], Program]:
+        """Returns the programs to compile, after making the draft's empty caches; for `set_compiled`."""
         if self._draft is not None:
             with self.programs.environment.active():
                 self._caches = empty_caches(self._paged.cache_spec, self._shardings)
         return self._wanted()
 
-    def take(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
-        """Takes the programs, compiled."""
+    def set_compiled(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
+        """Takes the compiled programs."""
         self._compiled = dict(compiled)
 
-    def take_in(self, packed: np.ndarray, ids: np.ndarray) -> None:
-        """Shows the draft model a chunk of a prompt."""
+    def prefill(self, packed: np.ndarray, ids: np.ndarray) -> None:
+        """Prefills a chunk of a prompt in the draft model."""
         if self._draft is not None:
-            program = self._compiled["take in", *ids.shape, packed.shape[1] - PAGES]
+            program = self._compiled["draft prefill", *ids.shape, packed.shape[1] - PAGES]
             self._caches = program(self._params, self._draft.state or {}, self._caches, packed, ids)
 
     def verify(self, packed: np.ndarray, guesses: np.ndarray, uniforms: np.ndarray, flags: int) -> tuple[Any, Any]:
-        """Returns the tokens gained [T, B], and what there is to tell of them, None if nobody asks."""
+        """Returns the tokens gained [T, B], and their details, None if no row needs them."""
         programs, shape = self.programs, (packed.shape[0], packed.shape[1] - PAGES)
         bits: Any = np.int32(flags)
         guessed: Any = guesses
         if self._draft is not None:
             program = self._compiled["guess", *shape]
             state = self._draft.state or {}
-            self._caches, guessed = program(
-                self._params, state, self._caches, packed, programs.kept.last, uniforms, bits
-            )
+            self._caches, guessed = program(self._params, state, self._caches, packed, programs.kv.last, uniforms, bits)
         program = self._compiled["verify", *shape]
-        programs.kept, gained, details = program(
-            programs.params, programs.model_state, programs.kept, packed, guessed, uniforms, bits
+        programs.kv, gained, details = program(
+            programs.params, programs.model_state, programs.kv, packed, guessed, uniforms, bits
         )
         return gained, details if flags & LOGPROBS else None
 
-    def _wanted(self) -> Mapping[tuple[Any, ...], Program]:
+    def _wanted(self) -> dict[tuple[Any, ...], Program]:
         programs, shapes, abstract = self.programs, self.programs.shapes, self.programs.abstract
         wanted: dict[tuple[Any, ...], Program] = {}
         one, whole = abstract(()), programs.whole
         results = None if whole is None else (programs.shardings, whole, whole)
-        model = tuple(abstract_of(tree) for tree in (programs.params, programs.model_state, programs.kept))
+        model = tuple(abstract_of(tree) for tree in (programs.params, programs.model_state, programs.kv))
         step = functools.partial(verify, programs.steps)
         for rows, width in itertools.product(shapes.batch_sizes, shapes.page_widths):
             packed, uniforms = abstract((rows, PAGES + width)), abstract((rows, 1 + self.count))
@@ -121,22 +119,22 @@ class Speculation:
                 f"verify {rows}x{width}", step, arguments, (2,), results, programs.environment
             )
             if self._draft is not None:
-                arguments = (*self._own(), packed, abstract_of(programs.kept.last), uniforms, one)
+                arguments = (*self._own(), packed, abstract_of(programs.kv.last), uniforms, one)
                 out = None if whole is None else (self._shardings, whole)
                 wanted["guess", rows, width] = Program(
                     f"guess {rows}x{width}", self._guesser.guess, arguments, (2,), out, programs.environment
                 )
         return wanted | (self._wanted_chunks() if self._draft is not None else {})
 
-    def _wanted_chunks(self) -> Mapping[tuple[Any, ...], Program]:
+    def _wanted_chunks(self) -> dict[tuple[Any, ...], Program]:
         programs = self.programs
         out = None if programs.whole is None else self._shardings
         wanted: dict[tuple[Any, ...], Program] = {}
         for rows, tokens, width in programs.chunk_shapes():
             arguments = (*self._own(), programs.abstract((rows, PAGES + width)), programs.abstract((rows, tokens)))
-            wanted["take in", rows, tokens, width] = Program(
-                f"take in {rows}x{tokens}x{width}",
-                self._guesser.take_in,
+            wanted["draft prefill", rows, tokens, width] = Program(
+                f"draft prefill {rows}x{tokens}x{width}",
+                self._guesser.prefill,
                 arguments,
                 (2,),
                 out,

@@ -1,4 +1,4 @@
-"""What speculation computes on the device: a draft model's guesses, and the model's own word on all of them at once.
+"""What speculation computes on the device: a draft model's guesses, and their verification by the model at once.
 
 Every new token of a request is drawn by a random number of its own (its seed and its index), by inverting the
 distribution. A guess is accepted where it is the very token that this draw gives, and the first that isn't is replaced
@@ -16,41 +16,41 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.contracts import CausalLM
 
-from kanawa_runtime.serve.engine.choose import Tables, choose
 from kanawa_runtime.serve.engine.rows import LOGPROBS, Rows, unpacked
-from kanawa_runtime.serve.engine.steps import Caches, Steps
+from kanawa_runtime.serve.engine.steps import KVState, Steps
+from kanawa_runtime.serve.engine.token_sampler import SamplingTables, sample_tokens
 
 
 def verify(
     steps: Steps,
     params: Any,
     model_state: Any,
-    kept: Caches,
+    kv: KVState,
     packed: Int[Array, "B columns"],
     guesses: Int[Array, "B K"],
     uniforms: Int[Array, "B T"],
     flags: Int[Array, ""],
-) -> tuple[Caches, Int[Array, "T B"], Int[Array, "B T details"]]:
-    """Feeds each row's last token and its guesses (`count` in all), and draws what follows each of them.
+) -> tuple[KVState, Int[Array, "T B"], Int[Array, "B T details"]]:
+    """Feeds each row's last token and its guesses (`num_tokens` in all), and draws what follows each of them.
 
     Returns the tokens gained, -1 after the first guess that wasn't drawn. `uniforms` are the bits of floats.
     """
     rows, (count, length) = unpacked(packed), uniforms.shape
-    ids = jnp.concatenate([kept.last[rows.slot][:, None], guesses], axis=1)
+    ids = jnp.concatenate([kv.last[rows.slot][:, None], guesses], axis=1)
     places = jnp.arange(length, dtype=jnp.int32)[None]
-    logits, caches = steps.logits_of(params, model_state, kept.caches, rows, ids)
+    logits, caches = steps.logits_of(params, model_state, kv.caches, rows, ids)
     each = _each_token(rows, length)._replace(uniform=_floats(uniforms).reshape(-1))
     vocab = logits.shape[-1]
     nothing, mask = _no_tables(), jnp.full((count * length, -(-vocab // 32)), -1, jnp.int32)
-    drawn = choose(logits.reshape(-1, vocab), each, nothing, flags, mask, num_logprobs=steps.num_logprobs)
+    drawn = sample_tokens(logits.reshape(-1, vocab), each, nothing, flags, mask, num_logprobs=steps.num_logprobs)
     chosen = drawn.ids.reshape(count, length)
-    right = (chosen[:, :-1] == guesses) & (places[:, 1:] < rows.count[:, None])
+    right = (chosen[:, :-1] == guesses) & (places[:, 1:] < rows.num_tokens[:, None])
     accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
     last = jnp.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
-    told = drawn.told.reshape(count, length)
-    gained = jnp.where((places <= accepted[:, None]) & (rows.count > 0)[:, None], told, -1)
+    valid = drawn.valid.reshape(count, length)
+    gained = jnp.where((places <= accepted[:, None]) & (rows.num_tokens > 0)[:, None], valid, -1)
     details = drawn.details.reshape(count, length, -1)
-    return Caches(caches, kept.last.at[rows.slot].set(last)), gained.T, details
+    return KVState(caches, kv.last.at[rows.slot].set(last)), gained.T, details
 
 
 class Guesser:
@@ -60,11 +60,11 @@ class Guesser:
         self._decode: Callable[..., Any] = kn.functional(model, "decode")
         self._known, self._vocab = known, vocab
 
-    def take_in(self, params: Any, model_state: Any, caches: Any, packed: Array, ids: Array) -> Any:
+    def prefill(self, params: Any, model_state: Any, caches: Any, packed: Array, ids: Array) -> Any:
         """Returns the draft's caches with a chunk of a prompt."""
         rows = unpacked(packed)
-        last = jnp.maximum(rows.count - 1, 0)
-        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.count[:, None]
+        last = jnp.maximum(rows.num_tokens - 1, 0)
+        real = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < rows.num_tokens[:, None]
         _, caches = self._logits(params, model_state, caches, rows, rows.length, real, ids, last)
         return caches
 
@@ -85,11 +85,11 @@ class Guesser:
 
         def body(step: Array, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
             caches, token, guesses = carry
-            alive = (step < rows.count)[:, None]
+            alive = (step < rows.num_tokens)[:, None]
             lengths = rows.length + step
             logits, caches = self._logits(params, model_state, caches, rows, lengths, alive, token[:, None], None)
             own = rows._replace(uniform=floats[:, step])
-            token = choose(logits[:, 0], own, nothing, flags & ~LOGPROBS, mask, num_logprobs=0).ids
+            token = sample_tokens(logits[:, 0], own, nothing, flags & ~LOGPROBS, mask, num_logprobs=0).ids
             # The last one is past the end, and dropped.
             return caches, token, guesses.at[:, step].set(token, mode="drop")
 
@@ -124,6 +124,6 @@ def _floats(bits: Int[Array, "B T"]) -> Float[Array, "B T"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _no_tables() -> Tables:
+def _no_tables() -> SamplingTables:
     # Requests with penalties or biases are decoded a token at a time: what they ask for depends on each token before.
-    return Tables(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.bool), jnp.zeros((1, 1), jnp.float32))
+    return SamplingTables(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.bool), jnp.zeros((1, 1), jnp.float32))

@@ -81,7 +81,7 @@ class Grammars:
                 source = library().grammar_from("choice" if kind == "choice" else "grammar", text)
         except ValueError as error:
             raise RequestError(_refused(field, str(error)), field) from error
-        made = matchers(self._words, source, log_level=0)
+        made: llguidance.LLMatcher = matchers(self._words, source, log_level=0)
         # The library reports, and never raises; some of what is wrong shows only when the first mask is made.
         tried = made.deep_copy()
         if not made.is_error():

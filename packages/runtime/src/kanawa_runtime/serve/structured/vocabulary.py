@@ -81,4 +81,5 @@ def llguidance_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[
         raise UsageError(message)
     made = library()
     words = made.TokenizerWrapper(_Words(tokenizer, vocab_size, drawn))
-    return made.LLTokenizer(words, n_vocab=vocab_size, eos_token=list(drawn))
+    tokens: llguidance.LLTokenizer = made.LLTokenizer(words, n_vocab=vocab_size, eos_token=list(drawn))
+    return tokens

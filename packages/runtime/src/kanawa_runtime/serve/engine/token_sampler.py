@@ -1,11 +1,11 @@
 """The next token of each row from its logits, on the device: penalties, masks, temperature, cuts, and the draw.
 
-What a batch doesn't ask for isn't computed: each part sits under one condition for the whole batch, never under one
-per row, so a row's token can't depend on who shares its batch.
+What a batch doesn't need isn't computed: each part is under one condition for the whole batch, never under one per
+row, so a row's token can't depend on the other rows.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,36 +15,36 @@ from kanawa_runtime.serve.engine.rows import CUT, LOGPROBS, MASK, RANDOM, TABLES
 
 #: Tokens in a block of `_draw`.
 _BLOCK = 128
-#: In place of a token: a row's logits aren't finite, or nothing may follow it.
+#: In place of a token: a row's logits aren't finite, or no token may follow it.
 NOT_FINITE, NOTHING = -2, -3
 
 
-class Tables(NamedTuple):
-    """What penalties and biases need to know of each slot, [slots, vocab]."""
+class SamplingTables(NamedTuple):
+    """What penalties and biases need of each slot, [slots, vocab]."""
 
     counts: Int[Array, "S V"]
     in_prompt: Bool[Array, "S V"]
     bias: Float[Array, "S V"]
 
 
-class Chosen(NamedTuple):
-    """The ids, and what there is to tell of them: [B, 2 + 2n] int32 of log-probability, rank, n ids and theirs."""
+class Sampled(NamedTuple):
+    """The ids, and their details: [B, 2 + 2n] int32 of log-probability, rank, n likeliest ids and their logprobs."""
 
     ids: Int[Array, " B"]
     details: Int[Array, "B details"]
-    #: The ids, or what is wrong with a row: NOT_FINITE or NOTHING.
-    told: Int[Array, " B"]
+    #: The ids, or the fault of a row: NOT_FINITE or NOTHING.
+    valid: Int[Array, " B"]
 
 
-def choose(
+def sample_tokens(
     logits: Float[Array, "B V"],
     rows: Rows,
-    tables: Tables,
+    tables: SamplingTables,
     flags: Int[Array, ""],
     mask: Int[Array, "B words"],
     *,
     num_logprobs: int,
-) -> Chosen:
+) -> Sampled:
     """Returns each row's token, drawn by the row's own random number alone; `tables` are read at the rows' slots."""
 
     def asked(flag: int) -> Bool[Array, ""]:
@@ -60,18 +60,18 @@ def choose(
         return jnp.where(rows.temperature > 0, _draw(scaled, rows.uniform), likeliest)
 
     ids = jax.lax.cond(asked(RANDOM), drawn, lambda _: likeliest, adjusted)
-    details = jax.lax.cond(asked(LOGPROBS), _told, _untold, logits, ids, jnp.zeros(num_logprobs))
-    return Chosen(ids, details, or_fault(ids, adjusted, likeliest))
+    details = jax.lax.cond(asked(LOGPROBS), _details, _no_details, logits, ids, jnp.zeros(num_logprobs))
+    return Sampled(ids, details, with_faults(ids, adjusted, likeliest))
 
 
-def or_fault(ids: Int[Array, "*rows"], logits: Float[Array, "*rows V"], likeliest: Int[Array, "*rows"]) -> Array:
-    """Returns the ids; NOT_FINITE or NOTHING for rows that have no token to give."""
+def with_faults(ids: Int[Array, "*rows"], logits: Float[Array, "*rows V"], likeliest: Int[Array, "*rows"]) -> Array:
+    """Returns the ids; NOT_FINITE or NOTHING for rows without a token that can be drawn."""
     # The likeliest is where the first NaN is, if there is one.
     best = jnp.take_along_axis(logits, likeliest[..., None], axis=-1)[..., 0]
     return jnp.where(jnp.isfinite(best), ids, jnp.where(best == -jnp.inf, NOTHING, NOT_FINITE))
 
 
-def _adjusted(logits: Float[Array, "B V"], rows: Rows, tables: Tables) -> Float[Array, "B V"]:
+def _adjusted(logits: Float[Array, "B V"], rows: Rows, tables: SamplingTables) -> Float[Array, "B V"]:
     """Returns logits with penalties and biases, and without stop tokens where there are too few tokens yet."""
     counts, in_prompt, bias = (table[rows.slot] for table in tables)
     has = rows.has_tables[:, None] != 0
@@ -85,7 +85,8 @@ def _adjusted(logits: Float[Array, "B V"], rows: Rows, tables: Tables) -> Float[
     stops = jnp.where(early[:, None], rows.stops, -1)
     # -1 wraps to the last id, so what isn't a stop token is sent past the end, where the write is dropped.
     stops = jnp.where(stops < 0, logits.shape[1], stops)
-    return jax.vmap(lambda row, at: row.at[at].set(-jnp.inf, mode="drop"))(x, stops)
+    later: Array = jax.vmap(lambda row, at: row.at[at].set(-jnp.inf, mode="drop"))(x, stops)
+    return later
 
 
 def _masked(logits: Float[Array, "B V"], mask: Int[Array, "B words"]) -> Float[Array, "B V"]:
@@ -100,7 +101,7 @@ def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
     keys = _sortable(logits)
     top_k = jnp.where(rows.top_k <= 0, vocab, jnp.minimum(rows.top_k, vocab))
 
-    def holds_few(at: Array) -> Array:
+    def holds_few(at: Array) -> Any:
         return jnp.sum(keys >= at[:, None], axis=1) >= top_k
 
     lowest = _searched(jnp.any(drawn & (top_k < vocab)), keys, holds_few)
@@ -112,11 +113,11 @@ def _cut(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
         return jnp.sum(jnp.where(keys >= at[:, None], weights, 0.0), axis=1) >= wanted
 
     lowest = _searched(jnp.any(drawn & (rows.top_p < 1)), keys, holds_enough)
-    # Found or not looked for, the whole mass is all tokens: what a row keeps isn't its neighbours' to say.
+    # Searched or not, the whole mass is all tokens: a row's cut may not depend on other rows.
     lowest = jnp.where(rows.top_p < 1, lowest, 0)
-    # A search that ends at 0 keeps all that top-k kept.
-    kept = (keys >= jnp.maximum(lowest, 1)[:, None]) & (weights >= rows.min_p[:, None])
-    return jnp.where(kept, logits, -jnp.inf)
+    # A threshold of 0 masks nothing besides top-k.
+    mask = (keys >= jnp.maximum(lowest, 1)[:, None]) & (weights >= rows.min_p[:, None])
+    return jnp.where(mask, logits, -jnp.inf)
 
 
 def _sortable(x: Float[Array, "B V"]) -> UInt[Array, "B V"]:
@@ -126,9 +127,10 @@ def _sortable(x: Float[Array, "B V"]) -> UInt[Array, "B V"]:
 
 
 def _searched(is_asked: Bool[Array, ""], keys: UInt[Array, "B V"], holds: Callable[[Array], Array]) -> Array:
-    """Returns each row's largest threshold where any row asks for one; 0, which keeps all, where none does."""
+    """Returns each row's largest threshold where any row needs one; 0, which masks nothing, where none does."""
     none = jnp.zeros(keys.shape[0], jnp.uint32)
-    return jax.lax.cond(is_asked, lambda: _largest_threshold(keys, holds), lambda: none)
+    found: Array = jax.lax.cond(is_asked, lambda: _largest_threshold(keys, holds), lambda: none)
+    return found
 
 
 def _largest_threshold(keys: UInt[Array, "B V"], holds: Callable[[Array], Array]) -> UInt[Array, " B"]:
@@ -141,7 +143,8 @@ def _largest_threshold(keys: UInt[Array, "B V"], holds: Callable[[Array], Array]
         tried = at | (jnp.uint32(1) << (jnp.uint32(31) - step.astype(jnp.uint32)))
         return jnp.where(holds(tried), tried, at)
 
-    return jax.lax.fori_loop(0, 32, with_bit, jnp.zeros(keys.shape[0], jnp.uint32))
+    largest: Array = jax.lax.fori_loop(0, 32, with_bit, jnp.zeros(keys.shape[0], jnp.uint32))
+    return largest
 
 
 def _draw(logits: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
@@ -170,12 +173,12 @@ def _first_above(sums: Float[Array, "B N"], at: Float[Array, " B"]) -> Int[Array
     return jnp.minimum(above, jnp.sum(sums < sums[:, -1:], axis=1))
 
 
-def tell(logits: Float[Array, "B V"], ids: Int[Array, " B"], num_logprobs: int) -> Int[Array, "B details"]:
+def logprob_details(logits: Float[Array, "B V"], ids: Int[Array, " B"], num_logprobs: int) -> Int[Array, "B details"]:
     """Returns the packed log-probability and rank of each id, and the likeliest ids with theirs."""
-    return _told(logits, ids, jnp.zeros(num_logprobs))
+    return _details(logits, ids, jnp.zeros(num_logprobs))
 
 
-def _told(logits: Array, ids: Array, count: Array) -> Array:
+def _details(logits: Array, ids: Array, count: Array) -> Array:
     logprobs = jax.nn.log_softmax(logits, axis=-1)
     own = jnp.take_along_axis(logprobs, ids[:, None], axis=1)
     rank = jnp.sum(logprobs > own, axis=1, keepdims=True, dtype=jnp.int32) + 1
@@ -186,6 +189,6 @@ def _told(logits: Array, ids: Array, count: Array) -> Array:
     return jnp.concatenate(parts, axis=1)
 
 
-def _untold(logits: Array, ids: Array, count: Array) -> Array:
+def _no_details(logits: Array, ids: Array, count: Array) -> Array:
     del ids
     return jnp.zeros((logits.shape[0], 2 + 2 * count.shape[0]), jnp.int32)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa_runtime.serve.engine import choose
+from kanawa_runtime.serve.engine import token_sampler
 from kanawa_runtime.serve.engine.rows import MIN_P, PAGES, TEMPERATURE, TOP_K, TOP_P, float_bits, unpacked
 
 VOCAB = 300
@@ -30,7 +30,7 @@ def kept(names, logits):
         row[TOP_K], top_p, min_p, temperature = SETTINGS[name]
         for column, value in ((TOP_P, top_p), (MIN_P, min_p), (TEMPERATURE, temperature)):
             row[column] = float_bits((value,))[0]
-    return np.asarray(jax.jit(lambda x, p: choose._cut(x, unpacked(p)))(jnp.asarray(logits), packed)) > -np.inf
+    return np.asarray(jax.jit(lambda x, p: token_sampler._cut(x, unpacked(p)))(jnp.asarray(logits), packed)) > -np.inf
 
 
 def by_numpy(name, logits):
