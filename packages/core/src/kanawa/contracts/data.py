@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,8 +27,10 @@ class DataSource(Configurable):
             """Sets the saved tokenizer that text is read by; rows that aren't text ignore it."""
             del file
 
-    #: Whether rows hold packed segments; if not, a batch has neither positions nor segment ids.
-    packed: ClassVar[bool] = True
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold packed segments; if not, a batch has neither positions nor segment ids."""
+        return True
 
     @abc.abstractmethod
     def row(self, index: int) -> dict[str, np.ndarray]:

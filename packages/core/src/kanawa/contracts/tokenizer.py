@@ -14,6 +14,10 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int:
         """One more than the largest id."""
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a text when a model draws them."""
+
     def encode(self, text: bytes | str) -> np.ndarray:
         """Returns the ids of `text`, int32 [tokens]."""
 

@@ -1,6 +1,7 @@
 """`grpo`: an experiment learns from a reward of what its model writes, in place of given targets."""
 
 from collections.abc import Callable
+from typing import Any
 
 import kanawa as kn
 from kanawa.errors import ConfigError
@@ -19,7 +20,7 @@ class GRPO(kn.Modifier):
     """
 
     class Config(kn.Modifier.Config):
-        reward: Callable = kn.REQUIRED
+        reward: Callable[..., Any] = kn.REQUIRED
         group_size: kn.Size = 8
         new_tokens: kn.Size = 64
         updates: kn.Size = 1
@@ -40,4 +41,5 @@ class GRPO(kn.Modifier):
         )  # fmt: skip
         # By its name in the catalog: this package never imports the one that brings losses.
         loss = kn.component("modifiers", "policy-loss").Config(kl=own.kl, dr=own.dr)
-        return loss.build()(cfg.set(rollouts=rollouts))
+        changed: kn.Config = loss.build()(cfg.set(rollouts=rollouts))
+        return changed

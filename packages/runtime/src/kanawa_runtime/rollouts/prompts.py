@@ -1,4 +1,4 @@
-"""Prompts and answers from the rows of any data source, each prompt as often as its group has members."""
+"""Prompts and answers from the rows of any data source, each prompt once for each member of its group."""
 
 from typing import NamedTuple
 
@@ -53,11 +53,12 @@ class Grouped(DataSource):
 
     @property
     def _repeats(self) -> int:
-        return self.config.group_size * self.config.updates
+        repeats: int = self.config.group_size * self.config.updates
+        return repeats
 
     @property
     def num_rows(self) -> int | None:
-        """The source's, as often as they come; those that don't fill a batch are left out."""
+        """The source's, as often as they come; those that don't fill a batch are dropped."""
         rows, prompts = self._source.num_rows, self.config.batch_size // self.config.group_size
         return None if rows is None else rows // prompts * prompts * self._repeats
 
@@ -68,7 +69,7 @@ class Grouped(DataSource):
 
     @property
     def digest(self) -> str:
-        """The source's: how often a row comes is of the experiment."""
+        """The source's: how often a row comes is part of the experiment."""
         return self._source.digest
 
     @property

@@ -23,12 +23,12 @@ class Rollouts(RolloutConfig):
 
     PLACEMENT = ("engine",)
 
-    reward: Callable = REQUIRED
+    reward: Callable[..., Any] = REQUIRED
     group_size: Size = 8
     new_tokens: Size = 64
     updates: Size = 1
     reference: bool = False
-    advantages: Callable = group_relative
+    advantages: Callable[..., Any] = group_relative
     stop_ids: tuple[Count, ...] | None = None
     engine: EngineConfig = EngineConfig(max_logprobs=0, prompt_logprobs=False)
 

@@ -1,4 +1,4 @@
-"""The serving engine inside the training process: it takes the trainer's own arrays, and nothing goes by disk."""
+"""The serving engine inside the training process: it takes the trainer's own arrays, without a disk between."""
 
 import threading
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from kanawa_runtime.rollouts.errors import RolloutError
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
 
-#: How often a wait looks whether the engine is still alive.
-_LOOK_SECONDS = 1.0
+#: How often a wait checks that the engine is alive.
+_CHECK_SECONDS = 1.0
 
 
 class Drawn(NamedTuple):
@@ -28,19 +28,19 @@ class Drawn(NamedTuple):
 
 
 class EngineSampler:
-    """Draws completions from the model with whatever parameters it is handed; compiles everything once.
+    """Draws completions from the model with the parameters of each call; compiles everything once.
 
     Tokens are drawn at temperature 1 from the whole distribution: any other would not be the policy's. Each request
-    has a seed of its own, and all of a call are taken in together, so that a call repeated gives the same bits.
+    has a seed of its own, and all of a call are submitted together, so that a repeated call returns the same bits.
     """
 
     def __init__(
         self, model: CausalLM, params: Any, state: Any, environment: Environment, config: EngineConfig
     ) -> None:
-        # Late: the engine is a third of this package, and a plan needs none of it.
+        # Late: the engine is a large part of this package, and a plan needs none of it.
         from kanawa_runtime.serve.engine.engine import LLMEngine
 
-        self._places = serving_places(model, environment)
+        self._shardings = decoding_shardings(model, environment)
         self._engine = LLMEngine(model, self._placed(params), state, environment, config)
         self._engine.start()
 
@@ -48,17 +48,17 @@ class EngineSampler:
         self, params: Any, state: Any, prompts: Sequence[tuple[int, ...]], new_tokens: int, stops: tuple[int, ...],
         seed: tuple[int, ...],
     ) -> list[Drawn]:  # fmt: skip
-        """Returns a completion of each prompt; all have ended when it returns, so none sees two sets of weights.
+        """Returns a completion of each prompt; all have ended when it returns, so none is of two sets of weights.
 
         Raises RolloutError for one that the engine couldn't finish.
         """
         self._engine.load(self._placed(params), state)
         requests = []
         for row, prompt in enumerate(prompts):
-            drawn = {"seed": stream_key(*seed, row), "stop_token_ids": stops, "logprobs": 0}
-            requests.append(
-                Request(id=str(row), prompt_ids=prompt, sampling=SamplingParams(max_tokens=new_tokens, **drawn))
+            sampling = SamplingParams(
+                max_tokens=new_tokens, seed=stream_key(*seed, row), stop_token_ids=stops, logprobs=0
             )
+            requests.append(Request(id=str(row), prompt_ids=prompt, sampling=sampling))
         gathered: list[list[Output]] = [[] for _ in requests]
         left, done = [len(requests)], threading.Event()
 
@@ -70,7 +70,7 @@ class EngineSampler:
                     done.set()
 
         self._engine.submit_together(requests, take)
-        while not done.wait(_LOOK_SECONDS):
+        while not done.wait(_CHECK_SECONDS):
             if not self._engine.is_alive and not done.is_set():
                 message = "the engine that makes the rollouts has ended; its error is in the log"
                 raise RolloutError(message)
@@ -88,13 +88,13 @@ class EngineSampler:
     def _placed(self, params: Any) -> Any:
         import jax
 
-        return params if self._places is None else jax.device_put(params, self._places)
+        return params if self._shardings is None else jax.device_put(params, self._shardings)
 
 
-def serving_places(model: CausalLM, environment: Environment) -> Any:
-    """Returns where parameters lie to decode with: as trained, but not split over what splits the batch; None: no mesh.
+def decoding_shardings(model: CausalLM, environment: Environment) -> Any:
+    """Returns the shardings for decoding: as trained, but not over the axes that split the batch; None without a mesh.
 
-    A trainer that shards weights over its rows gathers them once a step of millions of tokens. Decoding would at every
+    A trainer that shards weights over its rows gathers them once a step of millions of tokens; decoding would at every
     token. Experts stay where they are.
     """
     mesh = environment.mesh
@@ -114,8 +114,8 @@ def _drawn(outputs: Sequence[Output], row: int, prompt: tuple[int, ...]) -> Draw
         message = f"rollout {row}, of a prompt of {len(prompt)} tokens, ended as {last.finish_reason!r}: {last.error}"
         raise RolloutError(message)
     ids = [token for output in outputs for token in output.token_ids]
-    told = [one.logprob for output in outputs for one in output.logprobs or ()]
+    logprobs = [one.logprob for output in outputs for one in output.logprobs or ()]
     if last.stop_token_id is not None and last.stop_logprob is not None:
         ids.append(last.stop_token_id)
-        told.append(last.stop_logprob.logprob)
-    return Drawn(tuple(ids), tuple(told), str(last.finish_reason))
+        logprobs.append(last.stop_logprob.logprob)
+    return Drawn(tuple(ids), tuple(logprobs), str(last.finish_reason))

@@ -83,7 +83,7 @@ class DecodeEngine:
     def _check_room(self) -> None:
         if self._is_draining:
             message = (
-                f"the engine is draining, with {len(self._in_transfer)} prompts in transfer, and takes no new requests"
+                f"the engine is draining, with {len(self._in_transfer)} prompts in transfer, and takes no more requests"
             )
             raise QueueFullError(message, 1.0)
         # A request accepted here must find room there: refused later, it would be lost.
