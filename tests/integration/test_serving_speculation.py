@@ -167,7 +167,7 @@ def test_what_can_not_speculate_is_refused(model):
     other = llama(num_layers=1, input_dim=16, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=40).build()
     with pytest.raises(UsageError, match="has 40 ids, and the model 50: both must have one vocabulary"):
         LLMEngine(*model, config=config, draft=Draft(other, None))
-    with pytest.raises(UsageError, match="speculative_tokens is 0; say how many"):
+    with pytest.raises(UsageError, match="speculative_tokens is 0; set how many"):
         LLMEngine(*model, config=EngineConfig(**SIZES), draft=Draft(*model))
     with pytest.raises(ConfigError, match=r"max_batched_tokens \(32\) is less than 44"):
         EngineConfig(**SIZES, speculative_tokens=9).clone().freeze()
