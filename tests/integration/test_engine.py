@@ -23,9 +23,9 @@ from kanawa_runtime.serve.disaggregated.prefill_server import PrefillServer
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import EngineStoppedError, Request, SamplingParams
+from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.generate import Generator
 from kanawa_runtime.serve.sampling import SamplingConfig
-from kanawa_runtime.serve.speculation.programs import Draft
 
 VOCAB, LENGTH = 64, 96
 SIZES = {

@@ -269,7 +269,7 @@ def test_prompts_taken_in_by_another_server(folder, alone, name):
         # Pages of another kind: told at once, where every prompt would be taken in here, for ever.
         other = ("--prefill-from", f"127.0.0.1:{port}", "--pages-token-file", "secret", *(() if int8_cache else INT8))
         done = refused(folder, "run", *other)
-    assert "its pages are others: both engines need one model, the same weights, page_size and dtype" in done
+    assert "its pages have another layout: both engines need one model, the same weights, page_size and dtype" in done
     assert "start both with the same run, step, adapters and engine options" in done
 
 

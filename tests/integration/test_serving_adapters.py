@@ -17,7 +17,7 @@ from kanawa_layers.convert.safetensors_file import write_file
 from kanawa_layers.modifiers.adapters import LoRAModifier
 from kanawa_layers.recipes.llama import llama
 from kanawa_runtime.runs.model_store import RunStore
-from kanawa_runtime.serve.adapters.read import load_adapter
+from kanawa_runtime.serve.adapter_store import load_adapter
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, RequestError, SamplingParams
@@ -131,14 +131,14 @@ def test_what_does_not_fit_is_refused(engine, base, adapters):
     a, b = factors[path]
     wide = StoredAdapter({path: (np.repeat(a, 3, -1), np.repeat(b, 3, 1))})
     for adapter, said in [
-        (wide, "'x' has rank 9, and this engine room for 4: raise adapter_rank"),
+        (wide, "'x' has rank 9, and this engine takes 4: raise adapter_rank"),
         (StoredAdapter({path: (a[:, :5], b)}), "made for other weights"),
         (StoredAdapter({"head": (a, b)}), "changes head: only projections of the blocks"),
     ]:
         with pytest.raises(UsageError, match=said):
             engine.add_adapter("x", adapter)
     plain = LLMEngine(*base, config=CONFIG.clone().set(adapter_slots=0))
-    with pytest.raises(UsageError, match="no room for adapters: set adapter_slots"):
+    with pytest.raises(UsageError, match="no slots for adapters: set adapter_slots"):
         plain.add_adapter("x", adapters["a"][0])
 
 

@@ -11,8 +11,8 @@ from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
 from kanawa_runtime.serve.engine.request import Request, SamplingParams
-from kanawa_runtime.serve.speculation.programs import Draft
-from kanawa_runtime.serve.speculation.speculator import NgramIndex
+from kanawa_runtime.serve.engine.speculation import Draft
+from kanawa_runtime.serve.engine.speculator import NgramIndex
 
 VOCAB = 50
 SIZES = {

@@ -8,8 +8,8 @@ import numpy as np
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.disaggregated.messages import output_of, request_message
-from kanawa_runtime.serve.disaggregated.pages import PageShapes
 from kanawa_runtime.serve.disaggregated.wire import Wire, WireError
+from kanawa_runtime.serve.engine.page_transfer import PageShapes
 from kanawa_runtime.serve.engine.request import RemotePrefill, Request
 
 

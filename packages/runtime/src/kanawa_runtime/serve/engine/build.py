@@ -7,18 +7,18 @@ import numpy as np
 from kanawa.contracts import CausalLM, Environment
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.adapters.slots import AdapterSlots
-from kanawa_runtime.serve.disaggregated.pages import PageTransfer
+from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.core import EngineCore
 from kanawa_runtime.serve.engine.page_pool import PagePool
+from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.paged_model import paged_model
 from kanawa_runtime.serve.engine.programs import Programs, decoding_environment, prefers_outputs_first
 from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.engine.scheduler import Scheduler
 from kanawa_runtime.serve.engine.shapes import Shapes
-from kanawa_runtime.serve.speculation.programs import Draft, Speculation
-from kanawa_runtime.serve.speculation.speculator import Speculator
+from kanawa_runtime.serve.engine.speculation import Draft, Speculation
+from kanawa_runtime.serve.engine.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 

@@ -20,17 +20,17 @@ import jax
 import numpy as np
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.adapters.slots import AdapterSlots
-from kanawa_runtime.serve.disaggregated.pages import PageTransfer
+from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots
 from kanawa_runtime.serve.engine.packing import packed_chunks, packed_rows
+from kanawa_runtime.serve.engine.page_transfer import PageTransfer
 from kanawa_runtime.serve.engine.programs import Programs
 from kanawa_runtime.serve.engine.request import FinishReason, OnOutput, Output, RemotePrefill, Request
 from kanawa_runtime.serve.engine.rows import LOGPROBS, MASK, RANDOM, TABLES, UNIFORM
 from kanawa_runtime.serve.engine.scheduler import Chunk, Scheduler, StepBatch
 from kanawa_runtime.serve.engine.sequence import Sequence, allowed_bits, logprobs_of, sampling_rows
 from kanawa_runtime.serve.engine.shapes import grouped
+from kanawa_runtime.serve.engine.speculator import Speculator
 from kanawa_runtime.serve.engine.token_sampler import NOT_FINITE, NOTHING
-from kanawa_runtime.serve.speculation.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 

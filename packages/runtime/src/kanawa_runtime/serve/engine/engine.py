@@ -16,11 +16,11 @@ from kanawa.errors import UsageError
 
 from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
 from kanawa_runtime.runs.open_run import OpenedRun
-from kanawa_runtime.serve.adapters.slots import AdapterSlots, LoraSlot
-from kanawa_runtime.serve.disaggregated.pages import PageShapes, PageTransfer
 from kanawa_runtime.serve.engine import compile_count
+from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot
 from kanawa_runtime.serve.engine.build import build_core
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.page_transfer import PageShapes, PageTransfer
 from kanawa_runtime.serve.engine.request import (
     EngineLimits,
     EngineStoppedError,
@@ -32,8 +32,8 @@ from kanawa_runtime.serve.engine.request import (
     Request,
     RequestError,
 )
+from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.engine.validate import check_request, check_together
-from kanawa_runtime.serve.speculation.programs import Draft
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.adapters.slots import LoraSlot
+from kanawa_runtime.serve.engine.adapter_slots import LoraSlot
 from kanawa_runtime.serve.engine.page_pool import root_digest
 from kanawa_runtime.serve.engine.request import OnOutput, RemotePrefill, Request, TokenLogprobs
 from kanawa_runtime.serve.engine.rows import (

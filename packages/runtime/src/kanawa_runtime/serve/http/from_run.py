@@ -13,13 +13,13 @@ from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.imported import outline_of
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
 from kanawa_runtime.runs.run_directory import ORIGIN
-from kanawa_runtime.serve.adapters.read import load_adapter
+from kanawa_runtime.serve.adapter_store import load_adapter
 from kanawa_runtime.serve.disaggregated.pairing import Pairing
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.http.chat_template import template_of
 from kanawa_runtime.serve.http.served_model import ServedModel, Weights
-from kanawa_runtime.serve.speculation.programs import Draft
 from kanawa_runtime.serve.structured.grammars import Grammars
 
 

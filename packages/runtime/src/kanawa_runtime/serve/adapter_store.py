@@ -1,4 +1,4 @@
-"""Adapters that our own runs trained."""
+"""LoRA adapters in folders: found by the installed store that knows the folder, such as that of our own runs."""
 
 from pathlib import Path
 
@@ -9,11 +9,30 @@ from kanawa.config import Config
 from kanawa.contracts import AdapterStore, StoredAdapter
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
+from kanawa.plugins import component, host
 
 from kanawa_runtime.runs.model_store import RunStore
 from kanawa_runtime.runs.open_run import open_run
+from kanawa_runtime.runs.run_path import check_is_directory
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
+
+
+def load_adapter(directory: Path, model: Config) -> StoredAdapter:
+    """Returns the adapter in a folder, made for a model with this config.
+
+    Raises UsageError where no catalogued store knows the folder, and what the store raises.
+    """
+    check_is_directory(directory)
+    for state in host().components("adapter_stores"):
+        if state.state.usable:
+            store: AdapterStore = component("adapter_stores", state.name)()
+            if store.holds(directory):
+                # Names of projections don't depend on the form that the model stores its weights in.
+                return store.load(directory, plain_config(model))
+    names = ", ".join(sorted(state.name for state in host().components("adapter_stores")))
+    message = f"{directory} holds no adapter of a known kind ({names}): a run that trained one, or a folder of peft"
+    raise UsageError(message)
 
 
 class RunAdapters(AdapterStore):
@@ -35,7 +54,7 @@ class RunAdapters(AdapterStore):
         theirs, ours = (_shapes(cfg) for cfg in (module.config, model))
         other = sorted(path for path in theirs.keys() | ours.keys() if theirs.get(path) != ours.get(path))
         if other:
-            listed = ", ".join(other[:_MOST_NAMED]) + (" …" if len(other) > _MOST_NAMED else "")
+            listed = ", ".join(other[:_MAX_NAMED]) + (" …" if len(other) > _MAX_NAMED else "")
             message = f"the adapter in {directory} was trained beside other weights than this model's: {listed} differ"
             raise UsageError(message)
         return StoredAdapter(factors)

@@ -15,7 +15,7 @@ from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.paged_model import cache_shardings, empty_caches, paged_model
 from kanawa_runtime.serve.engine.programs import Programs, abstract_of
 from kanawa_runtime.serve.engine.rows import LOGPROBS, PAGES
-from kanawa_runtime.serve.speculation.verify import Guesser, verify
+from kanawa_runtime.serve.engine.verify import Guesser, verify
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Speculative decoding: several tokens guessed, verified in one step, and none changed by it."""
