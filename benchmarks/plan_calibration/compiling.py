@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kanawa.cli.verbs.kernels import chosen
+from kanawa.api.kernels import chosen_kernels
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.kernel_cycles import scheduled
@@ -59,7 +59,7 @@ def kernel_costs(compiled: Compiled) -> KernelCosts:
     target: Any = composition.target
     if target.device.clock_hz is None:
         return compiled.kernels
-    choices = chosen(composition, "train_step")
+    choices = chosen_kernels(composition, "train_step")
     cycles, failures = scheduled(choices, target, installed_versions(target.device))
     sys.stderr.writelines(f"{compiled.row['id']}: {failure}\n" for failure in failures)
     return KernelCosts.of(choices, {scope: _in_one(calls, compiled.text) for scope, calls in cycles.items()})

@@ -15,6 +15,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("kernels",),
         ("contracts",),
         ("composition",),
+        ("api",),
         ("testing", "cli"),
     ),
     "layers": (
@@ -83,8 +84,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("serve",),
         ("rollouts",),
         ("launch", "report", "experiments", "preflight"),
+        ("api",),
         ("commands",),
-        ("training", "plugin"),
+        ("plugin",),
     ),
 }
 

@@ -4,13 +4,23 @@ Every public name is here and is imported when first used: `import kanawa` alone
 third-party module. To add a name, write it in `_NAMES` and in the block for type checkers.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kanawa._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from kanawa import foreign as foreign
+    from kanawa.api.experiment import Experiment as Experiment
+    from kanawa.api.experiment import experiment as experiment
+    from kanawa.api.kernels import kernels as kernels
+    from kanawa.api.plan import Plan as Plan
+    from kanawa.api.plan import plan as plan
+    from kanawa.api.runs import open as open
+    from kanawa.api.runs import train as train
+    from kanawa.api.show import show as show
     from kanawa.arrays.constrain import constrain as constrain
     from kanawa.arrays.init import fan_in_normal as fan_in_normal
     from kanawa.arrays.init import normal as normal
@@ -22,7 +32,6 @@ if TYPE_CHECKING:
     from kanawa.arrays.precision import Precision as Precision
     from kanawa.arrays.spec import ParamSpec as ParamSpec
     from kanawa.composition import compose as compose
-    from kanawa.composition.naming import experiment as experiment
     from kanawa.composition.target import Target as Target
     from kanawa.composition.target import parse_target as parse_target
     from kanawa.config import FROM_PARENT as FROM_PARENT
@@ -83,13 +92,17 @@ if TYPE_CHECKING:
 
 # Module of core to the public names it holds.
 _NAMES = {
+    "api.experiment": "Experiment experiment",
+    "api.kernels": "kernels",
+    "api.plan": "Plan plan",
+    "api.runs": "open train",
+    "api.show": "show",
     "arrays.constrain": "constrain",
     "arrays.init": "fan_in_normal normal ones zeros",
     "arrays.plan": "ExecutionPlan current_plan use_plan",
     "arrays.precision": "Precision",
     "arrays.spec": "ParamSpec",
     "composition": "compose",
-    "composition.naming": "experiment",
     "composition.target": "Target parse_target",
     "config": (
         "FROM_PARENT REQUIRED CallableConfig Config Configurable Count Epsilon Finite Fraction Modifier NonNegative "
@@ -107,12 +120,14 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 # Subpackages that are public as a whole.
 _PACKAGES = ("foreign",)
+# Functions named like a subpackage: the package can be called.
+_CALLED = ("kernels",)
 __all__ = sorted([*_HOME, *_PACKAGES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use and keeps it."""
-    if name in _PACKAGES:
+    if name in (*_PACKAGES, *_CALLED):
         return import_module(f"kanawa.{name}")
     if name not in _HOME:
         message = f"module 'kanawa' has no attribute {name!r}"
@@ -125,3 +140,24 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Lists the public names and the loaded submodules."""
     return sorted({*__all__, *globals()})
+
+
+class _CalledPackage(ModuleType):
+    """A subpackage that is also a function of the facade: `from kanawa.kernels import Kernel`, and `kn.kernels(…)`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function of this name in `kanawa.api`."""
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(f"kanawa.api.{name}"), name)(*args, **kwargs)
+
+
+class _Facade(ModuleType):
+    """Makes such a subpackage callable when the import system binds it here, in whatever order things are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CALLED and type(value) is ModuleType:
+            value.__class__ = _CalledPackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Facade

@@ -4,7 +4,8 @@ import kanawa as kn
 import pytest
 from kanawa.cli.main import main
 from kanawa.composition.experiment import compose
-from kanawa.composition.naming import base_of, is_folder
+from kanawa.composition.naming import base_of, experiment_config, is_folder
+from kanawa.composition.target import parse_target
 from kanawa.errors import UnknownNameError, UsageError
 
 FAKE = """
@@ -141,11 +142,9 @@ def test_without_a_template_the_package_to_install_is_named(fake_distribution, m
         base_of("small")
 
 
-def test_an_experiment_to_change_comes_from_a_name_or_from_a_model(installed):
-    cfg = kn.experiment("small", "cpu-8", data="texts")
-    assert (cfg.rows, cfg.data, cfg.is_frozen) == (32, "texts read by anyone", False)
+def test_an_experiment_comes_from_a_models_config(installed):
     model = kn.component("models", "small")()
-    cfg = kn.experiment(model, data="texts")
-    assert (cfg.model, cfg.data) == (model, "texts read by anyone")
+    cfg = experiment_config(model, parse_target("cpu-8"), data="texts")
+    assert (cfg.rows, cfg.data, cfg.model, cfg.is_frozen) == (32, "texts read by anyone", model, False)
     with pytest.raises(UsageError, match="can't be trained as it is"):
-        kn.experiment(kn.component("models", "picture")())
+        experiment_config(kn.component("models", "picture")())

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from kanawa.composition.blame import BuildError, blamed
 from kanawa.composition.gathering import Problems
@@ -21,6 +21,9 @@ from kanawa.plugins import MeshRule, component, host
 from kanawa.status import stage
 
 logger = logging.getLogger(__name__)
+
+#: "path=value" as `--set` has it, or a path with a value of Python.
+Override: TypeAlias = str | tuple[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ def compose(
     experiment: str | Config,
     target: str | Target | None = None,
     modifiers: Sequence[str] = (),
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Override] = (),
     data: str | None = None,
 ) -> Composition:
     """Returns the composition: experiment, mesh rule, modifiers, then `--set` overrides, checked and frozen.
@@ -81,7 +84,7 @@ def _compose(
     experiment: str | Config,
     target: str | Target | None,
     modifiers: Sequence[str],
-    overrides: Sequence[str],
+    overrides: Sequence[Override],
     data: str | None,
 ) -> Composition:
     problems, named = Problems(), []
@@ -116,12 +119,16 @@ def _compose(
                 for line in undone(before, cfg, modifier):
                     logger.warning("%s", line)
     with origin("command line", "--set"):
-        for text in overrides:
+        for override in overrides:
             with problems.noted():
-                apply_override(cfg, text)
+                if isinstance(override, str):
+                    apply_override(cfg, override)
+                else:
+                    cfg.set_path(*override)
     model = _checked(name, cfg, place, counted, problems)
     problems.report()
-    changes = (*modifiers, *overrides, *([] if data is None else [data]))
+    assigned = (one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in overrides)
+    changes = (*modifiers, *assigned, *([] if data is None else [data]))
     return Composition(name, cfg, place, rule, model, source, experiment, data, changes)
 
 

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kanawa.composition.target import Target, parse_target
+from kanawa.composition.saved import read_config_file
+from kanawa.composition.target import Target
 from kanawa.config import Config, origin
 from kanawa.errors import ConfigError, UnknownNameError, UsageError, did_you_mean
 from kanawa.local_path import local_path
@@ -76,6 +77,8 @@ def _named(text: str, target: Target | None) -> Base:
         return _around_model(text, target)
     if folder.is_dir():
         return _from_folder(text, folder, target)
+    if folder.suffix == ".json" and folder.is_file():
+        return Base(folder.stem, read_config_file(folder))
     raise UnknownNameError(_unknown(text))
 
 
@@ -166,20 +169,16 @@ def _unknown(text: str) -> str:
     return "\n".join([*lines, *installation_hint(host().installed())])
 
 
-def experiment(what: str | Config, target: str | Target | None = None, data: str | None = None) -> Config:
-    """Returns the config of an experiment, to change and to train: of a name, a folder, or a model's own config.
+def experiment_config(model: Config, target: Target | None = None, data: str | None = None) -> Config:
+    """Returns a config that trains a model with default data and learner, or on other data; not frozen.
 
-    The config is not frozen, and nothing of the target is in it but the sizes that suit it; `compose` takes it.
-    Raises what `compose` does for a name, a folder or data that are none, and UsageError for a config that no
-    installed template makes an experiment of.
+    Nothing of the target is in it but the sizes that suit it. Raises NoTemplateError for a model that no installed
+    template makes an experiment of.
     """
-    place = parse_target(target) if isinstance(target, str) else target
-    if isinstance(what, str):
-        return base_of(what, place, data).config
-    template, refusals = _willing(what)
+    template, refusals = _willing(model)
     if template is None:
-        message = "\n".join([f"{type(what).__qualname__} can't be trained as it is:", *refusals])
-        raise NoTemplateError(message, what)
-    around = template.experiment(what.clone(), *_where(place))
+        message = "\n".join([f"{type(model).__qualname__} can't be trained as it is:", *refusals])
+        raise NoTemplateError(message, model)
+    around = template.experiment(model.clone(), *_where(target))
     config: Config = around if data is None else template.with_data(around, data)
     return config

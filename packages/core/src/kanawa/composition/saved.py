@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kanawa.config import CallableNameError, Config, ConfigLoadError, from_json, resolve_callable
+from kanawa.errors import UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 from kanawa.plugins import compare_plugin_sets, host
 from kanawa.plugins.discovery import CORE, normalise
@@ -12,6 +13,7 @@ from kanawa.plugins.discovery import CORE, normalise
 _REFERENCES = ("$type", "$call", "$callable", "$enum")
 _TOLD_PLACES = 3
 _MOST_BYTES = 2**24  # of plugins.json
+_MOST_CONFIG_BYTES = 2**26
 
 
 class MissingPluginError(ConfigLoadError):
@@ -41,6 +43,16 @@ def read_saved(data: Any, plugins: Mapping[str, str] | None = None) -> Config:
         lines = [f"it needs code that can't be loaded here: {places}{more}"]
         lines += [_advice(top, reasons[top], plugins or {}) for top in sorted(reasons)]
         raise MissingPluginError("\n".join(lines)) from error
+
+
+def read_config_file(path: Path, plugins: Mapping[str, str] | None = None) -> Config:
+    """Returns the config in a JSON file; raises UsageError where it can't be read, else what `read_saved` raises."""
+    try:
+        data = guarded_json(path, most=_MOST_CONFIG_BYTES)
+    except (OSError, UnreadableFileError) as error:
+        message = f"can't read the config in {path}: {error}; expected a run's config.json"
+        raise UsageError(message) from error
+    return read_saved(data, plugins)
 
 
 def _blame_versions(error: ConfigLoadError, recorded: Mapping[str, str]) -> None:

@@ -65,6 +65,9 @@ from kanawa.contracts.stored_model import StoredModel as StoredModel
 from kanawa.contracts.strategy import MeshBuilder as MeshBuilder
 from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
+from kanawa.contracts.trained_run import Evaluation as Evaluation
+from kanawa.contracts.trained_run import Generated as Generated
+from kanawa.contracts.trained_run import TrainedRun as TrainedRun
 from kanawa.contracts.weights import ADAPTERS as ADAPTERS
 from kanawa.contracts.weights import Adapter as Adapter
 from kanawa.contracts.weights import AdapterPool as AdapterPool

@@ -51,6 +51,7 @@ CORE_KINDS = (
         subclass_of="kanawa.contracts:ExperimentTemplate",
         home=_RUNTIME,
     ),
+    Kind("api", "functions of `import kanawa as kn`", instance_of=_CALLABLE),
     Kind(
         "adapter_stores",
         "ways to keep adapters in a folder",

@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run_bench(args: argparse.Namespace) -> int:
     """Measures the problems of a program; returns 1 where one of them couldn't be measured at all."""
     import jax
-    from kanawa.cli.verbs.kernels import chosen
+    from kanawa.api.kernels import chosen_kernels
     from kanawa.composition.detect import local_target
     from kanawa.kernels.tuning_table import default_path, read_table
 
@@ -53,7 +53,7 @@ def run_bench(args: argparse.Namespace) -> int:
     # What is there and isn't a table is told now, not after minutes of measuring.
     read_table(table)
     seen, entries, failed = [], [], 0
-    for choice in chosen(composition, args.program):
+    for choice in chosen_kernels(composition, args.program):
         measurements, failure = _measured(choice)
         entry = _entry(choice, measurements)
         failed += entry is None

@@ -107,12 +107,11 @@ def _problems(args: argparse.Namespace, kernel: Kernel) -> list[Any]:
     """Returns the problems to compile for; raises UsageError where there are none."""
     if getattr(args, "experiment", None):
         from kanawa.cli.arguments import compose_from
-        from kanawa.cli.verbs.kernels import chosen
 
         if args.problem:
             message = "--problem changes a typical problem, and an experiment has its own; leave out one of them"
             raise UsageError(message)
-        choices = chosen(compose_from(args), args.program)
+        choices = chosen_kernels(compose_from(args), args.program)
         met = [choice.local_problem for choice in choices if choice.operation == kernel.operation]
         problems = list(dict.fromkeys(problem for problem in met if problem is not None))
         if not problems:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kanawa.cli.arguments import EXPERIMENT_HELP, compose_from, composition_arguments, json_argument
+from kanawa.cli.arguments import EXPERIMENT_HELP, composition_arguments, json_argument
 from kanawa.cli.output import write, write_json
 from kanawa.errors import UsageError
 from kanawa.plugins import Command, host
 
 if TYPE_CHECKING:
-    from kanawa.composition.experiment import Composition
     from kanawa.kernels.choice import KernelChoice
 
 #: The package that adds options to this verb, and those of them that say so where it isn't installed.
@@ -70,42 +68,17 @@ def _run(args: argparse.Namespace) -> int:
     if not args.experiment:
         message = "name an EXPERIMENT whose kernels to show, a kernel with --schedule KERNEL, or ask for --features"
         raise UsageError(message)
-    choices = chosen(compose_from(args, on=args.on or "cpu"), args.program)
+    from kanawa.api.kernels import check_fused, kernels
     from kanawa.kernels.choice import list_choices
 
+    choices = kernels(
+        args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data, program=args.program
+    )
     if args.json:
         write_json([choice.as_json() for choice in choices])
     else:
         for line in list_choices(choice.as_json() for choice in choices):
             write(line)
-    return _judged(choices) if args.require_fused else 0
-
-
-def chosen(composition: Composition, program: str) -> tuple[KernelChoice, ...]:
-    """Returns the kernels a program gets on the composition's target; no library of its platform is needed."""
-    from kanawa.composition.environment import environment
-    from kanawa.composition.prepare import prepare
-
-    where = environment(composition, "abstract")
-    # A fallback is listed with all others, and judged after: an error at the first one would hide the rest.
-    policy = dataclasses.replace(where.plan.kernels, survey=True, require_fused=False)
-    where = dataclasses.replace(where, plan=dataclasses.replace(where.plan, kernels=policy))
-    return prepare(composition, where=where).program(program).kernels()
-
-
-def _judged(choices: Sequence[KernelChoice]) -> int:
-    """Raises KernelError naming every fallback; returns 0 where there is none."""
-    from kanawa.errors import KernelError
-
-    fallbacks = [choice for choice in choices if choice.fallback]
-    if not fallbacks:
-        return 0
-    lines = [f"{choice.operation} {choice.problem} gets {choice.kernel}" for choice in fallbacks]
-    message = "\n  ".join(
-        [
-            f"{len(fallbacks)} of {len(choices)} calls get no fused kernel; change the problem so that one applies, or "
-            "install a backend that has one:",
-            *lines,
-        ]
-    )
-    raise KernelError(message)
+    if args.require_fused:
+        check_fused(choices)
+    return 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kanawa.cli.arguments import EXPERIMENT_HELP, compose_from, composition_arguments, json_argument
+from kanawa.cli.arguments import EXPERIMENT_HELP, composition_arguments, json_argument
 from kanawa.cli.output import write, write_json, write_message, write_table
-from kanawa.errors import UsageError
 from kanawa.plugins import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kanawa.api.show import Why
     from kanawa.composition.experiment import Composition
-    from kanawa.config import Config
+    from kanawa.config import Change
 
 
 def command() -> Command:
@@ -54,18 +55,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.component is not None:
         return _component(args)
-    from kanawa.config import to_json, to_text
+    import kanawa as kn
 
-    composition = _composed(args)
-    cfg = composition.config
+    shown = kn.show(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data)
+    if shown.note:
+        write_message(f"kanawa: this is the model's config alone: {shown.note}")
     if args.why:
-        _why(cfg, args.why, args.json)
+        _write_why(args.why, shown.why(args.why), args.json)
     elif args.diff:
-        _diff(_other(args.diff), cfg, args.json)
+        _write_diff(shown.diff(args.diff), args.json)
     elif args.json:
-        write_json(to_json(cfg))
+        write_json(shown.as_json())
     else:
-        write("".join(f"# {line}\n" for line in _heading(composition)) + to_text(cfg))
+        write("".join(f"# {line}\n" for line in _heading(shown.composition)) + shown.text)
     return 0
 
 
@@ -79,20 +81,6 @@ def _component(args: argparse.Namespace) -> int:
     else:
         write_page(record)
     return 0
-
-
-def _composed(args: argparse.Namespace) -> Composition:
-    """Returns what was asked for; of a model that has no experiment, its config alone, and says so."""
-    from kanawa.composition.experiment import compose
-    from kanawa.composition.naming import NoTemplateError
-
-    try:
-        return compose_from(args)
-    except NoTemplateError as error:
-        if args.data is not None:
-            raise
-        write_message(f"kanawa: this is the model's config alone: {error}")
-        return compose(error.model, modifiers=args.modify, overrides=args.set)
 
 
 def _heading(composition: Composition) -> list[str]:
@@ -120,57 +108,18 @@ def _heading(composition: Composition) -> list[str]:
     return lines
 
 
-def _why(cfg: Config, path: str, as_json: bool) -> None:
-    rows = [
-        {
-            "path": path,
-            "value": origin.value,
-            "set_by": f"{origin.stage} {origin.detail}".strip(),
-            "where": origin.where,
-        }
-        for origin in cfg.origin_history(path)
-    ]
+def _write_why(path: str, rows: Sequence[Why], as_json: bool) -> None:
     if as_json:
-        write_json(rows)
+        write_json([row.as_json() for row in rows])
     else:
-        write(f"{path} = {rows[-1]['value']}" if rows else f"{path} was never set")
-        write_table(("SET BY", "VALUE", "WHERE"), [(r["set_by"], r["value"], r["where"]) for r in rows])
+        write(f"{path} = {rows[-1].value}" if rows else f"{path} was never set")
+        write_table(("SET BY", "VALUE", "WHERE"), [(row.set_by, row.value, row.where) for row in rows])
 
 
-def _diff(old: Config, new: Config, as_json: bool) -> None:
-    from kanawa.config import diff
-
-    changes = diff(old, new)
+def _write_diff(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
         write_json([change.to_json() for change in changes])
     elif changes:
         write("\n".join(str(change) for change in changes))
     else:
         write("no differences")
-
-
-def _other(other: str) -> Config:
-    """Returns the config in a run's folder or file, or else of the experiment or model with that name."""
-    from kanawa.composition.experiment import compose
-    from kanawa.composition.saved import read_saved, recorded_plugins
-    from kanawa.local_path import local_path
-
-    path = local_path(other, "--diff")
-    if path.is_dir():
-        path /= "config.json"
-    elif not path.is_file():
-        if path.suffix == ".json" or len(path.parts) > 1:
-            message = f"--diff {other}: no such folder or file"
-            raise UsageError(message)
-        return compose(other).config
-    return read_saved(_read_json(path), recorded_plugins(path.parent))
-
-
-def _read_json(path: Path) -> Any:
-    from kanawa.guarded_read import UnreadableFileError, guarded_json
-
-    try:
-        return guarded_json(path, most=2**26)
-    except (OSError, UnreadableFileError) as error:
-        message = f"can't read the config in {path}: {error}; expected a run's config.json"
-        raise UsageError(message) from error
