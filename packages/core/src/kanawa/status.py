@@ -69,6 +69,19 @@ def status_line(stream: TextIO | None = None, delay_seconds: float = 0.5) -> Ite
 
 
 @contextlib.contextmanager
+def stages_shown(after_seconds: float = 3.0) -> Iterator[None]:
+    """Shows stages for the length of the block, also where no command line does: in a script, in a notebook.
+
+    A moving line on a terminal; elsewhere a line a stage, once the block has taken `after_seconds`.
+    """
+    if _line.get() is not None:
+        yield
+        return
+    with status_line(), stage_lines(after_seconds=after_seconds):
+        yield
+
+
+@contextlib.contextmanager
 def stage_lines(stream: TextIO | None = None, after_seconds: float = 60.0) -> Iterator[None]:
     """Writes a line a stage once the block has taken `after_seconds`, where there is no terminal for a moving one."""
     error_stream = sys.stderr if stream is None else stream

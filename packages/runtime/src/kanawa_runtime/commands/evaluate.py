@@ -6,7 +6,6 @@ import json
 from kanawa.cli.arguments import DATA_HELP
 from kanawa.cli.output import write
 from kanawa.plugins import Command
-from kanawa.status import stage
 
 
 def command() -> Command:
@@ -32,30 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates; returns 0."""
-    from kanawa.errors import UsageError
+    import kanawa as kn
 
-    from kanawa_runtime.process import prepare_process
-    from kanawa_runtime.runs.open_run import open_run
-    from kanawa_runtime.train.evaluate import Evaluator
-    from kanawa_runtime.train.placement import check_vocabulary
-
-    prepare_process()
-    overrides = tuple(args.set or ())
-    with stage(f"reading {args.run_directory}"):
-        opened = open_run(args.run_directory, target=args.on, overrides=overrides, step=args.step, data=args.data)
-    cfg = opened.composition.config
-    problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if args.data else ""
-    if problem:
-        raise UsageError(problem)
-    program = opened.trainer.programs(opened.environment)["eval_step"]
-    with opened.environment.active(), stage("evaluating"):
-        scores = Evaluator(cfg, program).evaluate(opened.params, opened.state)
-    if scores is None:
-        message = (
-            f"the data of {args.run_directory} has no held-out split to evaluate on; give --data 'mytext/**/*.txt', "
-            "or the name of an experiment"
-        )
-        raise UsageError(message)
-    record = {"run": args.run_directory, "step": opened.step, **scores}
+    opened = kn.open(args.run_directory, on=args.on, set=args.set or (), step=args.step)
+    record = opened.evaluate(data=args.data).as_json()
     write(json.dumps(record) if args.json else "\n".join(f"{k:>14}  {v}" for k, v in record.items()))
     return 0

@@ -5,18 +5,15 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from kanawa.cli.output import write, write_piece
 from kanawa.errors import UsageError
-from kanawa.local_path import local_path
 from kanawa.plugins import Command
 from kanawa.status import stage
 
 if TYPE_CHECKING:
-    from kanawa_runtime.serve.generate import Completion
-
-Pieces: TypeAlias = "Iterator[list[Completion]]"
+    from kanawa.contracts import Generated
 
 
 def command() -> Command:
@@ -60,121 +57,48 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         message = "--output goes with --input FILE; one prompt's text is printed"
         raise UsageError(message)
-    from kanawa_runtime.data.tokenizers.of_run import no_tokenizer
-    from kanawa_runtime.process import prepare_process
-    from kanawa_runtime.runs.open_run import open_run
-    from kanawa_runtime.serve.generate import Generator
-    from kanawa_runtime.serve.healing import first_tokens
-    from kanawa_runtime.serve.sampling import SamplingConfig
-
     if bool(args.prompt) == bool(args.prompt_ids):
         message = "give --prompt TEXT or --prompt-ids 1,2,3 (either may be repeated)"
         raise UsageError(message)
-    sampling = SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    sampling.clone().freeze()
-    prepare_process()
-    with stage(f"reading {args.run_directory}"):
-        _check_continues(args.run_directory)
-        opened = open_run(args.run_directory, target=args.on, step=args.step, serves=True)
-    model = opened.trainer.model
-    tokenizer = _tokenizer(opened, needed=bool(args.prompt))
-    if args.prompt and tokenizer is None:
-        raise no_tokenizer(opened)
-    prompts = _prompts(args, tokenizer, opened.composition.config.model.vocab_size)
-    generator = Generator(
-        model,
-        opened.params,
-        state=opened.state,
-        environment=opened.environment,
-        known=None if tokenizer is None else tokenizer.known,
-    )
-    stop = () if tokenizer is None else tokenizer.stop_ids
-    first = None if tokenizer is None else first_tokens(tokenizer, prompts)
-    every = args.max_tokens if args.json else 1
-    pieces = generator.stream([p.ids for p in prompts], args.max_tokens, sampling, stop, first, every=every)
-    show = _show_json if args.json else _show_growing
-    show(args, pieces, prompts, tokenizer)
+    import kanawa as kn
+
+    settings = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+    opened = kn.open(args.run_directory, on=args.on, step=args.step)
+    prompts: Any = args.prompt or [_ids(text) for text in args.prompt_ids]
+    if args.json:
+        for text, one in zip(args.prompt or args.prompt_ids, opened.generate(prompts, **settings), strict=True):
+            write(json.dumps({**one.as_json(), "prompt": text}))
+    elif args.prompt:
+        _show_growing(opened.stream(prompts, **settings))
+    else:
+        for one in opened.generate(prompts, **settings):
+            write(str(one.token_ids))
     return 0
 
 
-def _show_json(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], tokenizer: Any) -> None:
-    from kanawa_runtime.serve.continuation import continued
-
-    *_, completions = pieces
-    for text, prompt, completion in zip(args.prompt or args.prompt_ids, prompts, completions, strict=True):
-        new = None if tokenizer is None else continued(tokenizer, prompt, completion.token_ids)
-        record = {"prompt": text, "text": new, "token_ids": completion.token_ids, "logprobs": completion.logprobs}
-        write(json.dumps(record))
-
-
-def _show_growing(args: argparse.Namespace, pieces: Pieces, prompts: list[Any], tokenizer: Any) -> None:
-    """Writes the first completion while it grows, then the others, which were decoded beside it."""
-    from kanawa_runtime.serve.continuation import Continuation, continued, visible
+def _show_growing(pieces: "Iterator[list[Generated]]") -> None:
+    """Writes the first prompt's text while it grows, then the others, which were decoded beside it."""
+    from kanawa_runtime.serve.continuation import visible
 
     # A file or a pipe gets the text as it is; only a terminal obeys what it is shown.
     safe = visible if sys.stdout.isatty() else str
-    if not args.prompt:
-        *_, completions = pieces
-        for completion in completions:
-            write(str(completion.token_ids))
-        return
-    growing, shown = Continuation(tokenizer, prompts[0]), 0
     # Before the prompt is written: the status line is drawn where it would stand.
     with stage("compiling, and reading the prompt"):
         first = next(pieces)
-    write_piece(args.prompt[0])
-    for completions in itertools.chain([first], pieces):
-        ids = completions[0].token_ids
-        write_piece(safe(growing.push(ids[shown:])))
-        shown = len(ids)
-    write(safe(growing.finish()))
-    for text, prompt, completion in zip(args.prompt[1:], prompts[1:], completions[1:], strict=True):
-        write(text + safe(continued(tokenizer, prompt, completion.token_ids)))
+    write_piece(str(first[0].prompt))
+    last, shown = first, ""
+    for last in itertools.chain([first], pieces):
+        text = last[0].text or ""
+        write_piece(safe(text.removeprefix(shown)))
+        shown = text
+    write("")
+    for one in last[1:]:
+        write(f"{one.prompt}{safe(one.text or '')}")
 
 
-def _check_continues(directory: str) -> None:
-    """Raises UsageError for a model of another kind, before opening it would speak of data to train it on."""
-    from kanawa.contracts import CausalLM
-
-    from kanawa_runtime.runs.imported import outline_of
-    from kanawa_runtime.storage.place import address_of
-
-    # Other libraries' folders lie on this machine.
-    stored = None if address_of(directory) else outline_of(local_path(directory))
-    kind = None if stored is None else stored.config._target
-    if kind is not None and not issubclass(kind, CausalLM):
-        message = f"{directory}: {kind.__qualname__} continues no prompt; models that do are CausalLMs"
-        raise UsageError(message)
-
-
-def _tokenizer(opened: Any, *, needed: bool) -> Any:
-    """Returns the run's tokenizer; where ids were given none is needed, and a broken one is as good as none."""
-    from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
-    from kanawa_runtime.runs.tokenizer_file import TokenizerError
-
+def _ids(text: str) -> list[int]:
     try:
-        return tokenizer_of(opened)
-    except TokenizerError:
-        if needed:
-            raise
-        return None
-
-
-def _prompts(args: argparse.Namespace, tokenizer: Any, vocab_size: int) -> list[Any]:
-    from kanawa_runtime.serve.healing import HealedPrompt, heal
-
-    if args.prompt:
-        return [heal(tokenizer, text) for text in args.prompt]
-    prompts = []
-    for text in args.prompt_ids:
-        try:
-            ids = [int(part) for part in text.split(",")]
-        except ValueError:
-            message = f"--prompt-ids {text!r}: expected whole numbers separated by commas, such as 1,2,3"
-            raise UsageError(message) from None
-        outside = [i for i in ids if not 0 <= i < vocab_size]
-        if outside:
-            message = f"--prompt-ids {text!r}: {outside} are outside of the vocabulary, 0 to {vocab_size - 1}"
-            raise UsageError(message)
-        prompts.append(HealedPrompt(ids, b""))
-    return prompts
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        message = f"--prompt-ids {text!r}: expected whole numbers separated by commas, such as 1,2,3"
+        raise UsageError(message) from None

@@ -1,12 +1,8 @@
 """`kanawa report`: one self-contained HTML page about runs."""
 
 import argparse
-import contextlib
-from pathlib import Path
 
 from kanawa.cli.output import write, write_json
-from kanawa.errors import UsageError
-from kanawa.local_path import local_path
 from kanawa.plugins import Command
 
 
@@ -30,37 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page; returns 0. Raises NoRunError, and writes nothing, where a run isn't there."""
-    from kanawa.contracts import open_storage
+    from kanawa_runtime.api.run import Run
+    from kanawa_runtime.report import run_figures
 
-    from kanawa_runtime.report import run_figures, write_report
-    from kanawa_runtime.runs.run_path import check_is_run
-    from kanawa_runtime.storage.mirror import readable_folder
-    from kanawa_runtime.storage.place import stands_for
-
-    page = _page(local_path(args.out, "--out")) if args.out else None
-    runs = [readable_folder(text) for text in args.run_directories]
-    for path in runs:
-        check_is_run(path)
-    out: Path | str = page or runs[0] / "report.html"
-    write_report(runs, Path(out))
-    address = stands_for(runs[0])
-    if page is None and address is not None:
-        with contextlib.closing(open_storage(address)) as storage:
-            storage.write("report.html", Path(out).read_bytes())
-        out = f"{address}/report.html"
+    first, *others = [Run(text) for text in args.run_directories]
+    page = first.report(*others, out=args.out)
     if args.json:
-        write_json({"report": str(out), "runs": run_figures(runs)})
+        write_json({"report": str(page), "runs": run_figures([one.folder for one in (first, *others)])})
     else:
-        write(f"wrote {out}")
+        write(f"wrote {page}")
     return 0
-
-
-def _page(out: Path) -> Path:
-    """Returns the file to write; raises UsageError for a folder, or one in a folder that isn't there."""
-    if out.is_dir():
-        message = f"--out {out} is a folder, expected a file such as {out / 'report.html'}"
-        raise UsageError(message)
-    if not out.parent.is_dir():
-        message = f"--out {out}: there is no folder {out.parent}; make it first"
-        raise UsageError(message)
-    return out

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kanawa.cli.arguments import compose_from, experiment_arguments
+from kanawa.cli.arguments import experiment_arguments
 from kanawa.cli.early_signals import Terminated, early_signals
 from kanawa.plugins import Command
 
@@ -149,8 +149,10 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
     """Returns the loop, its run open; `check` raises once more for a signal that came since the start."""
     with screen.phase("importing JAX"):
         import jax  # noqa: F401 - seconds on a busy machine, so that it has a phase of its own
+    from kanawa.api.experiment import experiment
     from kanawa.composition.detect import local_target
 
+    from kanawa_runtime.api.train import training_loop
     from kanawa_runtime.commands.gang import join_gang, prepare_gang
     from kanawa_runtime.process import prepare_process
     from kanawa_runtime.storage.place import check_place
@@ -170,38 +172,31 @@ def _loop(args: argparse.Namespace, screen: Screen, check: Callable[[], None]) -
     for what, place in (("--run", args.directory), ("--init-from", args.init_from)):
         check_place(place or "", what)
     with screen.phase("composing"):
-        composition = compose_from(args, on=args.on or local_target())
-    check()
-    with screen.phase("building"):
-        from kanawa_runtime.experiments.folders import run_and_start
-        from kanawa_runtime.train.loop import Loop
-
-        directory, initial = run_and_start(composition, args.directory, args.init_from)
-        check()
-        return Loop(
-            composition,
-            directory,
-            steps=args.steps,
-            initial=initial,
-            from_step=args.from_step,
-            screen=screen,
-            command=_typed(),
+        asked = experiment(
+            args.experiment, on=args.on or local_target(), modify=args.modify, set=args.set, data=args.data
         )
+    check()
+    return training_loop(
+        asked,
+        run=args.directory,
+        steps=args.steps,
+        init_from=args.init_from,
+        from_step=args.from_step,
+        screen=screen,
+        owns_process=True,
+        command=_typed(),
+    )
 
 
 def _screen(args: argparse.Namespace) -> Screen:
     """Returns the screen: silent in all processes but the first, drawn on a terminal, plain lines elsewhere."""
-    from kanawa.cli.output import write_message
-
-    from kanawa_runtime.train.screen import LineScreen, Screen
+    from kanawa_runtime.train.screen import Screen
 
     if not _is_primary(args):
         return Screen()
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from kanawa_runtime.train.terminal import TerminalScreen
+    from kanawa_runtime.train.screen import screen_here
 
-        return TerminalScreen()
-    return LineScreen(write_message)
+    return screen_here()
 
 
 def _is_primary(args: argparse.Namespace) -> bool:

@@ -49,7 +49,8 @@ class Loop:
     """One attempt at a run, from opening its directory to the last event.
 
     `steps` is how far to go (None: the config's), `initial` a folder to take the first parameters from, `from_step` the
-    committed step to go on from (None: the newest), `command` what a person would type to go on.
+    committed step to go on from (None: the newest), `command` what a person would type to go on. A second Ctrl-C ends
+    the process if the loop `owns_process`; else it raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Loop:
         from_step: int | None = None,
         screen: Screen | None = None,
         command: str = "",
+        owns_process: bool = True,
     ) -> None:
         self.total = composition.config.steps if steps is None else steps
         if self.total < 1:
@@ -70,6 +72,7 @@ class Loop:
         self.screen = LineScreen() if screen is None else screen
         self.initial = initial
         self.from_step = from_step
+        self.owns_process = owns_process
         self.command = command or f"kanawa train {composition.name} --run {shlex.quote(shown(directory))}"
         services = [service.build() for service in composition.config.services]
         self.prepared = prepare(composition)
@@ -108,7 +111,8 @@ class Loop:
                 self.from_step,
             )
             running = _Running(attempt, self.command)
-            stop.on_first, stop.on_second = running.stopping, running.stopped_at_once
+            stop.on_first = running.stopping
+            stop.on_second = running.stopped_at_once if self.owns_process else lambda name: stop.interrupt_main()
             return running.outcome()
 
 

@@ -4,6 +4,7 @@ A second Ctrl-C stops at once. Before the first step there is nothing to finish:
 In a gang, JAX's coordination service makes every process stop at the same step.
 """
 
+import _thread
 import contextlib
 import os
 import signal
@@ -49,6 +50,8 @@ class StopSignals:
         self._presses = 0
         self._pressed = 0.0
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
+        self._outer_wakeup = -1
+        self._interrupts = False
         self._watcher: threading.Thread | None = None
 
     @property
@@ -67,7 +70,7 @@ class StopSignals:
         # In a gang the coordination service holds the SIGTERM handler; replacing it would cut this process off.
         for number in (signal.SIGINT,) if self._gang else (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._on_signal)
-        signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        self._outer_wakeup = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(
@@ -78,7 +81,8 @@ class StopSignals:
     ) -> None:
         if self._wakeup is None:
             return
-        signal.set_wakeup_fd(-1)
+        # A notebook's event loop has one of its own.
+        signal.set_wakeup_fd(self._outer_wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         read, write = self._wakeup
@@ -121,9 +125,16 @@ class StopSignals:
             self.signal = signal.SIGTERM
         return reached
 
+    def interrupt_main(self) -> None:
+        """Raises KeyboardInterrupt in the main thread, once it executes Python again; for a process of others."""
+        self._interrupts = True
+        _thread.interrupt_main()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Runs in the main thread, once it executes Python again."""
         del frame
+        if self._interrupts:
+            raise KeyboardInterrupt
         if self.signal is None:
             self.signal = signal.Signals(number)
         if self._raising:

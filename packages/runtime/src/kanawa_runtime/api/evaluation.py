@@ -1,0 +1,29 @@
+"""The held-out loss of an opened run."""
+
+from kanawa.contracts import Evaluation
+from kanawa.errors import UsageError
+
+from kanawa_runtime.serve.open_run import OpenedRun
+from kanawa_runtime.train.evaluate import Evaluator
+from kanawa_runtime.train.placement import check_vocabulary
+
+
+def evaluated(opened: OpenedRun, name: str, data: str | None) -> Evaluation:
+    """Returns the evaluation on the held-out split of the run's data; `data` is what it was put on instead, if any.
+
+    Raises UsageError where nothing is held out, and where the data's tokens don't fit the model.
+    """
+    cfg = opened.composition.config
+    problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if data else ""
+    if problem:
+        raise UsageError(problem)
+    program = opened.trainer.programs(opened.environment)["eval_step"]
+    with opened.environment.active():
+        scores = Evaluator(cfg, program).evaluate(opened.params, opened.state)
+    if scores is None:
+        message = (
+            f"the data of {name} has no held-out split to evaluate on; name other data: 'mytext/**/*.txt', or an "
+            "experiment"
+        )
+        raise UsageError(message)
+    return Evaluation(name, opened.step, scores["loss"], scores.get("nats_per_byte"), scores)

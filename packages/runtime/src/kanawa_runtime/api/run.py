@@ -1,0 +1,261 @@
+"""`kn.open`: a run, or another library's folder, and what can be done with it."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from kanawa.api.experiment import Modify, Set, as_modifiers, as_overrides
+from kanawa.config import Config
+from kanawa.contracts import Evaluation, Generated, Model, TrainedRun, open_storage
+from kanawa.errors import UsageError
+from kanawa.local_path import local_path
+from kanawa.status import stage, stages_shown
+
+from kanawa_runtime.api.evaluation import evaluated
+from kanawa_runtime.api.generation import check_generates, generated
+from kanawa_runtime.commands.process import prepare_process
+from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.engine import LLMEngine
+from kanawa_runtime.serve.open_run import OpenedRun, open_run, tokenizer_of
+from kanawa_runtime.serve.run_path import check_is_directory, check_is_run, looks_like_run, not_a_run
+from kanawa_runtime.serve.sampling import SamplingConfig
+from kanawa_runtime.storage.mirror import readable_folder
+from kanawa_runtime.storage.place import stands_for
+from kanawa_runtime.train.events import read_events, step_records
+from kanawa_runtime.train.outcome import Outcome
+from kanawa_runtime.train.run_directory import EVENTS
+
+
+def open_path(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    on: str | None = None,
+    modify: Modify = (),
+    set: Set = (),  # noqa: A002 - as `--set`
+    data: str | None = None,
+) -> "Run":
+    """Returns the run, or the folder: see `kanawa.open`."""
+    folder = readable_folder(path)
+    check_is_directory(folder)
+    if not looks_like_run(folder):
+        raise not_a_run(folder)
+    return Run(path, step=step, on=on, modify=modify, set=set, data=data)
+
+
+class Run(TrainedRun):
+    """A run's folder or address. Its checkpoint is read when it is first needed, and kept."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        step: int | None = None,
+        on: str | None = None,
+        modify: Modify = (),
+        set: Set = (),  # noqa: A002 - as `--set`
+        data: str | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        """Reads nothing; `outcome` is how training ended, of a run that was just trained."""
+        self.directory = directory
+        self._asked = {
+            "step": step,
+            "target": on,
+            "modifiers": as_modifiers(modify),
+            "overrides": as_overrides(set),
+            "data": data,
+        }
+        self._outcome = outcome
+        self._opened: OpenedRun | None = None
+        self._has_batches = False
+
+    def __repr__(self) -> str:
+        return f"kn.open({str(self.directory)!r})"
+
+    # --- what it is --------------------------------------------------------------------------------------------
+
+    def opened(self, *, with_batches: bool = False) -> OpenedRun:
+        """Returns the run with its checkpoint; `with_batches` if batches are needed, whose rows the mesh divides."""
+        if self._opened is None or (with_batches and not self._has_batches):
+            prepare_process()
+            self._opened = None  # two copies of the parameters might not fit
+            with stages_shown(), stage(f"reading {self.directory}"):
+                self._opened = open_run(self.directory, serves=not with_batches, **self._asked)
+            self._has_batches = with_batches
+        return self._opened
+
+    @property
+    def folder(self) -> Path:
+        """The local folder of the run; of one at an address, the one with its small files."""
+        return readable_folder(self.directory)
+
+    @property
+    def config(self) -> Config:
+        """The experiment's frozen config, without the mesh it was trained on."""
+        return self.opened().composition.config
+
+    @property
+    def model(self) -> Model:
+        """The built model."""
+        return self.opened().trainer.model
+
+    @property
+    def params(self) -> Any:
+        """The parameters of the checkpoint."""
+        return self.opened().params
+
+    @property
+    def state(self) -> Any:
+        """The model's state of the checkpoint."""
+        return self.opened().state
+
+    @property
+    def step(self) -> int:
+        """Updates that the parameters have had."""
+        return self.opened().step
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the training data; None where there is none."""
+        return tokenizer_of(self.opened())
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How training ended; None of a run that was only opened."""
+        return self._outcome
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The records of all attempts, in order; none of a folder that was never trained."""
+        file = self.folder / EVENTS
+        return read_events(file) if file.is_file() else []
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss before each update, from the first."""
+        return [record["loss"] for _, record in sorted(step_records(self.events).items())]
+
+    # --- what can be done with it ------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self,
+        prompt: str | list[int],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Generated: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> list[Generated]: ...
+
+    def generate(
+        self,
+        prompt: str | list[int] | list[str] | list[list[int]],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Generated | list[Generated]:
+        """Returns what the model puts after a prompt, or after each of a list of prompts, decoded side by side."""
+        is_one = isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
+        sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        prompts: Any = [prompt] if is_one else prompt
+        with stages_shown(), stage("generating"):
+            *_, last = self._stream(prompts, max_tokens, sampling, every=max_tokens)
+        return last[0] if is_one else last
+
+    def stream(
+        self,
+        prompts: Sequence[str] | Sequence[list[int]],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Iterator[list[Generated]]:
+        """Yields what there is after each prompt after every token; texts only grow."""
+        sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        return self._stream(prompts, max_tokens, sampling, every=1)
+
+    def _stream(
+        self, prompts: Sequence[str] | Sequence[list[int]], max_tokens: int, sampling: SamplingConfig, every: int
+    ) -> Iterator[list[Generated]]:
+        sampling.clone().freeze()  # raises before a checkpoint is read
+        check_generates(self.directory)
+        return generated(self.opened(), prompts, max_tokens, sampling, every)
+
+    def evaluate(self, *, data: str | None = None) -> Evaluation:
+        """Returns the loss on the held-out split of the run's data, or of `data`."""
+        asked = self if data is None else Run(self.directory, **(self._constructor() | {"data": data}))
+        opened = asked.opened(with_batches=True)
+        with stages_shown(), stage("evaluating"):
+            return evaluated(opened, str(self.directory), asked._asked["data"])
+
+    def engine(self, **fields: Any) -> LLMEngine:
+        """Returns a started serving engine; `fields` are those of its config, such as `max_sequences`."""
+        config = EngineConfig(**fields).freeze()
+        prepare_process(serves=True)
+        engine = LLMEngine.of_run(self.opened(), config)
+        with stages_shown(), stage("compiling the engine's programs"):
+            engine.start()
+        return engine
+
+    def report(self, *others: "Run | str | Path", out: str | Path | None = None) -> Path | str:
+        """Writes one HTML page about this run and others beside it; returns where it lies: RUN/report.html, or `out`.
+
+        Raises NoRunError, and writes nothing, where one of them is no run.
+        """
+        from kanawa_runtime.report import write_report
+
+        page = None if out is None else _page(local_path(str(out), "out"))
+        runs = [self.folder, *(one.folder if isinstance(one, Run) else readable_folder(one) for one in others)]
+        for folder in runs:
+            check_is_run(folder)
+        written = page or runs[0] / "report.html"
+        write_report(runs, written)
+        address = stands_for(runs[0])
+        if page is None and address is not None:
+            with contextlib.closing(open_storage(address)) as storage:
+                storage.write("report.html", written.read_bytes())
+            return f"{address}/report.html"
+        return written
+
+    def _constructor(self) -> dict[str, Any]:
+        asked = self._asked
+        return {
+            "step": asked["step"],
+            "on": asked["target"],
+            "modify": asked["modifiers"],
+            "set": asked["overrides"],
+            "data": asked["data"],
+        }
+
+
+def _page(out: Path) -> Path:
+    """Returns the file to write; raises UsageError for a folder, or one in a folder that isn't there."""
+    if out.is_dir():
+        message = f"{out} is a folder, expected a file such as {out / 'report.html'}"
+        raise UsageError(message)
+    if not out.parent.is_dir():
+        message = f"{out}: there is no folder {out.parent}; make it first"
+        raise UsageError(message)
+    return out

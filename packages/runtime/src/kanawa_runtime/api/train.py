@@ -1,0 +1,90 @@
+"""`kn.train`: trains in the caller's process, and never ends it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from kanawa.api.experiment import Experiment, Modify, Set, experiment
+from kanawa.composition.detect import local_target
+from kanawa.config import Config
+from kanawa.errors import UsageError
+
+from kanawa_runtime.api.run import Run
+from kanawa_runtime.commands.process import prepare_process
+from kanawa_runtime.experiments.folders import run_and_start
+from kanawa_runtime.storage.place import check_place
+from kanawa_runtime.train.loop import Loop
+from kanawa_runtime.train.screen import Screen, screen_here
+
+
+def train(
+    what: str | Path | Config | Experiment,
+    *,
+    run: str | Path | None = None,
+    steps: int | None = None,
+    on: str | None = None,
+    modify: Modify = (),
+    set: Set = (),  # noqa: A002 - as `--set`
+    data: str | None = None,
+    init_from: str | Path | None = None,
+    from_step: int | None = None,
+    progress: bool = True,
+) -> Run:
+    """Trains and returns the run: see `kanawa.train`."""
+    for option, place in (("run", run), ("init_from", init_from)):
+        check_place(str(place or ""), option)
+    prepare_process()
+    with _progress(progress) as screen:
+        with screen.phase("composing"):
+            asked = experiment(what, on=on, modify=modify, set=set, data=data)
+            here = local_target() if asked.target is None else None
+            if here is not None:
+                asked = asked.for_target(here)
+        if run is None and isinstance(asked.what, Config):
+            message = "a config has no name to call its run by: say where it trains, as in run='runs/mine'"
+            raise UsageError(message)
+        loop = training_loop(
+            asked, run=run, steps=steps, init_from=init_from, from_step=from_step, screen=screen, owns_process=False
+        )
+        outcome = loop.execute()
+    return Run(loop.run.place, outcome=outcome)
+
+
+def training_loop(
+    asked: Experiment,
+    *,
+    run: str | Path | None,
+    steps: int | None,
+    init_from: str | Path | None,
+    from_step: int | None,
+    screen: Screen,
+    owns_process: bool,
+    command: str = "",
+) -> Loop:
+    """Returns the loop of one attempt at a run, its directory open; `execute` trains.
+
+    `owns_process`: whether a second Ctrl-C ends the process; `command` is what a person would type to resume.
+    """
+    with screen.phase("building"):
+        directory, initial = run_and_start(
+            asked.composition, None if run is None else str(run), None if init_from is None else str(init_from)
+        )
+        return Loop(
+            asked.composition,
+            directory,
+            steps=steps,
+            initial=initial,
+            from_step=from_step,
+            screen=screen,
+            owns_process=owns_process,
+            command=command,
+        )
+
+
+@contextlib.contextmanager
+def _progress(shown: bool) -> Iterator[Screen]:
+    screen = screen_here() if shown else Screen()
+    try:
+        yield screen
+    finally:
+        screen.close()
