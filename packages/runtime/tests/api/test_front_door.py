@@ -26,11 +26,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder):
-    experiment = kn.experiment(
-        tiny(),
-        set={"model": TinyLM.Config(vocab_size=300), "steps": 3, "batch_size": 8},
-        data=str(folder / "text"),
-    )
+    cfg = tiny().set(model=TinyLM.Config(vocab_size=300))
+    experiment = kn.experiment(cfg, set={"steps": 3, "batch_size": 8}, data=str(folder / "text"))
     return kn.train(experiment, run=folder / "run", on="cpu", progress=False)
 
 
@@ -159,8 +156,9 @@ def test_a_second_ctrl_c_is_a_keyboard_interrupt(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     stop = _at_step(run, 2, twice)
+    never = {"checkpoints.every_steps": 10**6}
     with pytest.raises(KeyboardInterrupt):
-        kn.train(tiny(), run=run, on="cpu", steps=100_000, progress=False)
+        kn.train(tiny(), run=run, on="cpu", steps=100_000, set=never, progress=False)
     stop.join()
     assert read_events(run / "events.jsonl")[-1]["outcome"] == "interrupted"
     assert kn.train(run, steps=1, on="cpu", progress=False).outcome.kind == "done"

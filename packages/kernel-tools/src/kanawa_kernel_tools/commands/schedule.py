@@ -106,6 +106,7 @@ def _kernel(state: ComponentState, target: Target) -> Kernel:
 def _problems(args: argparse.Namespace, kernel: Kernel) -> list[Any]:
     """Returns the problems to compile for; raises UsageError where there are none."""
     if getattr(args, "experiment", None):
+        from kanawa.api.kernels import chosen_kernels
         from kanawa.cli.arguments import compose_from
 
         if args.problem:

@@ -22,7 +22,7 @@ from kanawa_runtime.serve.open_run import OpenedRun, open_run, tokenizer_of
 from kanawa_runtime.serve.run_path import check_is_directory, check_is_run, looks_like_run, not_a_run
 from kanawa_runtime.serve.sampling import SamplingConfig
 from kanawa_runtime.storage.mirror import readable_folder
-from kanawa_runtime.storage.place import stands_for
+from kanawa_runtime.storage.place import address_of, stands_for
 from kanawa_runtime.train.events import read_events, step_records
 from kanawa_runtime.train.outcome import Outcome
 from kanawa_runtime.train.run_directory import EVENTS
@@ -60,7 +60,7 @@ class Run(TrainedRun):
         outcome: Outcome | None = None,
     ) -> None:
         """Reads nothing; `outcome` is how training ended, of a run that was just trained."""
-        self.directory = directory
+        self.directory = str(directory) if address_of(str(directory)) else Path(directory)
         self._asked = {
             "step": step,
             "target": on,

@@ -51,7 +51,7 @@ class StopSignals:
         self._pressed = 0.0
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
         self._outer_wakeup = -1
-        self._interrupts = False
+        self._interrupts = self._has_interrupted = False
         self._watcher: threading.Thread | None = None
 
     @property
@@ -127,13 +127,17 @@ class StopSignals:
 
     def interrupt_main(self) -> None:
         """Raises KeyboardInterrupt in the main thread, once it executes Python again; for a process of others."""
-        self._interrupts = True
-        _thread.interrupt_main()
+        if not self._has_interrupted:
+            # The watcher sees this as one more press.
+            self._has_interrupted = self._interrupts = True
+            _thread.interrupt_main()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Runs in the main thread, once it executes Python again."""
         del frame
         if self._interrupts:
+            # Once: this runs for the key press and for `interrupt_main`, and what is being closed must not be cut off.
+            self._interrupts = False
             raise KeyboardInterrupt
         if self.signal is None:
             self.signal = signal.Signals(number)
