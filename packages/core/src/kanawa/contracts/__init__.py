@@ -67,6 +67,7 @@ from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
 from kanawa.contracts.trained_run import Evaluation as Evaluation
 from kanawa.contracts.trained_run import Generated as Generated
+from kanawa.contracts.trained_run import Settings as Settings
 from kanawa.contracts.trained_run import TrainedRun as TrainedRun
 from kanawa.contracts.weights import ADAPTERS as ADAPTERS
 from kanawa.contracts.weights import Adapter as Adapter

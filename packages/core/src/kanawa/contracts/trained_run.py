@@ -6,11 +6,21 @@ import abc
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Self, TypedDict, Unpack, overload
 
 from kanawa.config import Config
 from kanawa.contracts.roles import Model
 from kanawa.contracts.tokenizer import Tokenizer
+
+
+class Settings(TypedDict, total=False):
+    """How tokens are drawn: at most `max_tokens` (128), `temperature` (0.8; 0 is greedy), `top_k`, `top_p`, `seed`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,58 +110,24 @@ class TrainedRun(abc.ABC):
         """The loss before each update, from the first."""
 
     @overload
-    def generate(
-        self,
-        prompt: str | list[int],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> Generated: ...
+    def generate(self, prompt: str | list[int], **settings: Unpack[Settings]) -> Generated: ...
 
     @overload
-    def generate(
-        self,
-        prompt: list[str] | list[list[int]],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> list[Generated]: ...
+    def generate(self, prompt: list[str] | list[list[int]], **settings: Unpack[Settings]) -> list[Generated]: ...
 
     @abc.abstractmethod
-    def generate(
-        self,
-        prompt: str | list[int] | list[str] | list[list[int]],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> Generated | list[Generated]:
+    def generate(self, prompt: Any, **settings: Unpack[Settings]) -> Generated | list[Generated]:
         """Returns what the model puts after a prompt, or after each of a list of prompts, decoded side by side.
 
-        A prompt is text, or token ids. `temperature` 0 is greedy; `top_k` and `top_p` draw from the likeliest tokens.
-        Raises UsageError for text where there is no tokenizer, and for a model that generates nothing.
+        A prompt is text, or token ids. Raises UsageError for text where there is no tokenizer, and for a model that
+        generates nothing.
         """
 
     @abc.abstractmethod
     def stream(
-        self,
-        prompts: Sequence[str] | Sequence[list[int]],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
+        self, prompts: Sequence[str] | Sequence[list[int]], **settings: Unpack[Settings]
     ) -> Iterator[list[Generated]]:
-        """Yields what there is after each prompt while it grows, token by token."""
+        """Yields what there is after each prompt, after every token; texts only grow."""
 
     @abc.abstractmethod
     def evaluate(self, *, data: str | None = None) -> Evaluation:

@@ -8,13 +8,13 @@ from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.placement import check_vocabulary
 
 
-def evaluated(opened: OpenedRun, name: str, data: str | None) -> Evaluation:
-    """Returns the evaluation on the held-out split of the run's data; `data` is what it was put on instead, if any.
+def evaluated(opened: OpenedRun, name: str, *, checks_vocabulary: bool) -> Evaluation:
+    """Returns the evaluation on the held-out split of the opened run's data.
 
-    Raises UsageError where nothing is held out, and where the data's tokens don't fit the model.
+    Raises UsageError where nothing is held out, and with `checks_vocabulary` where data has ids that the model hasn't.
     """
     cfg = opened.composition.config
-    problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if data else ""
+    problem = check_vocabulary(opened.trainer.source, cfg.model.vocab_size) if checks_vocabulary else ""
     if problem:
         raise UsageError(problem)
     program = opened.trainer.programs(opened.environment)["eval_step"]

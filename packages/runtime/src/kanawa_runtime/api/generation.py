@@ -18,6 +18,8 @@ from kanawa_runtime.serve.open_run import OpenedRun, no_tokenizer, tokenizer_of
 from kanawa_runtime.serve.sampling import SamplingConfig
 from kanawa_runtime.storage.place import address_of
 
+#: New tokens where nothing is said.
+TOKENS = 128
 Prompts = Sequence[str] | Sequence[list[int]]
 
 
@@ -46,8 +48,12 @@ def generated(
     if is_text and tokenizer is None:
         raise no_tokenizer(opened)
     healed = _healed(prompts, tokenizer, opened.composition.config.model.vocab_size)
+    model = opened.trainer.model
+    if not isinstance(model, CausalLM):
+        message = f"{opened.directory}: {type(model).__qualname__} continues no prompt; models that do are CausalLMs"
+        raise UsageError(message)
     generator = Generator(
-        opened.trainer.model,
+        model,
         opened.params,
         state=opened.state,
         environment=opened.environment,
@@ -55,7 +61,8 @@ def generated(
     )
     stop = () if tokenizer is None else tokenizer.stop_ids
     first = None if tokenizer is None else first_tokens(tokenizer, healed)
-    growing = [_Growing(prompt, one, tokenizer) for prompt, one in zip(prompts, healed, strict=True)]
+    each: Sequence[str | list[int]] = prompts
+    growing = [_Growing(prompt, one, tokenizer) for prompt, one in zip(each, healed, strict=True)]
     pieces = generator.stream([one.ids for one in healed], max_tokens, sampling, stop, first, every=every)
     return _grown(growing, pieces)
 

@@ -1,19 +1,19 @@
 """`kn.open`: a run, or another library's folder, and what can be done with it."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from kanawa.api.experiment import Modify, Set, as_modifiers, as_overrides
 from kanawa.config import Config
-from kanawa.contracts import Evaluation, Generated, Model, TrainedRun, open_storage
+from kanawa.contracts import Evaluation, Generated, Model, Settings, TrainedRun, open_storage
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
-from kanawa_runtime.api.generation import check_generates, generated
+from kanawa_runtime.api.generation import TOKENS, Prompts, check_generates, generated
 from kanawa_runtime.commands.process import prepare_process
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -61,13 +61,8 @@ class Run(TrainedRun):
     ) -> None:
         """Reads nothing; `outcome` is how training ended, of a run that was just trained."""
         self.directory = str(directory) if address_of(str(directory)) else Path(directory)
-        self._asked = {
-            "step": step,
-            "target": on,
-            "modifiers": as_modifiers(modify),
-            "overrides": as_overrides(set),
-            "data": data,
-        }
+        self._step, self._target, self._data = step, on, data
+        self._modifiers, self._overrides = as_modifiers(modify), as_overrides(set)
         self._outcome = outcome
         self._opened: OpenedRun | None = None
         self._has_batches = False
@@ -80,12 +75,22 @@ class Run(TrainedRun):
     def opened(self, *, with_batches: bool = False) -> OpenedRun:
         """Returns the run with its checkpoint; `with_batches` if batches are needed, whose rows the mesh divides."""
         if self._opened is None or (with_batches and not self._has_batches):
-            prepare_process()
             self._opened = None  # two copies of the parameters might not fit
-            with stages_shown(), stage(f"reading {self.directory}"):
-                self._opened = open_run(self.directory, serves=not with_batches, **self._asked)
-            self._has_batches = with_batches
+            self._opened, self._has_batches = self._open(with_batches=with_batches, data=self._data), with_batches
         return self._opened
+
+    def _open(self, *, with_batches: bool, data: str | None) -> OpenedRun:
+        prepare_process()
+        with stages_shown(), stage(f"reading {self.directory}"):
+            return open_run(
+                self.directory,
+                target=self._target,
+                modifiers=self._modifiers,
+                overrides=self._overrides,
+                step=self._step,
+                data=data,
+                serves=not with_batches,
+            )
 
     @property
     def folder(self) -> Path:
@@ -141,74 +146,36 @@ class Run(TrainedRun):
     # --- what can be done with it ------------------------------------------------------------------------------
 
     @overload
-    def generate(
-        self,
-        prompt: str | list[int],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> Generated: ...
+    def generate(self, prompt: str | list[int], **settings: Unpack[Settings]) -> Generated: ...
 
     @overload
-    def generate(
-        self,
-        prompt: list[str] | list[list[int]],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> list[Generated]: ...
+    def generate(self, prompt: list[str] | list[list[int]], **settings: Unpack[Settings]) -> list[Generated]: ...
 
-    def generate(
-        self,
-        prompt: str | list[int] | list[str] | list[list[int]],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> Generated | list[Generated]:
+    def generate(self, prompt: Any, **settings: Unpack[Settings]) -> Generated | list[Generated]:
         """Returns what the model puts after a prompt, or after each of a list of prompts, decoded side by side."""
         is_one = isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
-        sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        prompts: Any = [prompt] if is_one else prompt
         with stages_shown(), stage("generating"):
-            *_, last = self._stream(prompts, max_tokens, sampling, every=max_tokens)
+            *_, last = self._stream([prompt] if is_one else prompt, settings, every=settings.get("max_tokens", TOKENS))
         return last[0] if is_one else last
 
-    def stream(
-        self,
-        prompts: Sequence[str] | Sequence[list[int]],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-    ) -> Iterator[list[Generated]]:
-        """Yields what there is after each prompt after every token; texts only grow."""
-        sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return self._stream(prompts, max_tokens, sampling, every=1)
+    def stream(self, prompts: Prompts, **settings: Unpack[Settings]) -> Iterator[list[Generated]]:
+        """Yields what there is after each prompt, after every token; texts only grow."""
+        return self._stream(prompts, settings, every=1)
 
-    def _stream(
-        self, prompts: Sequence[str] | Sequence[list[int]], max_tokens: int, sampling: SamplingConfig, every: int
-    ) -> Iterator[list[Generated]]:
-        sampling.clone().freeze()  # raises before a checkpoint is read
+    def _stream(self, prompts: Prompts, settings: Settings, every: int) -> Iterator[list[Generated]]:
+        drawn: dict[str, Any] = {name: value for name, value in settings.items() if name != "max_tokens"}
+        sampling = SamplingConfig(**drawn).freeze()
         check_generates(self.directory)
-        return generated(self.opened(), prompts, max_tokens, sampling, every)
+        return generated(self.opened(), prompts, settings.get("max_tokens", TOKENS), sampling, every)
 
     def evaluate(self, *, data: str | None = None) -> Evaluation:
         """Returns the loss on the held-out split of the run's data, or of `data`."""
-        asked = self if data is None else Run(self.directory, **(self._constructor() | {"data": data}))
-        opened = asked.opened(with_batches=True)
+        if data is None:
+            opened = self.opened(with_batches=True)
+        else:
+            opened = self._open(with_batches=True, data=data)
         with stages_shown(), stage("evaluating"):
-            return evaluated(opened, str(self.directory), asked._asked["data"])
+            return evaluated(opened, str(self.directory), checks_vocabulary=(data or self._data) is not None)
 
     def engine(self, **fields: Any) -> LLMEngine:
         """Returns a started serving engine; `fields` are those of its config, such as `max_sequences`."""
@@ -226,7 +193,7 @@ class Run(TrainedRun):
         """
         from kanawa_runtime.report import write_report
 
-        page = None if out is None else _page(local_path(str(out), "out"))
+        page = None if out is None else _page(local_path(str(out), "--out"))
         runs = [self.folder, *(one.folder if isinstance(one, Run) else readable_folder(one) for one in others)]
         for folder in runs:
             check_is_run(folder)
@@ -239,23 +206,13 @@ class Run(TrainedRun):
             return f"{address}/report.html"
         return written
 
-    def _constructor(self) -> dict[str, Any]:
-        asked = self._asked
-        return {
-            "step": asked["step"],
-            "on": asked["target"],
-            "modify": asked["modifiers"],
-            "set": asked["overrides"],
-            "data": asked["data"],
-        }
-
 
 def _page(out: Path) -> Path:
     """Returns the file to write; raises UsageError for a folder, or one in a folder that isn't there."""
     if out.is_dir():
-        message = f"{out} is a folder, expected a file such as {out / 'report.html'}"
+        message = f"--out {out} is a folder, expected a file such as {out / 'report.html'}"
         raise UsageError(message)
     if not out.parent.is_dir():
-        message = f"{out}: there is no folder {out.parent}; make it first"
+        message = f"--out {out}: there is no folder {out.parent}; make it first"
         raise UsageError(message)
     return out

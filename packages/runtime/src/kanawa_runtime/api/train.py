@@ -14,7 +14,8 @@ from kanawa_runtime.commands.process import prepare_process
 from kanawa_runtime.experiments.folders import run_and_start
 from kanawa_runtime.storage.place import check_place
 from kanawa_runtime.train.loop import Loop
-from kanawa_runtime.train.screen import Screen, screen_here
+from kanawa_runtime.train.screen import Screen
+from kanawa_runtime.train.terminal import screen_here
 
 
 def train(

@@ -194,7 +194,7 @@ def _screen(args: argparse.Namespace) -> Screen:
 
     if not _is_primary(args):
         return Screen()
-    from kanawa_runtime.train.screen import screen_here
+    from kanawa_runtime.train.terminal import screen_here
 
     return screen_here()
 

@@ -1,12 +1,13 @@
 """Opening a run, or a folder of another library, for use: its config, its model and its parameters."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 from kanawa.composition.environment import environment
-from kanawa.composition.experiment import Composition, compose
+from kanawa.composition.experiment import Composition, Override, compose
 from kanawa.composition.naming import Base, with_other_data
 from kanawa.composition.target import parse_target
 from kanawa.contracts import DataSource, Environment, Model
@@ -60,7 +61,7 @@ def open_run(
     *,
     target: str | None = None,
     modifiers: tuple[str, ...] = (),
-    overrides: tuple[str, ...] = (),
+    overrides: Sequence[Override] = (),
     step: int | None = None,
     data: str | None = None,
     serves: bool = False,

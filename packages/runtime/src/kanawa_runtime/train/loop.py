@@ -56,7 +56,7 @@ class Loop:
     def __init__(
         self,
         composition: Composition,
-        directory: Path,
+        directory: Path | str,
         *,
         steps: int | None = None,
         initial: Path | None = None,

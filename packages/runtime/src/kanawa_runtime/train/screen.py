@@ -6,8 +6,6 @@ codes; `kanawa_runtime.train.terminal` draws on a terminal.
 
 import contextlib
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -93,14 +91,3 @@ class LineScreen(Screen):
         if self._said is None or now - self._said >= self._line_seconds or self._pace.done >= self._pace.total:
             self._said = now
             self.say(self._pace.line(record))
-
-
-def screen_here() -> Screen:
-    """Returns what shows progress where this process writes: a bar on a terminal, lines in a notebook or a log."""
-    from kanawa.cli.output import write_message
-
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from kanawa_runtime.train.terminal import TerminalScreen
-
-        return TerminalScreen()
-    return LineScreen(write_message)

@@ -2,13 +2,16 @@
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from kanawa.cli.output import write_message
+
 from kanawa_runtime.train.pace import Pace, human_duration
-from kanawa_runtime.train.screen import Screen
+from kanawa_runtime.train.screen import LineScreen, Screen
 
 _REDRAWS_PER_SECOND = 8
 _WIDEST_BAR, _NARROWEST_BAR = 28, 6
@@ -112,3 +115,10 @@ def bar_line(pace: Pace, parts: list[str], room: int) -> str:
     bar = max(0, min(_WIDEST_BAR, room - used))
     filled = 0 if not pace.total else min(bar, bar * pace.done // pace.total)
     return f"{'━' * filled}{'╌' * (bar - filled)} {'  '.join(texts)}"[:room]
+
+
+def screen_here() -> Screen:
+    """Returns what shows progress where this process writes: a bar on a terminal, lines in a notebook or a log."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return TerminalScreen()
+    return LineScreen(write_message)

@@ -55,9 +55,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.component is not None:
         return _component(args)
-    import kanawa as kn
+    from kanawa.api.show import show
 
-    shown = kn.show(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data)
+    shown = show(args.experiment, on=args.on, modify=args.modify, set=args.set, data=args.data)
     if shown.note:
         write_message(f"kanawa: this is the model's config alone: {shown.note}")
     if args.why:
