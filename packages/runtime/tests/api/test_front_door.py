@@ -11,7 +11,7 @@ import pytest
 from kanawa.cli.main import main
 from kanawa.contracts import Evaluation, Generated
 from kanawa.errors import UsageError
-from kanawa_runtime.train.events import read_events
+from kanawa_runtime.runs.events import read_events
 from tiny_lm import TinyLM, tiny
 
 

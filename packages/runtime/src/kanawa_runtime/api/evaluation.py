@@ -3,7 +3,7 @@
 from kanawa.contracts import Evaluation
 from kanawa.errors import UsageError
 
-from kanawa_runtime.serve.open_run import OpenedRun
+from kanawa_runtime.runs.open_run import OpenedRun
 from kanawa_runtime.train.evaluate import Evaluator
 from kanawa_runtime.train.placement import check_vocabulary
 

@@ -8,13 +8,14 @@ from kanawa.contracts import CausalLM, Generated
 from kanawa.errors import UsageError
 from kanawa.local_path import local_path
 
-from kanawa_runtime.data.errors import TokenizerError
+from kanawa_runtime.data.tokenizers.of_run import no_tokenizer, tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.runs.imported import outline_of
+from kanawa_runtime.runs.open_run import OpenedRun
+from kanawa_runtime.runs.tokenizer_file import TokenizerError
 from kanawa_runtime.serve.continuation import Continuation
 from kanawa_runtime.serve.generate import Completion, Generator
 from kanawa_runtime.serve.healing import HealedPrompt, first_tokens, heal
-from kanawa_runtime.serve.imported import outline_of
-from kanawa_runtime.serve.open_run import OpenedRun, no_tokenizer, tokenizer_of
 from kanawa_runtime.serve.sampling import SamplingConfig
 from kanawa_runtime.storage.place import address_of
 

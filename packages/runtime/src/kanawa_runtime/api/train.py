@@ -10,8 +10,8 @@ from kanawa.config import Config
 from kanawa.errors import UsageError
 
 from kanawa_runtime.api.run import Run
-from kanawa_runtime.commands.process import prepare_process
 from kanawa_runtime.experiments.folders import run_and_start
+from kanawa_runtime.process import prepare_process
 from kanawa_runtime.storage.place import check_place
 from kanawa_runtime.train.loop import Loop
 from kanawa_runtime.train.screen import Screen
