@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ class Experiment:
         return _composed(self.what, on, self.modify, self.set, self.data)
 
     def __repr__(self) -> str:
-        named = {"on": self.on, "modify": list(self.modify), "set": _typed(self.set), "data": self.data}
+        typed = [one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in self.set]
+        named = {"on": self.on, "modify": list(self.modify), "set": typed, "data": self.data}
         arguments = [repr(self.what), *(f"{name}={value!r}" for name, value in named.items() if value)]
         return f"kn.experiment({', '.join(arguments)})"
 
@@ -94,12 +96,22 @@ def as_modifiers(modify: Modify) -> tuple[str, ...]:
 
 
 def as_overrides(values: Set) -> tuple[Override, ...]:
-    """Returns overrides as `compose` takes them: "path=value", or a path with a value of Python."""
+    """Returns overrides as `compose` takes them: "path=value", or a path with a value that no text stands for."""
     if isinstance(values, str):
         return (values,)
     if isinstance(values, Mapping):
-        return tuple(f"{path}={v}" if isinstance(v, str) else (path, v) for path, v in values.items())
+        return tuple(_override(path, value) for path, value in values.items())
     return tuple(values)
+
+
+def _override(path: str, value: Any) -> Override:
+    if isinstance(value, str):
+        return f"{path}={value}"
+    try:
+        is_literal = ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError):  # a config, a class, an array
+        is_literal = False
+    return f"{path}={value!r}" if is_literal else (path, value)
 
 
 def _composed(
@@ -115,10 +127,3 @@ def _composed(
         base, left = experiment_config(what, target, data), None
     composition = compose(base, target, modifiers, overrides, left)
     return Experiment(what, None if target is None else target.selector, modifiers, overrides, data, composition)
-
-
-def _typed(overrides: Sequence[Override]) -> dict[str, Any] | list[str]:
-    """Returns overrides as one would type them."""
-    if any(isinstance(one, str) for one in overrides):
-        return [one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in overrides]
-    return dict(one for one in overrides if not isinstance(one, str))

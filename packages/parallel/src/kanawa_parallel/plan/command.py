@@ -1,6 +1,7 @@
 """`kanawa plan EXPERIMENT --on T[,T2…]`: the verb's arguments, and what is done for each target."""
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace, request: Any, composition: Any, prices: Any, alone: bool) -> dict[str, Any]:
     """Returns one target's plan, made in this process; where that fails beside others the record has "error"."""
-    from kanawa_parallel.plan.serving_room import serving_room
     from kanawa_parallel.plan.show.picture import picture
-    from kanawa_parallel.plan.targets.plan import plan_target
+    from kanawa_parallel.plan.targets.plan import finished_report, plan_target
     from kanawa_parallel.plan.targets.suggest import with_suggestions
 
     target = composition.required_target()
@@ -126,23 +126,20 @@ def _planned(args: argparse.Namespace, request: Any, composition: Any, prices: A
     try:
         device = _measured(target) if args.probe else None
         planned = plan_target(composition, request.program, args.quick, device, dump)
-        report = planned.report
         if not args.quick and not args.no_suggestions:
-            report = with_suggestions(report, composition, request)
-        report = report if prices is None else prices.priced(report, target.device.name)
+            planned = dataclasses.replace(planned, report=with_suggestions(planned.report, composition, request))
+        report = finished_report(planned, composition, prices)
         if args.picture:
             args.picture.write_text(picture(composition), encoding="utf-8")
         if args.save:
             from kanawa_parallel.plan.compiled.saved import save
 
             save(planned.compilation, args.save)
-        plan = report.as_json()
-        if args.serve:
-            plan["serving"] = serving_room(composition).as_json()
     except KanawaError as error:
         if alone:
             raise
         return {"experiment": composition.name, "target": target.selector, "error": str(error)}
+    plan: dict[str, Any] = report.as_json()
     return plan
 
 

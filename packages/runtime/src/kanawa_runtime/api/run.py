@@ -14,12 +14,12 @@ from kanawa.status import stage, stages_shown
 
 from kanawa_runtime.api.evaluation import evaluated
 from kanawa_runtime.api.generation import TOKENS, Prompts, check_generates, generated
+from kanawa_runtime.checkpoint.recorded_commits import EVENTS
 from kanawa_runtime.data.tokenizers.of_run import tokenizer_of
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.process import prepare_process
 from kanawa_runtime.runs.events import read_events, step_records
 from kanawa_runtime.runs.open_run import OpenedRun, open_run
-from kanawa_runtime.runs.events import EVENTS
 from kanawa_runtime.runs.run_path import check_is_directory, check_is_run, looks_like_run, not_a_run
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine

@@ -93,6 +93,8 @@ class Report:
     quick: bool = False
     held: tuple[HeldRow, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
+    #: Of a decoding step: what the target has room for, as `Room.as_json` has it.
+    serving: dict[str, Any] | None = None
 
     @property
     def memory_per_device_bytes(self) -> int:
@@ -155,8 +157,11 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the object of `plan --json`."""
+        plain = dataclasses.asdict(self)
+        if self.serving is None:
+            del plain["serving"]
         return {
-            **dataclasses.asdict(self),
+            **plain,
             "memory_per_device_bytes": self.memory_per_device_bytes,
             "memory_margin_bytes": self.memory_margin_bytes,
             "step_seconds": self.step_seconds,

@@ -10,8 +10,11 @@ from kanawa.plugins import DeviceSpec
 from kanawa_parallel.plan.compiled.compilation import Compilation, compile_program, compiler_devices
 from kanawa_parallel.plan.compiled.count import compiled_report
 from kanawa_parallel.plan.compiled.values import with_values
+from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.quick.estimate import NOTE, quick_report
+from kanawa_parallel.plan.report.prices import Prices
 from kanawa_parallel.plan.report.report import Report
+from kanawa_parallel.plan.serving_room import serving_room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,3 +49,13 @@ def plan_target(
     compilation = compile_program(composition, program, dump)
     report = with_values(compiled_report(compilation, device), compilation)
     return PlannedTarget(report, compilation)
+
+
+def finished_report(planned: PlannedTarget, composition: Composition, prices: Prices | None) -> Report:
+    """Returns a plan's report with its cost, and of a decoding step with the target's room for caches."""
+    report = planned.report
+    if prices is not None:
+        report = prices.priced(report, composition.required_target().device.name)
+    if report.program == DECODE:
+        report = dataclasses.replace(report, serving=serving_room(composition).as_json())
+    return report
