@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kanawa.cli.arguments import EXPERIMENT_HELP, composition_arguments, json_argument
 from kanawa.cli.output import write, write_json
 from kanawa.errors import UsageError
 from kanawa.plugins import Command, host
-
-if TYPE_CHECKING:
-    from kanawa.kernels.choice import KernelChoice
 
 #: The package that adds options to this verb, and those of them that say so where it isn't installed.
 _TOOLS, _INSTALL = "kanawa-kernel-tools", "kanawa[kernel-tools]"
