@@ -97,7 +97,6 @@ LEFT: dict[str, frozenset[tuple[str, str]]] = {
 #: Circles that are left, each named by its files or folders.
 CIRCLES_LEFT: frozenset[tuple[str, ...]] = frozenset(
     {
-        ("kanawa.module.context", "kanawa.module.module"),
         ("kanawa_runtime.serve.http.answers", "kanawa_runtime.serve.http.metrics"),
         (
             "kanawa_runtime.serve.adapters",

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 from kanawa.cli.main import main
-from kanawa.cli.scaffold.kinds import NAMES, kind_called
+from kanawa.cli.scaffold.kinds import NAMES, load_kind
 from kanawa.cli.scaffold.names import plugin_names
 from kanawa.cli.scaffold.package import package_files
 from kanawa.cli.scaffold.publisher import publisher
@@ -89,5 +89,5 @@ def test_bad_publishers_are_refused_before_anything_is_written(tmp_path, capsys,
 
 def test_no_kind_is_offered_without_somebody_who_looks_it_up():
     for kind in NAMES:
-        for group in kind_called(kind).entry_points:
+        for group in load_kind(kind).entry_points:
             assert group in {kind.name for kind in CORE_KINDS}, f"new plugin --kind {kind} writes what nobody reads"

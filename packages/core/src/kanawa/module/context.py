@@ -8,13 +8,14 @@ import contextvars
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
 from kanawa.arrays.prng import fold_name
 from kanawa.arrays.tree import merge_trees, unflatten_paths
 from kanawa.errors import ContextError
+from kanawa.foreign.named import NamedModule
 from kanawa.module.outputs import Collector, twice
 
 try:
@@ -25,7 +26,7 @@ except ImportError:
     from jax.extend.core import get_opaque_trace_state
 
 if TYPE_CHECKING:
-    from kanawa.module.module import Module
+    from kanawa.module.metrics import Metric
 
 WRAPPERS = "kn.scan, kn.remat, kn.vmap, kn.cond, kn.while_loop, kn.grad, kn.shard_map or kn.jit"
 
@@ -55,6 +56,24 @@ def trace_state() -> Any:
     return get_opaque_trace_state(convention="flax")
 
 
+class RunningModule(NamedModule, Protocol):
+    """A module as its context sees it."""
+
+    @property
+    def parent(self) -> "RunningModule | None":
+        """The module that has this one as a child; None at the root."""
+        ...
+
+    @property
+    def children(self) -> "Mapping[str, RunningModule]":
+        """The modules below, by name."""
+        ...
+
+    def record(self, name: str, metric: "Metric") -> None:
+        """Records a metric under the module's path."""
+        ...
+
+
 @dataclasses.dataclass
 class Context:
     """One call of one module; `call` marks this call alone.
@@ -63,7 +82,7 @@ class Context:
     without the names of calls, because parameters and state belong to the module, not to one call of it.
     """
 
-    module: "Module"
+    module: "RunningModule"
     path: str
     params: Mapping[str, Any]
     state: Mapping[str, Any]
@@ -78,7 +97,7 @@ class Context:
     num_keys: int = 0
     home: str = ""
 
-    def child(self, module: "Module", name: str, call: str = "") -> "Context":
+    def child(self, module: "RunningModule", name: str, call: str = "") -> "Context":
         """Returns the context for a call of the child `name`; `call` tells it from other calls of the same child."""
         key = self.key
         if key is not None:
@@ -141,7 +160,7 @@ class Context:
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("kanawa", default=None)
 #: The name of the calls made now, and the module that makes them: what those calls call in turn has its own names.
-_call_name: contextvars.ContextVar[tuple[str, "Module | None"]] = contextvars.ContextVar(
+_call_name: contextvars.ContextVar[tuple[str, "RunningModule | None"]] = contextvars.ContextVar(
     "kanawa_call_name", default=("", None)
 )
 
@@ -201,7 +220,7 @@ def record_kernel(choice: Any) -> None:
         context.collector.kernels[choice] = context.collector.kernels.get(choice, 0) + choice.count
 
 
-def child_context(target: "Module") -> Context | None:
+def child_context(target: "RunningModule") -> Context | None:
     """Returns the context for calling `target` from the running module, or None where there is no way to it.
 
     Goes down from the running module; for a module shared by an ancestor, first up to that ancestor.
@@ -211,10 +230,10 @@ def child_context(target: "Module") -> Context | None:
     if context is None or caller is not context.module:
         call = ""
     while context is not None:
-        chain: list[Module] = []
+        chain: list[RunningModule] = []
         # From the target upwards: ends at the running module, or behind the root, and then the next context out is
         # tried.
-        node: Module | None = target
+        node: RunningModule | None = target
         while node is not None and node is not context.module:
             chain.append(node)
             node = node.parent

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from kanawa.errors import ContextError, ModuleError
 from kanawa.module.emission import Wanted
-from kanawa.module.metrics import Mean, Metric
+from kanawa.module.metrics import Metric
 
 
 @jax.tree_util.register_dataclass
@@ -81,10 +81,6 @@ class Outputs:
             )
             raise ModuleError(message)
         return min(primary or self.losses, default=None)
-
-    def loss_metrics(self) -> dict[str, Metric]:
-        """Returns each loss term, without its coefficient, as a mean."""
-        return {path: Mean(loss.total, loss.weight) for path, loss in self.losses.items()}
 
     def merge(self, other: "Outputs") -> "Outputs":
         """Returns the outputs of two parts of one computation: sums add, later state and emissions win."""

@@ -12,8 +12,8 @@ from kanawa.testing.compare import Examples
 
 from kanawa_kernel_tools.examples.space import Space
 
-_FP32 = dict.fromkeys(("x_dtype", "weight_dtype", "sum_dtype", "dtype"), "float32")
-_BF16 = dict.fromkeys(("x_dtype", "weight_dtype", "sum_dtype", "dtype"), "bfloat16")
+_FP32: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "sum_dtype", "dtype"), "float32")
+_BF16: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "sum_dtype", "dtype"), "bfloat16")
 _TO_FP32 = _BF16 | {"sum_dtype": "float32", "dtype": "float32"}
 
 BASE = MatmulProblem(rows=128, inner=256, outputs=96, **_FP32)

@@ -1,1 +1,1 @@
-"""What the catalog's components are, for the people who choose among them: one line, fields, reach, size."""
+"""What the catalog's components are, for the people who choose among them: one line, fields, size."""

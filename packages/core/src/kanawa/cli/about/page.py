@@ -7,7 +7,6 @@ from typing import Any
 
 from kanawa.cli.about.counts import COUNTED, Counts, short
 from kanawa.cli.about.fields import FieldLine, field_lines
-from kanawa.cli.about.reach import reach
 from kanawa.cli.about.summary import summary
 from kanawa.cli.output import write, write_table
 from kanawa.errors import UnknownNameError, did_you_mean
@@ -43,8 +42,6 @@ def as_json(kind: str, name: str) -> dict[str, Any]:
     }
     record |= {"description": summary(state), "documentation": documentation(value)}
     record["fields"] = [line.as_json() for line in field_lines(value)]
-    if kind == "modifiers":
-        record["reaches"] = reach(value)
     if kind in COUNTED:
         counts = Counts()
         count = counts.of(state)
@@ -76,8 +73,6 @@ def write_page(record: dict[str, Any]) -> None:
         total, active = record["parameters"], record["active_parameters"]
         met = f", of which a token meets {active:,} ({short(active)})" if active != total else ""
         write(f"\n{total:,} parameters ({short(total)}){met}")
-    if record.get("reaches"):
-        write(f"\nreaches: {', '.join(record['reaches'])}")
     if record["fields"]:
         write()
         rows = [

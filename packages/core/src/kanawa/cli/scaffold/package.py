@@ -7,98 +7,37 @@ from pathlib import Path
 from string import Template
 
 from kanawa._version import __version__
-from kanawa.cli.scaffold.kinds import Kind, kind_called
+from kanawa.cli.scaffold.kinds import Kind, load_kind, load_texts
 from kanawa.cli.scaffold.names import Names
 from kanawa.cli.scaffold.publisher import Publisher, publisher
 from kanawa.errors import UsageError
 
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling>=1.27"]
-build-backend = "hatchling.build"
-
-[project]
-name = "$distribution"
-description = "A Kanawa plugin."
-readme = "README.md"
-requires-python = ">=3.11"
-version = "0.1.0"
-license = "$license"
-authors = [$author]
-keywords = ["kanawa", "kanawa-plugin", "jax"]
-classifiers = [
-  "Development Status :: 3 - Alpha",
-  "Programming Language :: Python :: 3 :: Only",
-  "Topic :: Scientific/Engineering :: Artificial Intelligence",
-]
-dependencies = [
-  "kanawa$extras>=$core_floor,<$core_end",
-  "jax>=0.10,<0.13",
-]
-
-$entry_points
-[dependency-groups]
-test = [
-  "pytest>=8.3",
-]
-
-[tool.hatch.build.targets.wheel]
-packages = ["src/$package"]
-
-[tool.pytest.ini_options]
-kanawa_strict = $strict
-testpaths = ["tests"]
-"""
-_README = """\
-# $distribution
-
-A plugin for Kanawa. It offers:
-
-$offers
-
-```sh
-pip install .
-$usage
-```
-
-Its tests come from Kanawa's conformance kit, the one that Kanawa's own packages pass:
-
-```sh
-pip install pytest && python -m pytest
-```
-
-Of Kanawa it requires `kanawa$extras` alone. What core 0.N offers is removed no earlier than 0.(N+3).
-"""
-_CHANGELOG = """\
-# Changelog
-
-## 0.1.0 (unreleased)
-
-- First version.
-"""
 _SUPPORTED_MINORS = 3
 
 
 def package_files(names: Names, kind: str, by: Publisher | None = None) -> dict[str, str]:
     """Returns every file of the package: path to text."""
-    chosen = kind_called(kind)
+    chosen = load_kind(kind)
     fill, by = _filler(names), by or publisher(names.distribution)
-    files = {
-        "pyproject.toml": fill(
-            _PYPROJECT,
-            entry_points=_entry_points(names, chosen),
-            extras=chosen.extras,
-            strict=str(chosen.strict).lower(),
-            license=by.license,
-            author=by.author,
-        ),
-        "README.md": fill(_README, offers=_offers(names, chosen), usage=fill(chosen.usage), extras=chosen.extras),
-        "CHANGELOG.md": _CHANGELOG,
-        f"src/{names.package}/__init__.py": f'"""{names.class_name} for Kanawa."""\n',
-        f"src/{names.package}/py.typed": "",
-        "tests/test_conformance.py": fill(chosen.conformance),
+    values = {
+        "entry_points": _entry_points(names, chosen),
+        "offers": _offers(names, chosen),
+        "usage": fill(chosen.usage),
+        "extras": chosen.extras,
+        "strict": str(chosen.strict).lower(),
+        "license": by.license,
+        "author": by.author,
     }
-    return files | {f"src/{names.package}/{file}": fill(text) for file, text in chosen.sources.items()}
+    package = f"src/{names.package}"
+    return {
+        **{file: fill(text, **values) for file, text in load_texts("package").items()},
+        f"{package}/__init__.py": f'"""{names.class_name} for Kanawa."""\n',
+        f"{package}/py.typed": "",
+        **{
+            f"{'tests' if file == 'test_conformance.py' else package}/{file}": fill(text)
+            for file, text in chosen.texts.items()
+        },
+    }
 
 
 def write_package(names: Names, kind: str, into: Path, by: Publisher | None = None) -> list[Path]:

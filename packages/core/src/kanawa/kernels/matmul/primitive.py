@@ -26,7 +26,8 @@ def call_kernel(
     kernel: Kernel, problem: MatmulProblem, x: Float[Array, "..."], weight: Float[Array, "..."]
 ) -> Float[Array, "rows outputs"]:
     """Returns the result of a kernel, differentiable in both operands in both modes."""
-    return _matmul.bind(x, weight, problem=problem, kernel=kernel)
+    out: Array = _matmul.bind(x, weight, problem=problem, kernel=kernel)
+    return out
 
 
 def _selected(problem: MatmulProblem, x: Any, weight: Any) -> Any:
@@ -35,7 +36,7 @@ def _selected(problem: MatmulProblem, x: Any, weight: Any) -> Any:
 
 def _computed(x: Array, weight: Array, *, problem: MatmulProblem, kernel: Kernel) -> Array:
     with jax.named_scope(scope_name(kernel.name, problem.describe())):
-        out = kernel.apply(problem, {"x": x, "weight": weight})
+        out: Array = kernel.apply(problem, {"x": x, "weight": weight})
     if out.shape != problem.out_shape or out.dtype != jnp.dtype(problem.dtype):
         message = (
             f"{kernel.name} returned {out.dtype}{list(out.shape)} for {problem.describe()}; expected "

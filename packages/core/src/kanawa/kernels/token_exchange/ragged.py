@@ -63,7 +63,8 @@ class RaggedTokenExchange(Kernel):
 
 def _exchange(rows: jax.Array, room: jax.Array, route: dict[str, jax.Array], axis: str) -> jax.Array:
     places = (route[name].astype(jnp.int32) for name in ("input", "sent", "output", "received"))
-    return jax.lax.ragged_all_to_all(rows, room, *places, axis_name=axis)
+    exchanged: jax.Array = jax.lax.ragged_all_to_all(rows, room, *places, axis_name=axis)
+    return exchanged
 
 
 def _starts(sizes: jax.Array) -> jax.Array:
