@@ -45,5 +45,5 @@ def test_a_pipeline_and_shared_keys_refuse_each_other_by_name():
         tiny("shared-kv", "pipeline:microbatches=2")
     cfg = Experiment(model=tiny())
     kn.replace(cfg, target=RepeatedStack, new=PipelinedStack.Config(microbatches=2))
-    with pytest.raises(ConfigError, match="shared-kv: .* PipelinedStack.Config runs its layers otherwise than a Rep"):
+    with pytest.raises(ConfigError, match="shared-kv: .* PipelinedStack.Config is neither a Rep"):
         configured("shared-kv", {})(cfg)

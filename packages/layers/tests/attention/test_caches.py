@@ -162,5 +162,5 @@ def test_pages_of_bits_take_floats_of_16_bits_only():
     token, lengths = jnp.ones((2, 1, 2, 4)), jnp.zeros(2, jnp.int32)
     view = cache.extend(state, token.astype(jnp.bfloat16), token.astype(jnp.bfloat16), Sequences(lengths=lengths))
     assert np.array_equal(jax.lax.bitcast_convert_type(view.k[0, 0], jnp.bfloat16), token[0, 0].astype(jnp.bfloat16))
-    with pytest.raises(ModuleError, match="keeps floats of 16 bits, and is given float32; leave its `bits` unset"):
+    with pytest.raises(ModuleError, match="stores 16-bit floats, but got float32; leave `bits` unset"):
         cache.extend(state, token, token, Sequences(lengths=lengths))

@@ -91,7 +91,7 @@ def test_sigmoid_weighs_each_key_on_its_own():
 
 def test_a_sigmoid_has_no_sinks():
     cfg = PLAIN.clone().set(dot_product=SigmoidDotProduct.Config(), sinks=ZeroSinks.Config())
-    with pytest.raises(ModuleError, match="sigmoid attention was given sinks, which belong to a softmax"):
+    with pytest.raises(ModuleError, match="sigmoid attention doesn't support sinks, which belong to a softmax"):
         outcome(cfg)
 
 
@@ -141,7 +141,7 @@ def test_a_ring_refuses_a_mask_that_is_not_causal():
     layer = grouped(mask=Bidirectional.Config(), cache=RingCache.Config()).build(name="attention")
     specs = layer.cache_spec(2, 8, "float32")
     cache = {name: jnp.zeros(spec.shape) for name, spec in specs.items()}
-    with pytest.raises(ModuleError, match="the mask full isn't causal, and this cache hides its empty places"):
+    with pytest.raises(ModuleError, match="the mask full isn't causal, and only causality hides this cache's empty entries"):
         kn.functional(layer)(random_parameters(layer), {}, X, Sequences(lengths=jnp.zeros((), int)), cache)
 
 
@@ -181,5 +181,5 @@ def test_no_memory_and_too_much_of_it():
         outcome(CROSS)
     layer = CROSS.clone().set(memory_length=4).build(name="attention")
     cache = {name: jnp.zeros(spec.shape, spec.dtype) for name, spec in layer.cache_spec(2, 20, "float32").items()}
-    with pytest.raises(ModuleError, match="the memory has 5 tokens and its cache room for 4; raise memory_length"):
+    with pytest.raises(ModuleError, match="the memory has 5 tokens but its cache holds 4; raise memory_length"):
         kn.functional(layer)(random_parameters(layer), {}, X, Sequences(memory=MEMORY), cache)

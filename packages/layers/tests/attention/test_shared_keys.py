@@ -191,8 +191,8 @@ def test_taking_keys_is_attending_to_the_other_layers_input():
             grouped(sharing=TAKE),
             "2 heads of width 4, .* 4 query heads of width 8",
         ),
-        (grouped(sharing=OFFER, window=3), grouped(sharing=TAKE), "sees all keys, .* from a layer that keeps 3"),
-        (grouped(sharing=OFFER, window=3), grouped(sharing=TAKE, window=4), "sees 4 keys back, .* that keeps 3"),
+        (grouped(sharing=OFFER, window=3), grouped(sharing=TAKE), "sees all keys, .* from a layer that caches 3"),
+        (grouped(sharing=OFFER, window=3), grouped(sharing=TAKE, window=4), "sees 4 keys back, .* that caches 3"),
         (latent(sharing=OFFER), grouped(sharing=TAKE), "1 heads of width 10, .* of width 8"),
     ],
 )
@@ -212,7 +212,7 @@ class Elsewhere(Stack):
     ("stack", "options", "message"),
     [
         (lambda: mamba2_tiny().stack, {}, "can share keys and values: RepeatedStack.Config has Mamba2.Config"),
-        (lambda: Elsewhere.Config(num_layers=2, layer=block(grouped())), {}, "Elsewhere.Config runs its layers"),
+        (lambda: Elsewhere.Config(num_layers=2, layer=block(grouped())), {}, "Elsewhere.Config is neither a RepeatedStack nor"),
         (lambda: repeated(2), {"every": 3}, "of 2 layers has too few for every=3: it needs 3 of each of the 1 kinds"),
         (lambda: repeated(2), {"last": 2}, "of 2 layers has too few for last=2: 1, one of each kind"),
         (lambda: repeated(2), {"every": 1}, "every is 1, expected at least 2"),

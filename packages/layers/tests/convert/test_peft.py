@@ -135,7 +135,7 @@ def test_tensors_that_are_no_adapter_of_the_model(folder, stored, change, said):
     ("values", "said"),
     [
         ({"peft_type": "IA3"}, "its peft_type is 'IA3', and only LORA"),
-        ({"use_dora": True}, "its use_dora is True, which no sum of two factors does"),
+        ({"use_dora": True}, "its use_dora is True, which low-rank factors can't express"),
         ({"bias": "all"}, "its bias is all"),
         ({"modules_to_save": ["lm_head"]}, r"its modules_to_save is \['lm_head'\]"),
         ({"init_lora_weights": "pissa_niter_16"}, "its init_lora_weights is pissa_niter_16"),

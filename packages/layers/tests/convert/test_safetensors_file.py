@@ -1,4 +1,4 @@
-"""The safetensors format against the reference implementation, and files that can't be right."""
+"""The safetensors format against the reference implementation, and invalid files."""
 
 import json
 import struct
@@ -63,7 +63,7 @@ TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (_file(b"{broken"), "isn't JSON"),
         (_file([1]), "a list, expected an object"),
         (_file(b'{"a": 1, "a": 2}'), "occurs twice"),
-        (_file({"a": {"dtype": "F32"}}), "no sound dtype, shape and data_offsets"),
+        (_file({"a": {"dtype": "F32"}}), "no valid dtype, shape and data_offsets"),
         (_file({"a": {**TENSOR, "dtype": "F4"}}, bytes(8)), "dtype 'F4'; known: F64"),
         (_file({"a": {**TENSOR, "shape": [-2]}}, bytes(8)), r"shape \(-2,\)"),
         (_file({"a": {**TENSOR, "shape": [3]}}, bytes(8)), "can't take 8 bytes"),

@@ -137,7 +137,7 @@ def test_losses_of_single_tokens_and_their_gradients(tied, cap):
 def test_what_is_no_rollout_or_has_no_reference_is_refused():
     built, params = model(kl=0.1)
     plain = Batch(*rollouts()[:5])
-    with pytest.raises(ModuleError, match=r"learns from its own rollouts, and this batch is a Batch; .* grpo:reward"):
+    with pytest.raises(ModuleError, match=r"learns from its own rollouts, but this batch is a Batch; .* grpo:reward"):
         kn.functional(built)(params, {}, plain, train=True)
     with pytest.raises(ModuleError, match=r"kl is 0.1, but the batch has no reference; set rollouts.reference=true"):
         kn.functional(built)(params, {}, rollouts(reference=False), train=True)

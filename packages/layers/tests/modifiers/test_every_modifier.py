@@ -140,7 +140,7 @@ def test_every_call_is_of_a_modifier_there_is():
 def test_positions_that_nobody_shares_any_more_are_gone_and_logged(where, caplog):
     cfg = configured("rope", {"where": where})(Experiment(model=family("t5")))
     assert cfg.model.encoder.relative_bias is cfg.model.decoder.relative_bias is None
-    assert "rope: model.encoder.relative_bias is gone, as no layer shares it any more" in caplog.text
+    assert "rope: model.encoder.relative_bias is removed, because no layer shares it any more" in caplog.text
     program(cfg.model)
 
 
@@ -162,7 +162,7 @@ def test_a_block_does_not_lose_a_branch():
         configured("block", {"kind": "parallel-block", "where": "model.decoder.**"})(Experiment(model=family("t5")))
     with pytest.raises(
         ConfigError,
-        match="it has no attention and feed_forward to give it and would lose its mixer",
+        match="it has no attention and feed_forward for it and would lose its mixer",
     ):
         configured("block", {"kind": "parallel-block"})(Experiment(model=family("mamba2")))
 
@@ -194,5 +194,5 @@ def test_published_lengths_and_a_model_that_does_not_say():
         assert {n.scaling.original_length for _, n in cfg.walk() if isinstance(n, Rotary.Config)} == {length}
     silent = Experiment(model=kn.component("models", "llama-tiny")())
     kn.replace(silent, target=Rotary, edit=lambda node: node.set(trained_length=None))
-    with pytest.raises(ConfigError, match="rope-yarn: a rotary embedding under .* give original_length=…"):
+    with pytest.raises(ConfigError, match="rope-yarn: a rotary embedding under .* pass original_length=…"):
         yarn(silent)

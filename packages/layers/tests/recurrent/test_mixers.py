@@ -105,7 +105,7 @@ def test_the_future_does_not_reach_back(bundle, whole):
 
 
 def test_a_ragged_row_is_refused(bundle):
-    with pytest.raises(ModuleError, match="keeps a state for each row"):
+    with pytest.raises(ModuleError, match="has a state for each row"):
         bundle(X[:1], Sequences(lengths=jnp.zeros(2, int), query_starts=jnp.array([0, 4, 11])), bundle.empty(2))
 
 

@@ -1,4 +1,4 @@
-"""A feed-forward whose maths another library's module does, while its parameters are ours.
+"""A feed-forward computed by another library's module with parameters of ours.
 
 Each array of the foreign module is one parameter of this layer: initialised from our key, sharded by our rules, in our
 checkpoints and optimizer state under its own path.
@@ -50,14 +50,14 @@ class AdaptedFeedForward(FeedForward):
                 axes=self.config.axes.get(name, whole),
                 init=DrawnByModule(self, name),
                 dtype=str(leaf.dtype),
-                # A foreign module doesn't say what decays: matrices do, biases and scales of norms don't.
+                # A foreign module doesn't declare weight decay: matrices decay, biases and scales of norms don't.
                 weight_decay=float(len(leaf.shape) > 1),
             )
 
     @kn.nowrap
     @abc.abstractmethod
     def arrays(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Returns the parameters of the foreign module, by name, as it draws them from `key`."""
+        """Returns the foreign module's parameters by name, drawn from `key`."""
 
     @abc.abstractmethod
     def call(self, tokens: Float[Array, "N E"], values: dict[str, jax.Array]) -> Float[Array, "N E"]:
@@ -76,7 +76,7 @@ class AdaptedFeedForward(FeedForward):
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
-        """Returns two operations for each element of a matrix."""
+        """Returns two FLOPs for each element of a matrix."""
         del context_length
         return 2.0 * sum(math.prod(spec.shape) for spec in self.param_specs.values() if len(spec.shape) > 1)
 
@@ -99,7 +99,7 @@ class AdaptedFeedForward(FeedForward):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnByModule:
-    """Draws a parameter as the foreign module does; under jit, what it draws besides costs nothing."""
+    """Draws a parameter as the foreign module does; under jit, its other draws cost nothing."""
 
     layer: AdaptedFeedForward
     name: str
@@ -117,7 +117,7 @@ def parameter_name(path: tuple[Any, ...]) -> str:
 
 @functools.cache
 def library(name: str, extra: str) -> Any:
-    """Returns another library's module, imported now; raises UsageError that says how to install it."""
+    """Returns another library's module, imported now; raises UsageError with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

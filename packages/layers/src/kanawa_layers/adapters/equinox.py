@@ -39,7 +39,7 @@ class EquinoxFeedForward(AdaptedFeedForward):
         return jax.vmap(lambda token, key: module(token, key=key))(tokens, keys)
 
     def _with(self, values: dict[str, jax.Array]) -> Any:
-        """Returns the module with these arrays in the places of its own."""
+        """Returns the module with its arrays replaced by these."""
         eqx = library("equinox", "equinox")
         # Abstract, since the arrays it would draw are replaced at once.
         abstract = eqx.filter_eval_shape(lambda key: self._made(key=key), jax.random.key(0))

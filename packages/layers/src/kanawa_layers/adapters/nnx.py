@@ -31,7 +31,7 @@ class NNXFeedForward(AdaptedFeedForward):
 
         def describe(key: jax.Array) -> Any:
             graph, params = self._split(key)
-            held.append(graph)  # It is static, and no result of a traced function.
+            held.append(graph)  # It is static, so a traced function can't return it.
             return params
 
         params = jax.eval_shape(describe, jax.random.key(0))

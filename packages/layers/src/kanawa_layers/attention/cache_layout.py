@@ -1,4 +1,4 @@
-"""The arrays every kind of key-value cache keeps: `keys`, and `values` unless they are part of the keys."""
+"""The arrays of every key-value cache: `keys`, and `values` unless they are part of the keys."""
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,16 @@ def layout(
 
 
 def kept_arrays(k: jax.Array, v: jax.Array | None) -> dict[str, jax.Array]:
-    """Returns new keys and values under the names they are kept by."""
+    """Returns new keys and values under their names in the cache."""
     return {"keys": k} if v is None else {"keys": k, "values": v}
 
 
 def apart(k: jax.Array, v: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-    """Returns new keys and values [B, T, K, D] whose numbers can harm nobody but the tokens that see them.
+    """Returns new keys and values [B, T, K, D] in which non-finite values affect only tokens that attend to them.
 
-    Kernels weigh a hidden value with zero, and zero times NaN is NaN: in a pool, where pages change hands, one row's
-    NaN would reach whoever gets its page. Scores of hidden keys are replaced instead, so it is the key that becomes
-    NaN, and the value zero. Where keys serve as values too, such a token becomes as large as its dtype allows.
+    Kernels multiply a masked value by zero, and zero times NaN is NaN: in a pool whose pages are reused, one row's NaN
+    would reach the page's next owner. Scores of masked keys are replaced, so such a token gets a key of NaN and a value
+    of zero. Where keys are also the values, it gets the largest number of its dtype.
     """
     if not jnp.issubdtype(k.dtype, jnp.floating):
         return k, v

@@ -23,9 +23,9 @@ def write_after(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Arr
 
     A scalar length writes one slice; a length per row writes one slice a row, a scatter.
     """
-    # An update slice takes one dtype; the cache keeps its own.
+    # An update slice needs the cache's dtype.
     new = new.astype(cache.dtype)
-    # XLA moves a slice that would pass the end back inside, over older tokens: a cache must be as long as the row gets.
+    # XLA shifts a slice that would pass the end, which overwrites older tokens: a cache must be as long as its row.
     if lengths.ndim == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, lengths, axis=1)
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)

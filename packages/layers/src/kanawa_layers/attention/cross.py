@@ -20,9 +20,9 @@ from kanawa_layers.basic.linear import Linear
 class CrossAttention(SequenceMixer):
     """Every token sees the whole memory of its row, or of its segment where both sides have segment ids.
 
-    The cache keeps the projected memory, of at most `memory_length` tokens (None: as long as the cache). A call with
-    `Sequences.memory` fills it; later calls without one read it. `memory_dim` None is the stream's width.
-    Tags for remat: query, key, value, attention_output, attention_projection.
+    The cache stores the projected memory, at most `memory_length` tokens (None: the cache's length). A call with
+    `Sequences.memory` fills it; later calls without one read it. `memory_dim` None is the stream's width. Tags for
+    remat: query, key, value, attention_output, attention_projection.
     """
 
     query: Linear
@@ -113,7 +113,7 @@ class CrossAttention(SequenceMixer):
         """Returns the layout of the projected memory and of its segment ids, 0 where there is nothing."""
         size, heads = self.config.memory_length or length, self.heads
         shape, axes = (rows, size, heads.kv_heads, heads.head_dim), ("batch", None, "kv_heads", "head_dim")
-        # Segment ids are kept with the keys: later calls get no memory, and yet have to leave its padding out.
+        # Segment ids are cached with the keys: later calls get no memory but must still mask its padding.
         arrays = {name: kn.ParamSpec(shape, axes, dtype, kn.zeros) for name in ("keys", "values")}
         return {**arrays, "segment_ids": kn.ParamSpec((rows, size), ("batch", None), "int32", kn.zeros)}
 
@@ -128,7 +128,7 @@ def _filled(cache: CacheState, k: jax.Array, v: jax.Array, segment_ids: jax.Arra
     """Returns the cache with this memory in place of what was there; raises ModuleError where it doesn't fit."""
     length, size = k.shape[1], cache["keys"].shape[1]
     if length > size:
-        message = f"the memory has {length} tokens and its cache room for {size}; raise memory_length"
+        message = f"the memory has {length} tokens but its cache holds {size}; raise memory_length"
         raise ModuleError(message)
     # A cache is often longer than its memory. Real segments count from 1, so that the rest, zeros, is padding.
     segment_ids = jnp.ones(k.shape[:2], jnp.int32) if segment_ids is None else segment_ids

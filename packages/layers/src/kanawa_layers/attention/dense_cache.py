@@ -13,7 +13,7 @@ class DenseCache(Cache):
     """Keys [rows, length, kv_heads, head_dim] and values likewise, in the cache's dtype."""
 
     class Config(Cache.Config):
-        """Nothing beyond the shapes the attention layer gives."""
+        """Has no fields but the shapes that the attention layer sets."""
 
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
@@ -27,13 +27,13 @@ class DenseCache(Cache):
         v: Num[Array, "B T K D"] | None,
         sequences: Sequences,
     ) -> CacheView:
-        """Writes the new tokens at `sequences.lengths`; what lies past a row's length is rubbish that causality hides.
+        """Writes the new tokens at `sequences.lengths`; causality hides arbitrary entries past a row's length.
 
-        A mask that isn't causal is told where each row ends.
+        A mask that isn't causal gets the rows' lengths.
         """
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         rows = take_rows(state, sequences)
         rows = {name: write_after(rows[name], new, lengths) for name, new in kept_arrays(k, v).items()}
-        # Right-padded prompts count as written; tokens decoded next overwrite what is past a row's real end.
+        # Padding at a prompt's right end is written too; tokens decoded next overwrite it.
         ends = jnp.broadcast_to(lengths + k.shape[1], (k.shape[0],))
         return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), kv_lengths=ends)

@@ -1,4 +1,4 @@
-"""How scores weigh values: a slot of every attention layer. Here its contract and the usual softmax."""
+"""How scores weigh values, a slot of every attention layer: the contract and the usual softmax."""
 
 import abc
 from typing import ClassVar
@@ -20,7 +20,7 @@ class DotProduct(kn.Module):
     """Attends with queries over keys and values: weights(mask(cap(scale * q k^T) + bias)) v.
 
     Attributes:
-        takes_slopes: `forward` also takes `alibi_slopes` [H], in place of the bias that they stand for.
+        takes_slopes: `forward` also takes `alibi_slopes` [H], in place of the equivalent bias.
     """
 
     takes_slopes: ClassVar[bool] = False
@@ -41,9 +41,9 @@ class DotProduct(kn.Module):
         sinks: Float[Array, " H"] | None = None,
         kv_segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B T H V"]:
-        """Returns what each query gets. `keys.state` is None where keys are those of the same call.
+        """Returns each query's weighted values. `keys.state` is None where the keys come from the same call.
 
-        `kv_segment_ids` are those of keys that come from elsewhere than the queries' own row.
+        `kv_segment_ids` are for keys that don't come from the queries' own row.
         """
 
 
@@ -70,8 +70,8 @@ class SoftmaxDotProduct(DotProduct):
         v = keys.k if keys.v is None else keys.v
         prefix = sequences.prefix_lengths if mask.needs_prefix else None
         if keys.state is None:
-            # With positions in arrays no kernel knows beforehand which blocks a mask hides, so they are given only
-            # where needed: causality and windows ask for differences, which are the same in a packed row.
+            # With positions in arrays no kernel knows in advance which blocks a mask hides, so they are passed only
+            # where needed: causality and windows depend on differences, which are the same in a packed row.
             placed = positions if sequences.positions is not None and mask.uses & _ABSOLUTE else None
             return attention(
                 q, keys.k, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
@@ -82,9 +82,9 @@ class SoftmaxDotProduct(DotProduct):
             )  # fmt: skip
         check_mask_of_cache(keys, mask)
         paged = keys.page_table is not None
-        # Decode kernels know the layout where a row's queries are its last tokens, so say it that way if it is so.
+        # Decode kernels support rows whose queries are the last tokens without explicit positions.
         last = sequences.positions is None and keys.kv_positions is None and (paged or q.shape[1] == 1)
-        # Causality already hides what lies past a row's end, so most masks need no second comparison with it.
+        # Causality already hides entries past a row's end, so most masks need no lengths.
         ends = last or paged or not mask.causal or mask.needs_prefix
         return attention(
             q, keys.k, v, mask=mask, bias=bias, sinks=sinks, alibi_slopes=alibi_slopes,
@@ -104,7 +104,7 @@ def score_offsets(
     kv_positions: Int[Array, "B S"],
     num_heads: int,
 ) -> dict[str, jax.Array | None]:
-    """Returns what positions add to scores, as the argument of `DotProduct.forward` that says it best."""
+    """Returns what positions add to scores, as the cheapest argument of `DotProduct.forward`."""
     slopes = by.slopes(num_heads) if dot_product.takes_slopes else None
     if slopes is not None:
         return {"alibi_slopes": slopes}
@@ -119,10 +119,10 @@ def query_segments(q: jax.Array, sequences: Sequences, kv_segment_ids: jax.Array
 
 
 def check_mask_of_cache(keys: CacheView, mask: MaskSpec) -> None:
-    """Raises ModuleError where empty places of a cache would be seen, because only causality hides them."""
+    """Raises ModuleError where the mask would show empty entries of a cache, which only causality hides."""
     if keys.kv_positions is not None and not mask.causal:
         message = (
-            f"the mask {mask.describe()} isn't causal, and this cache hides its empty places behind causality; "
+            f"the mask {mask.describe()} isn't causal, and only causality hides this cache's empty entries; "
             f"use a dense or paged cache"
         )
         raise ModuleError(message)

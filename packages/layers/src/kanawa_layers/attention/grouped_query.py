@@ -30,11 +30,11 @@ from kanawa_layers.positions.rotary import Rotary
 class GroupedQueryAttention(SequenceMixer, Joinable):
     """Attention of `num_heads` query heads over `num_kv_heads` key and value heads.
 
-    Slots: projections (`qkv` set: one fused kernel in place of three), mask, positions, query and key norms (over
-    one head, or over all at once), scale of queries, sinks, gate, dot product, and cache. `window` narrows a causal
-    mask to that many keys, the query's own included. `scale` multiplies scores; None: head_dim ** -0.5. `sharing`
-    offers keys and values to later layers, or takes those of one before: `key`, `value` and `cache` then lie idle.
-    Tags for remat: query, key, value, attention_output, attention_projection.
+    Slots: projections (`qkv` set: one fused weight in place of three), mask, positions, query and key norms (over one
+    head, or over all at once), scale of queries, sinks, gate, dot product, and cache. `window` narrows a causal mask to
+    that many keys, the query's own included. `scale` multiplies scores; None: head_dim ** -0.5. `sharing` offers keys
+    and values to later layers, or takes those of an earlier one: `key`, `value` and `cache` are then unused. Tags for
+    remat: query, key, value, attention_output, attention_projection.
     """
 
     query: Linear | None
@@ -88,7 +88,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
                 "gate": "",
             },
             apart={
-                # Each key head's part is its queries, its key and its value: all but the last two are queries.
+                # Each key head has its queries, then its key and its value.
                 "qkv": (
                     kn.foreign.Sliced(name="q_proj", axis=-2, stop=-2),
                     kn.foreign.Sliced(name="k_proj", axis=-2, start=-2, stop=-1),
@@ -148,7 +148,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
             keys = CacheView(None, k, v) if cache is None else self.cache.extend(cache, k, v, sequences)
             # After the cache was extended, so that layers which take keys see those of earlier calls too.
             offer_keys(self, self.config.sharing, keys, self.mask)
-        # Asked of the keys, not of `cache`: a layer that takes keys has an empty cache of its own either way.
+        # Depends on the keys, not on `cache`: a layer that takes keys has an empty cache in either case.
         kv_positions = positions if keys.state is None else key_positions(keys)
         out = self.dot_product(
             q,
@@ -167,12 +167,12 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     def _queries(
         self, x: Float[Array, "B T E"], sequences: Sequences, positions: Int[Array, "B T"]
     ) -> Float[Array, "B T H D"]:
-        """Returns queries alone, for keys that are turned already."""
+        """Returns queries alone, for keys that are already rotated."""
         assert self.query is not None  # `check` refuses `qkv` where keys are taken
         q = self.query(x)
         q = q if self.query_norm is None else normed(self.query_norm, q, self.config.norm_all_heads)
         turning = positions if sequences.coordinates is None else sequences.coordinates
-        # No keys to turn, so none are given: an array without heads costs nothing.
+        # There are no keys to rotate: an array without heads costs nothing.
         q, _ = self.positions.rotate(q, q[:, :, :0], turning)
         q = self.tag("query", q if self.query_scale is None else self.query_scale(q, positions))
         return kn.constrain(q, ("batch", "length", "heads", "head_dim"))
@@ -180,13 +180,14 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     def _queries_keys_values(
         self, x: Float[Array, "B T E"], sequences: Sequences, positions: Int[Array, "B T"]
     ) -> tuple[Any, Any, Any]:
-        """Returns what enters the dot product: projected, normed, turned and scaled."""
+        """Returns the inputs of the dot product: projected, normalised, rotated and scaled."""
         q, k, v = project(self, x)
         everything = self.config.norm_all_heads
-        # Norms come before the turn: a rotation keeps lengths, but doesn't commute with a learned scale per dimension.
+        # Norms come before the rotation, which preserves lengths but doesn't commute with a learned scale per
+        # dimension.
         q = q if self.query_norm is None else normed(self.query_norm, q, everything)
         k = k if self.key_norm is None else normed(self.key_norm, k, everything)
-        # M-RoPE's coordinates turn queries and keys only; masks and caches go by the order of tokens.
+        # M-RoPE's coordinates rotate queries and keys only; masks and caches use the order of tokens.
         turning = positions if sequences.coordinates is None else sequences.coordinates
         q, k = self.positions.rotate(q, k, turning)
         q = q if self.query_scale is None else self.query_scale(q, positions)
@@ -196,7 +197,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     @classmethod
     def joined_config(cls, cfg: Config) -> Config | None:
         """Returns the config with `qkv` in place of the three projections."""
-        # What a subclass does with its projections is its own: it says so, or they stay apart.
+        # A subclass may use its projections otherwise: it must override this to have them fused.
         apart = cls is GroupedQueryAttention and cfg.qkv is None and not takes_keys(cfg.sharing)
         return cfg.clone().set(qkv=cfg.query.clone()) if apart and are_alike(cfg.query, cfg.key, cfg.value) else None
 

@@ -16,21 +16,21 @@ from kanawa_layers.attention.masks import reach
 
 
 class KeySharing(kn.Configurable):
-    """What an attention layer does with its keys and values besides attending to them; `name` says which ones."""
+    """Whether an attention layer shares its keys and values with other layers; `name` identifies them."""
 
     class Config(kn.Configurable.Config):
         name: str = "keys"
 
-    #: Whether the layer goes without projections and a cache of its own.
+    #: Whether the layer has no key and value projections and no cache.
     takes: ClassVar[bool] = False
 
 
 class OfferKeys(KeySharing):
-    """Keys and values are made as ever, and offered to the layers that follow."""
+    """Computes keys and values, and offers them to the layers that follow."""
 
 
 class TakeKeys(KeySharing):
-    """Keys and values are those that an earlier layer offers under the same name."""
+    """Uses the keys and values that an earlier layer offers under the same name."""
 
     takes = True
 
@@ -38,7 +38,7 @@ class TakeKeys(KeySharing):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedKeys:
-    """What passes from one layer to others: keys and values, turned already, and how far back they are kept."""
+    """Keys and values that one layer passes to others, already rotated, and how far back they reach."""
 
     view: CacheView
     reach: int | None = dataclasses.field(metadata={"static": True})
@@ -59,11 +59,11 @@ def taken_keys(layer: kn.Module, sharing: KeySharing.Config, mask: MaskSpec, key
     """Returns the keys and values that an earlier layer offers.
 
     Raises ModuleError where none does, where they aren't `key_dim` wide or their heads don't divide `num_heads`, and
-    where this layer's mask reaches further back than they are kept.
+    where this layer's mask reaches further back than they do.
     """
     shared = layer.offered(sharing.name)
     if not isinstance(shared, SharedKeys):
-        message = f"{layer.path} takes keys named {sharing.name!r}, but what is offered so is {type(shared).__name__}"
+        message = f"{layer.path} takes keys named {sharing.name!r}, but {type(shared).__name__} is offered"
         raise ModuleError(message)
     kv_heads, width = shared.view.k.shape[-2:]
     if width != key_dim or num_heads % kv_heads:
@@ -72,12 +72,12 @@ def taken_keys(layer: kn.Module, sharing: KeySharing.Config, mask: MaskSpec, key
             f"layer has {num_heads} query heads of width {key_dim}; layers that share keys need the same sizes"
         )
         raise ModuleError(message)
-    # A ring has overwritten what lies further back; in training nothing is missing yet, and it is said then already.
+    # A ring cache has overwritten older keys; training fails early, although there nothing is missing yet.
     wanted = reach(mask)
     if shared.reach is not None and (wanted is None or wanted > shared.reach):
         message = (
             f"{layer.path} sees {'all keys' if wanted is None else f'{wanted} keys back'}, but takes those named "
-            f"{sharing.name!r} from a layer that keeps {shared.reach}; share between layers of the same mask"
+            f"{sharing.name!r} from a layer that caches {shared.reach}; share between layers of the same mask"
         )
         raise ModuleError(message)
     return shared.view

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one small vector a token is cached."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one cached vector a token."""
 
 import math
 
@@ -24,12 +24,12 @@ class LatentAttention(SequenceMixer):
     """Keys and values of all heads are projections of one latent; one further key, shared by all heads, is rotated.
 
     Widths: `kv_rank` of the latent, `query_rank` of the queries' own (None: queries straight from the stream),
-    `nope_dim` and `rope_dim` of a head's unrotated and rotated query and key, `value_dim` of its value. Whole rows
-    expand keys and values. With a cache, which keeps latent and rotated key alone, the expansion moves into queries
-    and outputs ("absorbed"): every head then attends over the latents themselves. `scale` None is
-    (nope_dim + rope_dim) ** -0.5; with YaRN, DeepSeek multiplies it by `yarn_mscale(...) ** 2`.
-    `sharing` offers the latent to later layers, or takes an earlier one's: `kv_down`, `kv_norm`, `cache` then lie idle.
-    Tags for remat: query, latent, key, value, attention_output, attention_projection.
+    `nope_dim` and `rope_dim` of a head's unrotated and rotated query and key, `value_dim` of its value. Training
+    expands keys and values. A cache holds only the latent and the rotated key, and the expansion moves into queries and
+    outputs ("absorbed"): every head then attends over the latents themselves. `scale` None is (nope_dim + rope_dim) **
+    -0.5; with YaRN, DeepSeek multiplies it by `yarn_mscale(...) ** 2`. `sharing` offers the latent to later layers, or
+    takes an earlier one's: `kv_down`, `kv_norm`, `cache` are then unused. Tags for remat: query, latent, key, value,
+    attention_output, attention_projection.
     """
 
     query: Linear | None
@@ -128,15 +128,15 @@ class LatentAttention(SequenceMixer):
         else:
             assert self.kv_down and self.kv_norm and self.cache  # None only in a layer that takes keys
             latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
-            # The norm is on the latent alone: DeepSeek turns and caches the shared rotary key as it is projected.
+            # The norm is on the latent alone: DeepSeek rotates and caches the shared key without a norm.
             latent = self.tag("latent", self.kv_norm(latent))
             q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
-            # Unused, and gone once compiled, where there is no cache and nobody takes the keys.
+            # The compiler removes this where there is no cache and no layer takes the keys.
             kept = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
             keys = CacheView(None, kept, None) if cache is None else self.cache.extend(cache, kept, None, sequences)
             offer_keys(self, cfg.sharing, keys, self.mask)
         # Absorbed, a head is kv_rank + rope_dim wide instead of nope_dim + rope_dim (576 against 192 in DeepSeek-V3):
-        # three times the FLOPs of scores, which pays only where reading a cache, not multiplying, is the cost.
+        # three times the FLOPs of scores, which pays off only where reading the cache dominates.
         if keys.state is not None:
             out = self._absorbed(q_nope, q_rope, keys, sequences)
         else:
@@ -181,12 +181,13 @@ class LatentAttention(SequenceMixer):
         """Returns the same over the latents of the cache, which serve as keys and values of one shared head."""
         cfg = self.config
         to_key, to_value = jnp.split(self._up_weight(q_nope.dtype), [cfg.nope_dim], axis=-1)
-        # The scale stays that of the expanded width, nope_dim + rope_dim: these are the same scores, not wider ones.
+        # The scale is still that of the expanded width, nope_dim + rope_dim: the scores are the same.
         q_latent = jnp.einsum("bthn,lhn->bthl", q_nope, to_key)
         q = self._sharded(jnp.concatenate([q_latent, q_rope], axis=-1))
         positions = sequences.token_positions(q.shape[1])
         added = score_offsets(self.dot_product, self.positions, positions, key_positions(keys), cfg.num_heads)
-        # Values are the keys, rotated part included: cheaper to drop that part after than to copy the cache without.
+        # Values are the keys, rotated part included: dropping that part afterwards is cheaper than copying the cache
+        # without it.
         mixed = self.dot_product(q, keys, self.mask, sequences, positions, sinks=self._sinks(), **added)
         return jnp.einsum("bthl,lhv->bthv", mixed[..., : cfg.kv_rank], to_value)
 
@@ -194,7 +195,7 @@ class LatentAttention(SequenceMixer):
         return None if self.sinks is None else self.sinks()
 
     def _up_weight(self, dtype: jnp.dtype) -> Float[Array, "L H N_plus_V"]:
-        """Returns the weight of `kv_up`; an adapter beside it is multiplied out, as what it does to the identity."""
+        """Returns the weight of `kv_up`; an adapter is included by applying the layer to the identity."""
         if self.kv_up.adapter is None:
             return self.kv_up.dense_weight("weight")
         return self.kv_up(jnp.eye(self.config.kv_rank, dtype=dtype)[None])[0]

@@ -1,4 +1,4 @@
-"""Masks as config: who may attend to whom, combined with AllOf and AnyOf; each gives the operation's MaskSpec."""
+"""Masks as config: which keys a query may attend to, combined with AllOf and AnyOf; each builds a MaskSpec."""
 
 import abc
 import functools
@@ -9,7 +9,7 @@ from kanawa.kernels import MaskSpec
 
 
 class Mask(kn.Configurable):
-    """Says which keys a query may see. Segments of packed rows are kept apart in addition, always."""
+    """Says which keys a query may see. Segments of packed rows are always separated in addition."""
 
     @abc.abstractmethod
     def spec(self) -> MaskSpec:
@@ -62,7 +62,7 @@ class Chunked(Mask):
 
 
 class PrefixLM(Mask):
-    """Causal, but everyone sees the first `Sequences.prefix_lengths` tokens (Raffel et al. 2020, arXiv:1910.10683)."""
+    """Causal, but all see the first `Sequences.prefix_lengths` tokens (Raffel et al. 2020, arXiv:1910.10683)."""
 
     def spec(self) -> MaskSpec:
         """Returns causal-or-prefix."""
@@ -128,7 +128,7 @@ def reach(mask: MaskSpec) -> int | None:
     """Returns how many positions back a query sees at most, its own included; None without a bound."""
     if mask.prefix or not mask.causal:
         return None
-    # A cache keeps this many entries: without the query's own, a ring would overwrite a key that is still seen.
+    # A cache has this many entries: without the query's own, a ring would overwrite a key that is still visible.
     bounds = [] if mask.window is None or mask.window[0] is None else [mask.window[0] + 1]
     if mask.chunk is not None:
         bounds.append(mask.chunk)

@@ -40,7 +40,7 @@ class OutputGate(kn.Module):
 
     @abc.abstractmethod
     def forward(self, out: Float[Array, "B T H D"], x: Float[Array, "B T E"]) -> Float[Array, "B T H D"]:
-        """Returns gated outputs; `x` is what the attention layer was given."""
+        """Returns gated outputs; `x` is the attention layer's input."""
 
 
 class ElementwiseGate(OutputGate):

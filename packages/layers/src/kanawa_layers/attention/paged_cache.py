@@ -13,10 +13,10 @@ from kanawa_layers.attention.cache_layout import apart, kept_arrays, layout
 class PagedCache(Cache):
     """Keys and values [pages, page_size, kv_heads, width]; token p of a row lies in page `table[row, p // page_size]`.
 
-    Without `Sequences.page_table`, row b owns the b-th run of pages, which is what `num_pages` None makes room for.
-    With `query_starts`, the one row given is a flat batch of many sequences. Padding (segment id 0) isn't written.
-    `bits` keeps floats of 16 bits as integers of the same bits, which is what a CPU needs: there XLA widens a whole
-    pool of bfloat16 to write one token into it, and to read one page.
+    Without `Sequences.page_table`, row b owns the b-th run of pages, and `num_pages` None makes room for that. With
+    `query_starts`, the one row is a flat batch of many sequences. Padding (segment id 0) isn't written. `bits` stores
+    16-bit floats as integers of the same bits, for compilers that would convert a whole pool of bfloat16 to write or
+    read one page.
     """
 
     class Config(Cache.Config):
@@ -38,12 +38,12 @@ class PagedCache(Cache):
 
     @kn.nowrap
     def _pages_a_row(self, pages: int, rows: int, length: int) -> int:
-        """Returns how many pages each row owns without a page table; raises ModuleError where they don't go round."""
+        """Returns how many pages each row owns without a page table; raises ModuleError for too few pages."""
         own, rest = divmod(pages, rows)
         if rest or own * self.config.page_size < length:
             message = (
                 f"{self.path}: {pages} pages of {self.config.page_size} tokens for {rows} rows of {length} tokens, and "
-                "no page table: rows own equal runs of pages that hold them; give Sequences.page_table, or set "
+                "no page table: rows own equal runs of pages; pass Sequences.page_table, or set "
                 f"num_pages to {rows * -(-length // self.config.page_size)} or a larger multiple of {rows}, or none"
             )
             raise ModuleError(message)
@@ -67,8 +67,7 @@ class PagedCache(Cache):
         positions, owners = _places(sequences, lengths, length)
         page = _page_of(table, owners, positions // self.config.page_size, pages)
         if sequences.segment_ids is not None:
-            # One past the last page: mode="drop" below leaves such writes out, where a negative page would wrap to the
-            # end.
+            # One past the last page: mode="drop" below discards such writes; a negative page would wrap to the end.
             page = jnp.where(sequences.segment_ids == 0, pages, page)
         at = positions % self.config.page_size
         pools = {
@@ -81,11 +80,11 @@ class PagedCache(Cache):
 
 
 def _as_kept(new: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Returns new keys or values as the pool keeps them."""
+    """Returns new keys or values in the pool's dtype."""
     if dtype != jnp.uint16:
         return new.astype(dtype)
     if new.dtype.itemsize != 2:
-        message = f"a paged cache of bits keeps floats of 16 bits, and is given {new.dtype}; leave its `bits` unset"
+        message = f"a paged cache with `bits` stores 16-bit floats, but got {new.dtype}; leave `bits` unset"
         raise ModuleError(message)
     return jax.lax.bitcast_convert_type(new, dtype)
 
@@ -97,11 +96,11 @@ def _places(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tup
         rows = jnp.arange(lengths.shape[0], dtype=jnp.int32)[:, None]
         return lengths[:, None] + count, jnp.broadcast_to(rows, (lengths.shape[0], length))
     owners = sequences.token_owners(length)[None]
-    # Place in the flat batch, less where the owner begins in it, plus what its row already holds.
+    # Index in the flat batch, minus its sequence's start, plus the row's length so far.
     return count + (lengths - sequences.query_starts[:-1])[owners], owners
 
 
 def _page_of(table: jax.Array, owners: jax.Array, entry: jax.Array, pages: int) -> jax.Array:
-    """Returns the page in the pool; `pages`, which isn't written, past the end of the table."""
-    # The clamp keeps the gather in bounds; the page past the pool then drops the write.
+    """Returns the page in the pool; past the end of the table `pages`, to which nothing is written."""
+    # The clamp makes the gather valid; the page past the pool then drops the write.
     return jnp.where(entry < table.shape[1], table[owners, jnp.minimum(entry, table.shape[1] - 1)], pages)

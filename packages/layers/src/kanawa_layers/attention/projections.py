@@ -1,4 +1,4 @@
-"""From the residual stream to queries, keys and values: three kernels, or one fused kernel that shards the same way."""
+"""From the residual stream to queries, keys and values: three weights, or one fused weight that shards alike."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Heads(NamedTuple):
 def add_projections(
     layer: kn.Module, cfg: Any, heads: Heads, memory_dim: int | None = None, *, own_keys: bool = True
 ) -> None:
-    """Declares `query`, `key` and `value` (from `memory_dim`, where given; none without `own_keys`), and `output`."""
+    """Declares `query`, `key` and `value` (from `memory_dim`, where set; none without `own_keys`), and `output`."""
     for name, count, axis, given in (
         ("query", heads.heads, "heads", heads.input_dim),
         ("key", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
@@ -45,8 +45,8 @@ def add_projections(
 def add_fused_projections(layer: kn.Module, cfg: Any, heads: Heads) -> None:
     """Declares `qkv` in place of the three, and `output`.
 
-    The fused weight is [embed, kv_heads, heads / kv_heads + 2, head_dim]: with each key head lie its queries, its
-    key and its value, so that tensor parallelism splits all three by the same axis.
+    The fused weight is [embed, kv_heads, heads / kv_heads + 2, head_dim]: each key head is stored with its queries and
+    its value, so that tensor parallelism splits all three by the same axis.
     """
     layer.add_child(
         "qkv",
@@ -86,7 +86,7 @@ def join_projections(params: Mapping[str, Any], kv_heads: int) -> dict[str, Any]
     """Returns parameters with `qkv` in place of the three, laid out as `add_fused_projections` says."""
 
     def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        # Whatever leads: inputs, the layers of a stack, or nothing for a bias.
+        # Leading axes are inputs, the layers of a stack, or none for a bias.
         q, k, v = (x.reshape(*x.shape[:-2], kv_heads, -1, x.shape[-1]) for x in (q, k, v))
         return jnp.concatenate([q, k, v], axis=-2)
 

@@ -1,4 +1,4 @@
-"""An int8 cache: a scale for each token and head, over any cache that keeps the numbers."""
+"""An int8 cache: a scale for each token and head, over any cache that stores the codes."""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ _LARGEST = 127.0
 
 
 class QuantisedCache(Cache):
-    """Keys and values as int8 codes times an fp32 scale per token and head: at most 1/254 of the largest off.
+    """Keys and values as int8 codes times an fp32 scale per token and head; errors are at most 1/254 of the largest.
 
-    `codes` and `scales` are caches of one kind (dense, ring or paged), which keep the two apart.
+    `codes` and `scales` are two caches of one kind (dense, ring or paged).
     """
 
     codes: Cache
@@ -28,17 +28,17 @@ class QuantisedCache(Cache):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the inner caches."""
-            # Both are told the same sequences; only the same kind then writes codes and scales to the same places.
+            # Both get the same sequences; caches of the same kind then write codes and scales to the same entries.
             if type(self.codes) is type(self.scales):
                 return []
-            return ["codes and scales are caches of different kinds, so their places would differ"]
+            return ["codes and scales are caches of different kinds, so their entries would differ"]
 
     def setup(self) -> None:
         """Declares both caches."""
         cfg = self.config
         shared = {"num_kv_heads": cfg.num_kv_heads, "reach": cfg.reach}
         self.add_child("codes", cfg.codes, key_dim=cfg.key_dim, value_dim=cfg.value_dim, **shared)
-        # No values (latent attention keeps keys alone) means no scales of values either.
+        # Without values (latent attention caches keys alone) there are no scales of values.
         self.add_child("scales", cfg.scales, key_dim=1, value_dim=min(cfg.value_dim, 1), **shared)
 
     @kn.nowrap
@@ -56,7 +56,7 @@ class QuantisedCache(Cache):
         sequences: Sequences,
     ) -> CacheView:
         """Rounds the new tokens and returns all keys and values in the dtype of the new ones."""
-        # Here and not in the caches of codes, which are whole numbers of anything.
+        # Done here, since the inner caches only see integers.
         k, v = apart(k, v)
         k_codes, k_scales = _quantised(k)
         v_codes, v_scales = (None, None) if v is None else _quantised(v)
@@ -74,7 +74,7 @@ class QuantisedCache(Cache):
 def _of_the_rows(view: CacheView, sequences: Sequences) -> CacheView:
     """Returns a view of pages as one of the rows' own keys [B, S, K, D]; any other view as it is.
 
-    Restored before they are gathered, the numbers of a whole pool would be computed for the few pages that are read.
+    Restoring values before the gather would compute a whole pool for the few pages that are read.
     """
     # A ragged row's sequences have no rows to gather into: there the kernel reads the pool.
     if view.page_table is None or sequences.query_starts is not None:
@@ -97,7 +97,7 @@ def _quantised(x: Float[Array, "B T K D"]) -> tuple[Int[Array, "B T K D"], Float
     """Returns int8 codes and the fp32 scale that restores them."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / _LARGEST
-    # A head of zeros has scale 0: 0 / 0 would be NaN, and what int8 makes of that depends on the hardware.
+    # A head of zeros has scale 0: 0 / 0 would be NaN, whose conversion to int8 depends on the hardware.
     codes = jnp.round(x / jnp.where(scale == 0.0, 1.0, scale))
     return codes.astype(jnp.int8), scale
 

@@ -9,19 +9,19 @@ from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 from kanawa_layers.attention.cache_layout import apart, kept_arrays, layout
 from kanawa_layers.attention.cache_rows import put_rows, take_rows, write_after
 
-#: The position of an entry that holds nothing: after every query, so that causality hides it.
+#: The position of an empty entry: after every query, so that causality hides it.
 _NOWHERE = 2**30
 
 
 class RingCache(Cache):
     """Position p lies in entry p modulo the mask's reach; without a bound on it, a ring as long as the row.
 
-    Which positions the entries hold follows from the row's length, so nothing but keys and values is kept. Padding
-    (segment id 0) isn't written: it would push out tokens that are still seen.
+    The entries' positions follow from the row's length, so only keys and values are stored. Padding (segment id 0)
+    isn't written: it would overwrite tokens that are still visible.
     """
 
     class Config(Cache.Config):
-        """Nothing beyond the shapes and the reach the attention layer gives."""
+        """Has no fields but the shapes and the reach that the attention layer sets."""
 
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
@@ -37,24 +37,23 @@ class RingCache(Cache):
         v: Num[Array, "B T K D"] | None,
         sequences: Sequences,
     ) -> CacheView:
-        """Writes the last of the new tokens; several are attended to beside what was there before them."""
-        # No length tells where a ring's own numbers end: what an earlier sequence left in it is hidden, and read.
+        """Writes the last of the new tokens; several of them are attended to together with the old entries."""
+        # A ring has no end: entries of an earlier sequence are masked, but still read.
         old, new = take_rows(state, sequences), kept_arrays(*apart(k, v))
         size = old["keys"].shape[1]
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         if k.shape[1] == 1:
-            # One new token overwrites the key that has just left the window, so it may be written before it is attended
-            # to.
+            # One new token overwrites the key that has just left the window, so it may be written first.
             rows = {name: write_after(old[name], array, lengths % size) for name, array in new.items()}
             positions = _entry_positions(jnp.atleast_1d(lengths) + 1, size)
             return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), positions)
         lengths = jnp.broadcast_to(lengths, k.shape[:1])
         positions = lengths[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
         real = jnp.ones(positions.shape, bool) if sequences.segment_ids is None else sequences.segment_ids != 0
-        # Of several new tokens, the last would overwrite keys that the first still sees: these attend to old and new
-        # side by side, and the ring is written apart from that.
+        # Of several new tokens, the last would overwrite keys that the first still sees: they attend to old and new
+        # keys concatenated, and the ring is written separately.
         entries = _entries_to_write(positions, real, size)
-        # mode="drop" with an entry past the end is how padding and overwritten tokens stay out.
+        # mode="drop" with an entry past the end skips padding and overwritten tokens.
         rows = {name: jax.vmap(_written)(old[name], entries, array) for name, array in new.items()}
         seen = {name: jnp.concatenate([old[name], new[name].astype(old[name].dtype)], 1) for name in new}
         seen_at = [_entry_positions(lengths, size), jnp.where(real, positions, _NOWHERE)]

@@ -33,10 +33,10 @@ class SigmoidDotProduct(DotProduct):
         sinks: Float[Array, " H"] | None = None,
         kv_segment_ids: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B T H V"]:
-        """Returns the weighted values; raises ModuleError for sinks and ragged rows, which it doesn't know."""
+        """Returns the weighted values; raises ModuleError for sinks and ragged rows, which it doesn't support."""
         if sinks is not None or sequences.query_starts is not None:
             unknown = "sinks, which belong to a softmax" if sinks is not None else "query_starts (a ragged row)"
-            message = f"{self.path}: sigmoid attention was given {unknown}"
+            message = f"{self.path}: sigmoid attention doesn't support {unknown}"
             raise ModuleError(message)
         cfg, k, v = self.config, *_dense(keys, q.dtype)
         group = q.shape[2] // k.shape[2]
@@ -49,13 +49,13 @@ class SigmoidDotProduct(DotProduct):
         # Without the shift a row of n keys would sum to n / 2 at the start, and the stream with it.
         weights = jax.nn.sigmoid(scores - math.log(cfg.length))
         allowed = _allowed(q, keys, mask, sequences, positions, kv_segment_ids)
-        # Zeroed after the sigmoid: there is no normaliser here that a score of minus infinity would have to leave out.
+        # Zeroed after the sigmoid: without a normaliser there is no need for scores of minus infinity.
         weights = weights if allowed is None else jnp.where(allowed[:, None], weights, 0.0)
         return jnp.einsum("bhts,bshd->bthd", weights.astype(v.dtype), v)
 
 
 def _dense(keys: CacheView, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns keys and values [B, S, K, D], gathered from pages where they lie in some; bits are of `dtype`."""
+    """Returns keys and values [B, S, K, D], gathered where they are paged; integers are bits of `dtype`."""
     v = keys.k if keys.v is None else keys.v
     if keys.page_table is None:
         return keys.k, v

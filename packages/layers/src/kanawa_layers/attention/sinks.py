@@ -1,4 +1,4 @@
-"""Attention sinks: logits that take part in a head's softmax and bring no value."""
+"""Attention sinks: logits that take part in a head's softmax without a value."""
 
 import abc
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 
 class Sinks(kn.Module):
-    """Gives one logit for each query head; a head can then attend to nothing."""
+    """Adds one logit for each query head, so that a head can attend to nothing."""
 
     class Config(kn.Module.Config):
         num_heads: kn.Size = kn.FROM_PARENT
@@ -26,7 +26,7 @@ class LearnedSinks(Sinks):
 
     def setup(self) -> None:
         """Declares `logits`, [heads]."""
-        # Decay would pull every head towards attending to nothing, whatever the data say.
+        # Decay would pull every head towards attending to nothing.
         self.add_param("logits", (self.config.num_heads,), axes=("heads",), init=kn.zeros, weight_decay=0.0)
 
     def forward(self) -> Float[Array, " H"]:

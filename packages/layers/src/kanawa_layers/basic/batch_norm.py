@@ -17,7 +17,7 @@ class BatchNorm(Norm):
 
     class Config(Norm.Config):
         eps: kn.Epsilon = 1e-5
-        # PyTorch's momentum of 0.1, which is the share of the new.
+        # PyTorch's momentum of 0.1, the weight of the new value.
         decay: kn.Partial = 0.9
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"scale": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
@@ -55,10 +55,10 @@ class BatchNorm(Norm):
         mean = jnp.sum(rows * weight, axis=0) / count
         centred = rows - mean[None]
         variance = jnp.sum(centred * centred * weight, axis=0) / count
-        # Normalised by the biased variance, remembered as the unbiased one: what PyTorch does, so checkpoints agree.
+        # Normalises by the biased variance and stores the unbiased one, as PyTorch does, so checkpoints agree.
         unbiased = variance * count / jnp.maximum(count - 1.0, 1.0)
         decay = self.config.decay
-        # Running statistics are a record of the batch, no path for gradients.
+        # No gradient flows through running statistics.
         self.update("mean", decay * self.state("mean") + (1.0 - decay) * jax.lax.stop_gradient(mean))
         self.update("variance", decay * self.state("variance") + (1.0 - decay) * jax.lax.stop_gradient(unbiased))
         return mean, variance

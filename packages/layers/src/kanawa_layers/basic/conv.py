@@ -15,8 +15,8 @@ Padding = Literal["same", "valid", "causal"] | tuple[tuple[int, int], ...]
 class Conv(kn.Module):
     """Slides a weight [*window, inputs of a group, output_dim] over x [batch, *axes, input_dim].
 
-    `depthwise` gives each channel a filter of its own; output_dim must then be a multiple of input_dim. It knows
-    nothing of packed segments: rows must be one sequence or image each (recurrent layers have a convolution that does).
+    `depthwise` gives each channel a filter of its own; output_dim must then be a multiple of input_dim. It ignores
+    packed segments: each row must be one sequence or image (`CausalConv` of recurrent layers handles segments).
     """
 
     class Config(kn.Module.Config):
@@ -57,9 +57,9 @@ class Conv(kn.Module):
         self.groups = cfg.input_dim if cfg.depthwise else cfg.groups
         self.add_param(
             "weight",
-            # XLA counts inputs of one group here: 1 of them makes it depthwise.
+            # XLA takes the inputs of one group here: 1 makes it depthwise.
             (*cfg.window, cfg.input_dim // self.groups, cfg.output_dim),
-            # With groups, the inputs' axis is no longer all of `embed`, and can't be split like it.
+            # With groups, the inputs' axis is only a part of `embed`, and can't be sharded like it.
             axes=(*("conv",) * rank, cfg.axes[0] if self.groups == 1 else None, cfg.axes[1]),
             fan_in_axes=tuple(range(rank + 1)),
             fan_out_axes=(rank + 1,),

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), and what it has in common with other ways to drop parts of an array."""
+"""Dropout (Srivastava et al. 2014), and the base of other kinds of dropout."""
 
 import abc
 
@@ -22,7 +22,7 @@ class RandomDrop(kn.Module):
 
     @abc.abstractmethod
     def parts(self, x: Float[Array, "..."]) -> tuple[int, ...]:
-        """Returns the shape, broadcasting to x's, of what is kept or dropped as one."""
+        """Returns the mask's shape, which broadcasts to x's."""
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns x itself outside of training or at rate 0."""
@@ -30,7 +30,7 @@ class RandomDrop(kn.Module):
         if not self.train or rate == 0.0:
             return x
         keep = jax.random.bernoulli(self.next_key(), 1.0 - rate, self.parts(x))
-        # A choice, not a product with the mask: 0 * inf is NaN.
+        # A `where`, not a multiplication by the mask: 0 * inf is NaN.
         return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 

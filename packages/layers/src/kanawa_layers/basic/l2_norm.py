@@ -1,4 +1,4 @@
-"""L2 norm: every vector gets length 1, as embeddings that are compared by their angle."""
+"""L2 norm: every vector gets length 1, as for embeddings that are compared by their angle."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ class L2Norm(Norm):
     def forward(self, x: Float[Array, "... E"]) -> Float[Array, "... E"]:
         """Returns the normalised array."""
         x32 = x.astype(jnp.float32)
-        # eps goes under the root, so that the gradient at a zero vector is finite; PyTorch's normalize bounds |x|
+        # eps is under the root, so that the gradient at a zero vector is finite; PyTorch's normalize bounds |x|
         # instead.
         squared = jnp.sum(x32 * x32, axis=-1, keepdims=True)
         return (x32 * jax.lax.rsqrt(squared + self.config.eps)).astype(x.dtype)

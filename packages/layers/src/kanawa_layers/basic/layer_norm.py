@@ -27,7 +27,7 @@ class LayerNorm(Norm):
         """Returns the normalised array."""
         x32 = x.astype(jnp.float32)
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        # Of what is centred, not E[x^2] - E[x]^2: that difference cancels in fp32 where the mean is far from 0.
+        # The variance of the centred values, not E[x^2] - E[x]^2, which cancels in fp32 where the mean is far from 0.
         variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.config.eps) * along_last(self.param("scale", jnp.float32), x.ndim)
         if self.config.bias:

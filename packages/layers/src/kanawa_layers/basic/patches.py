@@ -10,7 +10,7 @@ from kanawa_layers.basic.linear import Linear
 class PatchEmbedding(kn.Module):
     """[batch, channels, height, width] to [batch, patches, embed], rows of patches one after another.
 
-    The same as a convolution whose stride is its width, computed as the matmul it is.
+    Equal to a convolution whose stride is its width, computed as one matmul.
     """
 
     projection: Linear

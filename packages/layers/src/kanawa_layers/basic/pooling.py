@@ -22,7 +22,7 @@ class MeanPooling(Pooling):
     """The mean, summed in fp32; zeros for a row without valid positions."""
 
     class Config(Pooling.Config):
-        """Nothing beyond the width."""
+        """Has no fields but the width."""
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the mean of valid positions."""
@@ -35,32 +35,32 @@ class MaxPooling(Pooling):
     """The largest value of each channel; the lowest finite number for a row without valid positions."""
 
     class Config(Pooling.Config):
-        """Nothing beyond the width."""
+        """Has no fields but the width."""
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the maximum over valid positions."""
-        # Finite, since a row without any valid position must not give infinities to what follows.
+        # Finite, so that a row without valid positions has no infinities.
         lowest = jnp.asarray(jnp.finfo(x.dtype).min, x.dtype)
         return jnp.max(jnp.where(_valid(x, valid)[..., None], x, lowest), axis=1)
 
 
 class FirstPooling(Pooling):
-    """The first valid position, such as BERT's class token; the row's first where none is valid."""
+    """The first valid position, such as BERT's class token, or the row's first without valid ones."""
 
     class Config(Pooling.Config):
-        """Nothing beyond the width."""
+        """Has no fields but the width."""
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the first valid vector."""
-        # argmax of booleans is the first True, and 0 where there is none.
+        # argmax of booleans is the first True, or 0 without any.
         return _at(x, jnp.argmax(_valid(x, valid), axis=1))
 
 
 class LastPooling(Pooling):
-    """The last valid position, which in a causal model has seen all; the row's last where none is valid."""
+    """The last valid position, which in a causal model has seen all, or the row's last without valid ones."""
 
     class Config(Pooling.Config):
-        """Nothing beyond the width."""
+        """Has no fields but the width."""
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the last valid vector."""

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     for what, place in (("SRC", args.source), ("DST", args.destination)):
         local_path(place or "", what)
     if args.destination is None and not args.dry_run:
-        message = "give DST, a new directory to write to, or --dry-run"
+        message = "pass DST, a new directory to write to, or --dry-run"
         raise ConvertError(message)
     if not args.dry_run:
         check_free(args.destination)

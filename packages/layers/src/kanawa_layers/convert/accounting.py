@@ -1,4 +1,4 @@
-"""Comparing the tensors a model asks for with those a folder has, until every one is accounted for."""
+"""Matching the tensors that a model expects with those of a folder; every one must be accounted for."""
 
 import difflib
 import fnmatch
@@ -11,7 +11,7 @@ from kanawa.foreign import ForeignTable
 from kanawa_layers.convert.errors import TensorMismatchError
 from kanawa_layers.convert.safetensors_file import DTYPES, Entry
 
-#: Above this many pairs of missing and left over, near names cost more time than they help.
+#: Above this many pairs of missing and left-over tensors, near names take too long.
 _MOST_COMPARED = 40_000
 _PIECE_BYTES = 2**24
 
@@ -26,7 +26,7 @@ def account(subject: str, table: ForeignTable, held: Mapping[str, Entry]) -> dic
     for name in asked:
         if name in names:
             problems += _misfits(name, asked[name].shape, held[names[name]])
-    # A tied tensor that is there twice must be equal, or one of the two is lost in silence.
+    # Both copies of a tied tensor must be equal, or one of them would be lost silently.
     for name, original in table.repeats.items():
         if name in names and original in names and not _equal(held[names[name]], held[names[original]]):
             problems.append(f"{name}: is tied to {original} in this model, but has other values")
@@ -51,7 +51,7 @@ def _named(missing: list[str], extra: list[str], table: ForeignTable, held: Mapp
     """Returns a line for each missing and each left-over tensor; a pair that looks like a renaming shares one."""
     problems: list[str] = []
     free = dict.fromkeys(extra)
-    # Of a folder that holds another model altogether, all are missing and all left over.
+    # For a folder of another model, all are missing and all left over.
     compares = len(missing) * len(free) <= _MOST_COMPARED
     for name in missing:
         shape = table.tensors[name].shape

@@ -1,4 +1,4 @@
-"""The model that a model with fused projections computes: other libraries' configs know only separate ones."""
+"""The model that a model with fused projections computes: other libraries' configs have only separate ones."""
 
 from kanawa.config import Config, replace
 
@@ -10,7 +10,7 @@ from kanawa_layers.feedforward.gated import GatedFeedForward
 def with_projections_apart(model: Config) -> Config:
     """Returns a copy in which each fused projection is its parts: the same function, under the same foreign names.
 
-    What the fused one had (bias, initialisation, adapter) each part gets.
+    Each part gets the fused one's bias, initialisation and adapter.
     """
     model = model.clone()
     replace(model, target=GroupedQueryAttention, edit=_attention, allow_none=True)

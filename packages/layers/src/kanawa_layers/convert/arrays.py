@@ -1,4 +1,4 @@
-"""Between foreign tensors and our stacked arrays, one tensor at a time."""
+"""Conversion between foreign tensors and our stacked arrays, one tensor at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,16 +13,16 @@ Arrays = dict[str, np.ndarray]
 
 
 def gather(model: Module, table: ForeignTable, read: Callable[[str], np.ndarray]) -> tuple[Arrays, Arrays]:
-    """Returns parameters and state, by path, in the dtypes the model keeps them in; `read` gives a tensor by name.
+    """Returns parameters and state, by path, in the model's dtypes; `read` returns a tensor by name.
 
-    bfloat16 and float16 become float32 without loss. State that has no foreign name keeps its initial value.
+    bfloat16 and float16 become float32 without loss. State without a foreign name has its initial value.
     """
     wanted = {"params": flatten_paths(kn.param_specs(model)), "state": flatten_paths(kn.state_specs(model))}
     held = {item: {path: np.empty(s.shape, s.dtype) for path, s in specs.items()} for item, specs in wanted.items()}
     held["state"].update(_unnamed_state(model, table, wanted["state"]))
     for name, tensor in table.tensors.items():
         for part, piece in zip(tensor.parts, tensor.split(read(name)), strict=True):
-            # Assigned into our own array, which casts and places in one copy: a tensor is never held twice.
+            # Assigned into our own array, which casts and copies at once: a tensor is never held twice.
             held[part.item][part.path][part.where or ...] = piece
     return held["params"], held["state"]
 
@@ -46,7 +46,7 @@ def foreign_value(tensor: ForeignTensor, params: Mapping[str, Any], state: Mappi
 
 
 def describe(table: ForeignTable, dtypes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yields a line of a dry run for each tensor: name, dtype, shape, and what it is with us."""
+    """Yields a line of a dry run for each tensor: name, dtype, shape, and our parameter."""
     for name, tensor in table.tensors.items():
         parts = [f"{part.path}{_index_text(part.where)}" for part in tensor.parts]
         yield {"tensor": name, "dtype": dtypes[name], "shape": list(tensor.shape), "parts": parts}

@@ -1,12 +1,12 @@
-"""What can be wrong with a folder of tensors; each error lists everything found, and nothing has been written."""
+"""Errors of folders of tensors; each lists all problems, and nothing has been written."""
 
 from collections.abc import Sequence
 
 from kanawa.errors import KanawaError, UsageError
 
-#: Of a list in a message; a folder that is wrong altogether has a line for every tensor.
+#: The most lines of a list in a message.
 MOST_TOLD = 100
-#: Problems of one error stand below each other.
+#: Problems of one error are on separate lines.
 BETWEEN = "\n  "
 
 
@@ -15,7 +15,7 @@ class ConvertError(UsageError):
 
 
 class SafetensorsError(KanawaError):
-    """A file isn't sound safetensors; the message says what in it can't be right."""
+    """A file isn't valid safetensors; the message names the problem."""
 
 
 class PickleRefusedError(ConvertError):
@@ -36,6 +36,6 @@ class TensorMismatchError(ConvertError):
 
 
 def shortened(lines: Sequence[str], between: str) -> str:
-    """Returns what a message tells of many lines: the first, and how many more there are."""
+    """Returns the first of many lines, and how many more there are."""
     rest = [f"and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else []
     return between.join([*lines[:MOST_TOLD], *rest])

@@ -1,4 +1,4 @@
-"""Families of Hugging Face models, found in the catalog by model_type: anyone may add one with an entry point."""
+"""Families of Hugging Face models, found in the catalog by model_type: any package may add one with an entry point."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from kanawa_layers.convert.apart import with_projections_apart
 from kanawa_layers.convert.errors import UnknownFamilyError
 
 KIND = "hf_families"
-#: What only training needs, by its last name: no Hugging Face config records it, so it takes no part in comparing.
+#: Fields that only training uses, by their last name: no Hugging Face config records them, so comparisons ignore them.
 _TRAINING_ONLY = frozenset(
     {
         "init_scale",
@@ -29,7 +29,7 @@ _TRAINING_ONLY = frozenset(
         "trained_length",
     }
 )
-#: What a family's `to_foreign` stumbles with over a model that isn't made of its layers.
+#: Errors of a family's `to_foreign` for a model of other layers.
 _BUILT_DIFFERENTLY = (AttributeError, LookupError, TypeError, ValueError, StopIteration)
 _SHOWN = 4
 
@@ -66,19 +66,19 @@ def model_config(config: Mapping[str, Any]) -> Config:
         raise ForeignConfigError(message) from error
     except KanawaError:
         raise
-    except Exception as error:  # A family may be a stranger's, and meets whatever somebody wrote.
+    except Exception as error:  # Third-party families may raise anything for invalid values.
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        message = f"the config of a {kind} model holds a value that can't be right: {reason}"
+        message = f"the config of a {kind} model has an invalid value: {reason}"
         raise ForeignConfigError(message) from error
 
 
 def built(cfg: Config) -> Module:
-    """Returns the model of a family's config; raises ForeignConfigError where its values don't go together."""
+    """Returns the model of a family's config; raises ForeignConfigError for inconsistent values."""
     try:
         model: Module = cfg.build()
     except UsageError:
         raise
-    except Exception as error:  # Layers check what goes together only while they are built.
+    except Exception as error:  # Layers check their values only while they are built.
         message = f"the config is of a model that can't be built: {error or type(error).__name__}"
         raise ForeignConfigError(message) from error
     return model
@@ -88,7 +88,7 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     """Returns the config.json of a model, of family `name` or of the one that can express it.
 
     A family expresses a model if its own config of it reads back as the same model, training and fused projections
-    aside. Raises ForeignConfigError saying what no family could express.
+    aside. Raises ForeignConfigError naming what no family can express.
     """
     model = with_projections_apart(model)
     unlike: list[str] = []
@@ -114,7 +114,7 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
 
 
 def differences(first: Config, second: Config) -> list[str]:
-    """Returns how two models differ in what they compute, as text."""
+    """Returns the differences in what two models compute, as text."""
     return [
         str(change)
         for change in diff(with_projections_apart(first), with_projections_apart(second))

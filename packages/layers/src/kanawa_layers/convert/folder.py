@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: its config, where every tensor lies, and the files to carry along."""
+"""A Hugging Face model folder: its config, the place of every tensor, and other files to copy."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from kanawa_layers.convert.safetensors_file import Entry, read_header
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-#: What a tokenizer and its chat template may consist of.
+#: Files of a tokenizer and its chat template.
 CARRIED = (
     "tokenizer*.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "special_tokens_map.json",
     "added_tokens.json", "spiece.model", "*.tiktoken", "chat_template*", "generation_config.json",
@@ -26,14 +26,14 @@ _MOST_BYTES = 16 * 2**20
 _MOST_INDEX_BYTES = 64 * 2**20
 #: Twice what the largest published model has.
 MOST_TENSORS = 300_000
-#: Pairs of names: beyond, near ones cost more time than they help.
+#: Above this many pairs of names, near names take too long.
 _MOST_COMPARED = 20_000
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """An opened folder. `tensors` gives every tensor's place, whatever shard it is in."""
+    """An opened folder. `tensors` maps names to tensors of all shards."""
 
     directory: Path
     config: Mapping[str, Any]
@@ -45,7 +45,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Returns config.json; raises ConvertError where there is none, or it isn't an object with a model_type."""
     file = directory / CONFIG
     if not directory.is_dir():
-        message = f"{directory} is not a directory; give a downloaded Hugging Face model folder"
+        message = f"{directory} is not a directory; expected a downloaded Hugging Face model folder"
         raise ConvertError(message)
     try:
         config = guarded_json(file, directory, most=_MOST_BYTES)
@@ -121,9 +121,9 @@ def _weight_map(directory: Path) -> dict[str, str]:
         mapped = guarded_json(file, directory, most=_MOST_INDEX_BYTES)["weight_map"]
         names = {str(tensor): str(name) for tensor, name in mapped.items()}
     except (OSError, KeyError, AttributeError, TypeError, IndexError) as error:
-        message = f"{file} is not a sound index of shards: {type(error).__name__}: {error}; download it again"
+        message = f"{file} is not a valid index of shards: {type(error).__name__}: {error}; download it again"
         raise ConvertError(message) from error
-    # The index is somebody else's text: "../../x" in it would read any file.
+    # The index is untrusted: "../../x" in it would read any file.
     outside = [name for name in names.values() if not plain_name(name)]
     if outside:
         message = f"{file} points outside of its folder, or names no file: {shortened(sorted(set(outside)), ', ')}"

@@ -1,4 +1,4 @@
-"""Hugging Face model folders as a model store: read whole and checked, written in shards, all or nothing."""
+"""Hugging Face model folders as a model store: checked completely when read, written in shards, atomically."""
 
 import collections
 import dataclasses
@@ -27,9 +27,9 @@ from kanawa_layers.convert.folder import CONFIG, INDEX, SINGLE, Folder, open_fol
 from kanawa_layers.convert.plausible import bounded_table, refuse_implausible
 from kanawa_layers.convert.safetensors_file import DTYPES, write_file
 
-#: Of a shard, unless asked otherwise; what the hub's own libraries write.
+#: The default size of a shard, as the hub's own libraries write it.
 SHARD_BYTES = 5_000_000_000
-# transformers refuses a file that doesn't say whose layout its tensors have; these have PyTorch's.
+# transformers refuses files without a layout; these tensors have PyTorch's.
 _METADATA = {"format": "pt"}
 _TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: dtype of every tensor of a model to be written.
@@ -91,17 +91,17 @@ class HuggingFaceStore(ModelStore):
         dtypes = {n: self.dtype or others.get(n, usual) for n in table.tensors}
         if self.dtype or "config" not in model.notes:
             usual = _brief(dtypes)["usual"]
-            # The older name of `dtype`; left in, the two would contradict each other.
+            # The older name of `dtype`; with both, they could contradict each other.
             config = {key: value for key, value in config.items() if key != "torch_dtype"}
             config["dtype"] = _TORCH_DTYPES[usual]
         return config, table, dtypes
 
     def save(self, directory: Path, model: StoredModel) -> None:
-        """Writes the folder; raises ConvertError where it exists, ForeignConfigError for what has no words there."""
+        """Writes the folder; raises ConvertError where it exists, ForeignConfigError for what it can't express."""
         check_free(directory)
         model = untuned(model)
         config, table, dtypes = self.plan(model)
-        # Written beside its place and renamed: half a model must not look like one.
+        # Written to a temporary folder and renamed, so that no partial model is visible.
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -133,7 +133,7 @@ class HuggingFaceStore(ModelStore):
 
 
 def untuned(model: StoredModel) -> StoredModel:
-    """Returns the model with adapters merged and weights dense, as other libraries know it; itself if it is so."""
+    """Returns the model with adapters merged and weights dense, as other libraries expect."""
     module = model.config.build()
     if not is_tuned(module):
         return model
@@ -142,9 +142,9 @@ def untuned(model: StoredModel) -> StoredModel:
 
 
 def check_free(directory: Path) -> None:
-    """Raises ConvertError where something is in the way; an empty directory is not."""
+    """Raises ConvertError where `directory` exists and isn't empty."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        message = f"{directory} already exists; give a new directory, nothing is overwritten"
+        message = f"{directory} already exists; choose a new directory, nothing is overwritten"
         raise ConvertError(message)
 
 
@@ -167,7 +167,7 @@ def _brief(dtypes: Dtypes) -> dict[str, Any]:
 
 
 def _noted_dtypes(model: StoredModel) -> tuple[str, Mapping[str, str]]:
-    """Returns the usual dtype and the others that a model came with; raises ConvertError for notes nobody wrote so."""
+    """Returns the usual dtype and the others that a model came with; raises ConvertError for invalid notes."""
     noted = model.notes.get("dtypes", {})
     usual, others = (noted.get("usual", "F32"), noted.get("others", {})) if isinstance(noted, dict) else ("", {})
     if not isinstance(others, dict) or not all(each in [*_TORCH_DTYPES] for each in (usual, *others.values())):

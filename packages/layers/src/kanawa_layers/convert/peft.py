@@ -22,14 +22,14 @@ from kanawa_layers.modifiers.adapters import adapt
 from kanawa_layers.tune.lora import LoRA
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-#: Which `torch.save` makes: reading it runs whatever its maker put in.
+#: Written by `torch.save`: reading it may run code.
 _PICKLE = "adapter_model.bin"
 _MOST_CONFIG_BYTES = 2**20
 _MOST_RANK = 4096
 _MOST_NAMED = 8
-#: Of every tensor's name: the library's wrapper around the model.
+#: Prefix of every tensor's name: the library's wrapper around the model.
 _PREFIX = "base_model.model."
-#: Settings that would change what the tensors mean, with the values that don't.
+#: Settings that change what the tensors mean, with the supported values.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
@@ -38,8 +38,8 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
-    # PiSSA, OLoRA, CorDA and LoftQ change the model's own weights when they begin: beside unchanged ones the factors
-    # give another model. Folders that were saved for unchanged weights say true.
+    # PiSSA, OLoRA, CorDA and LoftQ change the model's own weights at the start: with unchanged ones the factors make
+    # another model. Folders saved for unchanged weights have True.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
@@ -57,7 +57,7 @@ class PeftStore(AdapterStore):
         entries = _entries(directory)
         pairs, ranks = _pairs(directory, entries)
         rank = max(ranks.values())
-        # Of one rank everywhere, so that layers stack; its alpha makes the module's own scale one.
+        # One rank everywhere, so that layers stack; with this alpha the module's own scale is 1.
         cfg = adapt(model.clone(), LoRA.Config(rank=rank, alpha=float(rank)), ("**",))
         module = cfg.build()
         table = kn.foreign.table_of(module).tensors
@@ -79,10 +79,10 @@ def _settings(directory: Path) -> Mapping[str, Any]:
     settings = guarded_json(directory / CONFIG, directory, most=_MOST_CONFIG_BYTES)
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
         kind = settings.get("peft_type") if isinstance(settings, dict) else type(settings).__name__
-        raise _unfit(directory, f"its peft_type is {kind!r}, and only LORA can be kept side by side")
+        raise _unfit(directory, f"its peft_type is {kind!r}, and only LORA is supported")
     for name, plain in _PLAIN.items():
         if settings.get(name) not in plain:
-            raise _unfit(directory, f"its {name} is {str(settings[name])[:60]}, which no sum of two factors does")
+            raise _unfit(directory, f"its {name} is {str(settings[name])[:60]}, which low-rank factors can't express")
     for name in ("rank_pattern", "alpha_pattern"):
         if not isinstance(settings.get(name) or {}, dict):
             raise _unfit(directory, f"its {name} is a {type(settings[name]).__name__}, expected an object")
@@ -91,7 +91,7 @@ def _settings(directory: Path) -> Mapping[str, Any]:
 
 def _entries(directory: Path) -> Mapping[str, Entry]:
     file = directory / TENSORS
-    # Asked before whether it is there: a link that leads nowhere is a link out of the folder too.
+    # Checked before whether it exists: a broken link also leaves the folder.
     if not stays_inside(directory, file):
         check_readable(file, directory)
     if not file.is_file():
@@ -104,7 +104,7 @@ def _entries(directory: Path) -> Mapping[str, Entry]:
 
 
 def _pairs(directory: Path, entries: Mapping[str, Entry]) -> tuple[dict[str, str], dict[str, int]]:
-    """Returns the model's name and the rank of each tensor; raises ConvertError for what isn't half of a pair."""
+    """Returns the model's name and the rank of each tensor; raises ConvertError for tensors without their pair."""
     names, ranks = {}, {}
     for name, entry in entries.items():
         base, _, half = name.removeprefix(_PREFIX).rpartition(".lora_")
@@ -134,7 +134,7 @@ def _check_names(directory: Path, pairs: Mapping[str, str], wanted: Mapping[str,
 
 
 def _scale(settings: Mapping[str, Any], name: str, rank: int) -> float:
-    """Returns what the product is multiplied by; a pattern names the end of a projection's path."""
+    """Returns the scale of an adapter; patterns match the end of a projection's path."""
     alpha: Any = settings.get("lora_alpha", 8)
     base = name.removeprefix(_PREFIX).rpartition(".lora_")[0]
     for pattern, own in (settings.get("alpha_pattern") or {}).items():
@@ -154,7 +154,7 @@ def _filled_up(entry: Entry, tensor: ForeignTensor, scale: float, directory: Pat
     expected = list(tensor.shape)
     expected[rank_axis] = value.shape[rank_axis]
     if list(value.shape) != expected or room < 0:
-        joined = "; the model keeps this projection joined with others, or cut apart" if len(tensor.parts) > 1 else ""
+        joined = "; the model fuses this projection with others, or splits it" if len(tensor.parts) > 1 else ""
         raise _unfit(directory, f"{name!r} has shape {list(value.shape)}, expected {expected}{joined}")
     if not np.isfinite(value).all():
         raise _unfit(directory, f"{name!r} holds numbers that are NaN or infinite")

@@ -1,6 +1,6 @@
-"""Whether a config.json speaks of a model that the tensors beside it could be, asked before anything is built of it.
+"""Checks that a config.json fits the tensors beside it, before anything is built.
 
-A number in it costs whoever wrote it nothing, and a list of 10**12 layers would cost us the memory of the machine.
+A config is untrusted: building 10**12 layers would exhaust the machine's memory.
 """
 
 import re
@@ -17,22 +17,22 @@ from kanawa_layers.convert.folder import CONFIG, Folder
 _LAYER_COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"}
 )
-#: What other counts are called, of which lists are made: a layer each, an expert each, a period of layers.
+#: Names of other counts that become lists: of layers, experts, or a period of layers.
 _COUNT = re.compile(r"layer|expert|pattern|interval|period|group|block|replace|depth|every|freq")
-#: What axes of arrays are called.
+#: Names of axes of arrays.
 _SIZE = re.compile(r"(size|dim|heads?|rank|width|d_ff|d_model|d_kv|expand|channels|kernel|embeddings)$")
-#: A text in their place would count as true.
+#: A string in their place would be truthy.
 _FLAG = re.compile(r"^(tie|use|is)_|_bias$")
 #: Published counts end at 1,000 layers and 400 experts.
 _MOST_LAYERS, _MOST_COUNTED = 2_000, 100_000
-#: Whatever the tensors hold, an axis may be as long: a window or an image's side is no axis of a parameter.
+#: An axis may always be this long: a window or an image's side is no axis of a parameter.
 _ALWAYS_ALLOWED = 2**24
-#: Tensors that may be missing before the config is taken for another model's.
+#: Tensors that may be missing before the config is considered another model's.
 _SPARE_TENSORS = 10_000
 
 
 def refuse_implausible(folder: Folder) -> None:
-    """Raises ConvertError for a config that names more layers or longer axes than the folder's tensors could have."""
+    """Raises ConvertError for a config with more layers or longer axes than the folder's tensors can have."""
     where = f"{folder.directory / CONFIG}"
     held = len(folder.tensors)
     elements = sum(entry.num_elements for entry in folder.tensors.values())
@@ -56,7 +56,7 @@ def refuse_implausible(folder: Folder) -> None:
 
 
 def _told(value: Any) -> str:
-    """Returns a value of somebody else's config as a message may show it."""
+    """Returns a value of an untrusted config, shortened for a message."""
     if isinstance(value, int | float) and -(10**300) < value < 10**300:
         return f"{value:.7g}"
     return "a number of hundreds of digits" if isinstance(value, int) else repr(value)[:80]

@@ -37,9 +37,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-#: Of the reference implementation: a longer header is an attack or rubbish.
+#: The reference implementation's limit of a header.
 MAX_HEADER_BYTES = 100_000_000
-#: Of NumPy's arrays, in every version.
+#: NumPy's limit, in every version.
 _MOST_AXES = 32
 _MOST_NAME_LENGTH = 1024
 _MOST_BYTES = 2**63 - 1
@@ -50,7 +50,7 @@ METADATA = "__metadata__"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies: dtype by the format's name, and its first and last byte in the file."""
+    """A tensor in a file: the format's name of its dtype, its shape, and its first and last byte."""
 
     file: Path
     dtype: str
@@ -77,7 +77,7 @@ class Entry:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """Returns every tensor's entry; raises SafetensorsError where anything in the header can't be right."""
+    """Returns every tensor's entry; raises SafetensorsError for any invalid header."""
     try:
         check_readable(file)
         size = file.stat().st_size
@@ -107,10 +107,10 @@ def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
     try:
         dtype, shape, (first, last) = given["dtype"], tuple(given["shape"]), given["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise _broken(file, f"tensor {name!r} has no sound dtype, shape and data_offsets: {_told(given)}") from error
+        raise _broken(file, f"tensor {name!r} has no valid dtype, shape and data_offsets: {_told(given)}") from error
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _broken(file, f"tensor {name!r} has dtype {_told(dtype)}; known: {', '.join(DTYPES)}")
-    # A bool is an int to Python, and True no length.
+    # A bool is an int in Python, but not a length.
     if len(shape) > _MOST_AXES or not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in (*shape, first, last)):
         raise _broken(file, f"tensor {name!r} has shape {_told(shape)} and offsets {_told((first, last))}")
     if math.prod(max(n, 1) for n in shape) * DTYPES[dtype].itemsize > _MOST_BYTES:
@@ -121,16 +121,16 @@ def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
 
 
 def _told(value: Any) -> str:
-    """Returns a value of somebody else's header as a message may show it: a name may be megabytes long."""
+    """Returns a value of an untrusted header, shortened for a message."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
+    except ValueError:  # an integer of more digits than Python prints
         text = "an integer of thousands of digits"
     return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}… ({len(text):,} characters)"
 
 
 def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
-    # Neither holes nor overlaps, as the format asks: bytes that no tensor owns could hide another file.
+    # The format allows neither holes nor overlaps: unowned bytes could hide another file.
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != at:
@@ -141,7 +141,7 @@ def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: in
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # json keeps the last of two equal names in silence, and another reader may keep the first.
+    # json silently takes the last of two equal names, and another reader may take the first.
     once = dict(pairs)
     if len(once) != len(pairs):
         message = "a name occurs twice"
@@ -150,11 +150,11 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _broken(file: Path, what: str) -> SafetensorsError:
-    return SafetensorsError(f"{file} isn't a sound safetensors file: {what}; download or copy it again")
+    return SafetensorsError(f"{file} isn't a valid safetensors file: {what}; download or copy it again")
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns the format's name of a NumPy dtype; raises SafetensorsError for one it has no name for."""
+    """Returns the format's name of a NumPy dtype; raises SafetensorsError for one without a name."""
     for name, known in DTYPES.items():
         if known == np.dtype(dtype):
             return name
@@ -168,7 +168,7 @@ def write_file(
     value: Callable[[str], np.ndarray],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors of the given (dtype name, shape) in the given order, asking for one value at a time.
+    """Writes tensors of these (dtype name, shape) in order, one value at a time.
 
     The header is padded so that every tensor starts aligned. Durable when it returns; raises OSError.
     """
@@ -185,7 +185,7 @@ def write_file(
         for name, (dtype, shape) in tensors.items():
             array = np.asarray(value(name))
             if array.shape != shape or array.dtype != DTYPES[dtype]:
-                message = f"{name}: {array.dtype}{list(array.shape)} was given for {dtype}{list(shape)}"
+                message = f"{name}: {array.dtype}{list(array.shape)} was passed for {dtype}{list(shape)}"
                 raise SafetensorsError(message)
             # As bytes: bfloat16 arrays offer no buffer of their own type.
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

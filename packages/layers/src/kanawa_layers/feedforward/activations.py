@@ -1,6 +1,6 @@
-"""Activations that jax.nn doesn't have under a name of their own; `jax.nn.gelu` itself is the tanh approximation.
+"""Activations without a function of their own in jax.nn; `jax.nn.gelu` itself is the tanh approximation.
 
-The catalog's kind `activations` names these, some of jax.nn's, and any stranger's.
+The catalog's kind `activations` lists these, some of jax.nn's, and those of other plugins.
 """
 
 import jax

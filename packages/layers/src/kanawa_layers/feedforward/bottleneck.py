@@ -20,7 +20,7 @@ class Bottleneck(kn.Module):
         width: kn.Size = 64
         activation: Callable[..., Array] = jax.nn.gelu
         down: Linear.Config = Linear.Config(bias=True)
-        # A hundredth of the usual deviation; at exactly 0, `down` would get no gradient in the first step.
+        # A hundredth of the usual deviation; with exactly 0, `down` would get no gradient in the first step.
         up: Linear.Config = Linear.Config(bias=True, init_scale=1e-4)
         foreign: kn.foreign.Names = kn.foreign.Names(children={"down": "down", "up": "up"})
 

@@ -1,4 +1,4 @@
-"""Gated feed-forward whose two input projections are one matrix product, as in Phi-3 and GLM."""
+"""Gated feed-forward whose two input projections are one matmul, as in Phi-3 and GLM."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from kanawa_layers.feedforward.gating import Gating, Product
 class FusedGatedFeedForward(FeedForward):
     """GatedFeedForward with gate and up in one weight [embed, 2, mlp]; gate is index 0. Tag: feed_forward_gate_up.
 
-    Reads x once instead of twice. The pair axis is apart from `mlp`, so that tensor parallelism splits both alike.
+    Reads x once instead of twice. The pair axis is separate from `mlp`, so that tensor parallelism splits both alike.
     """
 
     gate_up: Linear
@@ -36,7 +36,7 @@ class FusedGatedFeedForward(FeedForward):
         )
 
     def setup(self) -> None:
-        """Declares the joint projection up to `hidden_dim` and the one down."""
+        """Declares the fused projection up to `hidden_dim` and the one down."""
         cfg = self.config
         self.add_child(
             "gate_up",

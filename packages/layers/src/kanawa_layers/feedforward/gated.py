@@ -1,4 +1,4 @@
-"""Gated feed-forward: SwiGLU, GeGLU and their kin (Shazeer 2020, arXiv:2002.05202)."""
+"""Gated feed-forward: SwiGLU, GeGLU and others (Shazeer 2020, arXiv:2002.05202)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from kanawa_layers.feedforward.gating import Gating, Product
 class GatedFeedForward(FeedForward, Joinable):
     """down(activation(gate(x)) * up(x)); silu makes it SwiGLU. Tags: feed_forward_gate, feed_forward_up.
 
-    `gating` says how gate and up meet: their product, unless a model clamps them.
+    `gating` combines gate and up: their elementwise product, unless a model clamps them.
     """
 
     gate: Linear
@@ -48,15 +48,14 @@ class GatedFeedForward(FeedForward, Joinable):
         gate = self.tag("feed_forward_gate", self.gate(x))
         up = self.tag("feed_forward_up", self.up(x))
         hidden = self._gating.combine(self.config.activation, gate, up)
-        # Still split between up and down (Megatron's order): one reduction after `down` is all that tensor parallelism
-        # costs.
+        # Still sharded between up and down (Megatron's order): tensor parallelism costs one reduction after `down`.
         hidden = kn.constrain(hidden, ("batch", "length", "mlp"))
         return kn.constrain(self.down(hidden), ("batch", "length", "embed"))
 
     @classmethod
     def joined_config(cls, cfg: Config) -> FusedGatedFeedForward.Config | None:
         """Returns the config of the layer with gate and up in one weight."""
-        # The joined layer would compute what this class does, not what a subclass does in its place.
+        # The fused layer computes what this class does, not what a subclass does.
         if cls is not GatedFeedForward or not are_alike(cfg.gate, cfg.up):
             return None
         kept = {name: getattr(cfg, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}

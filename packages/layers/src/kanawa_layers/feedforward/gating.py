@@ -1,4 +1,4 @@
-"""How a gated feed-forward joins its two projections; the activation itself is the layer's own slot."""
+"""How a gated feed-forward combines its two projections; the activation itself is a slot of the layer."""
 
 import abc
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class ClampedProduct(Gating):
     ) -> Float[Array, "..."]:
         """Returns the product of the clamped sides."""
         limit: float = self.config.limit
-        # The gate is clamped from above only: far below zero its activation vanishes by itself. With an offset of 1,
-        # `up` is a change of the gate, not a factor that has to grow from zero.
+        # The gate is clamped from above only: its activation is close to zero far below zero. With an offset of 1, `up`
+        # is a change of the gate, not a factor that has to grow from zero.
         bounded: jax.Array = jnp.clip(up, -limit, limit) + self.config.up_offset
         return activation(jnp.minimum(gate, limit)) * bounded

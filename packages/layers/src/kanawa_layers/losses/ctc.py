@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-#: Stands for log 0: large enough that exp gives 0, finite so that differences of two of them are not NaN.
+#: Stands for log 0: large enough that exp returns 0, finite so that differences of two of them are not NaN.
 _LOG_ZERO = -1e30
 
 
@@ -18,8 +18,8 @@ def ctc(
 ) -> Float[Array, " B"]:
     """Returns -log p(labels) of each row, summed over all alignments, fp32.
 
-    An alignment emits a token a frame; equal neighbours merge, then blanks go. Frames and labels past a row's
-    numbers are padding. A row with too few frames for its labels gives infinity, and no gradient.
+    An alignment emits a token a frame; equal neighbours merge, then blanks are removed. Frames and labels past a row's
+    lengths are padding. A row with too few frames for its labels has an infinite loss and no gradient.
     """
     num_frames, labels, num_labels = (jnp.asarray(x, jnp.int32) for x in (num_frames, labels, num_labels))
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -28,7 +28,7 @@ def ctc(
     emitted = jnp.take_along_axis(log_probs, jnp.broadcast_to(states[:, None], (*logits.shape[:2], count)), axis=2)
     index = jnp.arange(count)[None]
     before_last = jnp.roll(states, 2, axis=1)
-    # A blank between two labels may be skipped, unless it is all that keeps equal ones apart.
+    # A blank between two labels may be skipped, unless it separates equal ones.
     skips = (index % 2 == 1) & (index >= 2) & (states != before_last)
     alpha = jnp.where(index < 2, emitted[:, 0], _LOG_ZERO)
 
@@ -49,7 +49,7 @@ def ctc(
 
 
 def _states(labels: Int[Array, "B L"], blank: int) -> Int[Array, "B S"]:
-    """Returns blank, label, blank, label, …, blank: what an alignment runs through."""
+    """Returns the states of an alignment: blank, label, blank, label, …, blank."""
     batch, length = labels.shape
     pairs = jnp.stack([jnp.full_like(labels, blank), labels], axis=-1).reshape(batch, 2 * length)
     return jnp.concatenate([pairs, jnp.full((batch, 1), blank, labels.dtype)], axis=1)

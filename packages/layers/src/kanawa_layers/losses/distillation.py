@@ -1,4 +1,4 @@
-"""Distillation (Hinton et al. 2015, arXiv:1503.02531): a student's distribution is drawn to its teacher's."""
+"""Distillation (Hinton et al. 2015, arXiv:1503.02531): a student's distribution approaches its teacher's."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ def kl_divergence(
     """Returns temperature^2 * KL(teacher || student) of the softmax over the last axis, fp32; 0 where they agree.
 
     Both are logits, divided by `temperature` first; its square keeps gradients comparable across temperatures.
-    `reverse` gives KL(student || teacher), which seeks a mode (MiniLLM, arXiv:2306.08543). No gradient reaches the
+    `reverse` is KL(student || teacher), which is mode-seeking (MiniLLM, arXiv:2306.08543). No gradient reaches the
     teacher.
     """
     log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher).astype(jnp.float32) / temperature)

@@ -1,4 +1,4 @@
-"""Focal loss (Lin et al. 2017, arXiv:1708.02002): easy examples count less."""
+"""Focal loss (Lin et al. 2017, arXiv:1708.02002), which down-weights easy examples."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Policy gradients: what one update may gain from tokens that the policy drew itself, and what they add up to."""
+"""Policy-gradient losses of tokens that the policy sampled, and their aggregation."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def clipped_surrogate(
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(new - old), and 1 where the clip holds.
 
-    PPO (Schulman et al. 2017, arXiv:1707.06347, equation 7); the two sides apart as in DAPO (arXiv:2503.14476). fp32.
+    PPO (Schulman et al. 2017, arXiv:1707.06347, equation 7); separate bounds as in DAPO (arXiv:2503.14476). fp32.
     """
     ratio = jnp.exp(logprobs - old_logprobs)
     free, bound = ratio * advantages, jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantages
@@ -24,7 +24,7 @@ def clipped_surrogate(
 
 
 def k3_divergence(logprobs: Float[Array, "..."], reference: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns an estimate of KL(policy || reference) from drawn tokens: exp(d) - d - 1, d = reference - new.
+    """Returns an estimate of KL(policy || reference) from sampled tokens: exp(d) - d - 1, d = reference - new.
 
     Never negative, and unbiased in value (Schulman 2020, joschu.net/blog/kl-approx.html; DeepSeekMath, equation 4).
     """
@@ -35,27 +35,27 @@ def k3_divergence(logprobs: Float[Array, "..."], reference: Float[Array, "..."])
 def truncated_importance(
     logprobs: Float[Array, "..."], sampled: Float[Array, "..."], most: float
 ) -> Float[Array, "..."]:
-    """Returns min(exp(new - sampled), most), a constant: what a token weighs that another program drew (TIS).
+    """Returns min(exp(new - sampled), most), a constant: the weight of a token sampled by another program (TIS).
 
-    A sampler in fewer bits draws from a distribution near the policy's, not from it; the bound keeps the variance down.
+    A sampler in lower precision draws from a slightly different distribution; the bound limits the variance.
     """
     return jnp.minimum(jnp.exp(jax.lax.stop_gradient(logprobs) - sampled), most)
 
 
 def per_sequence(values: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Sums:
-    """Returns (sum over rows of their means over drawn tokens, rows): GRPO's (DeepSeekMath, arXiv:2402.03300)."""
+    """Returns (sum over rows of their means over sampled tokens, rows), as in GRPO (DeepSeekMath, arXiv:2402.03300)."""
     counts = jnp.sum(weights, axis=1)
     means = jnp.sum(values * weights, axis=1) / jnp.maximum(counts, 1.0)
     return jnp.sum(means), jnp.sum((counts > 0).astype(jnp.float32))
 
 
 def per_token(values: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Sums:
-    """Returns (sum over drawn tokens, tokens): long rows count for more (DAPO, arXiv:2503.14476, section 3.3)."""
+    """Returns (sum over sampled tokens, tokens): long rows count for more (DAPO, arXiv:2503.14476, section 3.3)."""
     return jnp.sum(values * weights), jnp.sum(weights)
 
 
 def per_row(values: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Sums:
-    """Returns (sum over drawn tokens, rows times their length): Dr. GRPO's constant (arXiv:2503.20783, section 3.2).
+    """Returns (sum over sampled tokens, rows times their length): Dr. GRPO's constant (arXiv:2503.20783, section 3.2).
 
     Divided by its own length, a long wrong answer would cost less than a short one.
     """

@@ -1,4 +1,4 @@
-"""The language-model loss: token-weighted cross entropy from hidden states, without ever holding all logits."""
+"""The language-model loss: token-weighted cross entropy from hidden states, without storing all logits."""
 
 import kanawa as kn
 from jaxtyping import Array, Float
@@ -20,10 +20,10 @@ class CrossEntropy(TokenLoss):
         label_smoothing: kn.Partial = 0.0
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
-        """Adds the loss of the logits that `head` gives hidden states."""
+        """Adds the loss of the logits that `head` computes."""
         cfg, train = self.config, self.train
         total, count, extra = softmax_cross_entropy(
-            # The scale goes on [B, T, E] since logits, [B, T, V], never exist as a whole.
+            # The scale multiplies [B, T, E], since logits, [B, T, V], never exist as a whole.
             head.scaled(x),
             head.weight(),
             batch.target_ids,

@@ -34,7 +34,7 @@ class DecoderLM(CausalLM):
         loss: TokenLoss.Config = CrossEntropy.Config()
         foreign: kn.foreign.Names = kn.foreign.Names(
             children={"embedding": "model.embed_tokens", "stack": "model", "norm": "model.norm", "head": "lm_head"},
-            # Older checkpoints keep this buffer; it follows from the config.
+            # Older checkpoints store this buffer; it follows from the config.
             ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
         )
 
@@ -48,7 +48,7 @@ class DecoderLM(CausalLM):
         self.add_child("norm", cfg.norm, input_dim=cfg.input_dim)
         self.add_child("head", cfg.head, **sizes)
         self.add_child("loss", cfg.loss)
-        # A tied head finds the table by this name, wherever in the tree it sits.
+        # A tied head finds the table by this name, anywhere in the tree.
         self.share("embedding", self.embedding)
 
     def embed(self, input_ids: Int[Array, "B T"], sequences: Sequences) -> Float[Array, "B T E"]:
@@ -85,7 +85,7 @@ class DecoderLM(CausalLM):
         caches: Any,
         last: Int[Array, "*rows"] | None = None,
     ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
-        """Returns logits of the given tokens, or of token `last` of each row, and the extended caches."""
+        """Returns logits of the new tokens, or of token `last` of each row, and the extended caches."""
         if sequences.adapters is not None:
             self.offer(ADAPTERS, sequences.token_adapters(input_ids.shape[1]))
         x, caches = self.stack(self.embed(input_ids, sequences), sequences, caches)

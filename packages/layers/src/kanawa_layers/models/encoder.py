@@ -1,4 +1,4 @@
-"""The bidirectional encoder with a masked-token head: BERT and its kin, each part a slot."""
+"""The bidirectional encoder with a masked-token head: BERT and similar models, each part a slot."""
 
 import jax.numpy as jnp
 import kanawa as kn
@@ -20,8 +20,8 @@ from kanawa_layers.positions.absolute import AbsolutePositions
 class EncoderLM(MaskedLM):
     """Trains on a Batch whose `input_ids` are masked, `target_ids` the originals, `loss_weights` 1 at masked places.
 
-    Rows may be packed or padded by segment ids. `norm` is the last one of pre-norm encoders; `head` None leaves an
-    encoder without a loss; `pooler` serves classification and takes no part in the loss.
+    Rows may be packed or padded by segment ids. `norm` is the last one of pre-norm encoders; `head` None makes an
+    encoder without a loss; `pooler` is for classification and not used by the loss.
     """
 
     embedding: Embedding
@@ -71,7 +71,7 @@ class EncoderLM(MaskedLM):
         """Returns the last stream; tokens without a type have type 0."""
         x = self.embedding(input_ids)
         if self.token_types is not None:
-            # Left out, every token would lack BERT's vector of type 0, which isn't zero.
+            # Always added: BERT's vector of type 0 isn't zero.
             x = x + self.token_types(jnp.zeros_like(input_ids) if token_types is None else token_types)
         if self.positions is not None:
             x = x + self.positions(jnp.broadcast_to(sequences.token_positions(x.shape[1]), x.shape[:2]))

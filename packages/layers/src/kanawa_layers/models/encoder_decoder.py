@@ -1,4 +1,4 @@
-"""The encoder-decoder model: one table, a tower that reads, a tower that writes, head and loss."""
+"""The encoder-decoder model: one table, an encoder tower, a decoder tower, head and loss."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from kanawa_layers.positions.absolute import AbsolutePositions
 
 
 class EncoderDecoderLM(Model):
-    """Trains on an EncoderDecoderBatch; the decoder looks at the encoder's last stream through cross attention.
+    """Trains on an EncoderDecoderBatch; the decoder attends to the encoder's last stream through cross attention.
 
     `positions` are added to both sides' embeddings, each counted from 0.
     """
@@ -50,8 +50,8 @@ class EncoderDecoderLM(Model):
         self.share("embedding", self.embedding)
 
     def encode(self, input_ids: Int[Array, "B S"], sequences: Sequences) -> Float[Array, "B S E"]:
-        """Returns the memory: what the decoder looks at."""
-        # Both sides call the one embedding: named, their outputs and random draws stay apart.
+        """Returns the memory, which the decoder attends to."""
+        # Both sides call the same embedding; call names separate their outputs and random draws.
         with kn.call_name("encoder"):
             x = self._embedded(input_ids, sequences)
         return self.encoder(x, sequences)[0]
@@ -84,9 +84,9 @@ class EncoderDecoderLM(Model):
     def decode(
         self, decoder_input_ids: Int[Array, "B T"], sequences: Sequences, caches: Any
     ) -> tuple[Float[Array, "B T V"], Any]:
-        """Returns logits of the given tokens and the extended caches.
+        """Returns logits of the new tokens and the extended caches.
 
-        The first call gives `sequences.memory`, which the caches then remember; later calls leave it None.
+        The first call passes `sequences.memory`, which the caches store; later calls leave it None.
         """
         x, caches = self._decoded(decoder_input_ids, sequences, caches)
         return project(x, self.head), caches
@@ -111,5 +111,5 @@ class EncoderDecoderLM(Model):
 
     @kn.nowrap
     def unstacked(self, params: Any) -> Any:
-        """Returns parameters with one tree a layer in the decoder, which is what decoding loops over."""
+        """Returns parameters with one tree a layer in the decoder."""
         return {**params, "decoder": self.decoder.unstacked(params["decoder"])}

@@ -41,7 +41,8 @@ class HeadTransform(kn.Module):
 class BiasedTiedHead(Head):
     """The embedding table, shared by the model, and a bias of its own for each token.
 
-    The bias is one column more of the weight, and the stream one that is 1: losses and kernels need not know of it.
+    The bias is an extra column of the weight, and the stream gets an extra column of ones, so losses and kernels are
+    unchanged.
     """
 
     class Config(Head.Config):

@@ -1,4 +1,4 @@
-"""The loss of a policy that learns from what it wrote itself: GRPO's, and its relatives by config."""
+"""The loss of a policy that learns from its own rollouts: GRPO, and its variants by config."""
 
 import functools
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from kanawa_layers.models.token_loss import TokenLoss
 
 
 class PolicyLoss(TokenLoss):
-    """PPO's clipped objective over the drawn tokens of a RolloutBatch (GRPO: DeepSeekMath, arXiv:2402.03300).
+    """PPO's clipped objective over the sampled tokens of a RolloutBatch (GRPO: DeepSeekMath, arXiv:2402.03300).
 
-    `aggregation` makes one number of them: `per_sequence`, `per_token`, `per_row`, or any function (values, weights) ->
-    (sum, weight). `kl` is the coefficient of the k3 estimate of the divergence from the batch's reference.
-    With `truncation`, tokens weigh what the trainer gives them against the sampler, at most that much.
+    `aggregation` reduces them to one number: `per_sequence`, `per_token`, `per_row`, or any function (values, weights)
+    -> (sum, weight). `kl` is the coefficient of the k3 estimate of the divergence from the batch's reference. With
+    `truncation`, each token is weighted by the ratio of the trainer's probability to the sampler's, at most that much.
     Outside of training it is the plain cross entropy. It emits `logprobs`, fp32 [batch, length].
     """
 
@@ -34,7 +34,7 @@ class PolicyLoss(TokenLoss):
         aggregation: Callable[..., Sums] = per_sequence
 
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch | RolloutBatch) -> None:
-        """Adds the objective; raises ModuleError where a batch to train on holds no rollouts."""
+        """Adds the objective; raises ModuleError where a training batch has no rollouts."""
         cfg, weights = self.config, batch.loss_weights
         cap = head.config.logit_cap
         logprobs = -target_nll(head.scaled(x), head.weight(), batch.target_ids, head.tied, cap)
@@ -44,13 +44,13 @@ class PolicyLoss(TokenLoss):
             return
         if not isinstance(batch, RolloutBatch):
             message = (
-                f"{self.path}: a policy learns from its own rollouts, and this batch is a {type(batch).__name__}; give "
+                f"{self.path}: a policy learns from its own rollouts, but this batch is a {type(batch).__name__}; give "
                 "the experiment a `rollouts` slot with --modify grpo:reward=NAME"
             )
             raise ModuleError(message)
         now = jax.lax.stop_gradient(logprobs)
 
-        # What may not weigh anything must be finite as well: zero times infinity is NaN.
+        # Tokens of weight 0 must be finite as well: zero times infinity is NaN.
         def only_drawn(values: jax.Array) -> jax.Array:
             return jnp.where(weights > 0, values, now)
 
@@ -74,7 +74,7 @@ class PolicyLoss(TokenLoss):
         self.record("sampler_difference_most", kn.Max(jnp.max(apart)))
 
 
-# jax's own, not kn.custom_vjp: it takes all it needs as arguments, and the kernel chosen in it is still recorded.
+# jax's own, not kn.custom_vjp: it takes all it needs as arguments, and the choice of its kernel is still recorded.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def target_nll(
     hidden: Float[Array, "B T E"],

@@ -1,4 +1,4 @@
-"""What a language model's loss slot takes, and a sum of several such losses."""
+"""The contract of a language model's loss slot, and a sum of several losses."""
 
 import abc
 
@@ -17,11 +17,11 @@ class TokenLoss(kn.Module):
 
     @abc.abstractmethod
     def forward(self, x: Float[Array, "B T E"], head: Head, batch: Batch) -> None:
-        """Adds the terms for the logits that `head` gives hidden states; all sums are over weighted tokens."""
+        """Adds the terms of the logits that `head` computes; all sums are over weighted tokens."""
 
 
 class SumOfLosses(TokenLoss):
-    """Several losses of the same hidden states; those of each are under `terms[i]`, the first is primary."""
+    """The sum of several losses of the same hidden states, `terms[i]`; the first is primary."""
 
     terms: tuple[TokenLoss, ...]
 

@@ -33,7 +33,7 @@ class Tower(kn.Module):
             """Returns what is missing for the shared bias."""
             if self.relative_bias is None:
                 return []
-            # Not overridden: rotary positions and the like turn queries and keys instead.
+            # Not overridden: such positions, rotary ones for example, rotate queries and keys instead.
             if getattr(self.relative_bias._target, "bias", None) is Positions.bias:
                 kind = type(self.relative_bias).__qualname__
                 return [

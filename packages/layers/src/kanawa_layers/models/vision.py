@@ -67,7 +67,7 @@ class ImageClassifier(Model):
         return self.head(self.norm(x[:, 0])).astype(jnp.float32)
 
     def forward(self, batch: ImageBatch) -> None:
-        """Adds the mean cross entropy of the images, and records how many are right."""
+        """Adds the mean cross entropy of the images, and records the accuracy."""
         logits = self.predict(batch.images)
         targets = jax.nn.one_hot(batch.target_ids, logits.shape[-1], dtype=jnp.float32)
         smoothing = self.config.label_smoothing if self.train else 0.0

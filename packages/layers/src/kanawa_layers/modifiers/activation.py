@@ -15,7 +15,8 @@ KIND = "activations"
 
 
 class Activation(kn.Modifier):
-    """`activation`: sets the one catalogued as `name`, such as squared-relu; of a gated feed-forward, on the gate.
+    """`activation`: sets the activation catalogued as `name`, such as squared-relu; in a gated feed-forward, that of
+    the gate.
 
     The config then holds the function itself, so that its text doesn't depend on what is installed.
     """
@@ -25,7 +26,7 @@ class Activation(kn.Modifier):
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with the activation set; raises UnknownNameError for a name nobody provides."""
+        """Returns `cfg` with the activation set; raises UnknownNameError for an unknown name."""
         function = named_activation(self.config.name)
         return set_fields(cfg, (FeedForward, Experts), self.config.where, activation=function)
 

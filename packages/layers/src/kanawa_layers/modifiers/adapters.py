@@ -1,6 +1,6 @@
-"""`lora`, `dora`, `qlora`: adapters beside the projections of any model; where there is a learner, only they train.
+"""`lora`, `dora`, `qlora`: adapters for the projections of any model; the learner, if any, trains only them.
 
-`lora-pool` has room for many of them, for serving.
+`lora-pool` adds empty slots for many of them, for serving.
 """
 
 from typing import ClassVar
@@ -15,12 +15,12 @@ from kanawa_layers.tune.lora import LoRA
 from kanawa_layers.tune.lora_pool import LoRAPool
 from kanawa_layers.tune.weight_only import NF4Weights
 
-#: Parameters of adapters, whatever they change and wherever they are.
+#: Parameters of all adapters.
 _ADAPTERS = "**.adapter.**"
 
 
 class LowRank(kn.Modifier):
-    """Gives every projection under `targets` a low-rank change of a kind, and freezes all else."""
+    """Adds a low-rank adapter to every projection under `targets`, and freezes all else."""
 
     class Config(kn.Modifier.Config):
         rank: kn.Size = 8
@@ -37,7 +37,7 @@ class LowRank(kn.Modifier):
 
 
 class LoRAModifier(LowRank):
-    """`lora`: gives every projection under `targets` a low-rank change, and freezes all else."""
+    """`lora`: adds a low-rank adapter to every projection under `targets`, and freezes all else."""
 
     adapter = LoRA
 
@@ -49,7 +49,7 @@ class DoRAModifier(LowRank):
 
 
 class QLoRAModifier(LowRank):
-    """`qlora`: as `lora`, over weights kept in 4-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314)."""
+    """`qlora`: as `lora`, over weights stored as 4-bit normal floats (Dettmers et al. 2023, arXiv:2305.14314)."""
 
     adapter = LoRA
 
@@ -64,7 +64,7 @@ class QLoRAModifier(LowRank):
 
 
 class LoRAPoolModifier(kn.Modifier):
-    """`lora-pool`: room for `slots` LoRA adapters of at most `rank` beside every projection of a stack, for serving."""
+    """`lora-pool`: `slots` empty LoRA adapters of at most `rank` for every projection of a stack, for serving."""
 
     class Config(kn.Modifier.Config):
         slots: kn.Size = 4
@@ -102,13 +102,13 @@ def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> 
 
     for where in targets:
         if not kn.replace(cfg, target=Weighted, edit=put, where=where):
-            message = f"nothing under {where!r} has a slot `adapter` that isn't filled so already"
+            message = f"nothing under {where!r} has a slot `adapter` without this adapter"
             raise ConfigError(message)
     return train_adapters_only(cfg)
 
 
 def train_adapters_only(cfg: kn.Config) -> kn.Config:
-    """Returns `cfg`, whose learner, where it has one with rules, changes nothing but parameters of adapters."""
+    """Returns `cfg`; its learner, if it has one with rules, trains only parameters of adapters."""
     learner = vars(cfg).get("learner")
     if isinstance(learner, kn.Config) and "rules" in learner.fields():
         # The last rule that matches a parameter wins, so these come after a user's own.

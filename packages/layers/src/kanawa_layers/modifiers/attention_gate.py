@@ -1,4 +1,4 @@
-"""`attention-gate`: what attention returns passes a sigmoid gate."""
+"""`attention-gate`: multiplies attention's output by a sigmoid gate."""
 
 import kanawa as kn
 from kanawa.contracts import SequenceMixer

@@ -14,5 +14,5 @@ class KeyValueHeads(kn.Modifier):
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with the count set; whether it divides the query heads is checked when the layer is built."""
+        """Returns `cfg` with the count set; the layer checks whether it divides the query heads."""
         return set_fields(cfg, SequenceMixer, self.config.where, num_kv_heads=self.config.count)

@@ -28,12 +28,12 @@ class BlockKind(RoleByName):
 
 
 def _check_branches(old: kn.Config, new: kn.Config) -> None:
-    """Raises ConfigError where one of the two kinds has a branch that the other has no place for."""
+    """Raises ConfigError where one of the two kinds has a branch that the other lacks."""
     missing = [name for name in new.fields() if vars(new)[name] is REQUIRED and name not in old.fields()]
     branch = (SequenceMixer.Config, FeedForward.Config)
     lost = [name for name in old.fields() if isinstance(getattr(old, name), branch) and name not in new.fields()]
     if missing or lost:
-        problems = [f"has no {' and '.join(missing)} to give it"] * bool(missing)
+        problems = [f"has no {' and '.join(missing)} for it"] * bool(missing)
         problems += [f"would lose its {' and '.join(lost)}"] * bool(lost)
         kinds = type(old).__qualname__, type(new).__qualname__
         message = f"block: {kinds[0]} can't become {kinds[1]}: it {' and '.join(problems)}"
@@ -41,7 +41,7 @@ def _check_branches(old: kn.Config, new: kn.Config) -> None:
 
 
 def _give_norms(block: kn.Config, old: kn.Config) -> kn.Config:
-    """Returns `block`, whose norms that the old one didn't have are of the kind it did."""
+    """Returns `block` with norms that the old one lacked copied from those it had."""
     norms = [value for name in old.fields() if isinstance(value := getattr(old, name), Norm.Config)]
     for name in block.fields():
         if norms and name not in old.fields() and isinstance(getattr(block, name), Norm.Config):

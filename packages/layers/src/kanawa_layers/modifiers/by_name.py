@@ -1,4 +1,4 @@
-"""Modifiers that replace what fills a role by a component of the catalog: `norm`, `mixer`, `dot-product`, `cache`."""
+"""Modifiers that replace every `norm`, `mixer`, `dot-product` or `cache` by a catalogued one."""
 
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from kanawa_layers.attention.quantised_cache import QuantisedCache
 def component_config(modifier: str, name: str, role: type[kn.Configurable], kind: str = "layers") -> kn.Config:
     """Returns the config of the component `name` of a catalog kind, which fills `role`.
 
-    Raises UnknownNameError where nothing is called so, UsageError naming those that fill the role where it doesn't.
+    Raises UnknownNameError for an unknown name, and UsageError, listing those that fill the role, for one that doesn't.
     """
     component = kn.component(kind, name)
     if isinstance(component, type) and issubclass(component, role):
@@ -32,7 +32,7 @@ def _fills(kind: str, name: str, role: type) -> bool:
     try:
         component = kn.component(kind, name)
     except PluginError:
-        return False  # A stranger's component that doesn't load can't help, and isn't what went wrong here.
+        return False  # Another component that fails to load is not the problem here.
     return isinstance(component, type) and issubclass(component, role)
 
 
@@ -43,13 +43,13 @@ class RoleByName(kn.Modifier):
         kind: str = kn.REQUIRED
         where: str = "**"
 
-    #: What is replaced, by components of which catalog kind, and the modifier's own name for messages.
+    #: The replaced role, the catalog kind of replacements, and the modifier's name in messages.
     role: ClassVar[type[kn.Configurable]]
     catalog: ClassVar[str] = "layers"
     name: ClassVar[str]
 
     def new(self) -> kn.Config:
-        """Returns the config that takes the place of others."""
+        """Returns the replacement's config."""
         return component_config(self.name, self.config.kind, self.role, self.catalog)
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
@@ -84,7 +84,7 @@ class Mixer(RoleByName):
 
 
 class CacheKind(RoleByName):
-    """`cache`: how keys and values of past tokens are kept; `int8` keeps their numbers as codes and scales."""
+    """`cache`: how keys and values of past tokens are stored; `int8` stores them as codes and scales."""
 
     role, name, catalog = Cache, "cache", "caches"
 
@@ -102,6 +102,6 @@ class CacheKind(RoleByName):
         models = [node for _, node in cfg.walk() if node._target is not None and issubclass(node._target, Model)]
         if models and not any(hasattr(node._target, "cache_spec") for node in models):
             kinds = ", ".join(type(node).__qualname__ for node in models)
-            message = f"cache: {kinds} reads whole rows and never decodes, so that nothing would keep or read a cache"
+            message = f"cache: {kinds} reads whole rows and never decodes, so it uses no cache"
             raise ConfigError(message)
         return super().__call__(cfg)

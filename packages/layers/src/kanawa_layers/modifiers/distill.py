@@ -11,7 +11,7 @@ from kanawa_layers.tune.distill import Distilled
 class DistillModifier(kn.Modifier):
     """Replaces `model` by a distilled one, whose `teacher` is a model of the catalog with the same vocabulary.
 
-    The teacher starts from its initialiser like every parameter: give its weights where the run is initialised.
+    The teacher is initialised at random like every parameter: load its weights with the run's initialisation.
     """
 
     class Config(kn.Modifier.Config):

@@ -1,4 +1,4 @@
-"""`moe-capacity` and `moe-loss-free`: how the mixtures that a model has keep their experts' load in bounds."""
+"""`moe-capacity` and `moe-loss-free`: how mixtures balance the load of their experts."""
 
 import kanawa as kn
 from kanawa.contracts import TokenDispatcher
@@ -9,7 +9,7 @@ from kanawa_layers.moe.router import TopKRouter
 
 
 class ExpertCapacity(kn.Modifier):
-    """`moe-capacity`: gives each expert `factor` times its fair share of rows; what doesn't fit is dropped."""
+    """`moe-capacity`: limits each expert to `factor` times its fair share of rows and drops the rest."""
 
     class Config(kn.Modifier.Config):
         factor: kn.Positive = 1.25
@@ -25,14 +25,14 @@ class ExpertCapacity(kn.Modifier):
 
 
 class LossFreeBalancing(kn.Modifier):
-    """`moe-loss-free`: a selection bias that follows the load takes the place of the balance loss."""
+    """`moe-loss-free`: a selection bias that follows the load replaces the balance loss."""
 
     class Config(kn.Modifier.Config):
         rate: kn.NonNegative = 0.001
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with every top-k router under `where` balanced so."""
+        """Returns `cfg` with every top-k router under `where` balanced by a bias."""
         own = self.config
 
         def edit(router: TopKRouter.Config) -> None:

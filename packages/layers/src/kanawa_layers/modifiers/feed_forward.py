@@ -27,7 +27,7 @@ class FeedForwardBias(kn.Modifier):
                 node.set(bias=bias)
                 return
             for name in node.fields():
-                # The gate of a shared feed-forward decides; it isn't a projection of it.
+                # The gate of a shared feed-forward isn't one of its projections.
                 if isinstance(getattr(node, name), Linear.Config) and name != "shared_gate":
                     getattr(node, name).set(bias=bias)
 
@@ -36,7 +36,7 @@ class FeedForwardBias(kn.Modifier):
 
 
 class FusedGateUp(kn.Modifier):
-    """`fused-gate-up`: gate and up of every gated feed-forward become one product."""
+    """`fused-gate-up`: gate and up of every gated feed-forward become one matmul."""
 
     class Config(kn.Modifier.Config):
         where: str = "**"
@@ -45,7 +45,7 @@ class FusedGateUp(kn.Modifier):
         """Returns `cfg` with the fused kind."""
 
         def edit(node: GatedFeedForward.Config) -> kn.Config:
-            # The fused weight is drawn, kept and adapted as the gate's was; `up` has no say any more.
+            # The fused weight has the gate's initialisation, form and adapter; those of `up` are dropped.
             kept = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
             return FusedGatedFeedForward.Config(gate_up=node.gate, **kept)
 

@@ -1,4 +1,4 @@
-"""Setting fields of nodes of one role, whatever their class: a modifier reaches every one that has the fields."""
+"""Setting fields on every node of one role that has them, of any class."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def set_fields(cfg: kn.Config, target: Any, where: str, **values: Any) -> kn.Con
 def edit_with(cfg: kn.Config, target: Any, where: str, names: Sequence[str], edit: Callable[[Any], Any]) -> kn.Config:
     """Returns `cfg` with `edit` called on every `target` under `where` that has all fields `names`.
 
-    Raises RewriteError where there is no target, and ConfigError saying what each lacks where none has these fields.
+    Raises RewriteError without a target, and ConfigError, listing what each lacks, where none has these fields.
     """
     lacking: dict[str, str] = {}
     reached: list[kn.Config] = []
@@ -29,7 +29,7 @@ def edit_with(cfg: kn.Config, target: Any, where: str, names: Sequence[str], edi
         reached.append(node)
 
     kn.replace(cfg, target=target, edit=visit, where=where)
-    # Some without the field are fine (a model may mix attention and recurrences); all without it is a mistake.
+    # Some may lack the field (a model may mix attention and recurrences); if all do, that is a mistake.
     if not reached:
         fits = "; ".join(f"{kind} has no {absent}" for kind, absent in sorted(lacking.items()))
         message = f"nothing under {where!r} takes {' and '.join(names)}: {fits}"

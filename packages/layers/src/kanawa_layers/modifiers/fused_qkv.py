@@ -1,4 +1,4 @@
-"""`fused-qkv`: one kernel makes queries, keys and values."""
+"""`fused-qkv`: one weight for queries, keys and values."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from kanawa_layers.modifiers.fields import edit_with
 
 
 class FusedQKV(kn.Modifier):
-    """`fused-qkv`: one projection makes queries, keys and values; its weight is laid out by key heads.
+    """`fused-qkv`: one projection for queries, keys and values; its weight is laid out by key heads.
 
-    It takes over what the query's projection is: bias, form of weights and adapter. `bias` overrides the first.
+    It has the bias, form and adapter of the query's projection; `bias` overrides the first.
     """
 
     class Config(kn.Modifier.Config):
@@ -19,7 +19,7 @@ class FusedQKV(kn.Modifier):
         where: str = "**"
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with fused projections; raises ConfigError where no attention can have one."""
+        """Returns `cfg` with fused projections; raises ConfigError where no attention supports it."""
         bias = self.config.bias
 
         def fuse(node: Any) -> None:

@@ -20,7 +20,7 @@ class TieEmbeddings(kn.Modifier):
 
 
 class LogitCap(kn.Modifier):
-    """`logit-cap`: logits become cap * tanh(logits / cap), as in Gemma 2; None undoes it."""
+    """`logit-cap`: logits become cap * tanh(logits / cap), as in Gemma 2; None removes it."""
 
     class Config(kn.Modifier.Config):
         cap: kn.Positive | None = 30.0

@@ -1,4 +1,4 @@
-"""`attention-mask`: who may attend to whom."""
+"""`attention-mask`: which keys a query may attend to."""
 
 import kanawa as kn
 from kanawa.contracts import SequenceMixer

@@ -45,7 +45,7 @@ class MoE(kn.Modifier):
             if own.hidden_dim is not None:
                 new.set(hidden_dim=own.hidden_dim)
             if own.shared_hidden_dim is not None:
-                # `old` is a copy: kn.replace gives the function one.
+                # kn.replace passes a copy of `old`.
                 new.set(shared=old.set(hidden_dim=own.shared_hidden_dim))
             return new
 
@@ -54,7 +54,7 @@ class MoE(kn.Modifier):
 
 
 def _experts_like(dense: kn.Config) -> Experts.Config:
-    """Returns experts that compute what the feed-forward does, as far as its fields say what that is."""
+    """Returns experts that compute what the feed-forward does, as far as its fields define it."""
     experts = PlainExperts.Config() if isinstance(dense, PlainFeedForward.Config) else GatedExperts.Config()
     fields = dense.fields()
     for name in ("activation", "gating"):

@@ -1,4 +1,4 @@
-"""`policy-loss`: a language model learns from rewarded rollouts of its own in place of given targets."""
+"""`policy-loss`: a language model learns from rewarded rollouts of its own instead of fixed targets."""
 
 import kanawa as kn
 
@@ -10,7 +10,7 @@ from kanawa_layers.models.token_loss import TokenLoss
 class ChoosePolicyLoss(kn.Modifier):
     """Puts the clipped objective into the loss slot of every language model; see `PolicyLoss` for the fields.
 
-    With `dr` rows are summed up as Dr. GRPO does; `--set model.loss.aggregation=…` takes any other way.
+    With `dr` rows are summed as in Dr. GRPO; `--set model.loss.aggregation=…` sets any other function.
     """
 
     class Config(kn.Modifier.Config):

@@ -1,4 +1,4 @@
-"""Modifiers that give attention other positions than rotary ones, or none."""
+"""Modifiers that replace rotary positions by others, or remove them."""
 
 import logging
 
@@ -52,12 +52,12 @@ class RelativePositions(kn.Modifier):
 def replace_positions(cfg: kn.Config, modifier: str, new: Positions.Config, where: str) -> kn.Config:
     """Returns `cfg` with `new` in the place of all positions under `where`, in each attention its own.
 
-    Positions that layers share from outside of attention, as T5's do, have no user then: they are taken away, and
-    logged, since they would else be trained for nobody.
+    Positions that layers share from outside of attention, as T5's do, are then unused: they are removed, which is
+    logged.
     """
     kn.replace(cfg, target=Positions, new=new, where=where)
     attentions = [path for path, node in cfg.walk() if _fills(node, SequenceMixer)]
-    # A list: nodes are taken away on the walk.
+    # A list, because the loop removes nodes.
     for path, node in list(cfg.walk()):
         if not _fills(node, Positions) or any(path.startswith(f"{attention}.") for attention in attentions):
             continue
@@ -65,7 +65,9 @@ def replace_positions(cfg: kn.Config, modifier: str, new: Positions.Config, wher
         around = cfg.get(above) if above else cfg
         if not any(isinstance(other, SharedRelativeBias.Config) for _, other in around.walk()):
             cfg.set_path(path, None)
-            logger.warning("%s: %s is gone, as no layer shares it any more: each has its own positions", modifier, path)
+            logger.warning(
+                "%s: %s is removed, because no layer shares it any more: each has its own positions", modifier, path
+            )
     return cfg
 
 

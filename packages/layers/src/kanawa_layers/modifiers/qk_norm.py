@@ -1,4 +1,4 @@
-"""`qk-norm`: queries and keys are normalised before they meet (Dehghani et al. 2023, arXiv:2302.05442)."""
+"""`qk-norm`: queries and keys are normalised before the dot product (Dehghani et al. 2023, arXiv:2302.05442)."""
 
 import kanawa as kn
 from kanawa.contracts import Norm, SequenceMixer
@@ -8,7 +8,7 @@ from kanawa_layers.modifiers.fields import set_fields
 
 
 class QKNorm(kn.Modifier):
-    """Gives queries and keys `norm` of each head, as in Qwen 3; `all_heads`: of all at once, as in OLMo 2."""
+    """Applies `norm` to each head's queries and keys, as in Qwen 3; `all_heads`: to all at once, as in OLMo 2."""
 
     class Config(kn.Modifier.Config):
         norm: Norm.Config = RMSNorm.Config()

@@ -1,4 +1,4 @@
-"""`dropout`, `stochastic-depth` and `bottleneck`: what happens to every branch on its way to the residual stream."""
+"""`dropout`, `stochastic-depth` and `bottleneck`: changes of every branch before the residual stream."""
 
 import kanawa as kn
 
@@ -38,7 +38,7 @@ class DropBranches(kn.Modifier):
 
 
 class BottleneckAdapters(kn.Modifier):
-    """`bottleneck`: an adapter of `width` channels after every branch; where there is a learner, only they train."""
+    """`bottleneck`: an adapter of `width` channels after every branch; the learner, if any, trains only them."""
 
     class Config(kn.Modifier.Config):
         width: kn.Size = 64

@@ -15,7 +15,7 @@ from kanawa_layers.positions.yarn import YarnScaling
 
 
 class Rope(kn.Modifier):
-    """`rope`: gives every attention rotary positions of this base and rotated fraction."""
+    """`rope`: sets rotary positions of this base and rotated fraction in every attention."""
 
     class Config(kn.Modifier.Config):
         theta: kn.Positive = 10_000.0
@@ -29,16 +29,16 @@ class Rope(kn.Modifier):
 
 
 class RopeByMatmul(kn.Modifier):
-    """`rope-by-matmul`: turns by a permutation matrix, for hardware with matrix units.
+    """`rope-by-matmul`: rotates by a permutation matrix, for devices with matrix units.
 
-    `optional` leaves a model without rotary embeddings as it is, as mesh rules want, which are for any model.
+    `optional` accepts a model without rotary embeddings, for mesh rules, which apply to any model.
     """
 
     class Config(kn.Modifier.Config):
         optional: bool = False
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with the same numbers computed otherwise."""
+        """Returns `cfg` with `by_matmul` set."""
         kn.replace(cfg, target=Rotary, edit=lambda node: node.set(by_matmul=True), allow_none=self.config.optional)
         return cfg
 
@@ -153,17 +153,17 @@ def _scaled(cfg: kn.Config, scaling: kn.Config, where: str) -> kn.Config:
 def _scaled_from(
     cfg: kn.Config, scaling: Callable[[int], kn.Config], modifier: str, length: int | None, where: str
 ) -> kn.Config:
-    """Returns `cfg` with every rotary embedding scaled from `length`, or from the one it was trained on itself.
+    """Returns `cfg` with every rotary embedding scaled from `length`, or from its own trained length.
 
-    Raises ConfigError where an embedding doesn't say how long that was.
+    Raises ConfigError where an embedding has none.
     """
 
     def stretch(node: Any) -> None:
         original = length if length is not None else trained_length(node)
         if original is None:
             message = (
-                f"{modifier}: a rotary embedding under {where!r} doesn't say how long the sequences were that the "
-                f"model was trained on; give original_length=…, or set its trained_length"
+                f"{modifier}: a rotary embedding under {where!r} has no trained_length: the length of sequences its "
+                f"model was trained on; pass original_length=… or set trained_length"
             )
             raise ConfigError(message)
         node.set(scaling=scaling(original))
@@ -173,8 +173,8 @@ def _scaled_from(
 
 
 def trained_length(rotary: Rotary.Config) -> int | None:
-    """Returns how long sequences were before any stretching: what a scaling stretches from, else what the node says."""
-    # A scaling that is replaced has itself stretched from an earlier length: that one is what the weights have seen.
+    """Returns the length of sequences before any stretching: the scaling's, else the node's `trained_length`."""
+    # A scaling that is replaced stretched from an earlier length, on which the weights were trained.
     scaling: Any = rotary.scaling
     if scaling is not None and "original_length" in scaling.fields():
         original: int | None = scaling.original_length

@@ -11,15 +11,15 @@ from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.pattern import PatternStack
 from kanawa_layers.stack.repeated import RepeatedStack
 
-#: The field of an attention that says what it does with its keys.
+#: The field of an attention that says whether it shares its keys.
 _SLOT = "sharing"
 
 
 class SharedKV(kn.Modifier):
-    """`shared-kv`: of `every` layers one has keys and values, and those after it take them (CLA, arXiv:2405.12981).
+    """`shared-kv`: one of `every` layers has keys and values, and those after it take them (CLA, arXiv:2405.12981).
 
-    `last` instead: the last so many layers of a stack take those of the layer before them (YOCO, Gemma 3n). Where
-    layers repeat a pattern, a layer takes keys from one of the same place in it, since masks and positions differ.
+    With `last`, the last so many layers of a stack take those of the layer before them (YOCO, Gemma 3n). Where layers
+    repeat a pattern, a layer takes keys from one at the same position in it, since masks and positions differ.
     """
 
     class Config(kn.Modifier.Config):
@@ -45,12 +45,12 @@ class SharedKV(kn.Modifier):
 
         def edit(stack: Stack.Config) -> Stack.Config | None:
             if isinstance(stack, ChainedStack.Config):
-                return None  # Its parts are stacks, and have been here already.
+                return None  # Its parts are stacks, which were handled already.
             if id(stack) in not_last:
                 return None
             kind = type(stack).__qualname__
             if not isinstance(stack, (RepeatedStack.Config, PatternStack.Config)):
-                others[kind] = "runs its layers otherwise than a RepeatedStack or PatternStack"
+                others[kind] = "is neither a RepeatedStack nor a PatternStack"
                 return None
             mixers = _mixers(stack)
             if not any(_SLOT in mixer.fields() for mixer in mixers):
@@ -72,21 +72,21 @@ class SharedKV(kn.Modifier):
         return cfg
 
     def _every(self, stack: Any) -> PatternStack.Config | str:
-        """Returns the stack in which one of every so many layers has keys, or what keeps it from being made."""
+        """Returns the stack in which one of every so many layers has keys, or why it can't be made."""
         pattern, count = _pattern(stack), self.config.every
         if stack.num_layers < count * len(pattern):
             return f"has too few for every={count}: it needs {count} of each of the {len(pattern)} kinds that repeat"
         takers = tuple(_sharing(block, place, TakeKeys.Config) for place, block in enumerate(pattern)) * (count - 1)
         givers = tuple(_sharing(block, place, OfferKeys.Config) for place, block in enumerate(pattern))
-        # Givers first: what is taken must have been offered before.
+        # Layers that offer come first: keys must be offered before they are taken.
         return _like(stack, givers + takers, stack.num_layers)
 
     def _last(self, stack: Any) -> ChainedStack.Config | str:
-        """Returns the chain whose last layers take keys, or what keeps it from being made."""
+        """Returns the chain whose last layers take keys, or why it can't be made."""
         pattern, last = _pattern(stack), self.config.last
         first = stack.num_layers - last - len(pattern)
         if first < 0:
-            return f"has too few for last={last}: {len(pattern)}, one of each kind that repeats, keep keys of their own"
+            return f"has too few for last={last}: {len(pattern)}, one of each kind that repeats, need keys of their own"
         places = [(place % len(pattern), pattern[place % len(pattern)]) for place in range(stack.num_layers)]
         runs = (
             (0, first, None),
@@ -123,7 +123,7 @@ def _sharing(block: Block.Config, place: int, kind: type[KeySharing.Config] | No
             continue
         if _SLOT in node.fields():
             node.set(**{_SLOT: kind(name=f"keys of {path} {place}")})
-            # A fused kernel makes all three; a layer that takes keys needs queries alone.
+            # A fused weight makes all three; a layer that takes keys needs only queries.
             if kind is TakeKeys.Config and "qkv" in node.fields():
                 node.set(qkv=None)
     return copy
@@ -132,7 +132,7 @@ def _sharing(block: Block.Config, place: int, kind: type[KeySharing.Config] | No
 def _like(stack: Any, blocks: tuple[Block.Config, ...], num_layers: int) -> PatternStack.Config:
     """Returns a stack of these blocks, run as `stack` is, whose layers have the foreign names they had."""
     new = PatternStack.Config(num_layers=num_layers, pattern=blocks, input_dim=stack.input_dim)
-    # Only what was set: the rest keeps following the defaults, and the text stays short.
+    # Only fields that were set: the others follow the defaults, and the text stays short.
     for name in ("scan", "remat"):
         if stack.is_set(name):
             new.set(**{name: getattr(stack, name)})

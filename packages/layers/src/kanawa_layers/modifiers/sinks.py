@@ -8,7 +8,7 @@ from kanawa_layers.modifiers.fields import set_fields
 
 
 class AttentionSinks(kn.Modifier):
-    """Gives every attention that can have them learned sinks, as in gpt-oss."""
+    """Sets learned sinks in every attention that supports them, as in gpt-oss."""
 
     class Config(kn.Modifier.Config):
         where: str = "**"

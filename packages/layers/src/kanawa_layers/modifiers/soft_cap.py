@@ -7,7 +7,7 @@ from kanawa_layers.modifiers.fields import set_fields
 
 
 class SoftCap(kn.Modifier):
-    """Scores become cap * tanh(scores / cap), as in Gemma 2; None undoes it."""
+    """Scores become cap * tanh(scores / cap), as in Gemma 2; None removes it."""
 
     class Config(kn.Modifier.Config):
         cap: kn.Positive | None = 50.0

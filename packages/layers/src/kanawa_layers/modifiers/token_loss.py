@@ -1,4 +1,4 @@
-"""`z-loss` and `label-smoothing`: what a language model's training loss adds to the likelihood."""
+"""`z-loss` and `label-smoothing`: terms that a language model's training loss adds to the likelihood."""
 
 import kanawa as kn
 

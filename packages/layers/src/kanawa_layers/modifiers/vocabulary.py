@@ -1,4 +1,4 @@
-"""`vocab`: another vocabulary size, for a tokenizer of one's own."""
+"""`vocab`: another vocabulary size, for a custom tokenizer."""
 
 import kanawa as kn
 from kanawa.config import FROM_PARENT
@@ -7,7 +7,7 @@ from kanawa.errors import ConfigError
 
 
 class VocabularySize(kn.Modifier):
-    """Sets `vocab_size` of every model, of which embeddings and heads derive theirs.
+    """Sets `vocab_size` of every model, from which embeddings and heads derive theirs.
 
     `multiple` rounds up, since sizes that divide by 128 or so are faster and shard evenly.
     """
@@ -28,7 +28,7 @@ class VocabularySize(kn.Modifier):
         size = -(-own.size // own.multiple) * own.multiple
 
         def edit(node: kn.Config) -> None:
-            # Heads and embeddings take it from their model; set on them as well, it could differ.
+            # Heads and embeddings derive it from their model; set on them as well, it could differ.
             if "vocab_size" in node.fields() and vars(node)["vocab_size"] is not FROM_PARENT:
                 node.set(vocab_size=size)
                 reached.append(node)

@@ -12,7 +12,7 @@ from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights
 
 
 class Int8Modifier(kn.Modifier):
-    """`int8`: trains with int8 products; weights stay fp32 in storage."""
+    """`int8`: trains with int8 matmuls; weights are stored as fp32."""
 
     class Config(kn.Modifier.Config):
         targets: tuple[str, ...] = ("**",)
@@ -23,7 +23,7 @@ class Int8Modifier(kn.Modifier):
 
 
 class Fp8Modifier(kn.Modifier):
-    """`fp8`: trains with fp8 products, e4m3 forward and e5m2 for gradients; weights stay fp32 in storage."""
+    """`fp8`: trains with fp8 matmuls, e4m3 forward and e5m2 for gradients; weights are stored as fp32."""
 
     class Config(kn.Modifier.Config):
         targets: tuple[str, ...] = ("**",)
@@ -34,7 +34,7 @@ class Fp8Modifier(kn.Modifier):
 
 
 class WeightOnlyModifier(kn.Modifier):
-    """`weight-only`: keeps weights in 8 or 4 bits for inference; a checkpoint goes through `from_plain`."""
+    """`weight-only`: stores weights in 8 or 4 bits for inference; convert a checkpoint with `from_plain`."""
 
     class Config(kn.Modifier.Config):
         bits: Literal[8, 4] = 8
@@ -42,7 +42,7 @@ class WeightOnlyModifier(kn.Modifier):
         targets: tuple[str, ...] = ("**",)
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with every weight under `targets` kept in integers; None leaves the format's group size."""
+        """Returns `cfg` with every weight under `targets` stored as integers; None is the format's group size."""
         own = self.config
         form = Int8Weights.Config() if own.bits == 8 else Int4Weights.Config()
         if own.group_size is not None:
@@ -53,7 +53,7 @@ class WeightOnlyModifier(kn.Modifier):
 def set_form(cfg: kn.Config, form: WeightForm.Config, targets: tuple[str, ...]) -> kn.Config:
     """Returns `cfg` with `form` in every weighted module under `targets`.
 
-    Raises ConfigError where a target holds none.
+    Raises ConfigError where a target has none.
     """
     for where in targets:
         if not kn.replace(cfg, target=Weighted, edit=lambda node: _put(node, form), where=where):

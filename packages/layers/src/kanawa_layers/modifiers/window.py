@@ -7,7 +7,7 @@ from kanawa_layers.modifiers.fields import set_fields
 
 
 class SlidingWindow(kn.Modifier):
-    """Narrows causal attention to the last `size` keys, the query's own included; None undoes it."""
+    """Narrows causal attention to the last `size` keys, the query's own included; None removes the window."""
 
     class Config(kn.Modifier.Config):
         size: kn.Size | None = 4096

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 
 class BiasBalancing(kn.Module):
-    """A bias an expert, added to the scores that select; no gradient reaches it, weights don't contain it.
+    """A bias for each expert, added to selection scores only; no gradient reaches it, and weights don't include it.
 
     After each training call it moves by `rate`: up for experts with less than the mean load, down for the others.
     """
@@ -28,6 +28,6 @@ class BiasBalancing(kn.Module):
     def observe(self, load: Float[Array, " X"]) -> None:
         """Moves the bias, in training, by each expert's share of the chosen copies."""
         if self.train:
-            # Steps of one size, as in the paper: in proportion to the imbalance, one odd batch could turn the whole
-            # choice.
+            # Steps of one size, as in the paper: with steps proportional to the imbalance, one unusual batch could
+            # change every choice.
             self.update("bias", self.state("bias") + self.config.rate * jnp.sign(jnp.mean(load) - load))

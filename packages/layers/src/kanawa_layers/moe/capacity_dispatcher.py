@@ -17,10 +17,10 @@ class SlotPlan(NamedTuple):
 
 
 class CapacityDispatcher(TokenDispatcher):
-    """Gives each expert `factor * copies / num_experts` rows, filled by first choices before second ones.
+    """Limits each expert to `factor * copies / num_experts` rows, filled by first choices before second ones.
 
-    A copy that finds its expert full adds nothing: the token keeps its residual stream and its other experts. The
-    share of dropped copies is recorded as `dropped`; padding is not dispatched and doesn't count.
+    A copy whose expert is full is dropped: the token has its residual stream and its other experts. The share of
+    dropped copies is recorded as `dropped`; padding is not dispatched and doesn't count.
     """
 
     depends_on_batch = True
@@ -50,10 +50,10 @@ class CapacityDispatcher(TokenDispatcher):
         earlier = jnp.sum((jnp.cumsum(chosen, axis=0) - chosen) * chosen, axis=1)
         real = expert < num_experts
         kept = real & (earlier < capacity)
-        # One slot past the end for what is dropped: writes there vanish, reads there give zeros.
+        # One slot past the end for what is dropped: writes there are discarded, reads there return zeros.
         slots = jnp.where(kept, expert * capacity + earlier, num_experts * capacity)
         tokens = jnp.tile(jnp.arange(num_tokens), top_k)
-        # From rows back to tokens; rows that nobody took point past the last token, which reads as zeros.
+        # From rows back to tokens; unused rows point past the last token, which reads as zeros.
         source = jnp.full(num_experts * capacity, num_tokens).at[slots].set(tokens, mode="drop")
         rows = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
         self.record("dropped", kn.Mean(jnp.sum(real & ~kept), jnp.sum(real)))
@@ -62,7 +62,7 @@ class CapacityDispatcher(TokenDispatcher):
     def combine(
         self, rows: Float[Array, "rows E"], weights: Float[Array, "N k"], plan: SlotPlan
     ) -> Float[Array, "N E"]:
-        """Returns each token's weighted sum over its kept copies, summed in fp32, in the rows' dtype."""
+        """Returns each token's weighted sum over its routed copies, summed in fp32, in the rows' dtype."""
         num_tokens, top_k = weights.shape
         copies = jnp.take(rows, plan.slots, axis=0, mode="fill", fill_value=0)
         # Choice-major, as they were dispatched; the local dispatcher's copies are token-major.

@@ -42,10 +42,10 @@ class ExpertChoiceRouter(kn.Module):
         capacity = min(num_tokens, math.ceil(cfg.factor * num_tokens / cfg.num_experts))
         weight = self.param("weight", jnp.float32)
         logits = matmul(x.astype(jnp.float32), weight, precision="highest")
-        # The softmax is each token's over experts, the top-k each expert's over tokens: a token may win nowhere.
+        # The softmax is each token's over experts, the top-k each expert's over tokens: some tokens may not be chosen.
         scores = jax.nn.softmax(logits, axis=-1) * valid[:, None]
         weights, tokens = jax.lax.top_k(scores.T, capacity)
-        # Experts fill up with weight-0 tokens where too few are real; such a visit is none.
+        # Experts fill up with weight-0 tokens where too few are real; those don't count as visits.
         visits = jnp.zeros(num_tokens).at[tokens.reshape(-1)].add((weights > 0.0).reshape(-1).astype(jnp.float32))
         self.record("unrouted", kn.Mean(jnp.sum(jnp.where(visits == 0.0, valid, 0.0)), jnp.sum(valid)))
         return tokens, weights
@@ -98,7 +98,7 @@ class ExpertChoiceMixture(FeedForward):
 
     @kn.nowrap
     def idle_parameters(self) -> int:
-        """Returns the experts' parameters that a token doesn't meet on average: it is chosen `router.factor` times."""
+        """Returns the experts' parameters that a token doesn't use on average: it is chosen `router.factor` times."""
         cfg = self.config
         held = sum(spec.size for spec in flatten_paths(kn.param_specs(self.experts)).values())
         chosen = min(cfg.router.factor, cfg.num_experts)

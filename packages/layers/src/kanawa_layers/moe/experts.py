@@ -11,7 +11,7 @@ from kanawa.kernels.grouped_matmul import grouped_matmul
 
 
 class Experts(Weighted):
-    """`num_experts` feed-forwards of one kind; a slot of a mixture. Weights may be kept in other forms."""
+    """`num_experts` feed-forwards of one kind; a slot of a mixture. Weights may be stored in other forms."""
 
     class Config(Weighted.Config):
         input_dim: kn.Size = kn.FROM_PARENT
@@ -31,7 +31,7 @@ class Experts(Weighted):
             (cfg.num_experts, cfg.input_dim, cfg.hidden_dim) if up else (cfg.num_experts, cfg.hidden_dim, cfg.input_dim)
         )
         axes: LogicalAxes = ("experts", "embed", "mlp") if up else ("experts", "mlp", "embed")
-        # A weight's first dimension counts as its inputs unless told otherwise; here it counts experts.
+        # By default a weight's first dimension is its fan-in; here it counts experts.
         self.add_weight(name, shape, axes=axes, fan_in_axes=(1,), fan_out_axes=(2,))
         if cfg.bias:
             width, axis = shape[2], axes[2]
@@ -45,7 +45,7 @@ class Experts(Weighted):
         if not self.config.bias:
             return y
         bias = self.param(f"{name}_bias")
-        # Sizes are known only on the device, so the total is given. Rows past the last group, padding's, then repeat
+        # Group sizes are known only on the device, so `repeat` needs the total. Padding rows past the last group get
         # the last expert's bias; their weight is 0.
         expert = jnp.repeat(jnp.arange(group_sizes.shape[0]), group_sizes, total_repeat_length=rows.shape[0])
         return y + jnp.take(bias, expert, axis=0)
@@ -57,6 +57,6 @@ class Experts(Weighted):
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
-        """Returns the FLOPs of one expert: how many of them a token visits, the mixture knows."""
+        """Returns the FLOPs of one expert; the mixture multiplies them by the experts a token visits."""
         del context_length
         return self.flops_per_row()

@@ -1,4 +1,4 @@
-"""Experts that are gated feed-forwards (SwiGLU and its kin), as in Mixtral, DeepSeek, Qwen and gpt-oss."""
+"""Experts that are gated feed-forwards (SwiGLU and similar), as in Mixtral, DeepSeek, Qwen and gpt-oss."""
 
 from collections.abc import Callable
 

@@ -15,7 +15,7 @@ class SortPlan(NamedTuple):
 
 
 class LocalDispatcher(TokenDispatcher):
-    """Keeps every token: no capacity, nothing dropped. Copies of padding come last and belong to no expert."""
+    """Drops no token: there is no capacity. Copies of padding come last and belong to no expert."""
 
     skips_padding = True
 
@@ -27,14 +27,14 @@ class LocalDispatcher(TokenDispatcher):
     ) -> tuple[Float[Array, "copies E"], Int[Array, " X"], SortPlan]:
         """Returns token copies sorted by expert (stable), copies per expert, and the plan to undo it.
 
-        Copies with the id `num_experts` are in no group: a grouped matmul gives zeros for them.
+        Copies with the id `num_experts` are in no group: a grouped matmul returns zeros for them.
         """
         flat = expert_ids.reshape(-1)
         # Stable, so that a token's rank within its expert, and with it every rounding, is the same on any device.
         order = jnp.argsort(flat, stable=True)
         # Copies are token-major before the sort: copy c is of token c // top_k.
         rows = jnp.take(x, order // expert_ids.shape[1], axis=0)
-        # Ids past the last expert fall out of the count, which is what keeps padding out of every group.
+        # Ids past the last expert aren't counted, so padding is in no group.
         sizes = jnp.bincount(flat, length=self.config.num_experts).astype(jnp.int32)
         return rows, sizes, SortPlan(order, x.shape[0])
 

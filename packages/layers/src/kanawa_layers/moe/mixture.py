@@ -17,9 +17,9 @@ from kanawa_layers.moe.router import Routing, TopKRouter
 class MixtureOfExperts(FeedForward):
     """Sparse feed-forward: each token runs through `router.top_k` of `num_experts` experts of width `hidden_dim`.
 
-    `shared` is a feed-forward that every token runs through besides (DeepSeekMoE, arXiv:2401.06066), weighed by the
-    sigmoid of `shared_gate` where there is one (Qwen2-MoE). `weigh_inputs` multiplies a token by its weight before
-    the expert instead of after it (Llama 4). Whether tokens may be dropped, the dispatcher decides.
+    `shared` is a feed-forward that every token runs through in addition (DeepSeekMoE, arXiv:2401.06066), weighed by the
+    sigmoid of `shared_gate` where there is one (Qwen2-MoE). `weigh_inputs` multiplies a token by its weight before the
+    expert instead of after it (Llama 4). The dispatcher decides whether tokens may be dropped.
     """
 
     router: TopKRouter
@@ -57,7 +57,7 @@ class MixtureOfExperts(FeedForward):
             return problems
 
     def setup(self) -> None:
-        """Declares router, dispatcher, experts and what is shared."""
+        """Declares router, dispatcher, experts and shared parts."""
         cfg = self.config
         self.add_child("router", cfg.router, input_dim=cfg.input_dim, num_experts=cfg.num_experts)
         self.add_child("dispatcher", cfg.dispatcher, num_experts=cfg.num_experts)
@@ -83,19 +83,19 @@ class MixtureOfExperts(FeedForward):
 
     def _routed(self, x: Float[Array, "B T E"], routing: Routing, valid: Float[Array, " N"]) -> Float[Array, "B T E"]:
         expert_ids, weights = routing.expert_ids, routing.weights * valid[:, None]
-        # A weight of 0 alone would still let padding take rows of an expert, and capacity from real tokens.
+        # With a weight of 0 alone, padding would still take rows of an expert, and capacity from real tokens.
         if self.dispatcher.skips_padding:
             expert_ids = jnp.where(valid[:, None] > 0.0, expert_ids, self.config.num_experts)
         expert_ids, weights = (each.reshape(*x.shape[:-1], -1) for each in (expert_ids, weights))
         if self.config.weigh_inputs:
             # Not the same as weighing outputs: the weight passes through the expert's activation.
             x, weights = x * weights.astype(x.dtype), jnp.ones_like(weights)
-        # Not dispatch and combine by hand: a plan may spread experts and tokens over shards.
+        # `through`, not dispatch and combine: a plan may shard experts and tokens.
         return self.dispatcher.through(self.experts, x, expert_ids, weights)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
-        """Returns the FLOPs of the router, of the experts a token visits, and of what is shared."""
+        """Returns the FLOPs of the router, of the experts a token visits, and of shared parts."""
         cfg = self.config
         shared = sum(p.flops_per_token(context_length) for p in (self.shared, self.shared_gate) if p is not None)
         routed = cfg.router.top_k * self.experts.flops_per_row()

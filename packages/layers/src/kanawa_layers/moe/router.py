@@ -21,7 +21,7 @@ class Routing(NamedTuple):
 
 
 class TopKRouter(kn.Module):
-    """Chooses `top_k` experts a token by fp32 scores and weighs them by those scores.
+    """Chooses `top_k` experts for each token by fp32 scores, which also weigh them.
 
     Slots: how logits become scores, how scores select, and a balancing bias that only selection sees. Weights are
     renormalised over the chosen experts where `normalise_weights`, then multiplied by `weight_scale` (DeepSeek-V3's
@@ -73,7 +73,7 @@ class TopKRouter(kn.Module):
         scores = self._scoring.scores(logits)
         preference = jax.lax.stop_gradient(scores)
         if self.balancing is not None:
-            # The bias moves the choice alone: weights below are those of the scores, so no gradient sees it.
+            # The bias affects selection only: weights below come from the scores, so no gradient reaches it.
             preference = preference + self.balancing.bias()[None]
         # Integers: gradients reach the router through the weights of the chosen experts alone.
         expert_ids = self._selection.choose(preference, cfg.top_k)
@@ -102,7 +102,7 @@ class TopKRouter(kn.Module):
         cfg, count = self.config, jnp.sum(valid)
         # Counted over all k choices at once: top-k ids of a token differ, so entries are 0 or 1.
         chosen = jax.nn.one_hot(expert_ids, cfg.num_experts, dtype=jnp.float32).sum(1)
-        # A microbatch of nothing but padding would divide by 0, and its zero weight would not mend a NaN.
+        # A microbatch of nothing but padding would divide by 0, and its zero weight would not remove a NaN.
         safe = jnp.maximum(count, 1.0)
         load = jnp.sum(chosen * valid[:, None], 0) / (safe * cfg.top_k)
         self.record("max_load", kn.Max(jnp.max(load)))

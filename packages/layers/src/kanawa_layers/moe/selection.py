@@ -1,4 +1,4 @@
-"""Which experts a token gets, given a score for each: the best of all, or the best of the best groups."""
+"""Selection of a token's experts by their scores: the best of all, or the best of the best groups."""
 
 import abc
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 
 class Selection(kn.Configurable):
-    """A pure function of fp32 selection scores, which may hold a balancing bias that weights don't."""
+    """A pure function of fp32 selection scores, which may include a balancing bias."""
 
     @abc.abstractmethod
     def choose(self, scores: Float[Array, "N X"], top_k: int) -> Int[Array, "N k"]:
@@ -50,8 +50,8 @@ class GroupLimited(Selection):
         group_scores = jnp.sum(jax.lax.top_k(grouped, cfg.group_top)[0], axis=-1)
         groups = jax.lax.top_k(group_scores, cfg.top_groups)[1]
         allowed = jnp.any(groups[:, :, None] == jnp.arange(cfg.num_groups)[None, None], axis=1)
-        # Minus infinity where some ports write 0: scores with a balancing bias may be negative, and 0 would then win
-        # from a group that wasn't chosen.
+        # Minus infinity, where some other implementations write 0: scores with a balancing bias may be negative, and 0
+        # would then win from a group that wasn't chosen.
         masked = jnp.where(allowed[:, :, None], grouped, -jnp.inf)
         return jax.lax.top_k(masked.reshape(scores.shape), top_k)[1]
 

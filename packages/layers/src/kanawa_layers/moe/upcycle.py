@@ -19,9 +19,9 @@ class UpcycleError(KanawaError):
 def upcycle(model: kn.Module, dense: Mapping[str, Any], key: jax.Array) -> Tree:
     """Returns parameters of `model`, whose mixtures stand where the model of `dense` has feed-forwards.
 
-    Every expert is a copy of the dense feed-forward; routers are drawn from `key`. With normalised top-k weights and
-    no shared feed-forward, the model then computes what the dense one did. Everything else is taken as it is.
-    Raises UpcycleError naming each parameter that is missing, left over or of another shape.
+    Every expert is a copy of the dense feed-forward; routers are drawn from `key`. With normalised top-k weights and no
+    shared feed-forward, the model then computes what the dense one did. All other parameters are copied. Raises
+    UpcycleError naming each parameter that is missing, left over or of another shape.
     """
     problems: list[str] = []
     params = _upcycled(model, dense, jax.eval_shape(lambda k: kn.initialize(model, k), key), (), "", problems)
@@ -32,7 +32,7 @@ def upcycle(model: kn.Module, dense: Mapping[str, Any], key: jax.Array) -> Tree:
     wanted = [path for path, leaf in flat.items() if leaf is None]
 
     def draw(k: jax.Array) -> dict[str, jax.Array]:
-        # The compiler leaves out the draws of everything that isn't returned.
+        # The compiler removes the draws of everything that isn't returned.
         fresh = flatten_paths(kn.initialize(model, k))
         return {path: fresh[path] for path in wanted}
 
@@ -43,7 +43,7 @@ def _upcycled(
     module: kn.Module, dense: Mapping[str, Any], wanted: Mapping[str, Any], stacked: tuple[int, ...], path: str,
     problems: list[str],
 ) -> Tree:  # fmt: skip
-    """Returns the tree of `wanted`, with None for what is to be drawn."""
+    """Returns the tree of `wanted`, with None for parameters to be drawn."""
     if isinstance(module, MixtureOfExperts):
         return _mixture(dense, wanted, len(stacked), path, problems)
     tree: Tree = {}
@@ -62,7 +62,7 @@ def _upcycled(
 
 
 def _mixture(dense: Mapping[str, Any], wanted: Mapping[str, Any], axis: int, path: str, problems: list[str]) -> Tree:
-    """Returns a mixture's tree: experts copied along a new axis after the layers', all else to be drawn."""
+    """Returns a mixture's tree: experts copied along a new axis after the layers', all others to be drawn."""
     tree: Tree = {name: jax.tree.map(lambda _: None, value) for name, value in wanted.items() if name != "experts"}
     sources = {}
     for name, value in flatten_paths(dense).items():

@@ -43,14 +43,14 @@ class LearnedPositions(AbsolutePositions):
     def forward(self, positions: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Returns the rows; raises ModuleError for a row of more than `max_length` tokens.
 
-        Positions past the table that only running shows, as in a cache's unused tail, get its last row.
+        Positions past the table that aren't known in advance, as in a cache's unused tail, get its last row.
         """
         limit = self.config.max_length
         if positions.shape[-1] > limit:
             message = f"{self.path}: {positions.shape[-1]} tokens in a row, but positions are learned up to {limit}"
             raise ModuleError(message)
         # `offset` is for tables whose first rows are no positions: OPT's and BART's begin at row 2. Clipped because
-        # jnp.take's default fills what is out of bounds with NaN, which a padded tail would carry into attention.
+        # jnp.take's default fills rows out of bounds with NaN, which a padded tail would carry into attention.
         return jnp.take(self.param("weight"), positions + self.config.offset, axis=0, mode="clip")
 
     @kn.nowrap
@@ -71,5 +71,5 @@ class SinusoidalPositions(AbsolutePositions):
         frequencies = cfg.theta ** -(jnp.arange(0, cfg.output_dim, 2, dtype=jnp.float32) / cfg.output_dim)
         angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
         waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, -1)
-        # An odd width has one cosine too many.
+        # An odd width has one cosine fewer than sines.
         return waves[..., : cfg.output_dim].astype(kn.current_plan().precision.compute)

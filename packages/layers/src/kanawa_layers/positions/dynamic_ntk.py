@@ -10,7 +10,7 @@ from kanawa_layers.positions.frequency_scaling import FrequencyScaling
 class DynamicNTKScaling(FrequencyScaling):
     """Base theta * (factor * length / original_length - factor + 1)^(dim / (dim - 2)); plain up to `original_length`.
 
-    `length` is how long sequences are going to be, fixed beforehand: a cache holds keys that are turned already.
+    `length` is the expected length of sequences, fixed in advance: a cache holds keys that are already rotated.
     """
 
     class Config(FrequencyScaling.Config):

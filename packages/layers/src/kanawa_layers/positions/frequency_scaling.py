@@ -16,7 +16,7 @@ class FrequencyScaling(kn.Configurable):
         """Returns the inverse frequencies to use; `theta` and `dim` are the rotary base and rotated width."""
 
     def attention_factor(self) -> float:
-        """Returns what turned queries and keys are multiplied by; scores thus by its square."""
+        """Returns the factor of rotated queries and keys; scores are multiplied by its square."""
         return 1.0
 
 
@@ -52,7 +52,7 @@ class NTKScaling(FrequencyScaling):
 
 
 class Llama3Scaling(FrequencyScaling):
-    """Llama 3.1: wavelengths past `original_length / low` are divided, under `/ high` kept, between blended."""
+    """Llama 3.1: wavelengths past `original_length / low` are divided, under `/ high` unchanged, between blended."""
 
     class Config(FrequencyScaling.Config):
         factor: kn.Positive = 8.0
@@ -66,12 +66,12 @@ class Llama3Scaling(FrequencyScaling):
             return [] if low <= high else [f"low_frequency_factor ({low}) is above high_frequency_factor ({high})"]
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
-        """Returns the blend of kept and divided frequencies."""
+        """Returns the blend of unchanged and divided frequencies."""
         del theta, dim
         cfg = self.config
         turns = cfg.original_length * inv_freq / (2.0 * math.pi)
         span = cfg.high_frequency_factor - cfg.low_frequency_factor
-        # 0 in Llama 4 Scout, where both are 1: a hard switch, and 0 / 0 where a wavelength lies just there.
+        # 0 in Llama 4 Scout, where both are 1: a hard switch, and 0 / 0 at exactly that wavelength.
         blend = (turns >= cfg.low_frequency_factor) if span == 0 else (turns - cfg.low_frequency_factor) / span
         share = jnp.clip(jnp.asarray(blend, jnp.float32), 0.0, 1.0)
         factor: float = cfg.factor

@@ -13,8 +13,8 @@ from kanawa_layers.positions.frequency_scaling import FrequencyScaling
 class LongRopeScaling(FrequencyScaling):
     """Divides each frequency by its own factor: `long_factors` where `length` exceeds `original_length`.
 
-    `length` is how long sequences are going to be (None: `max_length`). It is fixed beforehand, because a cache holds
-    keys that are turned already; switching with the length of a sequence would make old keys wrong.
+    `length` is the expected length of sequences (None: `max_length`). It is fixed in advance, because a cache holds
+    keys that are already rotated; switching with a sequence's length would make old keys wrong.
     """
 
     class Config(FrequencyScaling.Config):

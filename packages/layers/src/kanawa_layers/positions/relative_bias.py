@@ -9,7 +9,8 @@ from kanawa.contracts import Positions
 
 
 class RelativeBias(Positions):
-    """Adds weight[bucket(key position - query position), head]: near distances one by one, far ones logarithmically.
+    """Adds weight[bucket(key position - query position), head]: one bucket for each near distance, logarithmic ones for
+    far distances.
 
     `bidirectional` (encoders) spends half of the buckets on keys that come after the query.
     """
@@ -64,7 +65,7 @@ def relative_bucket(
         first = jnp.where(relative > 0, num_buckets, 0).astype(relative.dtype)
         distance = jnp.abs(relative)
     else:
-        # Causal: keys after the query all fall in bucket 0; the mask hides them anyway.
+        # Causal: keys after the query are all in bucket 0; the mask hides them.
         distance = jnp.maximum(-relative, 0)
     exact = num_buckets // 2
     # fp32 and then truncated, as T5's own code does: another order of rounding moves distances between buckets.

@@ -21,14 +21,14 @@ _MANY_TOKENS = 64
 
 
 class Rotary(Positions):
-    """Turns pairs of the first `fraction` of each head by angles that grow with position.
+    """Rotates pairs of the first `fraction` of each head by angles that grow with position.
 
     Pairs are (i, i + d/2) as in Llama, or, `interleaved`, (2i, 2i + 1) as in GPT-J, DeepSeek and Llama 4. `sections`
-    gives so many frequencies to each of several position streams (M-RoPE: Wang et al. 2024, arXiv:2409.12191); where
-    tokens have one position only, all streams are it. Angles and the turn are computed in fp32; results have the
+    assigns so many frequencies to each of several position streams (M-RoPE: Wang et al. 2024, arXiv:2409.12191); where
+    tokens have one position only, it serves for all streams. Angles and rotation are computed in fp32; results have the
     inputs' dtype.
 
-    `trained_length` says how long the sequences were that a model was trained on with these frequencies: modifiers that
+    `trained_length` is the length of the sequences that the model was trained on with these frequencies: modifiers that
     stretch them start from it.
 
     `by_matmul` swaps the members of pairs by multiplying with a permutation: the same numbers, and faster on devices
@@ -57,7 +57,7 @@ class Rotary(Positions):
     def inverse_frequencies(self) -> Float[Array, " half"]:
         """Returns the angle per position of each pair, fp32."""
         cfg, dim = self.config, self.rotated_dim
-        # The rotated width is the exponent's denominator, not the head's: GPT-NeoX's partial rotation has it so.
+        # The rotated width is the exponent's denominator, not the head's: as in GPT-NeoX's partial rotation.
         inv_freq: jax.Array = cfg.theta ** -(jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
         if cfg.scaling is None:
             return inv_freq
@@ -67,12 +67,12 @@ class Rotary(Positions):
     def rotate(
         self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
-        """Returns q and k turned; scores then depend on position differences only."""
+        """Returns rotated q and k; scores then depend on position differences only."""
         scaling = self.config.scaling
         factor = 1.0 if scaling is None else scaling.build().attention_factor()
         # fp32 throughout: at position 100,000 bfloat16 angles would be off by hundreds of radians.
         angles = self._of_each_frequency(positions) * along_last(self.inverse_frequencies(), 3)
-        # YaRN's temperature is put on cos and sin of both sides, so scores get its square and no kernel has to know.
+        # YaRN's temperature multiplies cos and sin of both sides, so scores get its square and kernels are unchanged.
         cos, sin = (factor * wave[:, :, None, :] for wave in _waves(angles))
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
 
@@ -103,7 +103,7 @@ class Rotary(Positions):
     def _turn_by_matmul(
         self, x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
     ) -> Float[Array, "B T H R"]:
-        # The column of a pair's first member holds minus its second, that of the second its first.
+        # The column of a pair's first member selects minus the second, that of the second the first.
         first, second = (np.asarray(part) for part in self._pairs(np.arange(self.rotated_dim)))
         swap = np.zeros((self.rotated_dim, self.rotated_dim), np.float32)
         swap[second, first], swap[first, second] = -1.0, 1.0
@@ -137,7 +137,7 @@ def _waves(angles: Float[Array, "B T half"]) -> tuple[Float[Array, "B T half"], 
 def _turned(
     x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 R"], sin: Float[Array, "B T 1 R"], swap: Float[Array, "R R"]
 ) -> Float[Array, "B T H R"]:
-    """Returns x * cos + (x @ swap) * sin. A row of `swap` has one entry, so the product is exact in any dtype."""
+    """Returns x * cos + (x @ swap) * sin. A row of `swap` has one entry, so the matmul is exact in any dtype."""
     # A row of `swap` has one entry, so nothing is summed; a lower precision would still round x itself.
     partner = jnp.matmul(x, swap, precision=jax.lax.Precision.HIGHEST)
     return (x.astype(jnp.float32) * cos + partner.astype(jnp.float32) * sin).astype(x.dtype)
@@ -150,7 +150,7 @@ def _turned_forward(
 
 
 def _turned_backward(angles: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, ...]:
-    # Turned back by the same angle, rounded once; autodiff would round the two products apart.
+    # Rotated back by the same angle and rounded once; autodiff would round the two terms separately.
     cos, sin, swap = angles
     return _turned(dy, cos, -sin, swap), jnp.zeros_like(cos), jnp.zeros_like(sin), jnp.zeros_like(swap)
 

@@ -1,4 +1,4 @@
-"""YaRN (Peng et al. 2023, arXiv:2309.00071): slow frequencies are stretched, fast ones kept, and scores sharpened."""
+"""YaRN (Peng et al. 2023, arXiv:2309.00071): slow frequencies are stretched and scores sharpened."""
 
 import math
 
@@ -10,10 +10,11 @@ from kanawa_layers.positions.frequency_scaling import FrequencyScaling
 
 
 class YarnScaling(FrequencyScaling):
-    """Blends kept and divided frequencies along a ramp over the dimensions.
+    """Blends unchanged and divided frequencies along a ramp over the dimensions.
 
-    Dimensions that turn more than `fast_turns` times in `original_length` tokens are kept, those that turn less than
-    `slow_turns` times are divided by `factor`. `truncate` rounds the ramp's ends to whole dimensions (gpt-oss doesn't).
+    Dimensions that rotate more than `fast_turns` times in `original_length` tokens are unchanged, those that rotate
+    less than `slow_turns` times are divided by `factor`. `truncate` rounds the ramp's ends to whole dimensions (gpt-oss
+    doesn't).
     """
 
     class Config(FrequencyScaling.Config):
@@ -31,7 +32,7 @@ class YarnScaling(FrequencyScaling):
             return [] if self.factor >= 1.0 else [f"factor is {self.factor}, expected at least 1"]
 
     def stretch(self, inv_freq: Float[Array, " half"], theta: float, dim: int) -> Float[Array, " half"]:
-        """Returns the blend of kept and divided frequencies."""
+        """Returns the blend of unchanged and divided frequencies."""
         cfg = self.config
 
         def dimension(turns: float) -> float:

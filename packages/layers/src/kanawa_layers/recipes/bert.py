@@ -43,7 +43,7 @@ _MODEL = kn.foreign.Names(
     },
     # The next-sentence head takes no part in predicting tokens; position_ids are a buffer, 0 to 511.
     ignored=("bert.embeddings.position_ids", "cls.seq_relationship.*"),
-    # A bare BertModel's checkpoint leaves it out.
+    # A bare BertModel's checkpoint lacks it.
     optional_prefix="bert.",
 )
 

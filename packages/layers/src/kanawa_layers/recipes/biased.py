@@ -1,4 +1,4 @@
-"""What GPT-2, BERT and ViT have in common: biased projections, all heads with keys of their own, learned positions."""
+"""What GPT-2, BERT and ViT have in common: biased projections, multi-head attention, learned positions."""
 
 from collections.abc import Callable
 from typing import Any

@@ -83,7 +83,7 @@ def deepseek_v3(
         balancing=BiasBalancing.Config(),
         normalise_weights=normalise_weights,
         weight_scale=weight_scale,
-        # The bias balances alone; the paper's sequence-wise loss of 0.0001 beside it is left out.
+        # Balancing is by the bias alone, without the paper's sequence-wise loss of 0.0001.
         balance_loss=0.0,
         z_loss=0.0,
     )
@@ -109,7 +109,7 @@ def deepseek_v3(
 
 
 def _score_scale(query_dim: int, positions: Rotary.Config) -> float | None:
-    """Returns what scores are multiplied by where YaRN stretches the context; None for the usual query_dim ** -0.5."""
+    """Returns the scale of scores where YaRN stretches the context; None for the usual query_dim ** -0.5."""
     scaling: Any = positions.scaling
     if scaling is None or not getattr(scaling, "mscale_all_dim", None):
         return None

@@ -34,7 +34,7 @@ def gemma_block(attention: GroupedQueryAttention.Config, hidden_dim: int, norm_e
 def gemma_model(
     pattern: tuple[SandwichNormBlock.Config, ...], num_layers: int, input_dim: int, vocab_size: int, norm_eps: float
 ) -> DecoderLM.Config:
-    """Returns a Gemma of the given layers: scaled embeddings, zero-centred norm, tied head."""
+    """Returns a Gemma of these layers: scaled embeddings, zero-centred norm, tied head."""
     return DecoderLM.Config(
         vocab_size=vocab_size,
         input_dim=input_dim,
@@ -139,7 +139,7 @@ def gemma_keys(cfg: Any, architecture: str) -> dict[str, Any]:
         "vocab_size": cfg.vocab_size,
         "rms_norm_eps": cfg.norm.eps,
         "hidden_activation": activation_name(blocks[0].feed_forward.activation, "gelu_pytorch_tanh"),
-        # The power of -0.5 doesn't come back exactly.
+        # The power of -0.5 isn't exactly invertible.
         "query_pre_attn_scalar": round(attention.scale**-2),
         "sliding_window": windows[0] if windows else 4096,
         "layer_types": repeated(kinds, cfg.stack.num_layers),

@@ -1,4 +1,4 @@
-"""Gemma 3, text (arXiv:2503.19786, table 1): five local layers to a global one, each kind with a RoPE of its own."""
+"""Gemma 3, text (arXiv:2503.19786, table 1): five local layers for each global one, each kind with its own RoPE."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def gemma3(
     hidden_dim: int,
     head_dim: int = 256,
     query_scalar: float = 256,
-    # 262,144 ids and 64 rows more, of which the image token takes one; the 1B model sees no images and has none.
+    # 262,144 ids and 64 extra rows, one of them for the image token; the 1B model has no images and none of them.
     vocab_size: int = 262_208,
     window: int = 1024,
     kinds: tuple[str, ...] = _FIVE_TO_ONE,
@@ -36,7 +36,7 @@ def gemma3(
     """Returns a Gemma 3 of any size; scores are multiplied by query_scalar ** -0.5."""
     norm = RMSNorm.Config(eps=norm_eps, zero_centered=True)
     near = local_positions or Rotary.Config(theta=10_000.0, trained_length=32_768)
-    # Of global layers alone: a window of 1,024 tokens never leaves the distances it was trained on.
+    # Only for global layers: a window of 1,024 tokens never exceeds the trained distances.
     stretched = LinearScaling.Config(factor=8.0)
     far = global_positions or Rotary.Config(theta=1_000_000.0, scaling=stretched, trained_length=32_768)
     pattern = tuple(
@@ -79,7 +79,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         **gemma_sizes(config),
         window=config["sliding_window"],
         kinds=layer_types(config, usual),
-        # The local base stands alone in the config; how long sequences were is said once, for both.
+        # The config has the local base separately, and one length of sequences for both.
         local_positions=near.set(trained_length=far.trained_length),
         global_positions=far,
     )

@@ -42,7 +42,7 @@ _MODEL = kn.foreign.Names(
         "norm": "transformer.ln_f",
         "head": "lm_head",
     },
-    # Not biases: older checkpoints call the causal mask so, a buffer.
+    # Not biases, but the causal mask, a buffer of older checkpoints.
     ignored=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     optional_prefix="transformer.",
 )

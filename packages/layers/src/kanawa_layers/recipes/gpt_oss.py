@@ -1,6 +1,7 @@
-"""gpt-oss 20b and 120b (OpenAI 2025, model card, arXiv:2508.10925, table 1): sinks, windows in turn, clamped experts.
+"""gpt-oss 20b and 120b (OpenAI 2025, model card, arXiv:2508.10925, table 1): sinks, alternating windows, clamped
+experts.
 
-The released checkpoints keep expert weights in MXFP4, which does not convert; bfloat16 copies do.
+The released checkpoints store expert weights in MXFP4, which can't be converted; bfloat16 copies can.
 """
 
 from typing import Any
@@ -106,7 +107,7 @@ def gpt_oss(
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `gpt_oss` config.json."""
-    # The config says silu, though what is computed is x * sigmoid(1.702 x), clamped.
+    # The config says silu, but the model computes x * sigmoid(1.702 x), clamped.
     expect(config, attention_bias=True, hidden_act="silu", swiglu_alpha=1.702)
     return gpt_oss(
         **sizes(config),

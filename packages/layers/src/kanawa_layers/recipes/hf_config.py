@@ -14,12 +14,12 @@ from kanawa_layers.positions.yarn import YarnScaling
 #: A config.json.
 Foreign = Mapping[str, Any]
 
-#: The catalog's kind: entry points of the group `kanawa.hf_activations` say what Hugging Face calls a function.
+#: The catalog's kind: entry points of the group `kanawa.hf_activations` map Hugging Face's names to functions.
 ACTIVATIONS = "hf_activations"
 
 
 def activation(name: str) -> Callable[..., Any]:
-    """Returns the function of a name in ACT2FN; raises ForeignConfigError for one that nobody provides."""
+    """Returns the function of a name in ACT2FN; raises ForeignConfigError for an unknown one."""
     names = [state.name for state in host().components(ACTIVATIONS) if state.state.usable]
     if name not in names:
         message = f"unknown activation {name!r}{did_you_mean(name, names)}"
@@ -40,7 +40,7 @@ def activation_name(function: Callable[..., Any], prefer: str = "silu") -> str:
 
 
 def expect(config: Foreign, **values: Any) -> None:
-    """Raises ForeignConfigError where a key is set to something else than the one value we can express."""
+    """Raises ForeignConfigError where a key differs from the one value we can express."""
     wrong = [f"{key} is {config[key]!r}, expected {v!r}" for key, v in values.items() if config.get(key, v) != v]
     if wrong:
         message = f"a {config.get('model_type')} model of this kind has no recipe: {'; '.join(wrong)}"
@@ -48,7 +48,7 @@ def expect(config: Foreign, **values: Any) -> None:
 
 
 def sizes(config: Foreign) -> dict[str, Any]:
-    """Returns the sizes that nearly all families name alike, as a recipe's arguments."""
+    """Returns the sizes that most families name alike, as a recipe's arguments."""
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim")
     return {
@@ -56,7 +56,7 @@ def sizes(config: Foreign) -> dict[str, Any]:
         "input_dim": width,
         "num_heads": heads,
         "num_kv_heads": config.get("num_key_value_heads") or heads,
-        # None where it is the usual width: a recipe that leaves it out is then the same config.
+        # None for the usual width, so that the config equals that of a recipe without it.
         "head_dim": None if head_dim is None or head_dim * heads == width else head_dim,
         "hidden_dim": config["intermediate_size"],
         "vocab_size": config["vocab_size"],
@@ -87,7 +87,7 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
     rope: dict[str, Any] = dict(config.get("rope_parameters") or {})
     if kind is not None and kind in rope:
         rope = dict(rope[kind])
-    # Both may be there; `rope_parameters` is the newer one and wins.
+    # Both may be present; `rope_parameters` is the newer one and wins.
     rope = {**(config.get("rope_scaling") or {}), **rope}
     theta: Any = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     fraction: Any = rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
@@ -101,7 +101,7 @@ def rotary(config: Foreign, kind: str | None = None, **fields: Any) -> Rotary.Co
 
 
 def _trained_length(rope: Foreign, config: Foreign) -> int | None:
-    """Returns how long sequences were before a scaling; of a linear one, the longest divided by its factor."""
+    """Returns the length of sequences before a scaling; for a linear one, the longest divided by its factor."""
     if "original_max_position_embeddings" in rope:
         original: int | None = rope["original_max_position_embeddings"]
         return original
@@ -128,7 +128,7 @@ def _scaling(rope: Foreign, config: Foreign) -> FrequencyScaling.Config | None:
         return YarnScaling.Config(
             factor=float(rope["factor"]),
             original_length=original,
-            # `or`, not a default: the key may be there and null.
+            # `or`, not a default: the key may be null.
             fast_turns=float(rope.get("beta_fast") or 32.0),
             slow_turns=float(rope.get("beta_slow") or 1.0),
             truncate=rope.get("truncate", True),
@@ -148,7 +148,7 @@ def rope_keys(positions: Any) -> dict[str, Any]:
         stretched = 1.0 if scaling is None else scaling.factor
         keys["max_position_embeddings"] = round(positions.trained_length * stretched)
     if isinstance(scaling, (Llama3Scaling.Config, YarnScaling.Config)):
-        # What the stretched embedding reaches: left out, transformers would take its own default of 2,048.
+        # The stretched length: without it, transformers uses its default of 2,048.
         keys["max_position_embeddings"] = round(scaling.original_length * scaling.factor)
     if positions.fraction != 1.0:
         keys["partial_rotary_factor"] = positions.fraction

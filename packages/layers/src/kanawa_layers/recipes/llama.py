@@ -33,7 +33,7 @@ def llama(
 ) -> DecoderLM.Config:
     """Returns a Llama of any size: pre-norm, RMSNorm, rotary GQA, SwiGLU, no biases.
 
-    `trained_length`, of the sequences it was trained on, goes with `positions` where those are given.
+    `trained_length`, of the sequences it was trained on, is ignored where `positions` are set.
     """
     norm = RMSNorm.Config(eps=norm_eps)
     attention = GroupedQueryAttention.Config(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
@@ -154,7 +154,7 @@ def llama_65b() -> DecoderLM.Config:
         num_heads=64,
         num_kv_heads=64,
         hidden_dim=22_016,
-        # Not a slip: of the first Llamas only 65B was released with this eps.
+        # Not a mistake: of the first Llamas only 65B was released with this eps.
         norm_eps=1e-5,
         trained_length=2048,
     )
@@ -235,8 +235,8 @@ def llama_1b() -> DecoderLM.Config:
 def llama_tiny() -> DecoderLM.Config:
     """Returns a Llama that learns on a laptop: 4 layers of width 192, tied, byte-pair vocabulary of 2,048.
 
-    A table drawn at width ** -0.5 gives the tied head logits of size 1 from the start, which saves a third of the
-    steps that the usual 0.02 spends before it learns more than token frequencies.
+    A table drawn at width ** -0.5 makes the tied head's logits of size 1 from the start, which saves a third of the
+    steps that the usual 0.02 needs to learn more than token frequencies.
     """
     cfg = llama(
         num_layers=4,

@@ -1,6 +1,6 @@
 """Llama 4 Scout and Maverick, text (Meta 2025, the released configs): chunked layers with RoPE, global ones without.
 
-Experts see inputs weighed by a sigmoid, one expert a token beside a shared one; Maverick alternates with dense layers.
+Experts see inputs weighed by a sigmoid, one expert a token and a shared one; Maverick alternates with dense layers.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ def llama4(
     norm = RMSNorm.Config(eps=norm_eps)
     unit = UnitRMSNorm.Config(eps=norm_eps) if query_key_norm else None
     heads: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    # Meta's code norms queries and keys after the turn; a norm without scale commutes with it.
+    # Meta's code normalises queries and keys after the rotation; a norm without scale commutes with it.
     near = GroupedQueryAttention.Config(
         **heads,
         mask=Chunked.Config(size=chunk),
@@ -98,7 +98,7 @@ def _block(attention: GroupedQueryAttention.Config, feed_forward: Any, norm: RMS
 
 
 def _mixture(expert_dim: int, num_experts: int) -> MixtureOfExperts.Config:
-    """Returns a mixture of which a token sees one expert and the shared one."""
+    """Returns a mixture in which a token uses one expert and the shared one."""
     mixture = MixtureOfExperts.Config(
         hidden_dim=expert_dim,
         num_experts=num_experts,
@@ -126,7 +126,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         floor = config.get("floor_scale", 8192)
         tuning = TemperatureTuning.Config(coefficient=config.get("attn_scale", 0.1), floor_scale=float(floor))
     return llama4(
-        # Here `intermediate_size` is an expert's, and dense layers have a key of their own.
+        # Here `intermediate_size` is an expert's, and dense layers have their own key.
         **{**shape, "hidden_dim": config["intermediate_size_mlp"]},
         expert_dim=config["intermediate_size"],
         num_experts=config["num_local_experts"],

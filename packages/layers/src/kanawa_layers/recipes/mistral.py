@@ -1,4 +1,4 @@
-"""Mistral 7B (arXiv:2310.06825): Llama with a window on its attention; the later releases have none."""
+"""Mistral 7B (arXiv:2310.06825): Llama with windowed attention; later releases have no window."""
 
 from typing import Any
 

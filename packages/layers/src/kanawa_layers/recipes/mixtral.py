@@ -22,7 +22,7 @@ from kanawa_layers.recipes.hf_config import (
 )
 from kanawa_layers.recipes.mistral import mistral
 
-#: The release keeps the names of Mistral's own code: w1 is the gate, w3 up, w2 down.
+#: The release has the names of Mistral's own code: w1 is the gate, w3 up, w2 down.
 _EXPERTS = kn.foreign.Names(
     tensors={
         name: kn.foreign.Tensor(name=f"{{}}.{foreign}.weight", form=kn.foreign.Matrix.Config())

@@ -1,4 +1,4 @@
-"""Between Hugging Face's list of layer types and the pattern of a stack."""
+"""Conversion between Hugging Face's list of layer types and the pattern of a stack."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attenti
 
 
 def period_of(kinds: Sequence[T]) -> tuple[T, ...]:
-    """Returns the shortest beginning that, repeated and cut off, gives the whole list."""
+    """Returns the shortest prefix that, repeated and cut off, is the whole list."""
     # The last period may be cut off: Gemma 3 27B has 62 layers of a pattern of 6. What isn't the longest border (a
     # beginning that is also an end) is the shortest period; all borders take linear time (Knuth, Morris, Pratt).
     borders = [0] * len(kinds)

@@ -14,7 +14,7 @@ def qwen2(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) ->
     """Returns a Qwen2 or Qwen2.5 of any size; `shape` as for `llama`."""
     shape.setdefault("positions", Rotary.Config(theta=1_000_000.0, trained_length=32_768))
     cfg = llama(vocab_size=vocab_size, norm_eps=norm_eps, **shape)
-    # On these three alone: the Qwen report (arXiv:2309.16609) has them for the sake of longer contexts.
+    # On these three only: the Qwen report (arXiv:2309.16609) has them for longer contexts.
     for name in ("query", "key", "value"):
         getattr(cfg.stack.layer.attention, name).set(bias=True)
     return cfg
@@ -22,7 +22,7 @@ def qwen2(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) ->
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `qwen2` config.json."""
-    # These configs name a `sliding_window` all the same; it means nothing while this is false.
+    # These configs have a `sliding_window` anyway; it is unused while this is false.
     expect(config, use_sliding_window=False)
     tied = config.get("tie_word_embeddings", False)
     cfg = qwen2(**sizes(config), tied=tied, positions=rotary(config))

@@ -38,7 +38,7 @@ FAMILY = ForeignFamily(from_hf, to_hf)
 
 
 def _qwen3(layers: int, width: int, heads: int, hidden: int, tied: bool = False) -> DecoderLM.Config:
-    # None where it is the usual width, as reading a config.json gives it: both are then the same config.
+    # None for the usual width, as when reading a config.json: both are then the same config.
     head_dim = None if heads * 128 == width else 128
     return qwen3(
         num_layers=layers,

@@ -97,7 +97,7 @@ def to_hf(cfg: Any) -> dict[str, Any]:
         "num_experts_per_tok": mixture.router.top_k,
         "norm_topk_prob": mixture.router.normalise_weights,
         "mlp_only_layers": plain,
-        # Every dense layer is named above already.
+        # The problem above already names every dense layer.
         "decoder_sparse_step": 1,
     }
 

@@ -1,4 +1,4 @@
-"""RecurrentGemma (arXiv:2404.07839): Griffin, two recurrent layers and a local attention layer in turn."""
+"""RecurrentGemma (arXiv:2404.07839): Griffin, two recurrent layers for each local attention layer."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ def recurrent_gemma(
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `recurrent_gemma` config.json."""
-    # attention_bias is about queries, keys and values; the output has a bias in any case.
+    # attention_bias is for queries, keys and values; the output always has a bias.
     expect(config, attention_bias=False, tie_word_embeddings=True)
     width = config.get("lru_width")
     cfg = recurrent_gemma(

@@ -55,7 +55,7 @@ _MODEL = kn.foreign.Names(
         "encoder.embed_tokens.weight": "embedding.weight",
         "decoder.embed_tokens.weight": "embedding.weight",
     },
-    # The first checkpoints hold a bias of cross attention that the model never used.
+    # The first checkpoints have a bias of cross attention that the model never used.
     ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 
@@ -79,7 +79,7 @@ def t5(
     """Returns a T5 of any size; v1.1 is `gated` with tanh-gelu, and not `tied`. A tied head scales by width^-0.5."""
     norm = RMSNorm.Config(eps=norm_eps)
     feed_forward = _gated(hidden_dim) if gated else _plain(hidden_dim)
-    # Scores aren't scaled, so queries start that much smaller.
+    # Scores aren't scaled, so queries are drawn smaller.
     shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim, "scale": 1.0}
     query = Linear.Config(init_scale=1.0 / head_dim)
 
@@ -107,7 +107,7 @@ def t5(
     )
     writing = CrossPreNormBlock.Config(
         attention=attention(Causal.Config()),
-        # No positions: T5 gives the memory neither a bias nor a rotation.
+        # No positions: in T5 the memory has neither a bias nor a rotation.
         cross_attention=CrossAttention.Config(**shape, query=query, foreign=_CROSS),
         feed_forward=feed_forward,
         attention_norm=norm,

@@ -35,7 +35,7 @@ _BLOCK = kn.foreign.Names(
         "feed_forward_norm": "layernorm_after",
     }
 )
-# Checkpoints keep a batch axis of 1 in front: [1, positions, embed], and [1, 1, embed] for the class token.
+# Checkpoints have a leading batch axis of 1: [1, positions, embed], and [1, 1, embed] for the class token.
 _POSITIONS = kn.foreign.Names(
     tensors={"weight": kn.foreign.Tensor(name="position_embeddings", form=kn.foreign.Permuted.Config(order=(-1, 0, 1)))}
 )
@@ -89,7 +89,7 @@ def vit(
         input_dim=input_dim,
         num_classes=num_classes,
         patches=PatchEmbedding.Config(patch_size=patch_size, num_channels=num_channels),
-        # One more than there are patches: the class token has a position, too.
+        # One more than the patches: the class token has a position, too.
         positions=LearnedPositions.Config(max_length=(image_size // patch_size) ** 2 + 1, foreign=_POSITIONS),
         stack=RepeatedStack.Config(
             num_layers=num_layers, layer=layer, foreign=kn.foreign.Names(children={"layer": "layer.{}"})
@@ -119,7 +119,7 @@ def from_hf(config: Foreign) -> ImageClassifier.Config:
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:
-    """Returns the inverse of `from_hf`; classes have numbers for names."""
+    """Returns the inverse of `from_hf`; classes are named by numbers."""
     layer, names = cfg.stack.layer, [f"LABEL_{i}" for i in range(cfg.num_classes)]
     return {
         "architectures": ["ViTForImageClassification"],

@@ -1,4 +1,4 @@
-"""What a recurrent layer carries from call to call: cache rows on the way in and out."""
+"""The state of recurrent layers between calls: reading and writing cache rows."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from kanawa_layers.attention.cache_rows import put_rows, take_rows
 
 
 def entering(cache: CacheState | None, sequences: Sequences, path: str) -> CacheState:
-    """Returns this batch's rows of the cache, zeros for rows whose length is 0, whatever was left there.
+    """Returns this batch's rows of the cache, zeros for rows whose length is 0, whatever they contained.
 
     Empty without a cache. Raises ModuleError for a ragged row: it holds several sequences, and a state belongs to one.
     """
@@ -18,11 +18,11 @@ def entering(cache: CacheState | None, sequences: Sequences, path: str) -> Cache
         return {}
     if sequences.query_starts is not None:
         message = (
-            f"{path} was given one ragged row (query_starts), but keeps a state for each row: "
+            f"{path} got one ragged row (query_starts), but has a state for each row: "
             f"give every sequence a row of its own, padded with segment id 0"
         )
         raise ModuleError(message)
-    # A slot isn't cleared when a new sequence takes it: causality hides old keys, but nothing hides an old state.
+    # Slots aren't cleared for a new sequence: causality hides old keys, but not an old state.
     lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
 
     def unless_new(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Short causal convolution of each channel on its own, as recurrent layers put before their recurrence."""
+"""Short causal depthwise convolution, which recurrent layers apply before their recurrence."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from kanawa.kernels.segments import Segments
 class CausalConv(kn.Module):
     """y_t = sum over lags j < width of weight[width - 1 - j] * x_(t - j), within a segment; sums in fp32.
 
-    What it carries from call to call is its tail: the last width - 1 inputs of each row. Padding must lie at the end
-    of a row. `weight` is drawn with variance init_scale / width; 1/3 is what torch's uniform has.
+    Its state between calls is its tail: the last width - 1 inputs of each row. Padding must lie at the end of a row.
+    `weight` is drawn with variance init_scale / width; 1/3 is that of torch's uniform.
     """
 
     class Config(kn.Module.Config):
@@ -50,11 +50,11 @@ class CausalConv(kn.Module):
         if segments is not None:
             x = jnp.where(segments.real[..., None], x, jnp.zeros((), x.dtype))
         inputs = jnp.concatenate([before, x], axis=1)
-        # Zeros before the row match a first segment that goes on from the tail, and no other.
+        # Zeros before the row match a first segment that continues the tail, and no other.
         resets = None if segments is None else jnp.pad(segments.resets, ((0, 0), (lags, 0)))
         weight = self.param("weight", jnp.float32)
         y = jnp.zeros(x.shape, jnp.float32)
-        # A handful of shifted products, which XLA fuses, and which can stop at a segment: a convolution can't.
+        # A few shifted multiplications, which XLA fuses, and which can stop at a segment: a convolution can't.
         for tap in range(lags + 1):
             shifted = inputs[:, tap : tap + length].astype(jnp.float32) * along_last(weight[tap], 3)
             if resets is not None:

@@ -34,7 +34,7 @@ class StepBias:
         del fan_in, fan_out
         low, high = math.log(self.low), math.log(self.high)
         step = jnp.maximum(jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high)), self.floor)
-        # log(exp(step) - 1), written so that a step of 0.0001 keeps its digits.
+        # log(exp(step) - 1), in a form that is exact for a step of 0.0001.
         return (step + jnp.log(-jnp.expm1(-step))).astype(dtype)
 
 

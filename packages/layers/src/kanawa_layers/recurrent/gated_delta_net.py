@@ -111,8 +111,8 @@ class GatedDeltaNet(SequenceMixer):
             y, carried[f"{name}_tail"] = convolve(getattr(self, name)(x), segments, old.get(f"{name}_tail"))
             heads[name] = jax.nn.silu(y).reshape(*x.shape[:2], -1, width)
         heads["query"] = _unit(heads["query"]) * jnp.asarray(self.key_dim**-0.5, x.dtype)
-        # With keys of length 1 and beta below 1, I - beta k k^T only ever shrinks the state; longer keys would blow it
-        # up.
+        # With keys of length 1 and beta below 1, I - beta k k^T only ever shrinks the state; longer keys would make it
+        # diverge.
         heads["key"] = _unit(heads["key"])
         heads = {name: self.tag(name, array) for name, array in heads.items()}
         out, carried["state"] = linear_recurrence(

@@ -79,12 +79,12 @@ class GriffinRecurrence(SequenceMixer):
 
 
 def _starts(sequences: Sequences, length: int) -> Bool[Array, "B T"]:
-    """Returns which tokens begin a sequence: position 0, or where no positions are given the first of a segment."""
+    """Returns which tokens begin a sequence: position 0, or without positions the first of a segment."""
     segments = marks(sequences)
     if segments is None or sequences.positions is not None:
         return sequences.token_positions(length) == 0
     resets, real = segments
-    # A row's first token begins a sequence only where nothing entered the row; any later reset always does.
+    # A row's first token begins a sequence only in an empty row; any later reset always does.
     first = real & (jnp.cumsum(real, axis=1) == 1)
     lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
     empty = lengths == 0

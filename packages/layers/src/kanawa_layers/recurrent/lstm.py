@@ -16,9 +16,8 @@ from kanawa_layers.recurrent.carried import entering, leaving, marks
 class LSTM(SequenceMixer):
     """i, f, g, o = input(x_t) + h_(t-1) W; c = sigmoid(f) c + sigmoid(i) tanh(g); h = sigmoid(o) tanh(c); output(h).
 
-    One token after the other: no other form exists, because h enters the gates. Gates and states are fp32. The forget
-    gate's bias starts at `forget_bias` (Jozefowicz et al. 2015). Tags for remat: attention_output,
-    attention_projection.
+    Computed token by token, because h is an input of the gates. Gates and states are fp32. The forget gate's bias
+    starts at `forget_bias` (Jozefowicz et al. 2015). Tags for remat: attention_output, attention_projection.
     """
 
     input: Linear
@@ -71,7 +70,7 @@ class LSTM(SequenceMixer):
             i, f, g, o = jnp.moveaxis(gates + matmul(hidden, recurrent), 1, 0)
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
-            # Padding leaves both states alone, so that the last ones are those of the last real token.
+            # Padding doesn't change the states, so that the last ones are those of the last real token.
             kept = tuple(jnp.where(real[:, None], new, s) for new, s in zip((hidden, cell), states, strict=True))
             return kept, kept[0]
 

@@ -1,6 +1,6 @@
 """The Mamba-2 mixer: state-space duality (Dao and Gu 2024, arXiv:2405.21060), as in the published checkpoints.
 
-Names here and there: gate is z, value is x, key is B, query is C, step is dt, log_rate is A_log, skip is D.
+Names in the paper: gate is z, value is x, key is B, query is C, step is dt, log_rate is A_log, skip is D.
 """
 
 from typing import Annotated
@@ -20,7 +20,7 @@ from kanawa_layers.recurrent.gated_norm import GatedNorm
 from kanawa_layers.recurrent.head_width import head_width
 
 #: The parts that pass through a short convolution, in the order of the published fused kernels.
-#: From none to no limit.
+#: From 0 to infinity.
 _Step = Annotated[float, kn.Range(0)]
 _CONVOLVED = ("value", "key", "query")
 
@@ -92,7 +92,8 @@ class Mamba2(SequenceMixer):
         for name in _CONVOLVED:
             width, axis = parts[name]
             self.add_child(f"{name}_conv", getattr(cfg, f"{name}_conv"), channels=width, axis=axis)
-        # Weight decay would pull rates to exp(0) and step biases to softplus(0): it would change what is remembered.
+        # Weight decay would pull rates to exp(0) and step biases to softplus(0): it would change the memory's time
+        # scales.
         for name, init in (("log_rate", LogOfUniform()), ("skip", kn.ones), ("step_bias", StepBias())):
             self.add_param(name, (cfg.num_heads,), axes=("heads",), init=init, weight_decay=0.0)
         self.add_child("norm", cfg.norm, input_dim=inner, groups=cfg.num_groups)
@@ -118,7 +119,7 @@ class Mamba2(SequenceMixer):
         out, carried["state"] = linear_recurrence(
             query,
             key,
-            # The product in fp32: steps start as small as 0.001, of which bfloat16 keeps two to three digits.
+            # Multiplied in fp32: steps start as small as 0.001, of which bfloat16 has two to three digits.
             (value.astype(jnp.float32) * step[..., None]).astype(value.dtype),
             log_decay=step * rate[None, None],
             initial_state=old.get("state"),
@@ -142,7 +143,7 @@ class Mamba2(SequenceMixer):
         """Returns the layout of three tails in `dtype` and an fp32 state; `length` doesn't matter."""
         cfg = self.config
         shape = (rows, cfg.num_heads, cfg.state_dim, self.head_dim)
-        # fp32 whatever the cache's dtype: a state is added to at every token, and rounding would pile up.
+        # Always fp32: every token adds to the state, and rounding errors would accumulate.
         state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
         tails = {f"{name}_tail": getattr(self, f"{name}_conv").tail_spec(rows, dtype) for name in _CONVOLVED}
         return {**tails, "state": state}

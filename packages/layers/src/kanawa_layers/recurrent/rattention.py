@@ -1,4 +1,4 @@
-"""RAttention: a sliding window, and linear attention for what has left it (Wang et al. 2025, arXiv:2506.15545)."""
+"""RAttention: a sliding window, and linear attention over the tokens before it (Wang et al. 2025, arXiv:2506.15545)."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recurrent.carried import entering, leaving, marks
 from kanawa_layers.recurrent.head_norm import HeadNorm
 
-#: The position of a key that isn't there: after every query, so that causality hides it.
+#: The position of an empty key: after every query, so that causality hides it.
 _NOWHERE = 2**30
 
 
@@ -123,7 +123,7 @@ class RAttention(SequenceMixer):
         sequences: Sequences,
         states: Int[Array, "B S"] | None,
     ) -> Float[Array, "B T H D"]:
-        """Returns the softmax over the window; `states` says which keys there are, where some come from the cache."""
+        """Returns the softmax over the window; `states` marks the valid keys where some come from the cache."""
         mask = MaskSpec(causal=True, window=(self.config.window - 1, None))
         length = q.shape[1]
         positions = sequences.token_positions(length)
@@ -133,7 +133,7 @@ class RAttention(SequenceMixer):
             return attention(q, k, v, mask=mask, q_segment_ids=ids, kv_segment_ids=ids)
         before = positions[:, :1] + jnp.arange(-self.config.window, 0, dtype=positions.dtype)[None]
         kv_positions = jnp.concatenate([before, positions], axis=1)
-        # Queries and keys stand at other positions here, and `rotate` takes one for both.
+        # Queries and keys have different positions here, and `rotate` takes one for both.
         q, k = self.positions.rotate(q, q, positions)[0], self.positions.rotate(k, k, kv_positions)[1]
         kv_positions = jnp.where(states < 0, _NOWHERE, kv_positions)
         return attention(
@@ -150,11 +150,11 @@ class RAttention(SequenceMixer):
         sequences: Sequences,
         state: Float[Array, "B H F D"] | None,
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B H F D"]]:
-        """Returns what the keys that have left the window give, and the state: each enters `window` tokens late."""
+        """Returns the attention over keys before the window, and the state: each key enters it `window` tokens late."""
         length = q.shape[1]
         repeats = self.config.num_heads // self.kv_heads
-        # Keys begin a window before the call, so at token t the one that leaves is keys[t]; it enters the state only if
-        # it belongs to the same sequence as t.
+        # Keys begin a window before the call, so keys[t] leaves the window at token t; it enters the state only if both
+        # belong to the same sequence.
         known = states[:, :length] == states[:, self.config.window :]
         late = jnp.where(known[..., None, None], _features(keys[:, :length]), jnp.zeros((), keys.dtype))
         return linear_recurrence(

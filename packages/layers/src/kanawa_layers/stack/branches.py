@@ -1,6 +1,6 @@
-"""What residual blocks share: branches that read the stream, run, and join it again.
+"""What residual blocks share: branches that read the stream, run, and add to it.
 
-A kind of block adds its norms as slots and says where they stand: before a branch, after it, or on the stream itself.
+A kind of block adds its norms as slots: before a branch, after it, or on the stream itself.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from kanawa.contracts import Block, CacheState, FeedForward, Norm, SequenceMixer
 
 from kanawa_layers.stack.residual import Residual
 
-#: What Llama and its kin call the branches, and what is ours alone; a block adds the names of its norms.
+#: Names of the branches in Llama's checkpoints, and of parts that only ours have; a block adds those of its norms.
 BRANCH_NAMES = {"attention": "self_attn", "feed_forward": "mlp"}
 RESIDUAL_NAMES = {name: name for name in ("attention_residual", "feed_forward_residual")}
 
@@ -19,8 +19,8 @@ RESIDUAL_NAMES = {name: name for name in ("attention_residual", "feed_forward_re
 class ResidualBlock(Block):
     """Attention, then a feed-forward, each joining the stream through the slot `<branch>_residual`.
 
-    Every slot of the config is a child that is told the stream's width. Emits `attention_output`,
-    `feed_forward_output` (as the branches give them, before norms and scales) and `residual_stream` (after the block).
+    Every slot of the config is a child that gets the stream's width. Emits `attention_output`, `feed_forward_output`
+    (before norms and scales) and `residual_stream` (after the block).
     """
 
     attention: SequenceMixer
@@ -59,12 +59,12 @@ class ResidualBlock(Block):
         return residual
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        """Returns what a branch sees of the stream."""
+        """Returns a branch's input."""
         del branch
         return x
 
     def _join(self, branch: str, x: Float[Array, "B T E"], y: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        """Returns the stream `x` after a branch gave `y`."""
+        """Returns the stream `x` with a branch's output `y` added."""
         return self._residual(branch)(x, y)
 
     def _mixed(

@@ -8,7 +8,7 @@ from kanawa.contracts import Sequences, Stack
 
 
 class ChainedStack(Stack):
-    """Runs `stacks` in order as one tower; each keeps its own parameters, scan and remat.
+    """Runs `stacks` in order as one tower; each has its own parameters, scan and remat.
 
     `num_layers` is their sum; set, it is checked. Caches are one flat tuple over all layers.
     """
@@ -44,7 +44,7 @@ class ChainedStack(Stack):
         """Returns the last residual stream, and the caches as a tuple with one entry a layer (None in training)."""
         extended: tuple[Any, ...] = ()
         for stack, first in zip(self.stacks, self._first.values(), strict=True):
-            # One flat tuple for all stacks: who decodes needn't know how the tower is built.
+            # One flat tuple for all stacks: decoding doesn't depend on how the tower is built.
             own = None if caches is None else caches[first : first + _count(stack.config)]
             x, own = stack(x, sequences, own)
             extended += () if own is None else tuple(own)
@@ -62,7 +62,7 @@ class ChainedStack(Stack):
 
     @kn.nowrap
     def unstacked(self, params: Any) -> Any:
-        """Returns the parameters with each stack's layers apart."""
+        """Returns the parameters with each stack's layers separate."""
         named = zip(self._first, self.stacks, strict=True)
         apart = {name: stack.unstacked(params[name]) for name, stack in named if name in params}
         return {**params, **apart}

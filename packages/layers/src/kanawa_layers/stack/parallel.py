@@ -9,7 +9,7 @@ from kanawa_layers.stack.branches import BRANCH_NAMES, RESIDUAL_NAMES, ResidualB
 
 
 class ParallelBlock(ResidualBlock):
-    """Both branches read the same stream, through one norm, or two where `feed_forward_norm` is given (GPT-NeoX).
+    """Both branches read the same stream, through one norm, or two where `feed_forward_norm` is set (GPT-NeoX).
 
     PaLM (arXiv:2204.02311, section 2) reports 15 % faster training at large scale.
     """
@@ -36,7 +36,7 @@ class ParallelBlock(ResidualBlock):
         normed = self.attention_norm(x)
         mixed, cache = self.attention(normed, sequences, cache)
         self.emit("attention_output", mixed)
-        # The one norm is computed once: a second call of it would be a second set of outputs, too.
+        # The one norm is called once: a second call would record its outputs twice.
         if self.feed_forward_norm is not None:
             normed = self.feed_forward_norm(x)
         transformed = self.feed_forward(normed, sequences)

@@ -68,7 +68,7 @@ class PatternStack(Stack):
         def layer(block: Block, carry: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
             return block(self.tag("layer_input", carry), sequences)[0]
 
-        # False keeps everything, True recomputes everything, anything else says what may be kept.
+        # False saves everything, True recomputes everything, anything else is a policy of what to save.
         policy = False if self.remat is None else self.remat.policy()
         if policy is False:
             return layer

@@ -21,7 +21,7 @@ class PreNormBlock(ResidualBlock):
             children={
                 **BRANCH_NAMES,
                 "attention_norm": "input_layernorm",
-                # Llama's name says where it stands, not what it is for.
+                # Llama names it by its position, not its purpose.
                 "feed_forward_norm": "post_attention_layernorm",
                 **RESIDUAL_NAMES,
             }

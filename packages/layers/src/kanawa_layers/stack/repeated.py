@@ -65,7 +65,7 @@ class RepeatedStack(Stack):
             extended.append(cache)
             return y, None
 
-        # A scan would need the caches stacked, and copy each layer's slice out and back in for every token.
+        # A scan would need stacked caches, and would copy each layer's slice out and in for every token.
         x, _ = kn.scan(body, x, over=_LAYER, unrolled=True)
         return x, tuple(extended)
 

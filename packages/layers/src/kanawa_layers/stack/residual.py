@@ -1,4 +1,4 @@
-"""How a branch joins the residual stream: what happens to its output, and by how much it counts."""
+"""How a branch is added to the residual stream: adapter, dropout and scale of its output."""
 
 import jax.numpy as jnp
 import kanawa as kn
