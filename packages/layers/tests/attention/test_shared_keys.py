@@ -212,7 +212,7 @@ class Elsewhere(Stack):
     ("stack", "options", "message"),
     [
         (lambda: mamba2_tiny().stack, {}, "can share keys and values: RepeatedStack.Config has Mamba2.Config"),
-        (lambda: Elsewhere.Config(num_layers=2, layer=block(grouped())), {}, "Elsewhere.Config is neither a RepeatedStack nor"),
+        (lambda: Elsewhere.Config(num_layers=2, layer=block(grouped())), {}, "Elsewhere.Config is neither a Repeat"),
         (lambda: repeated(2), {"every": 3}, "of 2 layers has too few for every=3: it needs 3 of each of the 1 kinds"),
         (lambda: repeated(2), {"last": 2}, "of 2 layers has too few for last=2: 1, one of each kind"),
         (lambda: repeated(2), {"every": 1}, "every is 1, expected at least 2"),

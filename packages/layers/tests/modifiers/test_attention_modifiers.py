@@ -14,18 +14,20 @@ from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.attention.latent import LatentAttention
 from kanawa_layers.attention.masks import Chunked
 from kanawa_layers.attention.ring_cache import RingCache
-from kanawa_layers.modifiers.attention_bias import AttentionBias
-from kanawa_layers.modifiers.attention_gate import AttentionGate
-from kanawa_layers.modifiers.attention_heads import KeyValueHeads
+from kanawa_layers.modifiers.attention import (
+    AttentionBias,
+    AttentionGate,
+    AttentionMask,
+    AttentionSinks,
+    FusedQKV,
+    KeyValueHeads,
+    QKNorm,
+    SlidingWindow,
+    SoftCap,
+)
 from kanawa_layers.modifiers.by_name import CacheKind
-from kanawa_layers.modifiers.fused_qkv import FusedQKV
-from kanawa_layers.modifiers.mask import AttentionMask
 from kanawa_layers.modifiers.positions import AlibiPositions, RelativePositions, WithoutPositions
-from kanawa_layers.modifiers.qk_norm import QKNorm
 from kanawa_layers.modifiers.rotary import RopeDynamicNTK, RopeLongRope, RopeYarn
-from kanawa_layers.modifiers.sinks import AttentionSinks
-from kanawa_layers.modifiers.soft_cap import SoftCap
-from kanawa_layers.modifiers.window import SlidingWindow
 from kanawa_layers.recipes.llama import llama_tiny
 
 LATENT = {"num_heads": 2, "kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "value_dim": 4}

@@ -15,8 +15,7 @@ KIND = "activations"
 
 
 class Activation(kn.Modifier):
-    """`activation`: sets the activation catalogued as `name`, such as squared-relu; in a gated feed-forward, that of
-    the gate.
+    """`activation`: sets the one catalogued as `name`, such as squared-relu; in a gated feed-forward, the gate's.
 
     The config then holds the function itself, so that its text doesn't depend on what is installed.
     """

@@ -1,10 +1,29 @@
 """Setting fields on every node of one role that has them, of any class."""
 
+import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import kanawa as kn
+from kanawa.contracts import SequenceMixer
 from kanawa.errors import ConfigError
+
+
+class SetFields(kn.Modifier):
+    """Sets fields on every `target` under `where` that has them; an implementation says which."""
+
+    class Config(kn.Modifier.Config):
+        where: str = "**"
+
+    target: ClassVar[type[kn.Configurable]] = SequenceMixer
+
+    @abc.abstractmethod
+    def values(self) -> dict[str, Any]:
+        """Returns the fields' values by name."""
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with the fields set; raises what `edit_with` raises."""
+        return set_fields(cfg, self.target, self.config.where, **self.values())
 
 
 def set_fields(cfg: kn.Config, target: Any, where: str, **values: Any) -> kn.Config:

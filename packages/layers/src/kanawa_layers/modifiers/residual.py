@@ -1,40 +1,41 @@
 """`dropout`, `stochastic-depth` and `bottleneck`: changes of every branch before the residual stream."""
 
+from typing import Any
+
 import kanawa as kn
 
 from kanawa_layers.basic.dropout import Dropout
 from kanawa_layers.basic.stochastic_depth import StochasticDepth
 from kanawa_layers.feedforward.bottleneck import Bottleneck
 from kanawa_layers.modifiers.adapters import train_adapters_only
-from kanawa_layers.modifiers.fields import set_fields
+from kanawa_layers.modifiers.fields import SetFields, set_fields
 from kanawa_layers.stack.residual import Residual
 
 
-class ResidualDropout(kn.Modifier):
+class ResidualDropout(SetFields):
     """`dropout`: elements of every branch are dropped at `rate` in training; 0 removes dropout."""
 
-    class Config(kn.Modifier.Config):
+    class Config(SetFields.Config):
         rate: kn.Partial = 0.1
-        where: str = "**"
 
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with dropout on every branch."""
-        own = self.config
-        return set_fields(cfg, Residual, own.where, dropout=Dropout.Config(rate=own.rate) if own.rate else None)
+    target = Residual
+
+    def values(self) -> dict[str, Any]:
+        """Returns the dropout."""
+        return {"dropout": Dropout.Config(rate=self.config.rate) if self.config.rate else None}
 
 
-class DropBranches(kn.Modifier):
+class DropBranches(SetFields):
     """`stochastic-depth`: whole branches are dropped at `rate`, row by row, in training; 0 removes it."""
 
-    class Config(kn.Modifier.Config):
+    class Config(SetFields.Config):
         rate: kn.Partial = 0.1
-        where: str = "**"
 
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with stochastic depth on every branch."""
-        own = self.config
-        depth = StochasticDepth.Config(rate=own.rate) if own.rate else None
-        return set_fields(cfg, Residual, own.where, stochastic_depth=depth)
+    target = Residual
+
+    def values(self) -> dict[str, Any]:
+        """Returns the stochastic depth."""
+        return {"stochastic_depth": StochasticDepth.Config(rate=self.config.rate) if self.config.rate else None}
 
 
 class BottleneckAdapters(kn.Modifier):

@@ -1,7 +1,7 @@
 """Modifiers of rotary embeddings: base, partial rotation, and each kind of context stretching."""
 
-from collections.abc import Callable
-from typing import Any
+import abc
+from typing import Any, ClassVar
 
 import kanawa as kn
 from kanawa.errors import ConfigError
@@ -67,108 +67,103 @@ class RopeNTK(kn.Modifier):
         return _scaled(cfg, NTKScaling.Config(factor=self.config.factor), self.config.where)
 
 
-class RopeLlama3(kn.Modifier):
+class StretchedRope(kn.Modifier):
+    """Scales every rotary embedding under `where` from `original_length`, or from its own trained length."""
+
+    class Config(kn.Modifier.Config):
+        original_length: kn.Size | None = None
+        where: str = "**"
+
+    #: The modifier's name, for messages.
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def scaling(self, length: int) -> FrequencyScaling.Config:
+        """Returns the scaling of an embedding that was trained on sequences of `length` tokens."""
+
+    def __call__(self, cfg: kn.Config) -> kn.Config:
+        """Returns `cfg` with every rotary embedding stretched; raises ConfigError for one without a trained length."""
+        where = self.config.where
+
+        def stretch(node: Rotary.Config) -> None:
+            original = self.config.original_length or trained_length(node)
+            if original is None:
+                message = (
+                    f"{self.name}: a rotary embedding under {where!r} has no trained_length, the length of sequences "
+                    f"its model was trained on; pass original_length=… or set trained_length"
+                )
+                raise ConfigError(message)
+            node.set(scaling=self.scaling(original))
+
+        kn.replace(cfg, target=Rotary, edit=stretch, where=where)
+        return cfg
+
+
+class RopeLlama3(StretchedRope):
     """`rope-llama3`: Llama 3.1's blend, for `factor` times `original_length` tokens (None: the model's own)."""
 
-    class Config(kn.Modifier.Config):
+    class Config(StretchedRope.Config):
         factor: kn.Positive = 8.0
-        original_length: kn.Size | None = None
-        where: str = "**"
 
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with every rotary embedding stretched."""
-        own = self.config
+    name = "rope-llama3"
 
-        def scaling(length: int) -> FrequencyScaling.Config:
-            return Llama3Scaling.Config(factor=own.factor, original_length=length)
-
-        return _scaled_from(cfg, scaling, "rope-llama3", own.original_length, own.where)
+    def scaling(self, length: int) -> FrequencyScaling.Config:
+        """Returns Llama 3.1's scaling."""
+        return Llama3Scaling.Config(factor=self.config.factor, original_length=length)
 
 
-class RopeYarn(kn.Modifier):
+class RopeYarn(StretchedRope):
     """`rope-yarn`: YaRN for `factor` times `original_length` tokens (None: the model's own)."""
 
-    class Config(kn.Modifier.Config):
+    class Config(StretchedRope.Config):
         factor: kn.Positive = 4.0
-        original_length: kn.Size | None = None
         multiplier: kn.Positive | None = None
-        where: str = "**"
 
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with every rotary embedding stretched."""
-        own = self.config
+    name = "rope-yarn"
 
-        def scaling(length: int) -> FrequencyScaling.Config:
-            return YarnScaling.Config(factor=own.factor, original_length=length, multiplier=own.multiplier)
-
-        return _scaled_from(cfg, scaling, "rope-yarn", own.original_length, own.where)
+    def scaling(self, length: int) -> FrequencyScaling.Config:
+        """Returns YaRN's scaling."""
+        return YarnScaling.Config(factor=self.config.factor, original_length=length, multiplier=self.config.multiplier)
 
 
-class RopeDynamicNTK(kn.Modifier):
+class RopeDynamicNTK(StretchedRope):
     """`rope-dynamic-ntk`: a base for sequences of `length` tokens (None: `factor` times the model's own length)."""
 
-    class Config(kn.Modifier.Config):
+    class Config(StretchedRope.Config):
         factor: kn.Positive = 2.0
-        original_length: kn.Size | None = None
         length: kn.Size | None = None
-        where: str = "**"
 
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with every rotary embedding stretched."""
-        own = self.config
+    name = "rope-dynamic-ntk"
 
-        def scaling(length: int) -> FrequencyScaling.Config:
-            wanted = own.length or round(own.factor * length)
-            return DynamicNTKScaling.Config(factor=own.factor, original_length=length, length=wanted)
-
-        return _scaled_from(cfg, scaling, "rope-dynamic-ntk", own.original_length, own.where)
+    def scaling(self, length: int) -> FrequencyScaling.Config:
+        """Returns the scaling to the wanted length."""
+        wanted = self.config.length or round(self.config.factor * length)
+        return DynamicNTKScaling.Config(factor=self.config.factor, original_length=length, length=wanted)
 
 
-class RopeLongRope(kn.Modifier):
+class RopeLongRope(StretchedRope):
     """`rope-longrope`: a searched factor for each frequency, up to `max_length` tokens; both lists are required."""
 
-    class Config(kn.Modifier.Config):
+    class Config(StretchedRope.Config):
         short_factors: tuple[kn.Positive, ...] = kn.REQUIRED
         long_factors: tuple[kn.Positive, ...] = kn.REQUIRED
-        original_length: kn.Size | None = None
         max_length: kn.Size = 131_072
-        where: str = "**"
 
-    def __call__(self, cfg: kn.Config) -> kn.Config:
-        """Returns `cfg` with every rotary embedding stretched."""
+    name = "rope-longrope"
+
+    def scaling(self, length: int) -> FrequencyScaling.Config:
+        """Returns LongRoPE's scaling."""
         own = self.config
-        factors = {"short_factors": own.short_factors, "long_factors": own.long_factors}
+        return LongRopeScaling.Config(
+            short_factors=own.short_factors,
+            long_factors=own.long_factors,
+            original_length=length,
+            max_length=own.max_length,
+        )
 
-        def scaling(length: int) -> FrequencyScaling.Config:
-            return LongRopeScaling.Config(original_length=length, max_length=own.max_length, **factors)
 
-        return _scaled_from(cfg, scaling, "rope-longrope", own.original_length, own.where)
-
-
-def _scaled(cfg: kn.Config, scaling: kn.Config, where: str) -> kn.Config:
+def _scaled(cfg: kn.Config, scaling: FrequencyScaling.Config, where: str) -> kn.Config:
     kn.replace(cfg, target=Rotary, edit=lambda node: node.set(scaling=scaling), where=where)
-    return cfg
-
-
-def _scaled_from(
-    cfg: kn.Config, scaling: Callable[[int], kn.Config], modifier: str, length: int | None, where: str
-) -> kn.Config:
-    """Returns `cfg` with every rotary embedding scaled from `length`, or from its own trained length.
-
-    Raises ConfigError where an embedding has none.
-    """
-
-    def stretch(node: Any) -> None:
-        original = length if length is not None else trained_length(node)
-        if original is None:
-            message = (
-                f"{modifier}: a rotary embedding under {where!r} has no trained_length: the length of sequences its "
-                f"model was trained on; pass original_length=… or set trained_length"
-            )
-            raise ConfigError(message)
-        node.set(scaling=scaling(original))
-
-    kn.replace(cfg, target=Rotary, edit=stretch, where=where)
     return cfg
 
 
