@@ -178,12 +178,12 @@ def first(header):
         (lambda h: first(h).update(shape=None), "no valid dtype, shape and data_offsets"),
         (lambda h: first(h).update(data_offsets=[0, 2**63]), "offsets"),
         (lambda h: first(h).update(data_offsets=[8, 4]), "can't take -4 bytes"),
-        (lambda h: first(h).update(data_offsets=[0]), "no sound"),
+        (lambda h: first(h).update(data_offsets=[0]), "no valid"),
         (lambda h: h.update({"x" * 2_000: first(h)}), "a tensor's name is 'xxx.*2,002 characters"),
         (lambda h: h.update({"\x1b[2J": first(h)}), "a tensor's name is"),
         (lambda h: h.update({"again": first(h)}), "starts at byte"),
         (lambda h: [1], "is a list, expected an object"),
-        (lambda h: {"a": 5}, "no sound"),
+        (lambda h: {"a": 5}, "no valid"),
     ],
 )
 def test_headers_that_lie(folder, change, said):

@@ -24,10 +24,6 @@ class PagedCache(Cache):
         num_pages: kn.Size | None = None
         bits: bool = False
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the sizes."""
-            return [] if self.page_size > 0 else [f"page_size is {self.page_size}, expected at least 1"]
-
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of both pools; `num_pages`, or enough for all rows at full length."""

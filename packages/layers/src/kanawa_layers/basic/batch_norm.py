@@ -23,10 +23,6 @@ class BatchNorm(Norm):
             tensors={"scale": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
         )
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the decay."""
-            return [] if 0.0 <= self.decay < 1.0 else [f"decay is {self.decay}, expected 0 <= decay < 1"]
-
     def setup(self) -> None:
         """Declares `scale` and `bias`, never decayed, and the running `mean` and `variance`."""
         shape = (self.config.input_dim,)

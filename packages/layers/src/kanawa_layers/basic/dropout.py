@@ -14,12 +14,6 @@ class RandomDrop(kn.Module):
     class Config(kn.Module.Config):
         rate: kn.Partial = 0.1
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the rate."""
-            if 0.0 <= self.rate < 1.0:
-                return []
-            return [f"rate is {self.rate}, expected 0 <= rate < 1"]
-
     @abc.abstractmethod
     def parts(self, x: Float[Array, "..."]) -> tuple[int, ...]:
         """Returns the mask's shape, which broadcasts to x's."""

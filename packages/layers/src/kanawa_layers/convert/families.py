@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kanawa.config import Config, diff
+from kanawa.config import Config, PathError, diff
 from kanawa.contracts import ForeignConfigError, ForeignFamily
 from kanawa.errors import KanawaError, UsageError, did_you_mean
 from kanawa.module import Module
@@ -30,7 +30,7 @@ _TRAINING_ONLY = frozenset(
     }
 )
 #: Errors of a family's `to_foreign` for a model of other layers.
-_BUILT_DIFFERENTLY = (AttributeError, LookupError, TypeError, ValueError, StopIteration)
+_BUILT_DIFFERENTLY = (AttributeError, LookupError, PathError, TypeError, ValueError, StopIteration)
 _SHOWN = 4
 
 

@@ -16,12 +16,6 @@ class VocabularySize(kn.Modifier):
         size: kn.Size = kn.REQUIRED
         multiple: kn.Size = 1
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the sizes."""
-            if isinstance(self.size, int) and self.size > 0 and self.multiple > 0:
-                return []
-            return [f"size is {self.size} and multiple {self.multiple}, expected positive numbers"]
-
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with the size set."""
         own, reached = self.config, []

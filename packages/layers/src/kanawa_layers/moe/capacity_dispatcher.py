@@ -30,12 +30,6 @@ class CapacityDispatcher(TokenDispatcher):
         factor: kn.Positive = 1.25
         eval_factor: kn.Positive = 2.0
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the factors."""
-            if self.factor > 0.0 and self.eval_factor > 0.0:
-                return []
-            return [f"factor is {self.factor} and eval_factor {self.eval_factor}, expected positive numbers"]
-
     def dispatch(
         self, x: Float[Array, "N E"], expert_ids: Int[Array, "N k"]
     ) -> tuple[Float[Array, "rows E"], Int[Array, " X"], SlotPlan]:

@@ -25,10 +25,6 @@ class ExpertChoiceRouter(kn.Module):
             tensors={"weight": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config())}
         )
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the factor."""
-            return [] if self.factor > 0.0 else [f"factor is {self.factor}, expected a positive number"]
-
     def setup(self) -> None:
         """Declares the router's weight; it never decays and stays fp32."""
         cfg = self.config

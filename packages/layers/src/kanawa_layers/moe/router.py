@@ -51,11 +51,9 @@ class TopKRouter(kn.Module):
         )
 
         def check(self) -> list[str]:
-            """Returns what is wrong with top_k and the selection."""
-            if not isinstance(self.num_experts, int):
-                return [] if self.top_k > 0 else [f"top_k is {self.top_k}, expected at least 1"]
+            """Returns what is wrong with the selection, once the number of experts is known."""
             selection: Selection = self.selection.build()
-            return selection.problems(self.num_experts, self.top_k)
+            return selection.problems(self.num_experts, self.top_k) if isinstance(self.num_experts, int) else []
 
     def setup(self) -> None:
         """Declares the router's weight; it never decays and stays fp32."""

@@ -15,7 +15,7 @@ from kanawa_layers.models.masked_head import BiasedTiedHead, HeadTransform
 from kanawa_layers.models.pooler import FirstTokenPooler
 from kanawa_layers.positions.absolute import LearnedPositions
 from kanawa_layers.recipes.biased import biased_parts
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
+from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
 from kanawa_layers.stack.post_norm import PostNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
@@ -45,6 +45,18 @@ _MODEL = kn.foreign.Names(
     ignored=("bert.embeddings.position_ids", "cls.seq_relationship.*"),
     # A bare BertModel's checkpoint lacks it.
     optional_prefix="bert.",
+)
+
+
+_KEYS = (
+    Key("num_hidden_layers", "num_layers", "stack.num_layers"),
+    Key("hidden_size", "input_dim", "input_dim"),
+    Key("num_attention_heads", "num_heads", "stack.layer.attention.num_heads"),
+    Key("intermediate_size", "hidden_dim", "stack.layer.feed_forward.hidden_dim"),
+    Key("vocab_size", "vocab_size", "vocab_size"),
+    Key("max_position_embeddings", "max_length", "positions.max_length"),
+    Key("type_vocab_size", "num_types", "token_types.num_types"),
+    Key("layer_norm_eps", "norm_eps", "embedding_norm.eps", 1e-12),
 )
 
 
@@ -99,14 +111,7 @@ def from_hf(config: Foreign) -> EncoderLM.Config:
     expect(config, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     kinds = config.get("architectures") or ["BertForMaskedLM"]
     cfg = bert(
-        num_layers=config["num_hidden_layers"],
-        input_dim=config["hidden_size"],
-        num_heads=config["num_attention_heads"],
-        hidden_dim=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        max_length=config["max_position_embeddings"],
-        num_types=config["type_vocab_size"],
-        norm_eps=config.get("layer_norm_eps", 1e-12),
+        **arguments(config, _KEYS),
         pooler=kinds[0] in ("BertModel", "BertForPreTraining"),
         head=kinds[0] in ("BertForMaskedLM", "BertForPreTraining"),
     )
@@ -119,19 +124,11 @@ def from_hf(config: Foreign) -> EncoderLM.Config:
 
 def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`."""
-    layer = cfg.stack.layer
     kinds = {(True, True): "BertForPreTraining", (True, False): "BertModel", (False, True): "BertForMaskedLM"}
     return {
         "architectures": [kinds[cfg.pooler is not None, cfg.head is not None]],
-        "num_hidden_layers": cfg.stack.num_layers,
-        "hidden_size": cfg.input_dim,
-        "num_attention_heads": layer.attention.num_heads,
-        "intermediate_size": layer.feed_forward.hidden_dim,
-        "vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.positions.max_length,
-        "type_vocab_size": cfg.token_types.num_types,
-        "layer_norm_eps": cfg.embedding_norm.eps,
-        "hidden_act": activation_name(layer.feed_forward.activation, "gelu"),
+        **written(cfg, _KEYS),
+        "hidden_act": activation_name(cfg.stack.layer.feed_forward.activation, "gelu"),
         "tie_word_embeddings": True,
     }
 

@@ -21,10 +21,41 @@ from kanawa_layers.moe.scoring import Sigmoid
 from kanawa_layers.moe.selection import GroupLimited
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect, rope_keys, rotary
+from kanawa_layers.recipes.hf_config import (
+    Foreign,
+    Key,
+    activation,
+    activation_name,
+    arguments,
+    expect,
+    rope_keys,
+    rotary,
+    written,
+)
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
+
+_KEYS = (
+    Key("first_k_dense_replace", "num_dense_layers", "stack.stacks[0].num_layers"),
+    Key("hidden_size", "input_dim", "input_dim"),
+    Key("intermediate_size", "hidden_dim", "stack.stacks[0].layer.feed_forward.hidden_dim"),
+    Key("vocab_size", "vocab_size", "vocab_size"),
+    Key("num_attention_heads", "num_heads", "stack.stacks[0].layer.attention.num_heads"),
+    Key("q_lora_rank", "query_rank", "stack.stacks[0].layer.attention.query_rank"),
+    Key("kv_lora_rank", "kv_rank", "stack.stacks[0].layer.attention.kv_rank"),
+    Key("qk_nope_head_dim", "nope_dim", "stack.stacks[0].layer.attention.nope_dim"),
+    Key("qk_rope_head_dim", "rope_dim", "stack.stacks[0].layer.attention.rope_dim"),
+    Key("v_head_dim", "value_dim", "stack.stacks[0].layer.attention.value_dim"),
+    Key("n_routed_experts", "num_experts", "stack.stacks[1].layer.feed_forward.num_experts"),
+    Key("num_experts_per_tok", "top_k", "stack.stacks[1].layer.feed_forward.router.top_k"),
+    Key("moe_intermediate_size", "expert_dim", "stack.stacks[1].layer.feed_forward.hidden_dim"),
+    Key("n_group", "num_groups", "stack.stacks[1].layer.feed_forward.router.selection.num_groups"),
+    Key("topk_group", "top_groups", "stack.stacks[1].layer.feed_forward.router.selection.top_groups"),
+    Key("routed_scaling_factor", "weight_scale", "stack.stacks[1].layer.feed_forward.router.weight_scale"),
+    Key("norm_topk_prob", "normalise_weights", "stack.stacks[1].layer.feed_forward.router.normalise_weights"),
+    Key("rms_norm_eps", "norm_eps", "norm.eps", 1e-6),
+)
 
 
 def deepseek_v3(
@@ -123,26 +154,9 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
     expect(config, attention_bias=False, moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc")
     act = activation(config.get("hidden_act", "silu"))
     cfg = deepseek_v3(
+        **arguments(config, _KEYS),
         num_layers=config["num_hidden_layers"],
-        num_dense_layers=config["first_k_dense_replace"],
-        input_dim=config["hidden_size"],
-        hidden_dim=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        num_heads=config["num_attention_heads"],
-        query_rank=config["q_lora_rank"],
-        kv_rank=config["kv_lora_rank"],
-        nope_dim=config["qk_nope_head_dim"],
-        rope_dim=config["qk_rope_head_dim"],
-        value_dim=config["v_head_dim"],
-        num_experts=config["n_routed_experts"],
-        top_k=config["num_experts_per_tok"],
-        expert_dim=config["moe_intermediate_size"],
         num_shared=config["n_shared_experts"],
-        num_groups=config["n_group"],
-        top_groups=config["topk_group"],
-        weight_scale=config["routed_scaling_factor"],
-        normalise_weights=config["norm_topk_prob"],
-        norm_eps=config.get("rms_norm_eps", 1e-6),
         tied=config.get("tie_word_embeddings", False),
         positions=rotary(config, interleaved=config.get("rope_interleave", True)),
     )
@@ -156,33 +170,15 @@ def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`."""
     first, rest = cfg.stack.stacks
     attention, mixture = first.layer.attention, rest.layer.feed_forward
-    router = mixture.router
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
+        **written(cfg, _KEYS),
         "num_hidden_layers": first.num_layers + rest.num_layers,
-        "first_k_dense_replace": first.num_layers,
-        "hidden_size": cfg.input_dim,
-        "intermediate_size": first.layer.feed_forward.hidden_dim,
-        "vocab_size": cfg.vocab_size,
-        "num_attention_heads": attention.num_heads,
         # After expansion every head has keys of its own; transformers repeats them by the ratio of both counts.
         "num_key_value_heads": attention.num_heads,
-        "q_lora_rank": attention.query_rank,
-        "kv_lora_rank": attention.kv_rank,
-        "qk_nope_head_dim": attention.nope_dim,
-        "qk_rope_head_dim": attention.rope_dim,
-        "v_head_dim": attention.value_dim,
-        "n_routed_experts": mixture.num_experts,
-        "num_experts_per_tok": router.top_k,
-        "moe_intermediate_size": mixture.hidden_dim,
         "n_shared_experts": mixture.shared.hidden_dim // mixture.hidden_dim,
-        "n_group": router.selection.num_groups,
-        "topk_group": router.selection.top_groups,
-        "routed_scaling_factor": router.weight_scale,
-        "norm_topk_prob": router.normalise_weights,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
-        "rms_norm_eps": cfg.norm.eps,
         "hidden_act": activation_name(first.layer.feed_forward.activation),
         "rope_interleave": attention.positions.interleaved,
         **rope_keys(attention.positions),

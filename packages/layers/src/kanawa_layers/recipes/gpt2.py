@@ -12,7 +12,7 @@ from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead
 from kanawa_layers.positions.absolute import LearnedPositions
 from kanawa_layers.recipes.biased import biased_parts
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
+from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
 from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
@@ -45,6 +45,17 @@ _MODEL = kn.foreign.Names(
     # Not biases, but the causal mask, a buffer of older checkpoints.
     ignored=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     optional_prefix="transformer.",
+)
+
+
+_KEYS = (
+    Key("n_layer", "num_layers", "stack.num_layers"),
+    Key("n_embd", "input_dim", "input_dim"),
+    Key("n_head", "num_heads", "stack.layer.attention.num_heads"),
+    Key("n_inner", "hidden_dim", "stack.layer.feed_forward.hidden_dim", None),
+    Key("vocab_size", "vocab_size", "vocab_size"),
+    Key("n_positions", "max_length", "positions.max_length"),
+    Key("layer_norm_epsilon", "norm_eps", "norm.eps", 1e-5),
 )
 
 
@@ -98,32 +109,17 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
         add_cross_attention=False,
         tie_word_embeddings=True,
     )
-    cfg = gpt2(
-        num_layers=config["n_layer"],
-        input_dim=config["n_embd"],
-        num_heads=config["n_head"],
-        hidden_dim=config.get("n_inner"),
-        vocab_size=config["vocab_size"],
-        max_length=config["n_positions"],
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
-    )
+    cfg = gpt2(**arguments(config, _KEYS))
     cfg.stack.layer.feed_forward.set(activation=activation(config.get("activation_function", "gelu_new")))
     return cfg
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`."""
-    layer = cfg.stack.layer
     return {
         "architectures": ["GPT2LMHeadModel"],
-        "n_layer": cfg.stack.num_layers,
-        "n_embd": cfg.input_dim,
-        "n_head": layer.attention.num_heads,
-        "n_inner": layer.feed_forward.hidden_dim,
-        "vocab_size": cfg.vocab_size,
-        "n_positions": cfg.positions.max_length,
-        "layer_norm_epsilon": cfg.norm.eps,
-        "activation_function": activation_name(layer.feed_forward.activation, "gelu_new"),
+        **written(cfg, _KEYS),
+        "activation_function": activation_name(cfg.stack.layer.feed_forward.activation, "gelu_new"),
         "tie_word_embeddings": True,
     }
 

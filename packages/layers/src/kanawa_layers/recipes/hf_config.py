@@ -1,8 +1,9 @@
 """Reading and writing the parts that Hugging Face configs share: rotary embeddings, activations, sizes."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from kanawa.config import REQUIRED, Config
 from kanawa.contracts import ForeignConfigError
 from kanawa.errors import did_you_mean
 from kanawa.plugins import component, host
@@ -16,6 +17,27 @@ Foreign = Mapping[str, Any]
 
 #: The catalog's kind: entry points of the group `kanawa.hf_activations` map Hugging Face's names to functions.
 ACTIVATIONS = "hf_activations"
+
+
+class Key(NamedTuple):
+    """A key of a config.json, the recipe's argument that it sets, and the path of our field that it is written from."""
+
+    name: str
+    argument: str
+    path: str
+    default: Any = REQUIRED
+
+
+def arguments(config: Foreign, keys: Iterable[Key]) -> dict[str, Any]:
+    """Returns a recipe's arguments from a config; raises KeyError for a missing key without a default."""
+    return {
+        key.argument: config[key.name] if key.default is REQUIRED else config.get(key.name, key.default) for key in keys
+    }
+
+
+def written(model: Config, keys: Iterable[Key]) -> dict[str, Any]:
+    """Returns the inverse of `arguments`: a model's fields by the names of a config."""
+    return {key.name: model.get(key.path) for key in keys}
 
 
 def activation(name: str) -> Callable[..., Any]:

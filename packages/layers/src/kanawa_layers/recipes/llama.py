@@ -1,5 +1,6 @@
 """Llama 1 (arXiv:2302.13971), 2 (arXiv:2307.09288), 3 to 3.2 (arXiv:2407.21783): tables and released configs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,14 +59,22 @@ def llama(
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `llama` config.json."""
-    tied = config.get("tie_word_embeddings", False)
-    cfg = llama(**sizes(config), tied=tied, positions=rotary(config))
+    cfg = llama_from(config, llama)
     layer = cfg.stack.layer
-    layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
     for name in ("query", "key", "value", "output"):
         getattr(layer.attention, name).set(bias=config.get("attention_bias", False))
     for name in ("gate", "up", "down"):
         getattr(layer.feed_forward, name).set(bias=config.get("mlp_bias", False))
+    return cfg
+
+
+def llama_from(config: Foreign, recipe: Callable[..., DecoderLM.Config], **fields: Any) -> DecoderLM.Config:
+    """Returns the model of a config.json of Llama's shape, made by a family's recipe with these fields besides."""
+    tied = config.get("tie_word_embeddings", False)
+    cfg = recipe(**sizes(config), tied=tied, positions=rotary(config), **fields)
+    feed_forward: Any = cfg.stack.layer.feed_forward
+    experts = feed_forward.experts if "experts" in feed_forward.fields() else feed_forward
+    experts.set(activation=activation(config.get("hidden_act", "silu")))
     return cfg
 
 
@@ -94,7 +103,7 @@ def llama_keys(cfg: Any, architecture: str) -> dict[str, Any]:
 FAMILY = ForeignFamily(from_hf, to_hf)
 
 
-def llama1(num_layers: int, input_dim: int, heads: int, hidden_dim: int, norm_eps: float) -> DecoderLM.Config:
+def llama1(num_layers: int, input_dim: int, heads: int, hidden_dim: int, norm_eps: float = 1e-6) -> DecoderLM.Config:
     """Returns a first Llama: as many key heads as query heads, trained on 2,048 tokens."""
     return llama(
         num_layers=num_layers,
@@ -109,55 +118,23 @@ def llama1(num_layers: int, input_dim: int, heads: int, hidden_dim: int, norm_ep
 
 def llama_7b() -> DecoderLM.Config:
     """Returns Llama 7B: 6,738,415,616 parameters."""
-    return llama(
-        num_layers=32,
-        input_dim=4096,
-        num_heads=32,
-        num_kv_heads=32,
-        hidden_dim=11_008,
-        norm_eps=1e-6,
-        trained_length=2048,
-    )
+    return llama1(32, 4096, 32, 11_008)
 
 
 def llama_13b() -> DecoderLM.Config:
     """Returns Llama 13B: 13,015,864,320 parameters."""
-    return llama(
-        num_layers=40,
-        input_dim=5120,
-        num_heads=40,
-        num_kv_heads=40,
-        hidden_dim=13_824,
-        norm_eps=1e-6,
-        trained_length=2048,
-    )
+    return llama1(40, 5120, 40, 13_824)
 
 
 def llama_30b() -> DecoderLM.Config:
     """Returns Llama 30B, 33B in the paper: 32,528,943,616 parameters."""
-    return llama(
-        num_layers=60,
-        input_dim=6656,
-        num_heads=52,
-        num_kv_heads=52,
-        hidden_dim=17_920,
-        norm_eps=1e-6,
-        trained_length=2048,
-    )
+    return llama1(60, 6656, 52, 17_920)
 
 
 def llama_65b() -> DecoderLM.Config:
     """Returns Llama 65B: 65,285,660,672 parameters."""
-    return llama(
-        num_layers=80,
-        input_dim=8192,
-        num_heads=64,
-        num_kv_heads=64,
-        hidden_dim=22_016,
-        # Not a mistake: of the first Llamas only 65B was released with this eps.
-        norm_eps=1e-5,
-        trained_length=2048,
-    )
+    # Not a mistake: of the first Llamas only 65B was released with this eps.
+    return llama1(80, 8192, 64, 22_016, norm_eps=1e-5)
 
 
 def llama2_7b() -> DecoderLM.Config:

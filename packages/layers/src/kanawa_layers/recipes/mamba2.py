@@ -8,13 +8,29 @@ from kanawa.contracts import ForeignFamily
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
-from kanawa_layers.recipes.hf_config import Foreign, expect
+from kanawa_layers.recipes.hf_config import Foreign, Key, arguments, expect, written
 from kanawa_layers.recurrent.mamba2 import Mamba2
 from kanawa_layers.stack.mixer import MixerBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
 _MODEL = kn.foreign.Names(
     children={"embedding": "backbone.embeddings", "stack": "backbone", "norm": "backbone.norm_f", "head": "lm_head"}
+)
+
+
+#: Defaults of absent keys are transformers', not those of the released models.
+_KEYS = (
+    Key("num_hidden_layers", "num_layers", "stack.num_layers"),
+    Key("hidden_size", "input_dim", "input_dim"),
+    Key("num_heads", "num_heads", "stack.layer.mixer.num_heads"),
+    Key("expand", "expand", "stack.layer.mixer.expand", 2),
+    Key("state_size", "state_dim", "stack.layer.mixer.state_dim", 128),
+    Key("n_groups", "num_groups", "stack.layer.mixer.num_groups", 8),
+    Key("conv_kernel", "conv_width", "stack.layer.mixer.value_conv.width", 4),
+    Key("vocab_size", "vocab_size", "vocab_size"),
+    Key("use_bias", "bias", "stack.layer.mixer.output.bias", False),
+    Key("use_conv_bias", "conv_bias", "stack.layer.mixer.value_conv.bias", True),
+    Key("layer_norm_epsilon", "norm_eps", "norm.eps", 1e-5),
 )
 
 
@@ -64,20 +80,9 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
     low, high = config.get("time_step_limit", (0.0, float("inf")))
     unlimited = low == 0.0 and high == float("inf")
     return mamba2(
-        num_layers=config["num_hidden_layers"],
-        input_dim=config["hidden_size"],
-        num_heads=config["num_heads"],
-        expand=config.get("expand", 2),
-        state_dim=config.get("state_size", 128),
-        # Defaults of absent keys are transformers', not those of the released models.
-        num_groups=config.get("n_groups", 8),
-        conv_width=config.get("conv_kernel", 4),
-        vocab_size=config["vocab_size"],
+        **arguments(config, _KEYS),
         tied=config.get("tie_word_embeddings", False),
-        bias=config.get("use_bias", False),
-        conv_bias=config.get("use_conv_bias", True),
         step_limit=None if unlimited else (float(low), float(high)),
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
     )
 
 
@@ -86,18 +91,8 @@ def to_hf(cfg: Any) -> dict[str, Any]:
     mixer = cfg.stack.layer.mixer
     return {
         "architectures": ["Mamba2ForCausalLM"],
-        "num_hidden_layers": cfg.stack.num_layers,
-        "hidden_size": cfg.input_dim,
-        "num_heads": mixer.num_heads,
+        **written(cfg, _KEYS),
         "head_dim": mixer.expand * cfg.input_dim // mixer.num_heads,
-        "expand": mixer.expand,
-        "state_size": mixer.state_dim,
-        "n_groups": mixer.num_groups,
-        "conv_kernel": mixer.value_conv.width,
-        "vocab_size": cfg.vocab_size,
-        "use_bias": mixer.output.bias,
-        "use_conv_bias": mixer.value_conv.bias,
-        "layer_norm_epsilon": cfg.norm.eps,
         "hidden_act": "silu",
         "tie_word_embeddings": isinstance(cfg.head, TiedHead.Config),
         **({} if mixer.step_limit is None else {"time_step_limit": list(mixer.step_limit)}),

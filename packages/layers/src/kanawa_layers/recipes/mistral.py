@@ -6,8 +6,8 @@ from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, activation, rotary, sizes
-from kanawa_layers.recipes.llama import llama, llama_keys
+from kanawa_layers.recipes.hf_config import Foreign
+from kanawa_layers.recipes.llama import llama, llama_from, llama_keys
 
 
 def mistral(*, window: int | None = None, **shape: Any) -> DecoderLM.Config:
@@ -19,15 +19,8 @@ def mistral(*, window: int | None = None, **shape: Any) -> DecoderLM.Config:
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `mistral` config.json."""
-    cfg = mistral(
-        **sizes(config),
-        tied=config.get("tie_word_embeddings", False),
-        positions=rotary(config),
-        # null from v0.2 on.
-        window=config.get("sliding_window"),
-    )
-    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
-    return cfg
+    # The window is null from v0.2 on.
+    return llama_from(config, mistral, window=config.get("sliding_window"))
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:

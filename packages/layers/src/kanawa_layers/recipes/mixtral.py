@@ -11,15 +11,8 @@ from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.router import TopKRouter
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import (
-    Foreign,
-    activation,
-    activation_name,
-    rope_keys,
-    rotary,
-    size_keys,
-    sizes,
-)
+from kanawa_layers.recipes.hf_config import Foreign, activation_name, rope_keys, size_keys
+from kanawa_layers.recipes.llama import llama_from
 from kanawa_layers.recipes.mistral import mistral
 
 #: The release has the names of Mistral's own code: w1 is the gate, w3 up, w2 down.
@@ -47,16 +40,13 @@ def mixtral(*, hidden_dim: int, num_experts: int = 8, top_k: int = 2, **shape: A
 
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `mixtral` config.json."""
-    cfg = mixtral(
-        **sizes(config),
-        tied=config.get("tie_word_embeddings", False),
-        positions=rotary(config),
+    return llama_from(
+        config,
+        mixtral,
         window=config.get("sliding_window"),
         num_experts=config["num_local_experts"],
         top_k=config["num_experts_per_tok"],
     )
-    cfg.stack.layer.feed_forward.experts.set(activation=activation(config.get("hidden_act", "silu")))
-    return cfg
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from kanawa.contracts import ForeignFamily
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, activation, expect, rotary, sizes
-from kanawa_layers.recipes.llama import llama, llama_keys
+from kanawa_layers.recipes.hf_config import Foreign, expect
+from kanawa_layers.recipes.llama import llama, llama_from, llama_keys
 from kanawa_layers.stack.output_norm import OutputNormBlock
 
 
@@ -28,10 +28,7 @@ def olmo2(*, vocab_size: int = 100_352, norm_eps: float = 1e-6, **shape: Any) ->
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of an `olmo2` config.json."""
     expect(config, attention_bias=False)
-    tied = config.get("tie_word_embeddings", False)
-    cfg = olmo2(**sizes(config), tied=tied, positions=rotary(config))
-    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
-    return cfg
+    return llama_from(config, olmo2)
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from kanawa.contracts import ForeignFamily
 
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, activation, expect, rotary, sizes
-from kanawa_layers.recipes.llama import llama, llama_keys
+from kanawa_layers.recipes.hf_config import Foreign, expect
+from kanawa_layers.recipes.llama import llama, llama_from, llama_keys
 
 
 def qwen2(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
@@ -24,10 +24,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `qwen2` config.json."""
     # These configs have a `sliding_window` anyway; it is unused while this is false.
     expect(config, use_sliding_window=False)
-    tied = config.get("tie_word_embeddings", False)
-    cfg = qwen2(**sizes(config), tied=tied, positions=rotary(config))
-    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
-    return cfg
+    return llama_from(config, qwen2)
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from kanawa.contracts import ForeignFamily
 from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.positions.rotary import Rotary
-from kanawa_layers.recipes.hf_config import Foreign, activation, expect, rotary, sizes
-from kanawa_layers.recipes.llama import llama, llama_keys
+from kanawa_layers.recipes.hf_config import Foreign, expect
+from kanawa_layers.recipes.llama import llama, llama_from, llama_keys
 
 
 def qwen3(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) -> DecoderLM.Config:
@@ -23,10 +23,7 @@ def qwen3(*, vocab_size: int = 151_936, norm_eps: float = 1e-6, **shape: Any) ->
 def from_hf(config: Foreign) -> DecoderLM.Config:
     """Returns the model of a `qwen3` config.json."""
     expect(config, use_sliding_window=False, attention_bias=False)
-    tied = config.get("tie_word_embeddings", False)
-    cfg = qwen3(**sizes(config), tied=tied, positions=rotary(config))
-    cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "silu")))
-    return cfg
+    return llama_from(config, qwen3)
 
 
 def to_hf(cfg: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kanawa_layers.models.encoder_decoder import EncoderDecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
 from kanawa_layers.models.tower import Tower
 from kanawa_layers.positions.relative_bias import RelativeBias, SharedRelativeBias
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name
+from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, written
 from kanawa_layers.stack.cross_pre_norm import CrossPreNormBlock
 from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
@@ -57,6 +57,20 @@ _MODEL = kn.foreign.Names(
     },
     # The first checkpoints have a bias of cross attention that the model never used.
     ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+)
+
+
+_KEYS = (
+    Key("num_layers", "num_layers", "encoder.stack.num_layers"),
+    Key("num_decoder_layers", "num_decoder_layers", "decoder.stack.num_layers", None),
+    Key("d_model", "input_dim", "input_dim"),
+    Key("num_heads", "num_heads", "encoder.stack.layer.attention.num_heads"),
+    Key("d_ff", "hidden_dim", "encoder.stack.layer.feed_forward.hidden_dim"),
+    Key("d_kv", "head_dim", "encoder.stack.layer.attention.head_dim"),
+    Key("vocab_size", "vocab_size", "vocab_size"),
+    Key("relative_attention_num_buckets", "num_buckets", "encoder.relative_bias.num_buckets", 32),
+    Key("relative_attention_max_distance", "max_distance", "encoder.relative_bias.max_distance", 128),
+    Key("layer_norm_epsilon", "norm_eps", "encoder.norm.eps", 1e-6),
 )
 
 
@@ -142,20 +156,7 @@ def from_hf(config: Foreign) -> EncoderDecoderLM.Config:
     if kind.startswith("gated-"):
         kind, gated = kind.removeprefix("gated-"), True
     tied = config.get("tie_word_embeddings", True)
-    cfg = t5(
-        num_layers=config["num_layers"],
-        num_decoder_layers=config.get("num_decoder_layers"),
-        input_dim=config["d_model"],
-        num_heads=config["num_heads"],
-        hidden_dim=config["d_ff"],
-        head_dim=config["d_kv"],
-        vocab_size=config["vocab_size"],
-        num_buckets=config.get("relative_attention_num_buckets", 32),
-        max_distance=config.get("relative_attention_max_distance", 128),
-        norm_eps=config.get("layer_norm_epsilon", 1e-6),
-        gated=gated,
-        tied=tied,
-    )
+    cfg = t5(**arguments(config, _KEYS), gated=gated, tied=tied)
     # "gated-gelu" has always meant the tanh form.
     function = gelu_tanh if gated and kind == "gelu" else activation(kind)
     for side in (cfg.encoder, cfg.decoder):
@@ -167,22 +168,12 @@ def from_hf(config: Foreign) -> EncoderDecoderLM.Config:
 
 def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`."""
-    layer, bias = cfg.encoder.stack.layer, cfg.encoder.relative_bias
-    feed_forward, tied = layer.feed_forward, isinstance(cfg.head, TiedHead.Config)
+    feed_forward, tied = cfg.encoder.stack.layer.feed_forward, isinstance(cfg.head, TiedHead.Config)
     gated = isinstance(feed_forward, GatedFeedForward.Config)
     name = activation_name(feed_forward.activation, "gelu_new")
     return {
         "architectures": ["T5ForConditionalGeneration"],
-        "num_layers": cfg.encoder.stack.num_layers,
-        "num_decoder_layers": cfg.decoder.stack.num_layers,
-        "d_model": cfg.input_dim,
-        "num_heads": layer.attention.num_heads,
-        "d_ff": feed_forward.hidden_dim,
-        "d_kv": layer.attention.head_dim,
-        "vocab_size": cfg.vocab_size,
-        "relative_attention_num_buckets": bias.num_buckets,
-        "relative_attention_max_distance": bias.max_distance,
-        "layer_norm_epsilon": cfg.encoder.norm.eps,
+        **written(cfg, _KEYS),
         "feed_forward_proj": f"gated-{name.removesuffix('_new')}" if gated else name,
         "tie_word_embeddings": tied,
         "scale_decoder_outputs": cfg.head.logit_scale != 1.0,

@@ -13,7 +13,7 @@ from kanawa_layers.feedforward.activations import gelu_exact
 from kanawa_layers.models.vision import ImageClassifier
 from kanawa_layers.positions.absolute import LearnedPositions
 from kanawa_layers.recipes.biased import biased_parts
-from kanawa_layers.recipes.hf_config import Foreign, activation, activation_name, expect
+from kanawa_layers.recipes.hf_config import Foreign, Key, activation, activation_name, arguments, expect, written
 from kanawa_layers.stack.pre_norm import PreNormBlock
 from kanawa_layers.stack.repeated import RepeatedStack
 
@@ -52,6 +52,17 @@ _MODEL = kn.foreign.Names(
             name="vit.embeddings.cls_token", form=kn.foreign.Permuted.Config(order=(-1, -1, 0))
         ),
     },
+)
+
+
+_KEYS = (
+    Key("num_hidden_layers", "num_layers", "stack.num_layers"),
+    Key("hidden_size", "input_dim", "input_dim"),
+    Key("num_attention_heads", "num_heads", "stack.layer.attention.num_heads"),
+    Key("intermediate_size", "hidden_dim", "stack.layer.feed_forward.hidden_dim"),
+    Key("patch_size", "patch_size", "patches.patch_size"),
+    Key("num_channels", "num_channels", "patches.num_channels", 3),
+    Key("layer_norm_eps", "norm_eps", "norm.eps", 1e-12),
 )
 
 
@@ -104,15 +115,9 @@ def from_hf(config: Foreign) -> ImageClassifier.Config:
     expect(config, qkv_bias=True)
     labels = config.get("id2label")
     cfg = vit(
-        num_layers=config["num_hidden_layers"],
-        input_dim=config["hidden_size"],
-        num_heads=config["num_attention_heads"],
-        hidden_dim=config["intermediate_size"],
-        patch_size=config["patch_size"],
+        **arguments(config, _KEYS),
         image_size=config["image_size"],
-        num_channels=config.get("num_channels", 3),
         num_classes=len(labels) if labels else config.get("num_labels", 2),
-        norm_eps=config.get("layer_norm_eps", 1e-12),
     )
     cfg.stack.layer.feed_forward.set(activation=activation(config.get("hidden_act", "gelu")))
     return cfg
@@ -120,20 +125,14 @@ def from_hf(config: Foreign) -> ImageClassifier.Config:
 
 def to_hf(cfg: Any) -> dict[str, Any]:
     """Returns the inverse of `from_hf`; classes are named by numbers."""
-    layer, names = cfg.stack.layer, [f"LABEL_{i}" for i in range(cfg.num_classes)]
+    names = [f"LABEL_{i}" for i in range(cfg.num_classes)]
     return {
         "architectures": ["ViTForImageClassification"],
-        "num_hidden_layers": cfg.stack.num_layers,
-        "hidden_size": cfg.input_dim,
-        "num_attention_heads": layer.attention.num_heads,
-        "intermediate_size": layer.feed_forward.hidden_dim,
-        "patch_size": cfg.patches.patch_size,
+        **written(cfg, _KEYS),
         "image_size": round((cfg.positions.max_length - 1) ** 0.5) * cfg.patches.patch_size,
-        "num_channels": cfg.patches.num_channels,
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
-        "layer_norm_eps": cfg.norm.eps,
-        "hidden_act": activation_name(layer.feed_forward.activation, "gelu"),
+        "hidden_act": activation_name(cfg.stack.layer.feed_forward.activation, "gelu"),
         "qkv_bias": True,
     }
 

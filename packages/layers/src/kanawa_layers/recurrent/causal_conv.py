@@ -29,10 +29,6 @@ class CausalConv(kn.Module):
             }
         )
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the width."""
-            return [] if self.width > 0 else [f"width is {self.width}, expected at least 1"]
-
     def setup(self) -> None:
         """Declares `weight` [width, channels] and `bias`."""
         cfg = self.config

@@ -64,12 +64,11 @@ class RAttention(SequenceMixer):
         )
 
         def check(self) -> list[str]:
-            """Returns what is wrong with the window and the head counts."""
+            """Returns what is wrong with the head counts."""
             kv_heads = self.num_kv_heads or self.num_heads
-            problems = [] if self.window > 0 else [f"window is {self.window}, expected at least 1"]
-            if self.num_heads % kv_heads:
-                problems.append(f"num_heads ({self.num_heads}) is not a multiple of num_kv_heads ({kv_heads})")
-            return problems
+            if self.num_heads % kv_heads == 0:
+                return []
+            return [f"num_heads ({self.num_heads}) is not a multiple of num_kv_heads ({kv_heads})"]
 
     def setup(self) -> None:
         """Declares projections, positions and both norms."""

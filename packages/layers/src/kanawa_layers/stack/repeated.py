@@ -29,10 +29,6 @@ class RepeatedStack(Stack):
         remat: RematPolicy.Config | None = None
         foreign: kn.foreign.Names = kn.foreign.Names(children={"layer": "layers.{}"})
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the layer count."""
-            return [] if self.num_layers > 0 else [f"num_layers is {self.num_layers}, expected at least 1"]
-
     def setup(self) -> None:
         """Declares the stacked layer."""
         cfg = self.config

@@ -28,10 +28,6 @@ class DoRA(Adapter):
         alpha: kn.NonNegative = 16.0
         foreign: kn.foreign.Names = FOREIGN
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the rank."""
-            return [] if self.rank > 0 else [f"rank is {self.rank}, expected at least 1"]
-
     def setup(self) -> None:
         """Declares `lora_a` [*inputs, rank], `lora_b` [rank, *outputs], zero, and `magnitude` [*outputs], ones."""
         cfg = self.config

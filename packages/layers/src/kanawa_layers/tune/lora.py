@@ -32,10 +32,6 @@ class LoRA(Adapter):
         dropout: Dropout.Config | None = None
         foreign: kn.foreign.Names = FOREIGN
 
-        def check(self) -> list[str]:
-            """Returns what is wrong with the rank."""
-            return [] if self.rank > 0 else [f"rank is {self.rank}, expected at least 1"]
-
     def setup(self) -> None:
         """Declares `lora_a` [*inputs, rank] and `lora_b` [rank, *outputs]."""
         cfg = self.config

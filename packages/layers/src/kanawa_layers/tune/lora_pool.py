@@ -22,12 +22,6 @@ class LoRAPool(AdapterPool):
     the other tokens of a batch change no result.
     """
 
-    class Config(AdapterPool.Config):
-        def check(self) -> list[str]:
-            """Returns what is wrong with the sizes."""
-            sizes = {"slots": self.slots, "rank": self.rank}
-            return [f"{name} is {size}, expected at least 1" for name, size in sizes.items() if size < 1]
-
     def setup(self) -> None:
         """Declares `lora_a` [*inputs, slots, rank] and `lora_b` [slots, rank, *outputs], all zero."""
         cfg = self.config
