@@ -135,6 +135,7 @@ BACKEND_HOOKS = {
     "process_environment": "kanawa_process_environment",
     "prepare_process": "kanawa_process_started",
     "compile_cache_key": "kanawa_compile_cache_key",
+    "program_traits": "kanawa_program_traits",
 }
 
 

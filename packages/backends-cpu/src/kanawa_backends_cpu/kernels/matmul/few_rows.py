@@ -1,4 +1,4 @@
-"""matmul.cpu.few_rows: XLA's matmul in the forms that its CPU compiler computes fastest for the rows of serving."""
+"""matmul.cpu.few-rows: XLA's matmul in the forms that its CPU compiler computes fastest for the rows of serving."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ _DTYPES = ("float32", "bfloat16")
 class FewRowsMatmul(Kernel):
     """Sums are fp32. With few rows the weight is the left operand, which the compiler doesn't pack."""
 
-    name: ClassVar[str] = "matmul.cpu.few_rows"
+    name: ClassVar[str] = "matmul.cpu.few-rows"
     operation: ClassVar[str] = "matmul"
     platforms: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[int] = 5

@@ -19,7 +19,7 @@ from kanawa_backends_cpu.kernels.matmul.operands import FEW_ROWS, few_rows, in_o
 _SMALLEST_IN_SERVING = 2**16
 #: Elements of a float32 weight laid out outputs first from which on it is faster than XLA.
 _LARGE_WEIGHT = 2**17
-#: Rows up to which XLA is faster by a weight laid out outputs first, with sums left in float32 (matmul.cpu.few_rows).
+#: Rows up to which XLA is faster by a weight laid out outputs first, with sums left in float32 (matmul.cpu.few-rows).
 FASTER_BY_XLA = {"float32": 16, "bfloat16": 256}
 
 
