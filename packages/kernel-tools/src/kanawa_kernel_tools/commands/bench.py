@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 from typing import TYPE_CHECKING, Any
 
 from kanawa.cli.arguments import compose_from
@@ -103,11 +102,11 @@ def _measured(choice: KernelChoice) -> tuple[list[Measurement], str]:
 def _memory_bytes() -> int:
     """Returns the memory of a device of this process."""
     import jax
+    from kanawa.plugins.devices import machine_memory_bytes
 
     device = jax.devices()[0]
-    if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int((device.memory_stats() or {}).get("bytes_limit", 2**62))
+    reported = (device.memory_stats() or {}).get("bytes_limit")
+    return machine_memory_bytes() if reported is None else int(reported)
 
 
 def _entry(choice: KernelChoice, measurements: list[Measurement]) -> Any:

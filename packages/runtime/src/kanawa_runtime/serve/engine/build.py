@@ -2,7 +2,6 @@
 
 import logging
 
-import jax
 import numpy as np
 from kanawa.contracts import CausalLM, Environment
 from kanawa.errors import UsageError
@@ -79,8 +78,8 @@ def _programs(
 ) -> Programs:
     environment = decoding_environment(environment)
     compute = environment.plan.precision.compute
-    dtype, on_cpu = config.cache_dtype or compute, (environment.plan.platform or jax.default_backend()) == "cpu"
-    bits = on_cpu and dtype == compute and not config.int8_cache
+    dtype, traits = config.cache_dtype or compute, environment.plan.traits
+    bits = traits.converts_whole_arrays and dtype == compute and not config.int8_cache
     outputs_first = environment.mesh is None and prefers_outputs_first(environment, model)
     paged = paged_model(model, config, max_length, dtype, bits=bits, outputs_first=outputs_first)
     if paged.has_pages and dtype != compute and not config.int8_cache:
@@ -90,6 +89,6 @@ def _programs(
         )
         raise UsageError(message)
     # An int8 cache is restored before it is read, as wide as the table.
-    any_width = on_cpu and not config.int8_cache
+    any_width = traits.reads_filled_pages and not config.int8_cache
     shapes = Shapes.of(config, max_length, has_pages=paged.has_pages, has_slots=paged.has_slots, any_width=any_width)
     return Programs(model, paged, config, shapes, environment, known)
