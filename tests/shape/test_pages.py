@@ -1,5 +1,7 @@
 """Every page can be reached and every link leads somewhere: on disk, on the site, and on a package index."""
 
+import ast
+import fnmatch
 import pathlib
 import re
 import subprocess
@@ -31,6 +33,17 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
 
 
+#: What a page's Python may import of ours: everything else is reached by `kn.…`.
+FRONT_DOOR = ("kanawa", "kanawa.contracts")
+#: Pages on internals, for those who write plugins or change Kanawa: they may import from anywhere.
+INTERNALS = (
+    "docs/conformance-kit.md",
+    "docs/modules-and-contexts.md",
+    "docs/plugins.md",
+    "docs/writing-a-plugin.md",
+    "docs/your-own/*.md",
+)
+PYTHON = re.compile(r"^( *)```python *\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in tracked("*.md")}
 PACKAGE_PAGES = [name for name in PAGES if name.startswith("packages/")]
 
@@ -73,6 +86,36 @@ def test_every_page_is_in_the_navigation():
     there = [name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")]
     assert sorted(set(listed)) == sorted(listed), "a page is listed twice"
     assert sorted(listed) == sorted(there), "mkdocs.yml lists the pages of docs/, each one"
+
+
+def deep_imports(text: str) -> list[str]:
+    """Returns the modules of ours that a page's Python imports past the front door."""
+    modules = []
+    for indent, block in PYTHON.findall(text):
+        for node in ast.walk(ast.parse(re.sub(f"^{indent}", "", block, flags=re.MULTILINE))):
+            if isinstance(node, ast.Import):
+                modules += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules.append(node.module or "")
+    return [name for name in modules if name.partition(".")[0].startswith("kanawa") and name not in FRONT_DOOR]
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name == "README.md" or name.startswith("docs/")])
+def test_pages_use_the_front_door(name):
+    deep = deep_imports(PAGES[name].read_text())
+    if not any(fnmatch.fnmatch(name, page) for page in INTERNALS):
+        assert not deep, f"{name} imports {deep}: use kn.experiment, plan, train, open, component; see docs/python.md"
+
+
+def test_every_page_on_internals_is_one():
+    for page in INTERNALS:
+        assert any(deep_imports(PAGES[name].read_text()) for name in fnmatch.filter(PAGES, page)), page
+
+
+def test_a_deep_import_is_seen():
+    text = "```python\nimport kanawa as kn, kanawa.kernels.choice\nfrom kanawa_runtime.serve import x\n```\n"
+    assert deep_imports(text) == ["kanawa.kernels.choice", "kanawa_runtime.serve"]
+    assert deep_imports("- ```python\n  import kanawa as kn\n  from kanawa.contracts import Batch\n  ```\n") == []
 
 
 def test_dead_links_are_seen():

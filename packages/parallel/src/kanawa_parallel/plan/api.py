@@ -11,7 +11,7 @@ from typing import Any
 from kanawa.api.experiment import Experiment
 from kanawa.config import to_json
 from kanawa.errors import KanawaError
-from kanawa.status import stages_shown
+from kanawa.status import stage, stages_shown
 
 from kanawa_parallel.plan.programs.decode import DECODE
 from kanawa_parallel.plan.report.prices import prices_for
@@ -49,7 +49,8 @@ def plan(
     Compiled plans are made by the verb, in a process for each: compilers hold on to memory, and a CPU's devices to
     their number. A quick plan is traced here.
     """
-    with stages_shown(), _request(asked, DECODE if serve else "train_step") as request:
+    program = DECODE if serve else "train_step"
+    with stages_shown(), stage(f"planning {asked.name}"), _request(asked, program) as request:
         compositions = request.composed(targets)
         known = prices_for(prices, compositions)
         if quick:
