@@ -14,7 +14,7 @@ import pytest
 from asking import ids_of, outputs_of
 from kanawa.arrays.plan import ExecutionPlan
 from kanawa.arrays.shardings import param_shardings
-from kanawa.contracts import Cache, Environment, FeedForward
+from kanawa.contracts import Cache, DeviceMesh, Environment, FeedForward
 from kanawa.errors import UsageError
 from kanawa.module import param_specs
 from kanawa_layers.attention.quantised_cache import QuantisedCache
@@ -27,7 +27,6 @@ from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_layers.recipes.mixtral import mixtral
 from kanawa_layers.recipes.recurrent_gemma import recurrent_gemma
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.serve.engine.config import EngineConfig
 from kanawa_runtime.serve.engine.engine import LLMEngine
@@ -135,7 +134,7 @@ def environment_of(axes):
         distributed=tuple(way for s in strategies for way in s.distributed()),
     )
     devices = jax.devices()[: int(np.prod(list(axes.values())))]
-    return Environment(plan, StandardMesh.Config(axes=axes).build().mesh(devices))
+    return Environment(plan, DeviceMesh.Config(axes=axes).build().mesh(devices))
 
 
 @pytest.mark.parametrize(

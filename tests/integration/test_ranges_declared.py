@@ -9,8 +9,8 @@ from kanawa.plugins import component, host
 
 #: Numbers that anything may be said of: where each is read, it is checked against what it counts.
 UNBOUNDED = {
-    "kanawa.contracts.strategy:MeshBuilder.Config.axes",
-    "kanawa.contracts.strategy:MeshBuilder.Config.dcn_axes",
+    "kanawa.contracts.device_mesh:DeviceMesh.Config.axes",
+    "kanawa.contracts.device_mesh:DeviceMesh.Config.dcn_axes",
     "kanawa.contracts.workload:ExecutionConfig.compiler_options",
     "kanawa.foreign.forms:Permuted.Config.order",
     "kanawa.foreign.names:Joined.axis",

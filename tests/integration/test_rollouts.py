@@ -16,13 +16,12 @@ from kanawa.arrays.shardings import param_shardings
 from kanawa.arrays.tree import flatten_paths
 from kanawa.composition.experiment import compose
 from kanawa.config import to_json
-from kanawa.contracts import CausalLM, Environment, StoredModel
+from kanawa.contracts import CausalLM, DeviceMesh, Environment, StoredModel
 from kanawa.errors import KanawaError, UsageError
 from kanawa.module import param_specs
 from kanawa_layers.recipes.llama import llama
 from kanawa_layers.recipes.mamba2 import mamba2
 from kanawa_layers.recipes.mixtral import mixtral
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_runtime.data.copying import Copying
 from kanawa_runtime.learn.learner import Learner
@@ -239,7 +238,7 @@ def alone():
 def test_weights_go_from_a_mesh_to_the_engine_and_take_the_place_of_the_old_ones(name, alone):
     model, both, wanted = alone
     sizes = {name: 2}
-    mesh = StandardMesh.Config(axes=sizes).build().mesh(jax.devices()[:2])
+    mesh = DeviceMesh.Config(axes=sizes).build().mesh(jax.devices()[:2])
     strategies = [strategy.build() for strategy in strategies_for(sizes)]
     rules = {
         f"{kind}_rules": tuple(rule for one in strategies for rule in getattr(one, f"{kind}_rules")())

@@ -16,9 +16,8 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.shardings import array_sharding, param_shardings, replicated
 from kanawa.arrays.tree import flatten_paths
-from kanawa.contracts import BATCH_AXES, Batch
+from kanawa.contracts import BATCH_AXES, Batch, DeviceMesh
 from kanawa.module import param_specs
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_parallel.strategies.all_gather import AllGatherAttention
 from kanawa_parallel.strategies.ring import RingAttention
@@ -127,7 +126,7 @@ def compare(name, kind, axes, way):
     chosen = strategies_for(axes)
     strategies = [(way.Config() if way and isinstance(c, RingAttention.Config) else c).build() for c in chosen]
     devices = jax.devices()[: int(np.prod(list(axes.values())))]
-    mesh = StandardMesh.Config(axes=axes).build().mesh(devices)
+    mesh = DeviceMesh.Config(axes=axes).build().mesh(devices)
     plan = ExecutionPlan(
         param_rules=tuple(r for s in strategies for r in s.param_rules()),
         activation_rules=tuple(r for s in strategies for r in s.activation_rules()),

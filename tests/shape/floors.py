@@ -32,7 +32,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parallel": (
         ("_version",),
         ("rules", "passes", "sources", "remat"),
-        ("mesh", "context", "experts", "offload", "accumulate"),
+        ("context", "experts", "offload", "accumulate"),
         ("strategies", "divisibility"),
         ("pipeline", "modifiers"),
         ("plan",),

@@ -2,9 +2,8 @@
 
 import kanawa as kn
 import pytest
-from kanawa.contracts import BatchShape, FeedForward, GradientStrategy, Model, Stack, Workload
+from kanawa.contracts import BatchShape, DeviceMesh, FeedForward, GradientStrategy, Model, Stack, Workload
 from kanawa_parallel import divisibility
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.modifiers import strategies_for
 from kanawa_parallel.strategies.fsdp import FSDP
 from kanawa_parallel.strategies.ring import RingAttention
@@ -38,7 +37,7 @@ def mesh_problems(cfg, devices):
 def job(axes, strategies=None, **changes):
     cfg = Job.Config()
     chosen = strategies_for(axes) if strategies is None else strategies
-    cfg.execution.set(mesh=StandardMesh.Config(axes=axes), strategies=chosen)
+    cfg.execution.set(mesh=DeviceMesh.Config(axes=axes), strategies=chosen)
     for path, value in changes.items():
         cfg.set_path(path.replace("__", "."), value)
     return cfg
@@ -235,7 +234,7 @@ def test_rows_of_a_pipelines_microbatch():
 def test_a_strategy_that_runs_the_layers_itself_cuts_in_the_stacks_place(strategy, path):
     cfg = Taught.Config(batch_size=16, gradients=strategy.Config())
     cfg.model.layer.set(feed_forward=HoldsStack.Config(hidden_dim=4))
-    cfg.execution.set(mesh=StandardMesh.Config(axes={"fsdp": 16}), strategies=strategies_for({"fsdp": 16}))
+    cfg.execution.set(mesh=DeviceMesh.Config(axes={"fsdp": 16}), strategies=strategies_for({"fsdp": 16}))
     cfg.model.set(input_dim=16)
     assert [problem.split(",")[0] for problem in mesh_problems(cfg, 16)] == [path]
 

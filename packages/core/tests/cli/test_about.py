@@ -160,7 +160,6 @@ def test_kinds_in_the_singular():
     words = {
         "layer": "layers",
         "strategy": "strategies",
-        "mesh": "meshes",
         "data": "data",
         "model-store": "model_stores",
     }

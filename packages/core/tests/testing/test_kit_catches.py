@@ -345,19 +345,11 @@ class Nothing(Strategy):
         return ()
 
 
-class Line:
-    """A mesh builder for one axis."""
-
-    def mesh(self, devices, slices=1):
-        kinds = (jax.sharding.AxisType.Auto,)
-        return jax.sharding.Mesh(np.array(devices), ("fsdp",), axis_types=kinds)
-
-
 def strategy_kit(strategy, model=TinyLM):
     return kit_for(
         StrategyConformance,
         strategies=lambda: (strategy.Config().build(),),
-        mesh_builder=Line,
+        mesh_axes=lambda: {"fsdp": -1},
         model=lambda: model.Config(input_dim=16, vocab_size=64).build(),
     )
 

@@ -4,9 +4,8 @@ import logging
 from collections.abc import Iterable
 
 import kanawa as kn
-from kanawa.contracts import ExecutionConfig, Strategy
+from kanawa.contracts import DeviceMesh, ExecutionConfig, Strategy
 
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.strategies.data import DataParallel
 from kanawa_parallel.strategies.expert import ExpertParallel
 from kanawa_parallel.strategies.fsdp import FSDP
@@ -27,7 +26,7 @@ class Mesh(kn.Modifier):
         """Returns `cfg` with `execution.mesh` and `execution.strategies` set."""
         own = self.config
         strategies = _replaced(cfg.execution, strategies_for({*own.axes, *own.dcn_axes}))
-        cfg.execution.set(mesh=StandardMesh.Config(axes=own.axes, dcn_axes=own.dcn_axes), strategies=strategies)
+        cfg.execution.set(mesh=DeviceMesh.Config(axes=own.axes, dcn_axes=own.dcn_axes), strategies=strategies)
         return cfg
 
 

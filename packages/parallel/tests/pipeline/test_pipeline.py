@@ -10,10 +10,9 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.shardings import param_shardings
 from kanawa.arrays.tree import flatten_paths
-from kanawa.contracts import Batch, ModelLoss, Sequences
+from kanawa.contracts import Batch, DeviceMesh, ModelLoss, Sequences
 from kanawa.errors import ConfigError, ShardingError
 from kanawa.module import param_specs
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
 from kanawa_parallel.pipeline.stack import PipelinedStack
 from kanawa_parallel.remat.policies import FullRemat
@@ -63,7 +62,7 @@ def expected():
 
 
 def on_mesh(function, axes, *args):
-    mesh = StandardMesh.Config(axes=axes).build().mesh(jax.devices())
+    mesh = DeviceMesh.Config(axes=axes).build().mesh(jax.devices())
     with jax.set_mesh(mesh), use_plan(PLAN):
         placed = jax.device_put(PARAMS, param_shardings(param_specs(model()), PLAN.param_rules, mesh))
         split = placed["stack"]["layer"]["kernel"].addressable_shards[0].data.shape[0]
@@ -140,7 +139,7 @@ def test_1f1b_keeps_fewer_activations_than_gpipe():
         return jax.grad(lambda p: loss(p, {}, b, jax.random.key(0)).total_loss())(params)
 
     strategy = OneForwardOneBackward.Config(microbatches=16).build()
-    mesh = StandardMesh.Config(axes={"stage": 2, "fsdp": 4}).build().mesh(jax.devices())
+    mesh = DeviceMesh.Config(axes={"stage": 2, "fsdp": 4}).build().mesh(jax.devices())
 
     def peak(function):
         with jax.set_mesh(mesh), use_plan(PLAN):

@@ -2,9 +2,8 @@
 
 from typing import ClassVar
 
-from kanawa.contracts import CausalLM, MeshBuilder, Strategy
+from kanawa.contracts import CausalLM, Strategy
 from kanawa.testing.strategy import StrategyConformance as Kit
-from kanawa_parallel.mesh import StandardMesh
 from kanawa_parallel.strategies.data import DataParallel
 from kanawa_parallel.strategies.expert import ExpertParallel
 from kanawa_parallel.strategies.fsdp import FSDP
@@ -22,8 +21,8 @@ class TestDataParallel(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (DataParallel.Config().build(),)
 
-    def mesh_builder(self) -> MeshBuilder:
-        return StandardMesh.Config(axes={"data": -1}).build()
+    def mesh_axes(self) -> dict[str, int]:
+        return {"data": -1}
 
 
 class TestFSDP(OnTinyLM):
@@ -32,16 +31,16 @@ class TestFSDP(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (FSDP.Config().build(),)
 
-    def mesh_builder(self) -> MeshBuilder:
-        return StandardMesh.Config(axes={"fsdp": 8}).build()
+    def mesh_axes(self) -> dict[str, int]:
+        return {"fsdp": 8}
 
 
 class TestHybrid(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (FSDP.Config().build(),)
 
-    def mesh_builder(self) -> MeshBuilder:
-        return StandardMesh.Config(axes={"data": 2, "fsdp": 4}).build()
+    def mesh_axes(self) -> dict[str, int]:
+        return {"data": 2, "fsdp": 4}
 
 
 class TestTensor(OnTinyLM):
@@ -52,8 +51,8 @@ class TestTensor(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (TensorParallel.Config().build(), FSDP.Config().build())
 
-    def mesh_builder(self) -> MeshBuilder:
-        return StandardMesh.Config(axes={"fsdp": 4, "tensor": 2}).build()
+    def mesh_axes(self) -> dict[str, int]:
+        return {"fsdp": 4, "tensor": 2}
 
 
 class TestContext(OnTinyLM):
@@ -62,5 +61,5 @@ class TestContext(OnTinyLM):
     def strategies(self) -> tuple[Strategy, ...]:
         return (RingAttention.Config().build(), ExpertParallel.Config().build())
 
-    def mesh_builder(self) -> MeshBuilder:
-        return StandardMesh.Config(axes={"expert": 2, "context": 4}).build()
+    def mesh_axes(self) -> dict[str, int]:
+        return {"expert": 2, "context": 4}

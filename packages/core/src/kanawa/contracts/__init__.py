@@ -14,6 +14,7 @@ from kanawa.contracts.checkpointer import CheckpointError as CheckpointError
 from kanawa.contracts.checkpointer import CheckpointSaveError as CheckpointSaveError
 from kanawa.contracts.checkpointer import Restored as Restored
 from kanawa.contracts.data import DataSource as DataSource
+from kanawa.contracts.device_mesh import DeviceMesh as DeviceMesh
 from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram
@@ -62,7 +63,6 @@ from kanawa.contracts.stored_model import ForeignConfigError as ForeignConfigErr
 from kanawa.contracts.stored_model import ForeignFamily as ForeignFamily
 from kanawa.contracts.stored_model import ModelStore as ModelStore
 from kanawa.contracts.stored_model import StoredModel as StoredModel
-from kanawa.contracts.strategy import MeshBuilder as MeshBuilder
 from kanawa.contracts.strategy import Strategy as Strategy
 from kanawa.contracts.tokenizer import Tokenizer as Tokenizer
 from kanawa.contracts.trained_run import Evaluation as Evaluation

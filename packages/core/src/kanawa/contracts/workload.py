@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from kanawa.arrays.memory import MEMORIES
 from kanawa.arrays.precision import Precision
 from kanawa.config import REQUIRED, Config, Configurable
+from kanawa.contracts.device_mesh import DeviceMesh
 from kanawa.contracts.program import Environment, Program
 from kanawa.contracts.roles import Model
-from kanawa.contracts.strategy import MeshBuilder, Strategy
+from kanawa.contracts.strategy import Strategy
 
 
 class PrecisionConfig(Config):
@@ -35,7 +36,7 @@ class ExecutionConfig(Config):
     #: What compilers need of a program, their backends say now (kanawa_program_traits).
     REMOVED = ("materialize", "native_products", "onednn", "unroll_layers")
 
-    mesh: MeshBuilder.Config | None = None
+    mesh: DeviceMesh.Config | None = None
     strategies: tuple[Strategy.Config, ...] = ()
     kernels: dict[str, str] = {}
     require_fused: bool = False

@@ -22,7 +22,6 @@ CORE_KINDS = (
     Kind(
         "gradients", "ways to get gradients of a loss", subclass_of="kanawa.contracts:GradientStrategy", home=_RUNTIME
     ),
-    Kind("meshes", "arrangements of devices", subclass_of="kanawa.contracts:MeshBuilder", home=_PARALLEL),
     Kind(
         "remat",
         "what the backward pass keeps: policies, or functions that return one",

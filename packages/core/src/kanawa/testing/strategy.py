@@ -10,7 +10,7 @@ import pytest
 from kanawa.arrays.plan import ExecutionPlan, use_plan
 from kanawa.arrays.shardings import array_sharding, param_shardings
 from kanawa.arrays.tree import flatten_paths
-from kanawa.contracts import BATCH_AXES, Batch, CausalLM, MeshBuilder, Strategy
+from kanawa.contracts import BATCH_AXES, Batch, CausalLM, DeviceMesh, Strategy
 from kanawa.module import functional, initialize, param_specs
 
 
@@ -25,9 +25,9 @@ class StrategyConformance:
         """Returns the strategies in order."""
         raise AssertionError("implement strategies() in the conformance class")  # noqa: EM101
 
-    def mesh_builder(self) -> MeshBuilder:
-        """Returns the builder of a mesh over `devices`."""
-        raise AssertionError("implement mesh_builder() in the conformance class")  # noqa: EM101
+    def mesh_axes(self) -> dict[str, int]:
+        """Returns the axes of a mesh over `devices`; one size may be -1."""
+        raise AssertionError("implement mesh_axes() in the conformance class")  # noqa: EM101
 
     def model(self) -> CausalLM:
         """Returns a small model to run, with 64 token ids or more; its sizes must divide."""
@@ -65,7 +65,7 @@ class StrategyConformance:
         model, batch, plan = self.model(), self.batch(), self.plan()
         params = initialize(model, jax.random.key(0))
         expected = jax.jit(self._loss_and_grads)(params, batch)
-        mesh = self.mesh_builder().mesh(jax.devices()[: self.devices])
+        mesh = DeviceMesh.Config(axes=self.mesh_axes()).build().mesh(jax.devices()[: self.devices])
         with jax.set_mesh(mesh), use_plan(plan):
             shardings = param_shardings(param_specs(model), plan.param_rules, mesh)
             placed = jax.device_put(params, shardings)

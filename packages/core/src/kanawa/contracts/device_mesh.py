@@ -1,19 +1,26 @@
-"""The standard mesh: named axes over a target's devices, fast axes inside a slice, slow ones across."""
+"""The mesh of a workload: named axes over a target's devices, fast axes inside a slice, slow ones across."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-from jax.experimental.mesh_utils import create_device_mesh
-from jax.sharding import AxisType, Mesh
 from kanawa.arrays.axes import MESH_AXES
-from kanawa.contracts import MeshBuilder
+from kanawa.config import Configurable
 from kanawa.errors import ShardingError, did_you_mean
 
+if TYPE_CHECKING:
+    import jax
 
-class StandardMesh(MeshBuilder):
-    """Axes in the order of `MESH_AXES`, slowest links first; an axis in both tables spans slices and their chips."""
+
+class DeviceMesh(Configurable):
+    """`axes` multiply to the devices of a slice, `dcn_axes` to the number of slices; one size of each may be -1.
+
+    Axes come in the order of `MESH_AXES`, slowest links first; an axis in both tables spans slices and their chips.
+    """
+
+    class Config(Configurable.Config):
+        axes: dict[str, int] = {}
+        dcn_axes: dict[str, int] = {}
 
     def shape(self, num_devices: int, slices: int = 1) -> Mapping[str, int]:
         """Returns every axis with its size; -1 takes what is left. Raises ShardingError if it doesn't fit."""
@@ -21,8 +28,11 @@ class StandardMesh(MeshBuilder):
         named = [name for name in MESH_AXES if name in ici or name in dcn]
         return {name: dcn.get(name, 1) * ici.get(name, 1) for name in named}
 
-    def mesh(self, devices: Sequence[jax.Device], slices: int = 1) -> Mesh:
+    def mesh(self, devices: Sequence["jax.Device"], slices: int = 1) -> "jax.sharding.Mesh":
         """Returns the mesh with Auto axes, each axis's part across slices outermost."""
+        from jax.experimental.mesh_utils import create_device_mesh
+        from jax.sharding import AxisType, Mesh
+
         shape = self.shape(len(devices), slices)
         kinds = (AxisType.Auto,) * len(shape)
         if slices == 1:
@@ -66,8 +76,10 @@ def resolved_axes(axes: Mapping[str, int], total: int, field: str, of: str) -> d
     return {name: total // fixed if size == -1 else size for name, size in axes.items()}
 
 
-def _hybrid(devices: Sequence[jax.Device], ici: Sequence[int], dcn: Sequence[int]) -> np.ndarray:
-    """Returns devices arranged so that each axis's part between slices is its outer part."""
+def _hybrid(devices: Sequence["jax.Device"], ici: Sequence[int], dcn: Sequence[int]) -> Any:
+    """Returns an array of devices in which each axis's part between slices is its outer part."""
+    import numpy as np
+
     # Devices that belong to no slice are grouped by process: links between hosts are slow.
     ordered = sorted(devices, key=lambda d: (getattr(d, "slice_index", d.process_index), d.id))
     grid = np.array(ordered, dtype=object).reshape(*dcn, *ici)

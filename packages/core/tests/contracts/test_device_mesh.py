@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kanawa.contracts.device_mesh import DeviceMesh, resolved_axes
 from kanawa.errors import ShardingError
-from kanawa_parallel.mesh import StandardMesh, resolved_axes
 
 
 def shape(devices, slices=1, **fields):
-    return dict(StandardMesh.Config(**fields).build().shape(devices, slices))
+    return dict(DeviceMesh.Config(**fields).build().shape(devices, slices))
 
 
 def test_axes_come_in_link_order():
@@ -33,7 +33,7 @@ def test_one_axis_is_inferred(sizes, hidden):
 
 
 def test_hybrid_mesh_keeps_a_slice_together():
-    mesh = StandardMesh.Config(axes={"fsdp": 4}, dcn_axes={"data": 2}).build().mesh(jax.devices()[:8], 2)
+    mesh = DeviceMesh.Config(axes={"fsdp": 4}, dcn_axes={"data": 2}).build().mesh(jax.devices()[:8], 2)
     assert mesh.shape == {"data": 2, "fsdp": 4}
     assert [d.id for d in mesh.devices[0]] == [0, 1, 2, 3]
 
