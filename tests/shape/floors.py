@@ -92,7 +92,6 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 #: Arrows up that are left for their owners to mend, as (importing folder, imported folder); no entry may be added.
 LEFT: dict[str, frozenset[tuple[str, str]]] = {
-    "backends-tpu": frozenset({("schedule", "plugin")}),
 }
 #: Circles that are left, each named by its files or folders.
 CIRCLES_LEFT: frozenset[tuple[str, ...]] = frozenset(

@@ -105,7 +105,7 @@ def _compiled(lowered: jax.stages.Lowered, further: Mapping[str, Any]) -> Compil
         assembled: dict[str, Assembled] = {}
         for path in sorted(Path(folder).rglob("*.ptx")):
             assembled |= assemble(path)
-    return Compiled(program.as_text(), read_launches("\n".join(texts)), assembled, _temporaries(program))
+    return Compiled(program.as_text() or "", read_launches("\n".join(texts)), assembled, _temporaries(program))
 
 
 def read_launches(text: str) -> dict[str, Launch]:

@@ -51,7 +51,7 @@ def runtime_environment(
         # One step ahead of the host; a deeper queue holds more output buffers.
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "1",
     }
-    return variables | (_NETWORK if len(hosts) > 1 else {})
+    return {**variables, **(_NETWORK if len(hosts) > 1 else {})}
 
 
 def process_environment(device: DeviceSpec, root: str, processes: int, index: int) -> dict[str, str]:

@@ -33,4 +33,5 @@ def dividing(width: int, largest: int) -> int:
 def dot(a: jax.Array, b: jax.Array, *, trans_a: bool = False, trans_b: bool = False) -> jax.Array:
     """Returns the product of two tiles in fp32; fp32 factors aren't rounded to TF32's ten bits."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return plgpu.dot(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision)
+    product: jax.Array = plgpu.dot(a, b, trans_a=trans_a, trans_b=trans_b, precision=precision)
+    return product

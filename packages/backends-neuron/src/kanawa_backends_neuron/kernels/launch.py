@@ -83,4 +83,5 @@ def _nki(kernel: str) -> Any:
 
 def _function(kernel: str) -> Callable[..., Any]:
     module, _, name = kernel.partition(":")
-    return getattr(import_module(f"kanawa_backends_neuron.kernels.{module}"), name)
+    function: Callable[..., Any] = getattr(import_module(f"kanawa_backends_neuron.kernels.{module}"), name)
+    return function

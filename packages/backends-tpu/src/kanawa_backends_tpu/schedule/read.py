@@ -98,7 +98,7 @@ def read(text: str, table: str, call: Call, device: DeviceSpec, compiler: str) -
         capacity=used.capacity,
         spills=whole.get(units.SPILLS, 0),
         fills=whole.get(units.FILLS, 0),
-        step_cycles=(cycles - once) / (computed or loop) if computed or loop else None,
+        step_cycles=(cycles - once) / steps_run if (steps_run := computed or loop) else None,
         cycles=cycles,
         peak_share=at_peak / cycles if cycles else None,
         notes=tuple(_notes(counts, share, guessed, stalled, idle=program.megacore and cores == 1)),

@@ -161,7 +161,7 @@ def deciding(program: Program) -> list[list[Scalar]]:
 def places(program: Program, tables: Sequence[Sequence[int] | None]) -> dict[str, Sequence[int]]:
     """Returns scalar operands whose contents are known by the place that the kernel copies them to before it begins."""
     instructions = [text for bundle in program.bundles for text in bundle.instructions]
-    names = dict(match.groups() for text in instructions if (match := _PLACE.match(text)))
+    names = {match[1]: match[2] for text in instructions if (match := _PLACE.match(text))}
     operands = {match[1]: int(match[2]) for text in instructions if (match := _OPERAND.search(text))}
     copied = [match.groups() for text in instructions if (match := _COPIED.search(text))]
     known = {}

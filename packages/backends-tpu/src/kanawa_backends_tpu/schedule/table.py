@@ -23,6 +23,7 @@ from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
 from kanawa.plugins import component
 
 from kanawa_backends_tpu.schedule.compiled import compiler
+from kanawa_backends_tpu.topology import topology
 
 TARGETS = ("v5e-4", "v5p-8", "v6e-4", "v7x-8")
 BEGIN, END = "<!-- generated: tpu kernels compiled -->", "<!-- end generated: tpu kernels compiled -->"
@@ -99,12 +100,10 @@ def compiled_bytes(case: Case, target: Target) -> int:
 
     Raises AssertionError where the kernel refuses the problem, as no case should be.
     """
-    from kanawa_backends_tpu.plugin import BACKEND
-
     kernel = component("kernels", case.kernel)()
     verdict = kernel.verdict(case.problem, target.device)
     assert verdict, f"{case.kernel} refuses {case.problem.describe()}: {verdict.reason}"
-    mesh = Mesh(np.array(BACKEND.kanawa_topology(target)[:1]), ("one",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(topology(target)[:1]), ("one",), axis_types=(AxisType.Auto,))
     whole = NamedSharding(mesh, PartitionSpec())
 
     def placed(x: Any) -> Any:
@@ -115,7 +114,8 @@ def compiled_bytes(case: Case, target: Target) -> int:
             jax.jit(half.function).lower(*jax.tree.map(placed, half.arguments)).compile()
             for half in component("kernel_tools", "halves")(kernel, case.problem, case.differentiated)
         ]
-    return max(program.memory_analysis().temp_size_in_bytes for program in programs)
+    analyses = (program.memory_analysis() for program in programs)
+    return max(int(analysis.temp_size_in_bytes) for analysis in analyses if analysis is not None)
 
 
 def cell(case: Case, target: Target) -> str:

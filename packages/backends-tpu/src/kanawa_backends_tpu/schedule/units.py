@@ -39,7 +39,7 @@ def parse(text: str) -> Units:
     if not names or len(names) != len(counts):
         message = f"{len(names)} units and {len(counts)} capacities: this isn't a table of utilization"
         raise ValueError(message)
-    rows = []
+    rows: list[tuple[int, ...]] = []
     for line in lines:
         cells = line.split()
         if rows and not (cells and cells[0].isdigit()):

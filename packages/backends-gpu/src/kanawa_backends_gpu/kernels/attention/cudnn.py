@@ -80,7 +80,7 @@ class CudnnAttention(Kernel):
         if outlined():
             return self.forward(problem, operands)[0]
         cudnn_version()
-        return cudnn.dot_product_attention(
+        out: jax.Array = cudnn.dot_product_attention(
             operands["q"],
             operands["k"],
             operands["v"],
@@ -88,16 +88,13 @@ class CudnnAttention(Kernel):
             mask_type=_mask_type(problem),
             sliding_window_length=_window(problem),
         )
+        return out
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, jax.Array]:
         """Returns out [B, T, H, D] in q's dtype and the log-sum-exp, fp32 [B, H, T]."""
-        rest = _static(problem)
-        return cudnn._dot_product_attention_fwd_rule(
-            *_arrays(operands),
-            *rest,
-            cudnn_version(),
-            True,
-        )[0]
+        rule: Any = cudnn._dot_product_attention_fwd_rule
+        out, lse = rule(*_arrays(operands), *_static(problem), cudnn_version(), True)[0]
+        return out, lse
 
     def backward(
         self,
@@ -109,9 +106,8 @@ class CudnnAttention(Kernel):
     ) -> dict[str, Any]:
         """Returns cotangents of q, k and v from out and a log-sum-exp, maybe over more keys."""
         saved = (*_arrays(operands), residuals, out)
-        cotangents_of_inputs = cudnn._dot_product_attention_bwd_rule(
-            *_static(problem), True, False, saved, cotangents.astype(out.dtype)
-        )
+        rule: Any = cudnn._dot_product_attention_bwd_rule
+        cotangents_of_inputs = rule(*_static(problem), True, False, saved, cotangents.astype(out.dtype))
         return dict(zip("qkv", cotangents_of_inputs, strict=False))
 
 
@@ -140,7 +136,7 @@ def _window(problem: AttentionProblem) -> int | None:
 def cudnn_version() -> int:
     """Returns cuDNN's version; raises KernelError where JAX finds none: even tracing asks for it."""
     try:
-        return cudnn.check_cudnn_version()
+        return int(cudnn.check_cudnn_version())
     except RuntimeError as error:
         # The version decides how the call is lowered, not what shapes it has.
         if outlined():

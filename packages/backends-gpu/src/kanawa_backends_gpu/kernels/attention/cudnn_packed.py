@@ -75,7 +75,8 @@ class PackedCudnnAttention(Kernel):
             out, stats = forward_call(problem, operands, runs)
             return _of_tokens(out, runs), runs.to_rows(stats)
 
-        return jax.lax.cond(fits, packed, lambda operands: self.other.forward(problem, operands), dict(operands))
+        out, lse = jax.lax.cond(fits, packed, lambda operands: self.other.forward(problem, operands), dict(operands))
+        return out, lse
 
     def backward(
         self,
@@ -94,7 +95,10 @@ class PackedCudnnAttention(Kernel):
             grads = backward_call(problem, operands, runs, runs.to_runs(lse), out, dout)
             return {name: _of_tokens(grad, runs) for name, grad in zip("qkv", grads, strict=True)}
 
-        return jax.lax.cond(fits, packed, lambda saved: self.other.backward(problem, *saved), saved)
+        grads: dict[str, jax.Array] = jax.lax.cond(
+            fits, packed, lambda saved: self.other.backward(problem, *saved), saved
+        )
+        return grads
 
     def _runs(self, problem: AttentionProblem, operands: Operands) -> tuple[SegmentRuns, jax.Array]:
         ids, kv_ids = (
@@ -110,7 +114,8 @@ def forward_call(problem: AttentionProblem, operands: Operands, runs: SegmentRun
     """Returns cuDNN's out [B, T, H, D] and log-sum-exp [B * M, H, T]; both hold anything where no document is."""
     cudnn_version()
     arrays = _arrays(problem, operands, runs)
-    return cudnn._dot_product_attention_fwd_p_wrapper.bind(*arrays, is_training=True, **_static(problem))
+    out, lse = cudnn._dot_product_attention_fwd_p_wrapper.bind(*arrays, is_training=True, **_static(problem))
+    return out, lse
 
 
 def backward_call(

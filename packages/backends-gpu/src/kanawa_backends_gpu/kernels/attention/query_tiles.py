@@ -68,4 +68,5 @@ class QueryTiles(NamedTuple):
 def owned_queries(problem: AttentionProblem, operands: Operands) -> jax.Array:
     """Returns which queries of the ragged row belong to a sequence: bool [T]."""
     starts, query = operands["query_starts"], jnp.arange(problem.q_length)
-    return (query >= starts[0]) & (query < starts[-1])
+    owned: jax.Array = (query >= starts[0]) & (query < starts[-1])
+    return owned

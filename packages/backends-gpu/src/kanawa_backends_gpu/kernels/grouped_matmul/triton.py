@@ -119,7 +119,7 @@ class TritonGroupedMatmul(Kernel):
         depth = min(self.setting("depth", _deepest(lhs.dtype)), 1 << max(4, lhs.shape[0].bit_length() - 1))
         short = max(0, depth - lhs.shape[0])
         lhs, dout = (jnp.pad(x, ((0, short), (0, 0))) for x in (lhs, dout))
-        return pl.pallas_call(
+        products: jax.Array = pl.pallas_call(
             functools.partial(_rows_by_rows, height=height, width=width, depth=depth),
             out_shape=jax.ShapeDtypeStruct((sizes.shape[0], inner, columns), lhs.dtype),
             grid=(sizes.shape[0], inner // height, columns // width),
@@ -127,6 +127,7 @@ class TritonGroupedMatmul(Kernel):
             interpret=self.interpret,
             name="grouped_matmul_of_matrices",
         )(end - sizes.astype(jnp.int32), end, lhs, dout)
+        return products
 
     def _depth(self, inner: int, dtype: jnp.dtype) -> int:
         return dividing(inner, self.setting("depth", _deepest(dtype)))

@@ -164,4 +164,5 @@ def _numbers(fmt: NumberFormat, raw: jax.Array, place: int, dtype: jnp.dtype) ->
     for bit in range(4):
         high = (code >> bit) & 1 == 1
         values = [jnp.where(high, b, a) for a, b in zip(values[0::2], values[1::2], strict=True)]
-    return values[0].astype(dtype)
+    number: jax.Array = values[0]
+    return number.astype(dtype)

@@ -68,4 +68,5 @@ class XlaQuantizedMatmul(Kernel):
         dims = (tuple(range(rows, lhs.ndim)), tuple(range(p.num_contracted)))
         product = jax.lax.dot_general(lhs, rhs, (dims, ((), ())), preferred_element_type=jnp.float32)
         scale = jax.lax.stop_gradient(operands["rhs_scale"])
-        return (product * scale.reshape((1,) * rows + scale.shape[1:])).astype(p.dtype)
+        scaled: jax.Array = product * scale.reshape((1,) * rows + scale.shape[1:])
+        return scaled.astype(p.dtype)

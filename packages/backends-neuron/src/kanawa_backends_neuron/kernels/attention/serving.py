@@ -28,7 +28,7 @@ class Steps(NamedTuple):
 
     page_size: int
     pages: int
-    count: int
+    per_row: int
 
 
 class NkiDecodeAttention(Kernel):
@@ -128,7 +128,7 @@ def _pages(x: jax.Array, problem: AttentionProblem, steps: Steps) -> jax.Array:
 
 def _table(problem: AttentionProblem, operands: Operands, steps: Steps) -> jax.Array:
     """Returns the pages of each step: int32 [B * steps, pages]."""
-    shape = (problem.batch * steps.count, steps.pages)
+    shape = (problem.batch * steps.per_row, steps.pages)
     if not problem.paged:
         return jnp.arange(shape[0] * shape[1], dtype=jnp.int32).reshape(shape)
     # What stands behind a row's last page may be anything: the step that holds that page reads it, and masks it.
@@ -140,13 +140,13 @@ def _limits(bounds: jax.Array, steps: Steps) -> jax.Array:
     """Returns each row's first step with a key to see and the one after its last, over all rows: int32 [B, 2]."""
     keys = steps.page_size * steps.pages
     places = bounds.astype(jnp.int32)
-    first = jnp.clip(jnp.min(places[..., 0], axis=1) // keys, 0, steps.count)
-    end = jnp.clip(jnp.max(places[..., 1], axis=1) // keys + 1, first, steps.count)
-    offset = jnp.arange(bounds.shape[0], dtype=jnp.int32) * steps.count
+    first = jnp.clip(jnp.min(places[..., 0], axis=1) // keys, 0, steps.per_row)
+    end = jnp.clip(jnp.max(places[..., 1], axis=1) // keys + 1, first, steps.per_row)
+    offset = jnp.arange(bounds.shape[0], dtype=jnp.int32) * steps.per_row
     return jnp.stack([first + offset, end + offset], axis=1)
 
 
 def _starts(batch: int, steps: Steps) -> jax.Array:
     """Returns the position of each step's first key: fp32 [B * steps, 1]."""
-    each = jnp.arange(steps.count, dtype=jnp.float32) * float(steps.page_size * steps.pages)
+    each = jnp.arange(steps.per_row, dtype=jnp.float32) * float(steps.page_size * steps.pages)
     return jnp.tile(each, batch)[:, None]

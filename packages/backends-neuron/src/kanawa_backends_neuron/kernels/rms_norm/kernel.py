@@ -102,4 +102,5 @@ def _loop_rows(rows: int, width: int) -> int:
 
 
 def _row(operands: Operands) -> jax.Array:
-    return operands["scale"].astype(jnp.float32)[None]
+    scale: jax.Array = operands["scale"]
+    return scale.astype(jnp.float32)[None]

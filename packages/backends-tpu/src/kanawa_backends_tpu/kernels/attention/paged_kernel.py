@@ -93,7 +93,8 @@ def paged_attention(
         interpret=interpret,
         name="kanawa_paged_attention",
     )
-    return call(*scalars.values(), q, *pools, *(() if sinks is None else (sinks,)))
+    out: jax.Array = call(*scalars.values(), q, *pools, *(() if sinks is None else (sinks,)))
+    return out
 
 
 def _step(
@@ -275,7 +276,8 @@ def _flat_products(
 
 
 def _second(product: Any, dot: Any, right: jax.Array, left: jax.Array) -> jax.Array:
-    return product(dot, left, right)
+    result: jax.Array = product(dot, left, right)
+    return result
 
 
 def _seen(problem: AttentionProblem, piece: Piece, token: jax.Array, key: jax.Array) -> jax.Array:
@@ -283,7 +285,7 @@ def _seen(problem: AttentionProblem, piece: Piece, token: jax.Array, key: jax.Ar
     mask = problem.mask
     position = piece.offset + token
     owned = (token >= piece.low) & (token < piece.high)
-    seen = owned & (key < piece.length)
+    seen: jax.Array = owned & (key < piece.length)
     left, right = mask.window or (None, None)
     if mask.causal:
         seen &= key <= position

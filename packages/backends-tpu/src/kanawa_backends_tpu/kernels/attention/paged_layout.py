@@ -76,7 +76,8 @@ class Kept:
     def all_heads(self, buffer: Any, slot: Any, dtype: Any) -> jax.Array:
         """Returns a block in the order of tokens as rows [C x K, D]."""
         rows = buffer.at[slot].reshape(self.keys * self.heads, buffer.shape[-1])
-        return rows[...].astype(dtype)
+        block: jax.Array = rows[...].astype(dtype)
+        return block
 
     def by_head(self, buffer: Any, slot: Any, dtype: Any) -> Callable[[int], jax.Array]:
         """Returns a function from a head to its part of a block: [C, D], or [D, C] where keys are columns."""

@@ -183,11 +183,12 @@ class Pages:
         size = plan.page_size
         entry = block * plan.pages + index
         place = pl.multiple_of(index * size, size)
+        start: Scalar = 0
         if table is None:
             page, start = piece.sequence, pl.multiple_of(entry * size, size)
         else:
             # A table's entry outside of the pool would read another array's memory: clamped, it reads a wrong page.
-            page, start = jnp.clip(table[piece.sequence * plan.entries + entry], 0, self.k_pool.shape[0] - 1), 0
+            page = jnp.clip(table[piece.sequence * plan.entries + entry], 0, self.k_pool.shape[0] - 1)
         return [
             pltpu.make_async_copy(
                 plan.kept.part(pool, page, start, size),

@@ -121,7 +121,7 @@ def _forward(decay: Any, x: Any, h: Any, state: Any) -> None:
 
     def one_token(t: Any, carried: jax.Array) -> jax.Array:
         row = pl.ds(t, 1)
-        after = decay[0, row] * carried + x[0, row]
+        after: jax.Array = decay[0, row] * carried + x[0, row]
         h[0, row] = after
         return after
 
@@ -142,7 +142,8 @@ def _backward(length: int, decay: Any, cotangent: Any, h: Any, h_before: Any, dd
         grad = cotangent[0, row] + carried
         dx[0, row] = grad
         ddecay[0, row] = grad * before
-        return decay[0, row] * grad
+        before_token: jax.Array = decay[0, row] * grad
+        return before_token
 
     def not_first(count: Any, carried: jax.Array) -> jax.Array:
         t = live - 1 - count

@@ -105,7 +105,8 @@ class Megablox(Kernel):
 
 
 def _sizes(operands: Operands) -> jax.Array:
-    return operands["group_sizes"].astype(jnp.int32)
+    sizes: jax.Array = operands["group_sizes"]
+    return sizes.astype(jnp.int32)
 
 
 def _filled(x: jax.Array, tile: int) -> jax.Array:

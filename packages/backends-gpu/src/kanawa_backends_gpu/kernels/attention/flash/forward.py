@@ -13,6 +13,7 @@ from jax.experimental.pallas import triton as plgpu
 from kanawa_backends_gpu.kernels.attention.flash import tile
 from kanawa_backends_gpu.kernels.attention.flash.tile import At, Refs, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits
+from kanawa_backends_gpu.kernels.triton_tiles import dot, pieces
 
 
 def grid(tiles: Tiles) -> tuple[int, int, int]:
@@ -39,7 +40,7 @@ def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) ->
     row, head, kv_head, block = place(tiles)
     start = block * tiles.queries
     q = tile.load_rows(refs["q"], row, head, start, tiles.queries, checked=True)
-    sums = tuple(jnp.zeros((tiles.queries, width), jnp.float32) for _, width in tile.pieces(p.v_head_dim))
+    sums = tuple(jnp.zeros((tiles.queries, width), jnp.float32) for _, width in pieces(p.v_head_dim))
     nothing = jnp.full((tiles.queries,), tile.MASKED, jnp.float32)
 
     def one_block(index: Any, masked: bool, seen: Any) -> Any:
@@ -58,7 +59,7 @@ def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) ->
         # Dropout leaves the sum of weights as it is: a softmax first, then some of its weights.
         dropped = weights * tile.dropout_factor(tiles, refs, at) if p.dropout_rate else weights
         weighed = dropped.astype(v[0].dtype)
-        sums = tuple(old * kept[:, None] + tile.dot(weighed, part) for old, part in zip(sums, v, strict=True))
+        sums = tuple(old * kept[:, None] + dot(weighed, part) for old, part in zip(sums, v, strict=True))
         return sums, higher, total * kept + jnp.sum(weights, axis=1)
 
     sums, top, total = tile.visit(visited, refs, row, block, one_block, (sums, nothing, jnp.zeros_like(nothing)))

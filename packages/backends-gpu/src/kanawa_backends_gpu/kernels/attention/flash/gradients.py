@@ -14,6 +14,7 @@ from kanawa_backends_gpu.kernels.attention.flash import tile
 from kanawa_backends_gpu.kernels.attention.flash.forward import place
 from kanawa_backends_gpu.kernels.attention.flash.tile import At, Refs, Tiles
 from kanawa_backends_gpu.kernels.attention.flash.visits import Visits
+from kanawa_backends_gpu.kernels.triton_tiles import dot, pieces
 
 
 def query_gradient(refs: Refs, dq: Any, *, tiles: Tiles, visited: Visits) -> None:
@@ -23,7 +24,7 @@ def query_gradient(refs: Refs, dq: Any, *, tiles: Tiles, visited: Visits) -> Non
     start = block * tiles.queries
     q, dout = (tile.load_rows(refs[n], row, head, start, tiles.queries, checked=True) for n in ("q", "dout"))
     lse, delta = row_numbers(refs, row, head, start, tiles.queries)
-    sums = tuple(jnp.zeros((tiles.queries, width), jnp.float32) for _, width in tile.pieces(p.head_dim))
+    sums = tuple(jnp.zeros((tiles.queries, width), jnp.float32) for _, width in pieces(p.head_dim))
 
     def one_block(index: Any, masked: bool, sums: Any) -> Any:
         key = index * tiles.keys
@@ -38,7 +39,7 @@ def query_gradient(refs: Refs, dq: Any, *, tiles: Tiles, visited: Visits) -> Non
         if slope is not None:
             dscore = dscore * slope
         dscore = dscore.astype(k[0].dtype)
-        return tuple(old + tile.dot(dscore, part) for old, part in zip(sums, k, strict=True))
+        return tuple(old + dot(dscore, part) for old, part in zip(sums, k, strict=True))
 
     sums = tile.visit(visited, refs, row, block, one_block, sums)
     tile.store_rows(dq, row, head, start, [part * p.scale for part in sums])
@@ -50,7 +51,7 @@ def key_gradient(refs: Refs, dk: Any, dv: Any, *, tiles: Tiles, visited: Visits)
     block, kv_head, row = (pl.program_id(i) for i in range(3))
     key = block * tiles.keys
     k, v = (tile.load_rows(refs[n], row, kv_head, key, tiles.keys, checked=True) for n in ("k", "v"))
-    widths = [[width for _, width in tile.pieces(x)] for x in (p.head_dim, p.v_head_dim)]
+    widths = [[width for _, width in pieces(x)] for x in (p.head_dim, p.v_head_dim)]
     sums = tuple(tuple(jnp.zeros((tiles.keys, width), jnp.float32) for width in one) for one in widths)
 
     def one_head(member: Any, sums: Any) -> Any:
@@ -66,7 +67,7 @@ def key_gradient(refs: Refs, dk: Any, dv: Any, *, tiles: Tiles, visited: Visits)
             weights = jnp.exp2(score - lse[None, :])
             factor = tile.dropout_factor(tiles, refs, at, transposed=True) if p.dropout_rate else None
             weighed = (weights if factor is None else weights * factor).astype(dout[0].dtype)
-            dv = tuple(old + tile.dot(weighed, part) for old, part in zip(dv, dout, strict=True))
+            dv = tuple(old + dot(weighed, part) for old, part in zip(dv, dout, strict=True))
             dweights = tile.dot_pieces(v, dout)
             if factor is not None:
                 dweights = dweights * factor
@@ -74,7 +75,7 @@ def key_gradient(refs: Refs, dk: Any, dv: Any, *, tiles: Tiles, visited: Visits)
             if slope is not None:
                 dscore = dscore * slope
             dscore = dscore.astype(q[0].dtype)
-            return tuple(old + tile.dot(dscore, part) for old, part in zip(dk, q, strict=True)), dv
+            return tuple(old + dot(dscore, part) for old, part in zip(dk, q, strict=True)), dv
 
         return tile.visit(visited, refs, row, block, one_block, sums)
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from kanawa.errors import KernelError
 from kanawa.kernels.masks import MaskSpec
 from kanawa.plugins import component
 
@@ -28,15 +29,15 @@ def allowed(mask: MaskSpec, sides: Sides) -> jax.Array | None:
     for group in mask.any_of:
         members = [allowed(member, sides) for member in group]
         # None allows everything, and so does a group with one such member.
-        if all(member is not None for member in members):
-            conditions.append(_joined(jnp.logical_or, members))
-    result = _joined(jnp.logical_and, conditions)
+        either = None if any(member is None for member in members) else _combined(jnp.logical_or, members)
+        conditions += [] if either is None else [either]
+    result = _combined(jnp.logical_and, conditions)
     if mask.prefix:
-        visible = sides.k < sides.prefix
+        visible = sides.k < _operand(sides.prefix)
         lone = not (mask.causal or mask.window or mask.chunk or mask.predicates or mask.any_of)
         result = visible if lone else None if result is None else result | visible
     if mask.segments:
-        same = sides.q_segments == sides.k_segments
+        same = _operand(sides.q_segments) == _operand(sides.k_segments)
         result = same if result is None else result & same
     return result
 
@@ -55,7 +56,15 @@ def _by_position(mask: MaskSpec, sides: Sides) -> list[jax.Array]:
     return conditions + [component("masks", name)(q, k) for name in mask.predicates]
 
 
-def _joined(how: Callable[[Any, Any], jax.Array], conditions: list[Any]) -> jax.Array | None:
+def _operand(x: jax.Array | None) -> jax.Array:
+    """Returns what the mask needs of a tile; raises KernelError where the tile lacks it, as none should."""
+    if x is None:
+        message = "a mask by segments or prefixes needs their operands"
+        raise KernelError(message)
+    return x
+
+
+def _combined(how: Callable[[Any, Any], jax.Array], conditions: list[Any]) -> jax.Array | None:
     result = None
     for condition in conditions:
         result = condition if result is None else how(result, condition)

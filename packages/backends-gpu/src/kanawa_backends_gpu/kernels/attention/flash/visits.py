@@ -170,7 +170,8 @@ class _Exact:
         flat = [x.reshape(x.shape[0], -1) for x in (q, k)]
         pairs = (max(x.shape[0] for x in flat), *(x.shape[1] for x in flat))
         # A predicate of one side alone has a dimension of 1 on the other.
-        counts = jnp.broadcast_to(lone.allowed(*flat), pairs)
+        allowed = lone.allowed(*flat)
+        counts = jnp.broadcast_to(True if allowed is None else allowed, pairs)
         split = counts.reshape(pairs[0], *q.shape[1:], *k.shape[1:])
         return BlockMap(jnp.any(split, axis=(2, 4)), jnp.all(split, axis=(2, 4)))
 

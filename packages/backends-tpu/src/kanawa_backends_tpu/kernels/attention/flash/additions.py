@@ -50,10 +50,12 @@ class Additions:
     def _bias(self, rows: int, start_down: Any, start_across: Any) -> jax.Array:
         down, across = pl.ds(start_down, rows), pl.ds(start_across, LANES)
         if "bias_across" in self.biases:
-            return self.biases["bias_across"][:, across]
-        if "bias_down" in self.biases:
-            return self.biases["bias_down"][down, :]
-        return self.biases["bias"][down, across]
+            bias: jax.Array = self.biases["bias_across"][:, across]
+        elif "bias_down" in self.biases:
+            bias = self.biases["bias_down"][down, :]
+        else:
+            bias = self.biases["bias"][down, across]
+        return bias
 
 
 def bias_arrays(problem: AttentionProblem, bias: jax.Array, tiles: Tiles, *, queries_down: bool) -> dict[str, Any]:
@@ -78,7 +80,8 @@ def bias_arrays(problem: AttentionProblem, bias: jax.Array, tiles: Tiles, *, que
 
 def slopes(operands: Mapping[str, Any]) -> jax.Array:
     """Returns ALiBi's slopes to base 2, fp32 [H]."""
-    return operands["alibi_slopes"].astype(jnp.float32) * _TO_BASE_2
+    slope: jax.Array = operands["alibi_slopes"]
+    return slope.astype(jnp.float32) * _TO_BASE_2
 
 
 def _padded(x: jax.Array, axis: int, of: Side) -> jax.Array:

@@ -6,6 +6,7 @@ summed on chip for the whole row, [D, T] in fp32, and so are keys' and values' w
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,11 +107,11 @@ class BackwardKernel:
         rows, keys = divisor(q, self.group[0]), divisor(kv, self.group[1])
         groups = [(r, k) for k in range(0, kv, keys) for r in range(0, q, rows)]
         products = self._products(refs, of, *groups[0], rows, keys)
-        for index, (r, k) in enumerate(groups):
-            following = groups[index + 1] if index + 1 < len(groups) else None
-            ahead = None if following is None else self._products(refs, of, *following, rows, keys)
+        for (r, k), following in itertools.pairwise(groups):
+            ahead = self._products(refs, of, *following, rows, keys)
             self._add(refs, of, products, r, k, i, j)
             products = ahead
+        self._add(refs, of, products, *groups[-1], i, j)
 
     def _parts(self, refs: dict[str, Any], of: Block, row: Any, i: Any, j: Any) -> None:
         q, kv = self.tiles.q, self.tiles.kv

@@ -7,7 +7,7 @@ out. No score is ever stored, so that the gradient of a shared bias takes the bi
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,11 @@ from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles
 #: Dimensions of the grid: those of the bias (rows, heads, blocks of queries and of keys), and of each how often it is
 #: shared. Of two that belong together one has a single step, so that their sum is the place.
 _PLACES = 4
+#: Programs of one place may run in any order; those that add to it run one after the other.
+_ORDER: Final = (
+    *("parallel", "parallel", "parallel", "parallel"),
+    *("arbitrary", "arbitrary", "arbitrary", "arbitrary"),
+)
 
 
 class _Place(NamedTuple):
@@ -130,15 +135,13 @@ def bias_gradient_call(
             ],
         ),
         out_shape=jax.ShapeDtypeStruct((*own[:2], own[2] * height, own[3] * width), dtype),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * _PLACES + ("arbitrary",) * _PLACES, vmem_limit_bytes=48 * 2**20
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=_ORDER, vmem_limit_bytes=48 * 2**20),
         interpret=interpret,
         name="flash_attention_bias",
     )
 
     def gradient() -> jax.Array:
-        dbias = call(*scalars.values(), *(arrays[name] for name in body.operands))
+        dbias: jax.Array = call(*scalars.values(), *(arrays[name] for name in body.operands))
         if shape[3] == 1 and shape[2] != 1:
             return dbias[:, :, : shape[2], :1]
         dbias = dbias[:, :, : shape[2], : problem.kv_length]

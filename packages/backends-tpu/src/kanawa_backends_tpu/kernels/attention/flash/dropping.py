@@ -44,7 +44,7 @@ class Dropping:
 
     def _of_queries(self, word: Any, rows: int, start_down: Any, start_across: Any) -> jax.Array:
         if self.places.queries_down:
-            bits = word[pl.ds(start_down, rows), :]
+            bits: jax.Array = word[pl.ds(start_down, rows), :]
         else:
             bits = word[:, pl.ds(start_across, LANES)]
         return bits.astype(jnp.uint32)

@@ -5,6 +5,7 @@ units do the next group's scores: that order is written down, since the compiler
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -83,11 +84,12 @@ class ForwardKernel:
         rows, keys = divisor(q, self.group[0]), divisor(kv, self.group[1])
         groups = [(r, k) for r in range(0, q, rows) for k in range(0, kv, keys)]
         scores = self._scores(refs, of, *groups[0], rows, keys)
-        for index, (r, k) in enumerate(groups):
-            following = groups[index + 1] if index + 1 < len(groups) else None
-            ahead = None if following is None else self._scores(refs, of, *following, rows, keys)
+        # The next group's matmul is issued before this one's softmax, so that the units overlap.
+        for (r, k), following in itertools.pairwise(groups):
+            ahead = self._scores(refs, of, *following, rows, keys)
             self._attend(refs, of, scores, r, k)
             scores = ahead
+        self._attend(refs, of, scores, *groups[-1])
 
     def _parts(self, refs: dict[str, Any], of: Block, row: Any, i: Any, j: Any) -> None:
         q, kv = self.tiles.q, self.tiles.kv

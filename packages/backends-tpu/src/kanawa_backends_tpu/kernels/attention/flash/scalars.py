@@ -95,8 +95,9 @@ def _pairs(name: str, given: Vectors, tiles: Tiles) -> tuple[jax.Array, jax.Arra
     ]
     q, kv = tiles.q, tiles.kv
     # Evaluated for every pair; XLA fuses it with what sums it up, so that no pair is stored.
-    allowed = jnp.broadcast_to(MaskSpec(predicates=(name,)).allowed(*at), (at[0].shape[0], q.padded, kv.padded))
-    split = allowed.reshape(-1, q.blocks * q.parts, q.part, kv.blocks * kv.parts, kv.part)
+    allowed = MaskSpec(predicates=(name,)).allowed(*at)
+    pairs = jnp.broadcast_to(True if allowed is None else allowed, (at[0].shape[0], q.padded, kv.padded))
+    split = pairs.reshape(-1, q.blocks * q.parts, q.part, kv.blocks * kv.parts, kv.part)
     some, every = jnp.any(split, axis=(2, 4)), jnp.all(split, axis=(2, 4))
 
     def whole(x: jax.Array, reduced: Callable[..., jax.Array]) -> jax.Array:

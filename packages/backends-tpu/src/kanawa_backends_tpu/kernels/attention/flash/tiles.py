@@ -114,7 +114,8 @@ class Steps:
         """Returns int32 a step: 1, 2 for the first and last visit of the queries' block, 4, 8 of the keys'."""
         first_q, last_q = _ends(self.q)
         first_kv, last_kv = _ends(self.kv)
-        return (first_q + 2 * last_q + 4 * first_kv + 8 * last_kv).astype(np.int32)
+        flags: np.ndarray = first_q + 2 * last_q + 4 * first_kv + 8 * last_kv
+        return flags.astype(np.int32)
 
     def queries_done(self) -> np.ndarray:
         """Returns a step's block of queries among outputs written on the last visit: the next one to be done.
