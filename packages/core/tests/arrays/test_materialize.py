@@ -18,7 +18,7 @@ class Projection(Weighted):
         self.add_weight("weight", (3, 4), axes=("embed", "mlp"))
 
     def forward(self, x):
-        return self.product(x, "weight")
+        return self.matmul(x, "weight")
 
 
 X = jnp.arange(6.0).reshape(2, 3)

@@ -16,14 +16,14 @@ class Halves(WeightForm):
     def specs(self, spec):
         return {"": spec, "_rest": spec}
 
-    def keep(self, weight, spec):
+    def store(self, weight, spec):
         return {"": weight * 0.25, "_rest": weight * 0.75}
 
-    def dense(self, kept, spec, dtype):
-        return (kept[""] + kept["_rest"]).astype(dtype)
+    def dense(self, stored, spec, dtype):
+        return (stored[""] + stored["_rest"]).astype(dtype)
 
-    def product(self, x, kept, spec):
-        weight = self.dense(kept, spec, x.dtype)
+    def matmul(self, x, stored, spec):
+        weight = self.dense(stored, spec, x.dtype)
         return jnp.tensordot(x, weight, len(spec.fan_in_axes))
 
 
@@ -54,7 +54,7 @@ class Projection(Weighted):
         return self.adapter
 
     def forward(self, x):
-        y = self.product(x, "weight")
+        y = self.matmul(x, "weight")
         return y if self.adapter is None else self.adapter(x, y, lambda: self.dense_weight("weight"))
 
 
@@ -151,7 +151,7 @@ def test_parameters_that_do_not_fit_are_all_named(plain):
 def test_an_unknown_weight_has_near_names():
     module = PLAIN.build().single
     with pytest.raises(ModuleError, match="single has no weight 'wieght'; did you mean 'weight'"):
-        module.kept_specs("wieght")
+        module.stored_specs("wieght")
 
 
 def test_the_compute_dtype_is_the_plans(plain):

@@ -13,8 +13,7 @@ from kanawa.testing.layer import LayerConformance
 from kanawa.testing.modifier import ModifierConformance
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.modifiers.weight_forms import Fp8Modifier, Int8Modifier, WeightOnlyModifier
-from kanawa_layers.tune.fp8_training import Fp8Training
-from kanawa_layers.tune.int8_training import Int8Training
+from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights, NF4Weights
 
 from .tiny_llama import logits, losses_of_ten_steps, tiny, to_plain, tuned

@@ -44,8 +44,8 @@ def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree
             if node.form is None or _join(path, name) not in given:
                 continue
             # A form knows one layer's weight; stacked ones have a leading axis for each stack above them.
-            keep = _over_layers(lambda w, n=node, s=spec: n.form.keep(w, s), depth)
-            for suffix, array in keep(given.pop(_join(path, name))).items():
+            store = _over_layers(lambda w, n=node, s=spec: n.form.store(w, s), depth)
+            for suffix, array in store(given.pop(_join(path, name))).items():
                 made[_join(path, name + suffix)] = array
     # A list, because popping changes what is iterated; what is left in `given` has no place in the module.
     made.update({path: given.pop(path) for path in list(given) if path in specs and path not in drawn})
@@ -63,16 +63,16 @@ def to_plain(module: Module, params: Mapping[str, Any]) -> Tree:
     flat = flatten_paths(params)
     for path, node, depth in _weighted(module):
         for name, spec in node.weight_specs.items():
-            kept = {suffix: flat.pop(_join(path, name + suffix)) for suffix in node.kept_specs(name)}
+            stored = {suffix: flat.pop(_join(path, name + suffix)) for suffix in node.stored_specs(name)}
             adapter, below = node.adapter_of(name), _join(path, "adapter") + "."
             own = {p.removeprefix(below): flat.pop(p) for p in list(flat) if adapter and p.startswith(below)}
 
-            def dense(kept: Any, own: Any, node: Any = node, spec: Any = spec, adapter: Any = adapter) -> jax.Array:
-                weight = kept[""] if node.form is None else node.form.dense(kept, spec, jnp.float32)
+            def dense(stored: Any, own: Any, node: Any = node, spec: Any = spec, adapter: Any = adapter) -> jax.Array:
+                weight = stored[""] if node.form is None else node.form.dense(stored, spec, jnp.float32)
                 out: jax.Array = weight if adapter is None else adapter.merged(own, weight)
                 return out
 
-            flat[_join(path, name)] = _over_layers(dense, depth)(kept, own)
+            flat[_join(path, name)] = _over_layers(dense, depth)(stored, own)
     return unflatten_paths(flat)
 
 
@@ -93,7 +93,7 @@ def adapter_factors(module: Module, params: Mapping[str, Any]) -> dict[str, tupl
             if made is None:
                 message = (
                     f"{below.removesuffix('.')} is a {type(adapter).__name__}, whose change of the weight is no "
-                    "product of two factors; only such changes can be kept side by side: merge it into the weights"
+                    "product of two factors, which an adapter pool needs: merge it into the weights"
                 )
                 raise ModuleError(message)
             factors[path] = made
@@ -121,16 +121,16 @@ def adapter_pools(module: Module) -> dict[str, tuple[AdapterPool, int]]:
 
 
 def in_forms(module: Module, params: Mapping[str, Any], kind: type[WeightForm]) -> Tree:
-    """Returns the parameters with the weights whose form is a `kind`, which are given dense, as it keeps them.
+    """Returns the parameters with the weights whose form is a `kind`, passed dense, as the form stores them.
 
-    Only for forms that keep a weight as one array under its own path; everything else is as it was given.
+    Only for forms that store a weight as one array under its own path; everything else is unchanged.
     """
     flat = dict(flatten_paths(params))
     for path, node, depth in _weighted(module):
         if isinstance(node.form, kind):
             for name, spec in node.weight_specs.items():
-                keep = _over_layers(lambda w, n=node, s=spec: n.form.keep(w, s)[""], depth)
-                flat[_join(path, name)] = keep(flat[_join(path, name)])
+                store = _over_layers(lambda w, n=node, s=spec: n.form.store(w, s)[""], depth)
+                flat[_join(path, name)] = store(flat[_join(path, name)])
     return unflatten_paths(flat)
 
 

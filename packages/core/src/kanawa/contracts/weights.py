@@ -1,7 +1,7 @@
-"""Weights that can be kept and multiplied in other ways than one dense array, and adapters beside them.
+"""Weights that can be stored and multiplied in other forms than one dense array, and their adapters.
 
 A layer that declares its weights through `Weighted` is reached by every weight form (quantised training, quantised
-storage) and, where it has an adapter slot, by every adapter (LoRA and its kin), without knowing any of them.
+storage) and, where it has an adapter slot, by every adapter (LoRA and others), without knowing any of them.
 """
 
 import abc
@@ -24,42 +24,42 @@ from kanawa.module import Module, nowrap
 
 #: The name under which a model offers the slot of each token's adapter.
 ADAPTERS = "adapters"
-#: The arrays that keep one weight, by the suffix of their parameter's name; "" is the main one.
-Kept = Mapping[str, jax.Array]
+#: The arrays that store one weight, by the suffix of their parameter's name; "" is the main one.
+StoredWeight = Mapping[str, jax.Array]
 
 
 class WeightForm(Module):
-    """How one weight is kept in arrays, and how activations are multiplied by it. It owns no parameters itself.
+    """How one weight is stored in arrays, and how activations are multiplied by it. It has no parameters itself.
 
-    `spec` is always the spec of the dense weight; its `fan_in_axes` are the dimensions a product contracts.
+    `spec` is always the spec of the dense weight; its `fan_in_axes` are the dimensions that a matmul contracts.
     """
 
     @nowrap
     def specs(self, spec: ParamSpec) -> dict[str, ParamSpec]:
-        """Returns the specs of the arrays that keep the weight, by suffix; by default the dense weight alone."""
+        """Returns the specs of the arrays that store the weight, by suffix; by default the dense weight alone."""
         return {"": spec}
 
     @nowrap
-    def keep(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
-        """Returns the arrays that keep a dense fp32 weight."""
+    def store(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
+        """Returns the arrays that store a dense fp32 weight."""
         del spec
         return {"": weight}
 
     @nowrap
-    def dense(self, kept: Kept, spec: ParamSpec, dtype: Any) -> Array:
-        """Returns the dense weight, or the nearest that was kept of it."""
+    def dense(self, stored: StoredWeight, spec: ParamSpec, dtype: Any) -> Array:
+        """Returns the dense weight, as precisely as it is stored."""
         del spec
-        return kept[""].astype(dtype)
+        return stored[""].astype(dtype)
 
     @abc.abstractmethod
-    def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
+    def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the weight's leading ones, in x's dtype."""
 
 
 class Adapter(Module):
-    """A small trained change of a dense projection; a slot of the projection, so the weight keeps its path.
+    """A small trained change of a dense projection; a slot of the projection, so the weight's path is unchanged.
 
-    At initialisation it must change nothing: a base model's checkpoint then gives the same outputs with it.
+    At initialisation it must change nothing: a base model's outputs are then the same with it.
     """
 
     class Config(Module.Config):
@@ -71,18 +71,18 @@ class Adapter(Module):
     def forward(
         self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]
     ) -> Float[Array, "..."]:
-        """Returns the adapted product, given the input, the plain product y = x @ weight, and the dense weight."""
+        """Returns the adapted output for the input x, the plain output y = x @ weight, and the dense weight."""
 
     @nowrap
     @abc.abstractmethod
     def merged(self, params: Mapping[str, Any], weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Returns the one dense weight that does the same; `params` are the adapter's own, unstacked."""
+        """Returns the equivalent dense weight; `params` are the adapter's own, unstacked."""
 
     @nowrap
     def factors(self, params: Mapping[str, Any]) -> tuple[Array, Array] | None:
-        """Returns (a [*inputs, rank], b [rank, *outputs]) whose product is what it adds to the weight.
+        """Returns (a [*inputs, rank], b [rank, *outputs]) whose matmul is added to the weight.
 
-        None, by default, for a change that is no such product, such as one that depends on the weight.
+        None, by default, for any other change, such as one that depends on the weight.
         """
         del params
         return None
@@ -102,15 +102,15 @@ class AdapterPool(Adapter):
     @nowrap
     @abc.abstractmethod
     def slot(self, a: Any, b: Any) -> dict[str, Any]:
-        """Returns what one slot's parameters hold for an adapter of these `factors`, or of a lower rank than its own.
+        """Returns one slot's parameters for an adapter of these `factors`, of the pool's rank or a lower one.
 
-        All are host arrays: an adapter is put into a server that runs, which must not compile. Raises ModuleError for
-        a higher one.
+        All are host arrays: loading an adapter into a running server must not compile. Raises ModuleError for a higher
+        rank.
         """
 
 
 class Weighted(Module, abstract=True):
-    """A module whose weights may be kept in another form. `setup` must call `super().setup()` first."""
+    """A module whose weights may be stored in another form. `setup` must call `super().setup()` first."""
 
     class Config(Module.Config):
         form: WeightForm.Config | None = None
@@ -126,16 +126,16 @@ class Weighted(Module, abstract=True):
     def add_weight(
         self, name: str, shape: tuple[int, ...], *, axes: LogicalAxes, init: Initializer | None = None, **traits: Any
     ) -> None:
-        """Declares a weight, like `add_param`; other forms keep it as `name` and `name` plus a suffix."""
+        """Declares a weight, like `add_param`; other forms store it as `name` and `name` plus a suffix."""
         spec = ParamSpec(tuple(shape), tuple(axes), init=init or fan_in_normal(), **traits)
         self.weight_specs[name] = spec
-        for suffix, kept in self.kept_specs(name).items():
+        for suffix, stored in self.stored_specs(name).items():
             self._check_declaration(name + suffix)
-            self.param_specs[name + suffix] = kept
+            self.param_specs[name + suffix] = stored
 
     @nowrap
-    def kept_specs(self, name: str) -> dict[str, ParamSpec]:
-        """Returns the specs of the arrays that keep a weight, by suffix; raises ModuleError for an unknown one."""
+    def stored_specs(self, name: str) -> dict[str, ParamSpec]:
+        """Returns the specs of the arrays that store a weight, by suffix; raises ModuleError for an unknown one."""
         if name not in self.weight_specs:
             message = f"{self.path} has no weight {name!r}{did_you_mean(name, self.weight_specs)}"
             raise ModuleError(message)
@@ -144,7 +144,7 @@ class Weighted(Module, abstract=True):
 
     @nowrap
     def adapter_of(self, name: str) -> Adapter | None:
-        """Returns the adapter in the slot `adapter` where it changes this weight's product; by default none does."""
+        """Returns the adapter of this weight; by default None."""
         del name
         return None
 
@@ -153,21 +153,20 @@ class Weighted(Module, abstract=True):
         if self.form is None:
             return self.param(name)
         spec = self.weight_specs[name]
-        return self.form.dense(self._kept(name), spec, jnp.dtype(current_plan().precision.compute))
+        return self.form.dense(self._stored(name), spec, jnp.dtype(current_plan().precision.compute))
 
-    def product(self, x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
+    def matmul(self, x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the fan-in dimensions, which lead, of the weight."""
         x = materialized(x)
         if self.form is not None:
-            y = self.form.product(x, self._kept(name), self.weight_specs[name])
+            y = self.form.matmul(x, self._stored(name), self.weight_specs[name])
         else:
             y = matmul(x, self.param(name), len(self.weight_specs[name].fan_in_axes))
         return materialized_gradient(y)
 
-    def _kept(self, name: str) -> dict[str, Array]:
-        # What comes with a weight, such as its scales, is small and stays as it is stored.
-        kept = self.kept_specs(name)
+    def _stored(self, name: str) -> dict[str, Array]:
+        # Scales and the like are small: they keep the dtype in which they are stored.
         return {
             suffix: self.param(name + suffix, jnp.dtype(spec.dtype) if suffix else None)
-            for suffix, spec in kept.items()
+            for suffix, spec in self.stored_specs(name).items()
         }

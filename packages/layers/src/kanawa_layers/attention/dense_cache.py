@@ -12,9 +12,6 @@ from kanawa_layers.attention.cache_rows import put_rows, take_rows, write_after
 class DenseCache(Cache):
     """Keys [rows, length, kv_heads, head_dim] and values likewise, in the cache's dtype."""
 
-    class Config(Cache.Config):
-        """Has no fields but the shapes that the attention layer sets."""
-
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of `keys` and `values`."""

@@ -20,9 +20,6 @@ class RingCache(Cache):
     isn't written: it would overwrite tokens that are still visible.
     """
 
-    class Config(Cache.Config):
-        """Has no fields but the shapes and the reach that the attention layer sets."""
-
     @kn.nowrap
     def spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:
         """Returns the layout of `keys` and `values`, [rows, min(length, reach), kv_heads, width]."""

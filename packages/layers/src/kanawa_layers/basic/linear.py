@@ -12,8 +12,8 @@ from kanawa.contracts import Adapter, Weighted
 class Linear(Weighted):
     """Contracts the trailing `input_shape` of x with a weight of shape [*input_shape, *output_shape].
 
-    The parent gives shapes and the weight's logical axes; the result has the dtype of the compute policy. `form`
-    says how the weight is kept and multiplied (None: plainly); `adapter` adds a small trained change to the product.
+    The parent sets shapes and the weight's logical axes; the result has the dtype of the compute policy. `form`
+    says how the weight is stored and multiplied (None: dense); `adapter` adds a small trained change.
     """
 
     adapter: Adapter | None
@@ -54,11 +54,11 @@ class Linear(Weighted):
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns x @ weight (+ bias) over the trailing axes."""
-        y = self.product(x, "weight")
-        # The weight goes in as a function: DoRA needs its norm, LoRA doesn't, and a quantised one is dear to restore.
+        y = self.matmul(x, "weight")
+        # A function, since only some adapters (DoRA) need the weight, and restoring a quantised one is expensive.
         if self.adapter is not None:
             y = self.adapter(x, y, lambda: self.dense_weight("weight"))
-        # The bias comes last, since DoRA rescales the product without it.
+        # The bias comes last, since DoRA doesn't rescale it.
         return y + along_last(self.param("bias"), y.ndim) if self.config.bias else y
 
     @kn.nowrap
@@ -81,7 +81,7 @@ def add_linear(layer: kn.Module, name: str, inputs: int, outputs: int, axes: tup
 
 
 def are_alike(*configs: Linear.Config) -> bool:
-    """Returns whether these are plain projections that one of their kind can stand for, but for its outputs."""
+    """Returns whether these are plain projections that differ in their outputs only, and so can be fused."""
     first = configs[0]
     plain = all(type(cfg) is Linear.Config and cfg.form is None and cfg.adapter is None for cfg in configs)
     return plain and all(cfg.bias == first.bias for cfg in configs)

@@ -21,9 +21,6 @@ class Pooling(kn.Module):
 class MeanPooling(Pooling):
     """The mean, summed in fp32; zeros for a row without valid positions."""
 
-    class Config(Pooling.Config):
-        """Has no fields but the width."""
-
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the mean of valid positions."""
         weight = _valid(x, valid).astype(jnp.float32)[..., None]
@@ -33,9 +30,6 @@ class MeanPooling(Pooling):
 
 class MaxPooling(Pooling):
     """The largest value of each channel; the lowest finite number for a row without valid positions."""
-
-    class Config(Pooling.Config):
-        """Has no fields but the width."""
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the maximum over valid positions."""
@@ -47,9 +41,6 @@ class MaxPooling(Pooling):
 class FirstPooling(Pooling):
     """The first valid position, such as BERT's class token, or the row's first without valid ones."""
 
-    class Config(Pooling.Config):
-        """Has no fields but the width."""
-
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the first valid vector."""
         # argmax of booleans is the first True, or 0 without any.
@@ -58,9 +49,6 @@ class FirstPooling(Pooling):
 
 class LastPooling(Pooling):
     """The last valid position, which in a causal model has seen all, or the row's last without valid ones."""
-
-    class Config(Pooling.Config):
-        """Has no fields but the width."""
 
     def forward(self, x: Float[Array, "B T E"], valid: Bool[Array, "B T"] | None = None) -> Float[Array, "B E"]:
         """Returns the last valid vector."""

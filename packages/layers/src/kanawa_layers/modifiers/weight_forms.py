@@ -6,8 +6,7 @@ import kanawa as kn
 from kanawa.contracts import Weighted, WeightForm
 from kanawa.errors import ConfigError
 
-from kanawa_layers.tune.fp8_training import Fp8Training
-from kanawa_layers.tune.int8_training import Int8Training
+from kanawa_layers.tune.eight_bit_training import Fp8Training, Int8Training
 from kanawa_layers.tune.weight_only import Int4Weights, Int8Weights
 
 

@@ -19,9 +19,6 @@ class LocalDispatcher(TokenDispatcher):
 
     skips_padding = True
 
-    class Config(TokenDispatcher.Config):
-        """Nothing beyond the number of experts."""
-
     def dispatch(
         self, x: Float[Array, "N E"], expert_ids: Int[Array, "N k"]
     ) -> tuple[Float[Array, "copies E"], Int[Array, " X"], SortPlan]:

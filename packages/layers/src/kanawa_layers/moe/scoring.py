@@ -22,9 +22,6 @@ class Softmax(Scoring):
     softmax (Mixtral's paper, gpt-oss) and softmax before top-k are the same thing.
     """
 
-    class Config(Scoring.Config):
-        """Nothing to configure."""
-
     def scores(self, logits: Float[Array, "N X"]) -> Float[Array, "N X"]:
         """Returns the softmax over experts."""
         return jax.nn.softmax(logits, axis=-1)
@@ -32,9 +29,6 @@ class Softmax(Scoring):
 
 class Sigmoid(Scoring):
     """Each expert on its own (DeepSeek-V3, arXiv:2412.19437, equation 15; Llama 4)."""
-
-    class Config(Scoring.Config):
-        """Nothing to configure."""
 
     def scores(self, logits: Float[Array, "N X"]) -> Float[Array, "N X"]:
         """Returns the logistic function of each logit."""

@@ -23,9 +23,6 @@ class Selection(kn.Configurable):
 class Best(Selection):
     """The `top_k` experts of highest score; ties go to the lower index."""
 
-    class Config(Selection.Config):
-        """Nothing to configure."""
-
     def choose(self, scores: Float[Array, "N X"], top_k: int) -> Int[Array, "N k"]:
         """Returns the experts of highest score."""
         return jax.lax.top_k(scores, top_k)[1]

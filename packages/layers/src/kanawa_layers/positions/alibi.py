@@ -10,9 +10,6 @@ from kanawa.contracts import Positions
 class Alibi(Positions):
     """Adds -slope * |query position - key position| to the logits; no parameters."""
 
-    class Config(Positions.Config):
-        """Nothing to configure: slopes follow from the number of heads."""
-
     def bias(
         self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
     ) -> Float[Array, "B H T S"]:

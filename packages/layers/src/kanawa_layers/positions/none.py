@@ -5,6 +5,3 @@ from kanawa.contracts import Positions
 
 class NoPositions(Positions):
     """Leaves queries, keys and logits as they are."""
-
-    class Config(Positions.Config):
-        """Nothing to configure."""

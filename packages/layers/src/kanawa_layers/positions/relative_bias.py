@@ -43,9 +43,6 @@ class RelativeBias(Positions):
 class SharedRelativeBias(Positions):
     """The bias of one module that a stack or model shares as `relative_bias`, as T5 does for all of its layers."""
 
-    class Config(Positions.Config):
-        """Nothing to configure: the shared module has the parameters."""
-
     def bias(
         self, q_positions: Int[Array, "B T"], kv_positions: Int[Array, "B S"], num_heads: int
     ) -> Float[Array, "B H T S"] | None:

@@ -16,7 +16,7 @@ class Distilled(CausalLM):
 
     Hinton et al. 2015, arXiv:1503.02531. In everything but training it is the student. The teacher is frozen: no
     gradient, no optimizer state, no decay. Both models need a child `stack` and share a vocabulary; the logits of
-    both are held whole, [batch, length, vocab] in fp32, so microbatches bound the memory.
+    both are stored, [batch, length, vocab] in fp32, so microbatches bound the memory.
     """
 
     student: CausalLM
@@ -49,10 +49,10 @@ class Distilled(CausalLM):
         sequences = Sequences(positions=batch.positions, segment_ids=batch.segment_ids)
         x = _last_stream(self.student, batch.input_ids, sequences)
         self.student.head_and_loss(x, batch)
-        # An evaluation measures the student; the teacher's forward would only cost time.
+        # An evaluation measures the student alone.
         if not self.train:
             return
-        # The student's head was called for its own loss already; what a second call records needs another name.
+        # The student's head was already called for its own loss; the outputs of a second call need another name.
         with kn.call_name("distillation"):
             student = self.student.logits(x)
         teacher = self.teacher.logits(_last_stream(self.teacher, batch.input_ids, sequences))

@@ -1,4 +1,4 @@
-"""DoRA: the low-rank change turns the weight's columns, a trained magnitude scales them (Liu et al. 2024).
+"""DoRA: a low-rank change of the direction of the weight's columns, and a trained magnitude (Liu et al. 2024).
 
 arXiv:2402.09353, equation 5, and section 4.3: the norm is a constant in the gradient.
 """
@@ -39,7 +39,7 @@ class DoRA(Adapter):
     def forward(
         self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]
     ) -> Float[Array, "..."]:
-        """Returns the changed and rescaled product."""
+        """Returns the changed and rescaled output."""
         a, b = self.param("lora_a"), self.param("lora_b")
         factor = self._factor(self.param("magnitude", jnp.float32), a, b, weight())
         hidden = self.tag("adapter_hidden", matmul(x, a, len(self.config.input_shape)))
@@ -68,12 +68,12 @@ class DoRA(Adapter):
             return jnp.sqrt(jnp.sum(w * w, axis=axes))
 
         changed = norms(weight + low_rank_change(a, b, self.scale))
-        # A column of zeros has no direction to keep; leave it one.
+        # A column of zeros has no norm to divide by.
         ratio = jnp.where(changed > 0.0, norms(weight) / jnp.where(changed > 0.0, changed, 1.0), 1.0)
         return magnitude * jax.lax.stop_gradient(ratio)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:
-        """Returns two FLOPs for each element of the factors; the norms cost nothing a token."""
+        """Returns two FLOPs for each element of the factors; the norms don't depend on tokens."""
         del context_length
         return low_rank_flops(self, self.config.rank)

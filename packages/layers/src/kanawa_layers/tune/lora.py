@@ -42,9 +42,9 @@ class LoRA(Adapter):
     def forward(
         self, x: Float[Array, "..."], y: Float[Array, "..."], weight: Callable[[], Float[Array, "..."]]
     ) -> Float[Array, "..."]:
-        """Returns the product with the change added."""
+        """Returns y with the change added."""
         del weight
-        # On the adapter's way in alone: the frozen product sees x whole.
+        # Only on the adapter's input: the frozen matmul has no dropout.
         dropped = x if self.dropout is None else self.dropout(x)
         hidden = self.tag("adapter_hidden", matmul(dropped, self.param("lora_a"), len(self.config.input_shape)))
         return y + self.scale * matmul(hidden, self.param("lora_b"), 1)
@@ -86,7 +86,7 @@ def declare_low_rank(adapter: Adapter, rank: int) -> None:
 
 
 def low_rank_flops(adapter: Adapter, rank: int) -> float:
-    """Returns the FLOPs a token costs in both factors."""
+    """Returns both factors' FLOPs for one token."""
     cfg = adapter.config
     return float(2.0 * rank * (math.prod(cfg.input_shape) + math.prod(cfg.output_shape)))
 

@@ -1,4 +1,4 @@
-"""Weight-only quantisation: weights are kept in 8 or 4 bits and read back in the compute dtype; nothing trains them."""
+"""Weight-only quantisation: frozen weights stored in 8 or 4 bits and restored to the compute dtype."""
 
 import abc
 import dataclasses
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from kanawa.arrays.init import Constant
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
-from kanawa.contracts.weights import Kept
+from kanawa.contracts.weights import StoredWeight
 from kanawa.kernels.quantized_matmul import quantized_matmul
 from kanawa.kernels.quantized_matmul.formats import INT4, INT8, NF4, NumberFormat
 from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_rhs
@@ -32,7 +32,7 @@ class WeightOnly(WeightForm):
     @property
     @abc.abstractmethod
     def number_format(self) -> NumberFormat:
-        """The format values are kept in."""
+        """The format of stored values."""
 
     @kn.nowrap
     def specs(self, spec: ParamSpec) -> dict[str, ParamSpec]:
@@ -41,7 +41,7 @@ class WeightOnly(WeightForm):
         shape = list(spec.shape)
         shape[first] = (shape[first] + 1) // 2 if fmt.packed else shape[first]
         groups, after = self.groups(spec), first + len(spec.fan_in_axes)
-        # With it, random bits have the variance of a fan-in initialiser: a model that was never trained still runs.
+        # With this scale random bits have the variance of a fan-in initialiser, so an untrained model still runs.
         scale = 1.0 / (_spread(fmt) * math.sqrt(spec.fans()[0]))
         fixed: dict[str, Any] = {"weight_decay": 0.0, "trainable": False}
         values = dataclasses.replace(spec, shape=tuple(shape), dtype=fmt.dtype, init=RandomBits(), **fixed)
@@ -56,7 +56,7 @@ class WeightOnly(WeightForm):
 
     @kn.nowrap
     def groups(self, spec: ParamSpec) -> int:
-        """Returns how many groups the first fan-in dimension is split in."""
+        """Returns the number of groups of the first fan-in dimension."""
         if self.config.group_size is None:
             return 1
         # A group is whole slices of the first dimension: of [heads, head_dim, embed], whole heads.
@@ -64,7 +64,7 @@ class WeightOnly(WeightForm):
         return first // math.gcd(first, max(1, self.config.group_size // math.prod(rest)))
 
     @kn.nowrap
-    def keep(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
+    def store(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
         """Returns the quantised weight and its scales."""
         contracted, groups, fmt = len(spec.fan_in_axes), self.groups(spec), self.number_format
         quantise = _over_leading(lambda w: quantize_rhs(w, fmt, contracted, groups), spec)
@@ -72,19 +72,19 @@ class WeightOnly(WeightForm):
         return {"": values, "_scale": scale}
 
     @kn.nowrap
-    def dense(self, kept: Kept, spec: ParamSpec, dtype: Any) -> Array:
-        """Returns the weight that was kept."""
+    def dense(self, stored: StoredWeight, spec: ParamSpec, dtype: Any) -> Array:
+        """Returns the restored weight."""
         shape, contracted, fmt = spec.shape[spec.fan_in_axes[0] :], len(spec.fan_in_axes), self.number_format
         read = _over_leading(lambda v, s: dequantize_rhs(v, s, fmt, shape, contracted), spec)
-        weight: Array = read(kept[""], kept["_scale"])
+        weight: Array = read(stored[""], stored["_scale"])
         return weight.astype(dtype)
 
-    def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
-        """Returns the product with the weight that was kept; x gets a gradient, the weight none."""
+    def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
+        """Returns x @ weight; x gets a gradient, the weight none."""
         return quantized_matmul(
             x,
-            kept[""],
-            kept["_scale"],
+            stored[""],
+            stored["_scale"],
             rhs_format=self.number_format.name,
             rhs_shape=spec.shape,
             num_contracted=len(spec.fan_in_axes),
@@ -93,9 +93,6 @@ class WeightOnly(WeightForm):
 
 class Int8Weights(WeightOnly):
     """int8 with one scale an output column, by default."""
-
-    class Config(WeightOnly.Config):
-        """Nothing beyond the group size."""
 
     @property
     def number_format(self) -> NumberFormat:

@@ -26,7 +26,7 @@ class Projection(Weighted):
         self.add_weight("experts", (2, 6, 4), axes=("experts", "embed", "mlp"), fan_in_axes=(1,), fan_out_axes=(2,))
 
     def forward(self, x):
-        return self.product(x, "weight"), self.dense_weight("weight"), self.dense_weight("experts")
+        return self.matmul(x, "weight"), self.dense_weight("weight"), self.dense_weight("experts")
 
 
 def test_it_changes_the_layout_and_nothing_else():

@@ -1,4 +1,4 @@
-"""Weights laid out for products of few rows: outputs before inputs, so that each output reads one run of memory."""
+"""Weights laid out for matmuls of few rows: outputs before inputs, so that each output reads one run of memory."""
 
 import dataclasses
 from typing import Any
@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from kanawa.arrays.spec import ParamSpec
 from kanawa.contracts import WeightForm
-from kanawa.contracts.weights import Kept
+from kanawa.contracts.weights import StoredWeight
 from kanawa.kernels.matmul import matmul
 from kanawa.module import nowrap
 
 
 class OutputFirst(WeightForm):
-    """Keeps [*inputs, *outputs] as [*outputs, *inputs] under the same path; weights with leading dimensions stay.
+    """Stores [*inputs, *outputs] as [*outputs, *inputs] under the same path; weights with leading dimensions stay.
 
     For matmul kernels that prefer it (`preferred_weight_layout`). Exact: it changes where numbers lie, not what is
     computed.
@@ -40,7 +40,7 @@ class OutputFirst(WeightForm):
         }
 
     @nowrap
-    def keep(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
+    def store(self, weight: Array, spec: ParamSpec) -> dict[str, Array]:
         """Returns the weight in the other order."""
         if not _turns(spec):
             return {"": weight}
@@ -48,17 +48,17 @@ class OutputFirst(WeightForm):
         return {"": jnp.transpose(weight, (*range(inputs, weight.ndim), *range(inputs)))}
 
     @nowrap
-    def dense(self, kept: Kept, spec: ParamSpec, dtype: Any) -> Array:
+    def dense(self, stored: StoredWeight, spec: ParamSpec, dtype: Any) -> Array:
         """Returns the weight in its own order."""
-        weight = kept[""].astype(dtype)
+        weight = stored[""].astype(dtype)
         if not _turns(spec):
             return weight
         outputs = weight.ndim - len(spec.fan_in_axes)
         return jnp.transpose(weight, (*range(outputs, weight.ndim), *range(outputs)))
 
-    def product(self, x: Float[Array, "..."], kept: Kept, spec: ParamSpec) -> Float[Array, "..."]:
+    def matmul(self, x: Float[Array, "..."], stored: StoredWeight, spec: ParamSpec) -> Float[Array, "..."]:
         """Returns x contracted over its trailing dimensions with the weight's last."""
-        return matmul(x, kept[""], len(spec.fan_in_axes), outputs_first=_turns(spec))
+        return matmul(x, stored[""], len(spec.fan_in_axes), outputs_first=_turns(spec))
 
 
 def _turns(spec: ParamSpec) -> bool:
