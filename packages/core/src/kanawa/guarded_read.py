@@ -1,4 +1,4 @@
-"""Reading files of a folder that somebody else made: ordinary, inside the folder, and no longer than such a file is."""
+"""Reading files of a folder from elsewhere: ordinary, inside the folder, and no longer than such a file is."""
 
 import json
 import os
@@ -19,11 +19,11 @@ _DEEP = f"it nests lists and objects more than {MOST_LEVELS} deep, deeper than c
 
 
 class UnreadableFileError(UsageError):
-    """A file is of a kind or size that isn't read, lies elsewhere, or isn't the JSON that it should be."""
+    """A file is of a kind or size that isn't read, is outside its folder, or isn't the expected JSON."""
 
 
 def stays_inside(directory: Path, file: Path) -> bool:
-    """Returns whether a file, links followed, lies in the directory: a folder of somebody else may link anywhere.
+    """Returns whether a file, links followed, is in the directory: a stranger's folder may link anywhere.
 
     The hub's own cache keeps the files of `snapshots/REVISION` in `blobs` beside it, and counts as inside.
     """
@@ -57,7 +57,7 @@ def guarded_bytes(file: Path, home: Path | None = None, *, most: int) -> bytes:
     """Returns the bytes of a file of at most `most`; raises UnreadableFileError, or OSError where there is none."""
     check_readable(file, home)
     with open(file, "rb", opener=_open_at_once) as stream:
-        # Once more: what lies there may be another by now.
+        # Checked again: the file may have been replaced.
         _check_kind(file, os.fstat(stream.fileno()).st_mode)
         content = stream.read(most + 1)
     if len(content) > most:
@@ -116,7 +116,7 @@ def plain_name(name: str) -> bool:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file, and waits for nobody where it is a pipe."""
+    """Opens a file; doesn't block on a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

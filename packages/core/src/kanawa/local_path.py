@@ -1,4 +1,4 @@
-"""Paths are local: an address of a bucket is told from one before a folder of that name is made."""
+"""Paths are local: an address of a bucket is refused before a folder of that name is made."""
 
 import os
 import re

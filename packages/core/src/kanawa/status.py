@@ -1,7 +1,7 @@
 """What the command line is busy with: one moving line on the error stream, for waits of seconds before the first word.
 
 Any code says `with stage("composing llama2-7b"):`. Without a terminal, or outside the command line, that does nothing.
-Whatever is written meanwhile stands where the line was: the line steps aside for it.
+Other output replaces the line, which is drawn again below it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class StageLines:
 
     Args:
         stream: where lines go.
-        after_seconds: until the first line; the stage that goes on then is told too.
+        after_seconds: until the first line, which names the running stage.
     """
 
     def __init__(self, stream: TextIO, after_seconds: float) -> None:
@@ -133,7 +133,7 @@ class StageLines:
         """Does nothing: what is written stays."""
 
     def close(self) -> None:
-        """Tells nothing more."""
+        """Writes nothing more."""
         self._timer.cancel()
 
     def _start(self) -> None:
@@ -143,7 +143,7 @@ class StageLines:
                 self._tell(self._stages[0])
 
     def _tell(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+        with contextlib.suppress(OSError, ValueError):  # the reader has closed it
             self._stream.write(f"{time.monotonic() - self._begin:.0f} s: {text}\n")
             self._stream.flush()
 
@@ -214,7 +214,7 @@ class StatusLine:
         seconds = f" {waited:.0f} s" if waited >= 1 else ""
         room = columns - len(seconds) - 2
         shown = text if len(text) <= room else f"{text[: room - 1]}…"
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone: nobody is left to tell
+        with contextlib.suppress(OSError, ValueError):  # the terminal has closed
             self._stream.write(f"{_CLEAR}{frame} {shown}{seconds}")
             self._stream.flush()
             self._drawn = True

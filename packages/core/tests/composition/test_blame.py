@@ -67,14 +67,14 @@ def test_a_component_names_its_place_and_values():
     text = str(error.value)
     assert "model.parts[1] can't be built: " in text
     assert ":Fragile raised ZeroDivisionError: integer division or modulo by zero" in text
-    assert "it was asked for width=0, kind='plain'" in text
+    assert "its values are width=0, kind='plain'" in text
     assert "--traceback" in text
     assert error.value.exit_code == 2
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_values_that_somebody_set_come_first():
-    with pytest.raises(BuildError, match="it was asked for width=3, a=0, "):
+    with pytest.raises(BuildError, match="its values are width=3, a=0, "):
         kn.compose(Experiment(model=Wide.Config(width=3)))
 
 

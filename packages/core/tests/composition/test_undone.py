@@ -93,7 +93,7 @@ def test_both_are_named_with_what_was_and_what_is(warnings_of):
     assert line == (
         "modifier 'ungated' replaces what modifier 'gated' set: layers[0].gate (Gate.Config is now None), "
         "layers[1].gate (Gate.Config is now None), layers[2].gate (Gate.Config is now None) and 1 more; "
-        "the one given last wins"
+        "the last one wins"
     )
 
 

@@ -100,7 +100,7 @@ def test_admitted(field: str, given: Any, stored: Any) -> None:
         ("function", 3, "Everything.function: expected a callable, got 3 (int)"),
         ("anything", object(), "expected None, bool, int, float, str, Enum, Config"),
         ("anything", {1, 2}, "got {1, 2} (set)"),
-        ("norm", RMSNorm, "a class was given; write RMSNorm.Config(...)"),
+        ("norm", RMSNorm, "it is a class; write RMSNorm.Config(...)"),
         ("norm", Everything(), "Everything.norm: expected Norm.Config, got Everything("),
     ],
 )

@@ -208,7 +208,7 @@ MUTATIONS: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("mutate", MUTATIONS)
 def test_frozen_refuses_every_change(mutate: Callable[[Any], Any]) -> None:
     branch = complete().freeze()
-    with pytest.raises(FrozenConfigError, match=r"is frozen; clone\(\) gives a mutable copy"):
+    with pytest.raises(FrozenConfigError, match=r"is frozen; clone\(\) returns a mutable copy"):
         mutate(branch)
     mutate(branch.clone())
     assert branch == complete()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kanawa.kernels import CAUSAL, FULL, Kernel, MaskSpec, Verdict
 from kanawa.kernels.attention import attention
-from kanawa.kernels.attention.dropout import dropout_ids, kept, row_words, weight_factors
+from kanawa.kernels.attention.dropout import dropout_ids, keep_mask, row_words, weight_factors
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.testing.compare import compare_with_reference
 from kanawa_kernel_tools.examples.attention import BASE, EXAMPLES
@@ -63,10 +63,10 @@ def test_the_share_is_right_everywhere_and_places_are_independent():
 def test_a_block_has_the_bits_of_its_place_in_the_whole():
     operands = words(SMALL)
     first, second = row_words(operands)
-    whole = kept(first[..., None], second[..., None], jnp.arange(24, dtype=jnp.uint32)[None, None, None], RATE)
+    whole = keep_mask(first[..., None], second[..., None], jnp.arange(24, dtype=jnp.uint32)[None, None, None], RATE)
     part = {**operands, "dropout_queries": operands["dropout_queries"][1:, 8:16], "dropout_heads": jnp.uint32([2, 3])}
     first, second = row_words(part)
-    block = kept(first[..., None], second[..., None], jnp.arange(16, 24, dtype=jnp.uint32)[None, None, None], RATE)
+    block = keep_mask(first[..., None], second[..., None], jnp.arange(16, 24, dtype=jnp.uint32)[None, None, None], RATE)
     np.testing.assert_array_equal(block, whole[1:, 2:, 8:16, 16:])
 
 

@@ -137,7 +137,7 @@ def test_drawing_the_same_noise_twice_is_an_error(pair):
 
 def test_a_missing_key_says_what_to_pass(pair):
     module, params, state = pair
-    with pytest.raises(ContextError, match=r"first draws random numbers, but no key was given; pass key="):
+    with pytest.raises(ContextError, match=r"first draws random numbers, but has no key; pass key="):
         kn.functional(module, "noise")(params, state, X)
 
 

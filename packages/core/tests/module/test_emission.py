@@ -99,5 +99,5 @@ def test_nothing_is_kept_unasked():
 
 
 def test_a_calls_name_can_stand_in_a_path():
-    with pytest.raises(ContextError, match=r"call_name\('a.b'\): the name stands in output paths"), kn.call_name("a.b"):
+    with pytest.raises(ContextError, match=r"call_name\('a.b'\): the name is part of output"), kn.call_name("a.b"):
         pass

@@ -268,7 +268,7 @@ def test_vmap_refuses_state_that_differs_by_element(holder):
 
 
 def test_an_update_of_another_shape_is_refused(holder):
-    with pytest.raises(ModuleError, match=r"child: state 'trace' has shape \(2,\), and an update gives it \(2, 2\)"):
+    with pytest.raises(ModuleError, match=r"child: state 'trace' has shape \(2,\), and an update has \(2, 2\)"):
         run(holder, "wrong_shape")
 
 

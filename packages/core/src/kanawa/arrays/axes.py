@@ -1,4 +1,4 @@
-"""The legend of logical axes: layers name these, strategies map them to mesh axes, nobody else knows meshes."""
+"""The legend of logical axes: layers name these, strategies map them to mesh axes, no other code knows meshes."""
 
 #: name -> what the axis counts. One legend for parameters, activations, caches and docs.
 AXES: dict[str, str] = {

@@ -67,7 +67,7 @@ def _draw(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype, stddev: float,
 
 
 def normal(stddev: float) -> Normal:
-    """Returns a normal initialiser of the given standard deviation."""
+    """Returns a normal initialiser of this standard deviation."""
     return Normal(stddev)
 
 

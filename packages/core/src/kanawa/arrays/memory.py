@@ -12,7 +12,7 @@ MEMORIES = ("device", "pinned_host")
 
 
 def kept_in(leaf: jax.ShapeDtypeStruct, memory: str) -> jax.ShapeDtypeStruct:
-    """Returns the array's abstract form, kept in `memory`; numbers and arrays without a mesh stay on the device."""
+    """Returns the array's abstract form in `memory`; numbers and arrays without a mesh stay on the device."""
     if memory == "device" or not leaf.shape or not isinstance(leaf.sharding, NamedSharding):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind(memory))

@@ -81,5 +81,5 @@ def state_sharding(shape: tuple[int, ...], param: jax.ShapeDtypeStruct, whole: S
         return whole
     # A PartitionSpec may be shorter than the array: the dimensions it leaves out are whole.
     entries = (*placed.spec, *(None for _ in range(len(shape) - len(placed.spec))))
-    kept = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
-    return NamedSharding(placed.mesh, PartitionSpec(*kept), memory_kind=placed.memory_kind)
+    shared = (entry if size == full else None for entry, size, full in zip(entries, shape, param.shape, strict=True))
+    return NamedSharding(placed.mesh, PartitionSpec(*shared), memory_kind=placed.memory_kind)

@@ -24,7 +24,7 @@ def assign(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> As
     """Returns the mesh axes that split each dimension of an array with these logical axes.
 
     Rules apply in order. A rule claims those of its mesh axes that exist in the mesh with size over 1 and that no
-    earlier rule has claimed for this array; a logical axis keeps the first rule that gives it any.
+    earlier rule has claimed for this array; the first rule that finds any wins for a logical axis.
     """
     # Sorted to be one key of the cache; the order of mesh axes in the mesh decides nothing here.
     return _assign(axes, rules, tuple(sorted(mesh_shape.items())))
@@ -89,7 +89,7 @@ def split_axes(shape: tuple[int, ...], axes: LogicalAxes) -> LogicalAxes:
 
 
 class Misfit(NamedTuple):
-    """A dimension that its mesh axes don't divide: where it stands, logical axis, size, and into how many parts."""
+    """A dimension that its mesh axes don't divide: its index, logical axis, size, and into how many parts."""
 
     position: int
     axis: str | None

@@ -43,7 +43,7 @@ def param_shardings(specs: Mapping[str, Any], rules: Rules, mesh: Mesh | Abstrac
 def abstract_params(
     specs: Mapping[str, Any], rules: Rules = (), mesh: Mesh | AbstractMesh | None = None
 ) -> dict[str, Any]:
-    """Returns the tree of ShapeDtypeStructs, with shardings where a mesh is given."""
+    """Returns the tree of ShapeDtypeStructs, with shardings where there is a mesh."""
     if mesh is None:
         return map_paths(lambda _, spec: spec.abstract(), specs)
     return map_paths(lambda path, spec: spec.abstract(param_sharding(spec, rules, mesh, path)), specs)

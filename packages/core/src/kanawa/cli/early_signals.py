@@ -26,7 +26,7 @@ def early_signals(*, gives_sigterm_back: bool = True) -> Iterator[Callable[[], N
 
     Some libraries catch everything while they are imported, and a signal that comes then would be lost. Only for what
     runs in Python: a compiler keeps handlers waiting, and there SIGTERM's own way of ending the process is better.
-    Without `gives_sigterm_back` it stays with whoever took it inside, such as JAX's coordination service, from C++.
+    Without `gives_sigterm_back` a handler that was installed inside stays, such as that of JAX's coordination service.
     """
     came: list[type[BaseException]] = []
 
@@ -43,23 +43,23 @@ def early_signals(*, gives_sigterm_back: bool = True) -> Iterator[Callable[[], N
         yield check
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    tell = sys.unraisablehook
+    report = sys.unraisablehook
 
-    def tell_of_others(unraisable: UnraisableHookArgs) -> None:
-        # In a callback of the garbage collector nothing can be raised; `check` does, and a traceback helps nobody.
+    def report_others(unraisable: UnraisableHookArgs) -> None:
+        # Nothing can be raised from a callback of the garbage collector: `check` raises it later.
         if not issubclass(unraisable.exc_type, (KeyboardInterrupt, Terminated)):
-            tell(unraisable)
+            report(unraisable)
 
-    # Whoever embeds us, or `nohup`, may have settled on another answer.
+    # The embedding program, or `nohup`, may have installed another handler.
     usual = (signal.SIG_DFL, signal.default_int_handler)
     answered = [number for number, handler in previous.items() if handler in usual]
     for number in answered:
         signal.signal(number, answer)
-    sys.unraisablehook = tell_of_others
+    sys.unraisablehook = report_others
     try:
         yield check
     finally:
-        sys.unraisablehook = tell
+        sys.unraisablehook = report
         for number in answered:
             if number == signal.SIGINT or gives_sigterm_back:
                 signal.signal(number, previous[number])

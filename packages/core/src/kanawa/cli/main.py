@@ -20,7 +20,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `kanawa` with the given arguments (those of the process if None).
+    """Runs `kanawa` with these arguments (those of the process if None).
 
     Returns the exit code: 0 done; 2 usage; 42, or 127 and above, worth a retry; the rest permanent.
     """
@@ -28,11 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     usable_streams()
     show_traceback = "--traceback" in arguments or os.environ.get(TRACEBACK_VARIABLE) == "1"
     with status_line():
-        return _told([a for a in arguments if a != "--traceback"], show_traceback)
+        return _run_reported([a for a in arguments if a != "--traceback"], show_traceback)
 
 
-def _told(arguments: list[str], show_traceback: bool) -> int:
-    """Runs a verb and tells its errors; returns the exit code."""
+def _run_reported(arguments: list[str], show_traceback: bool) -> int:
+    """Runs a verb and writes its errors; returns the exit code."""
     _log_to_stderr()
     try:
         with stage("starting"):
@@ -111,7 +111,7 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _log_to_stderr() -> None:
-    """Installs the process's one log handler, unless whoever embeds us has one."""
+    """Installs the process's one log handler, unless the embedding program has one."""
     if not logging.getLogger().handlers:
         level = os.environ.get(LOG_VARIABLE, "WARNING").upper()
         logging.basicConfig(

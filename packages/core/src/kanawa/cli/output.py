@@ -22,7 +22,7 @@ def usable_streams() -> None:
 
 
 def flush() -> None:
-    """Writes out what stdout holds back; raises OSError, BrokenPipeError where nobody reads it any more."""
+    """Flushes stdout; raises OSError, or BrokenPipeError where its reader has closed it."""
     sys.stdout.flush()
 
 
@@ -52,7 +52,7 @@ def write_message(text: str) -> None:
     """Writes a message for the person at the terminal to stderr, in characters that only print."""
     # A name in somebody else's file may hold what a terminal obeys, such as ESC[2J.
     shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-    with contextlib.suppress(OSError):  # nobody is left to tell
+    with contextlib.suppress(OSError):  # there is no reader left
         sys.stderr.write(shown if shown.endswith("\n") else shown + "\n")
 
 

@@ -12,7 +12,7 @@ TRACEBACK_VARIABLE = "KANAWA_TRACEBACK"
 
 
 def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Returns the parser; what it parses has the verb's `run` as `run_verb`, None where no verb was given."""
+    """Returns the parser; what it parses has the verb's `run` as `run_verb`, None without a verb."""
     parser = argparse.ArgumentParser(
         prog="kanawa",
         description="Trains and serves large models on any accelerator.",

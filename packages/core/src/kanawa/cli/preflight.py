@@ -62,7 +62,7 @@ def check_jax(version_of: Callable[[str], str | None]) -> Finding:
 
 
 def _wanted(name: str) -> SpecifierSet:
-    """Returns the versions of a distribution that core's own metadata ask for; any, where nobody installed it."""
+    """Returns the versions of a distribution that core's metadata ask for; any where core isn't installed."""
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 

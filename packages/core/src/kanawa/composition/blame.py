@@ -20,7 +20,7 @@ class BuildError(ConfigError):
 def blamed(cfg: Any, path: str = "") -> Iterator[None]:
     """Lets errors of ours pass, and raises BuildError for all others of the block, which builds `cfg`.
 
-    `path` is where `cfg` lies in the experiment's config.
+    `path` is that of `cfg` in the experiment's config.
     """
     try:
         yield
@@ -37,9 +37,9 @@ def _blame(error: BaseException, cfg: Any, path: str) -> str:
     component = node_text(node) if isinstance(node, Config) else type(failed).__qualname__
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     lines = [f"{place} can't be built: {component} raised {reason}"]
-    told = _values(node)
-    if told:
-        lines.append(f"it was asked for {told}")
+    values = _values(node)
+    if values:
+        lines.append(f"its values are {values}")
     lines.append("change these values, or see where it fails: --traceback (KANAWA_TRACEBACK=1)")
     return "\n  ".join(lines)
 

@@ -1,4 +1,4 @@
-"""Compiler options that backends recommend: gathered, tried on the installed compiler, refusals kept with reasons.
+"""Compiler options that backends recommend: collected, tried on the installed compiler; refusals have reasons.
 
 XLA drops and renames options between releases, and one that it doesn't know fails the whole compilation.
 """
@@ -31,7 +31,7 @@ class Checked:
 
 
 def checked(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> Checked:
-    """Returns which options `compile_with` accepts: it compiles some small program with the options it is given.
+    """Returns which options `compile_with` accepts: it compiles a small program with those options.
 
     All at once first; only if that fails, one by one. A failure that isn't about options raises as it is.
     """
@@ -52,7 +52,7 @@ def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "t
     Raises PluginError where two backends contradict each other.
     """
     options: dict[str, Any] = {}
-    givers: dict[str, str] = {}
+    set_by: dict[str, str] = {}
     if target is None:
         return options
     for plugin, advised in host().collect("kanawa_compiler_options", device=target.device, purpose=purpose):
@@ -61,11 +61,11 @@ def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "t
                 continue
             if options.get(name, value) != value:
                 message = (
-                    f"{givers[name]} sets compiler option {name} to {options[name]!r}, {plugin} to {value!r}; "
+                    f"{set_by[name]} sets compiler option {name} to {options[name]!r}, {plugin} to {value!r}; "
                     f'decide with --set execution.compiler_options={{"{name}": …}}'
                 )
                 raise PluginError(message)
-            options[name], givers[name] = value, plugin
+            options[name], set_by[name] = value, plugin
     return options
 
 
@@ -94,7 +94,7 @@ def empty_program(devices: Sequence[jax.Device]) -> jax.stages.Lowered:
 
 def _reason(options: Mapping[str, Any], compile_with: Callable[[dict[str, Any]], object]) -> str | None:
     try:
-        # From jax 0.12 on a compiler without devices can't read what it kept, and says so with every compilation.
+        # From jax 0.12 on a compiler without devices can't read the cache, and warns at every compilation.
         with without_cache():
             compile_with(dict(options))
     except JaxRuntimeError as failure:

@@ -31,7 +31,7 @@ class Composition:
     """A frozen config, where it is to run, and the mesh rule that applied.
 
     `source` is the folder that the experiment was derived from: a new run starts from its weights. `asked` and
-    `data` are the arguments as they were given, for whoever composes the same with one change.
+    `data` are the arguments, for composing the same experiment with one change.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Composition:
     source: Path | None = None
     asked: str | Config = ""
     data: str | None = None
-    #: Modifiers, overrides and data that were asked for besides the experiment: empty if it is as it stands.
+    #: Modifiers, overrides and data that were asked for besides the experiment: empty if there are none.
     changes: tuple[str, ...] = ()
 
     def required_target(self) -> Target:
@@ -74,7 +74,7 @@ def compose(
 
     `experiment` is a catalogued experiment or model, a folder with a model, or a config; `data` puts it on other
     data (`ExperimentTemplate.with_data`).
-    Raises a CompositionError that tells all problems at once; a single one is raised as the step raised it.
+    Raises a CompositionError with all problems; a single one is raised as the step raised it.
     """
     with stage(f"composing {experiment if isinstance(experiment, str) else type(experiment).__qualname__}"):
         return _compose(experiment, target, modifiers, overrides, data)
@@ -103,7 +103,7 @@ def _compose(
     except KanawaError:
         with problems.noted():
             raise
-        # Without a config nothing more can be checked: what was wrong before it is told together with it.
+        # Without a config nothing more can be checked: earlier problems are reported with this one.
         problems.report()
         raise
     rule, counted = None, None
@@ -113,7 +113,7 @@ def _compose(
     with rewriting():
         for modifier, values in named:
             with problems.noted():
-                # Modifiers may rewrite in place: only a copy tells what the last one replaced.
+                # Modifiers may rewrite in place: only a copy shows what the last one replaced.
                 before = cfg.clone()
                 cfg = apply_modifier(cfg, modifier, values, "modifier")
                 for line in undone(before, cfg, modifier):

@@ -1,4 +1,4 @@
-"""Many things can be wrong with one command: steps go on after an error, so that all are told at once."""
+"""Collects the problems of several steps, so that one error reports them all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Problems:
                 self._errors.append(error)
 
     def add(self, text: str) -> None:
-        """Adds a problem that nobody raised."""
+        """Adds a problem that wasn't raised."""
         with self.noted():
             raise CompositionError([text])
 

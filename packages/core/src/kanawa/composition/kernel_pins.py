@@ -1,4 +1,4 @@
-"""Kernels that a config pins by name: looked up before anything is traced, where near names can still be told."""
+"""Kernels that a config pins by name: looked up before anything is traced, so that an error can list near names."""
 
 from collections.abc import Mapping
 

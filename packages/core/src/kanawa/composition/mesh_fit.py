@@ -38,7 +38,7 @@ def fit_mesh(cfg: Config, model: Any, rule: MeshRule, target: Target) -> tuple[C
 
 def _problems(cfg: Config, model: Any, target: Target) -> int:
     """Returns how many problems the config has; 0 for an incomplete one: `--set` may yet complete it."""
-    # Freezing is for good, and the config goes on to modifiers and overrides.
+    # A frozen config can't be changed, and modifiers and overrides come later.
     trial = cfg.clone()
     try:
         trial.freeze()
@@ -62,8 +62,8 @@ def _smaller(mesh: Mapping[str, int], target: Target) -> Iterator[dict[str, int]
             # Only halves: sizes of models and of slices have powers of two in common, seldom anything else.
             halves = [sizes[name] >> n for n in range(sizes[name].bit_length()) if sizes[name] % (1 << n) == 0]
             options = [{**option, name: half} for option in options for half in halves]
-    kept = {name: size for name, size in sizes.items() if name not in (*_GIVING_WAY, "data")}
+    whole = {name: size for name, size in sizes.items() if name not in (*_GIVING_WAY, "data")}
     # The first is the rule's own mesh, which was tried already.
     for option in sorted(options, key=lambda option: math.prod(option.values()), reverse=True)[1:]:
-        parts = math.prod([*option.values(), *kept.values()])
-        yield {"data": devices // parts, **kept, **option}
+        parts = math.prod([*option.values(), *whole.values()])
+        yield {"data": devices // parts, **whole, **option}

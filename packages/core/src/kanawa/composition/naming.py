@@ -83,7 +83,7 @@ def _named(text: str, target: Target | None) -> Base:
 
 
 def _folder(text: str) -> Path:
-    """Returns a text as a path; of a run at an address, the local folder that stands for it."""
+    """Returns a text as a path; of a run at an address, the local folder that mirrors it."""
     # Its package is JAX's size, and a name is asked for by verbs that never start it.
     from kanawa.contracts import is_address
 

@@ -33,7 +33,7 @@ def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree
     Weights are brought into their forms; adapters are drawn from `key`, so the result computes what the plain model
     does, up to quantisation. Raises ModuleError naming every parameter that only one side has, or of another shape.
     """
-    specs, given = flatten_paths(param_specs(module)), flatten_paths(plain)
+    specs, dense_arrays = flatten_paths(param_specs(module)), flatten_paths(plain)
     made: dict[str, Any] = {}
     drawn: set[str] = set()
     for path, node, depth in _weighted(module):
@@ -41,15 +41,15 @@ def from_plain(module: Module, plain: Mapping[str, Any], key: jax.Array) -> Tree
             if node.adapter_of(name) is not None:
                 below = _join(path, "adapter") + "."
                 drawn.update(p for p in specs if p.startswith(below))
-            if node.form is None or _join(path, name) not in given:
+            if node.form is None or _join(path, name) not in dense_arrays:
                 continue
             # A form knows one layer's weight; stacked ones have a leading axis for each stack above them.
             store = _over_layers(lambda w, n=node, s=spec: n.form.store(w, s), depth)
-            for suffix, array in store(given.pop(_join(path, name))).items():
+            for suffix, array in store(dense_arrays.pop(_join(path, name))).items():
                 made[_join(path, name + suffix)] = array
-    # A list, because popping changes what is iterated; what is left in `given` has no place in the module.
-    made.update({path: given.pop(path) for path in list(given) if path in specs and path not in drawn})
-    _check_all_made(specs, made, given, drawn)
+    # A list, because popping changes what is iterated; what is left in `dense_arrays` isn't in the module.
+    made.update({path: dense_arrays.pop(path) for path in list(dense_arrays) if path in specs and path not in drawn})
+    _check_all_made(specs, made, dense_arrays, drawn)
     if drawn:
         # Under jit the compiler drops the draws of everything else: initialising a large model for its adapters would
         # not fit.

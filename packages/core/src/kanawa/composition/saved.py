@@ -36,7 +36,7 @@ def read_saved(data: Any, plugins: Mapping[str, str] | None = None) -> Config:
             raise
         reasons: dict[str, str] = {}
         for name, _, reason in failed:
-            # The first reason stands for its package: "kanawa_x" of "kanawa_x.layers:Leaf".
+            # One reason per package: "kanawa_x" of "kanawa_x.layers:Leaf".
             reasons.setdefault(name.partition(":")[0].partition(".")[0], reason)
         places = ", ".join(f"{name} at {path or 'the root'}" for name, path, _ in failed[:_TOLD_PLACES])
         more = f" and {len(failed) - _TOLD_PLACES} more" if len(failed) > _TOLD_PLACES else ""
@@ -69,7 +69,7 @@ def recorded_plugins(folder: Path) -> dict[str, str]:
     try:
         return dict(guarded_json(folder / "plugins.json", folder, most=_MOST_BYTES)["plugins"])
     except (OSError, UnreadableFileError, ValueError, KeyError, TypeError):
-        return {}  # It only describes: the config can be read without, an error tells less.
+        return {}  # The config can be read without it; an error then has less detail.
 
 
 def _failures(data: Any) -> list[tuple[str, str, str]]:

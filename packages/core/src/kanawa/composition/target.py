@@ -139,8 +139,8 @@ def _device(text: str, name: str) -> DeviceSpec:
     lines = [f"unknown device {name!r} in target {text!r}{did_you_mean(name, specs)}"]
     installed = host().installed()
     backends = {key.partition(":")[0] for key, _ in host().collect("kanawa_device_specs")}
-    givers = ", ".join(f"{b} {installed.get(b, '')}".strip() for b in sorted(backends))
-    lines.append(f"device descriptions come from: {givers or 'no installed backend package'}")
+    packages = ", ".join(f"{b} {installed.get(b, '')}".strip() for b in sorted(backends))
+    lines.append(f"device descriptions come from: {packages or 'no installed backend package'}")
     lines += [
         f"{state.distribution} is {state.state}: {state.reason}" for state in host().plugins() if not state.state.usable
     ]

@@ -29,7 +29,7 @@ def undone(before: Config, after: Config, modifier: str) -> list[str]:
     here = {(claim.name, claim.origin) for claim in _claims(after)}
     lost: dict[str, list[str]] = {}
     tops: list[str] = []
-    # From the top down, so that a replaced node is told once and not again for each field inside.
+    # From the top down, so that a replaced node is reported once, not once per field inside.
     for claim in _claims(before):
         if any(_is_inside(claim.path, top) for top in tops) or (claim.name, claim.origin) in here:
             continue
@@ -40,7 +40,7 @@ def undone(before: Config, after: Config, modifier: str) -> list[str]:
         lost.setdefault(claim.origin.detail, []).append(f"{claim.path} ({_text(claim.value)} is now {_text(now)})")
     return [
         f"modifier {modifier!r} replaces what modifier {earlier!r} set: {', '.join(places[:_SHOWN])}"
-        f"{f' and {len(places) - _SHOWN} more' if len(places) > _SHOWN else ''}; the one given last wins"
+        f"{f' and {len(places) - _SHOWN} more' if len(places) > _SHOWN else ''}; the last one wins"
         for earlier, places in lost.items()
     ]
 

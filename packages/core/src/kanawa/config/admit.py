@@ -142,7 +142,7 @@ def admit_config(cls: type, expected: str) -> Admit:
         if not isinstance(value, cls):
             reason = ""
             if isinstance(value, type) and hasattr(value, "Config"):
-                reason = f"a class was given; write {value.__qualname__}.Config(...)"
+                reason = f"it is a class; write {value.__qualname__}.Config(...)"
             raise Mismatch(value, expected, reason=reason)
         return value.clone() if copy else value  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ _NAMES = re.compile(r"[^\W\d]\w*")
 
 
 def is_classvar(annotation: Any) -> bool:
-    """Tells whether an annotation, a string perhaps, declares a class variable."""
+    """Returns whether an annotation, a string perhaps, declares a class variable."""
     if isinstance(annotation, str):
         return _CLASSVAR.match(annotation.strip()) is not None
     return annotation is ClassVar or get_origin(annotation) is ClassVar
@@ -33,7 +33,7 @@ def function_locals(cls: type, frame: types.FrameType) -> dict[str, Any]:
 
 
 def has_forward(annotation: Any) -> bool:
-    """Tells whether anything in the annotation is still a string to evaluate."""
+    """Returns whether anything in the annotation is still a string to evaluate."""
     if isinstance(annotation, str | ForwardRef):
         return True
     if get_origin(annotation) is typing.Literal:

@@ -69,28 +69,28 @@ def _built(value: Any, below: dict[str, Any]) -> Any:
 
 
 def _left_to_parent(cfg: CallableConfig) -> set[str]:
-    """Returns the parameters that callables inside, not `cfg` itself, leave to whoever builds."""
+    """Returns the parameters that callables inside, not `cfg` itself, take from `build`."""
     inside = (node for path, node in cfg.walk() if path and isinstance(node, CallableConfig))
     return {name for node in inside for name, value in vars(node).items() if value is FROM_PARENT}
 
 
 def _callee_decides(signature: inspect.Signature, name: str, value: Any) -> bool:
-    """Returns whether a parameter that nobody has set is left to the callable's own default."""
+    """Returns whether an unset parameter is left to the callable's own default."""
     has_default = signature.parameters[name].default is not inspect.Parameter.empty
     return isinstance(value, Sentinel) and value is not REQUIRED and (value is not FROM_PARENT or has_default)
 
 
 def _positional(signature: inspect.Signature, values: dict[str, Any]) -> list[Any]:
-    """Takes out of `values`, and returns, what has to be given by position: all before *args, where those are given."""
+    """Removes from `values`, and returns, the positional arguments: all before *args, where there are any."""
     several = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     rest = () if several is None else values.pop(several, ())
-    given = []
+    positional = []
     for parameter in signature.parameters.values():
         in_front = bool(rest) and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         set_by_position = parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in values
         if in_front or set_by_position:
-            given.append(values.pop(parameter.name, parameter.default))
-    return [*given, *rest]
+            positional.append(values.pop(parameter.name, parameter.default))
+    return [*positional, *rest]
 
 
 class _CallField(Field):
@@ -120,7 +120,7 @@ class _CallField(Field):
         default = self.default
 
         def admit(value: Any, copy: bool) -> Any:
-            # A nested config stands for what it builds, whose type is not known yet.
+            # A nested config is replaced by what it builds, whose type is not known yet.
             if holds_config(value) or same_value(value, default):
                 return admit_any(value, copy)
             return declared.admit(value, copy)
@@ -134,7 +134,7 @@ def config_for(callable_: Callable[..., Any], /, *args: Any, **values: Any) -> A
     Arguments may be configs, which are built first: `config_for(optax.chain, config_for(optax.clip, 1.0), …)`; what a
     callable takes as *args is a tuple in one field. Parameters without a default are REQUIRED; one set to FROM_PARENT
     is given to `build` instead.
-    A Configurable gives its own Config. Raises ConfigError for one without a signature, or one that can't be named (a
+    Of a Configurable: its Config. Raises ConfigError for one without a signature, or one that can't be named (a
     lambda, closure, partial), and for arguments that a call would refuse.
     """
     if isinstance(callable_, type) and issubclass(callable_, Configurable):

@@ -81,7 +81,7 @@ def resolve_callable(name: str) -> Any:
 
 
 def resolve_all(name: str) -> Sequence[Any]:
-    """Returns everything that a catalog name stands for, or what is at `module:attribute`: one object at least.
+    """Returns every object of a catalog name, or that at `module:attribute`: at least one.
 
     Where there is nothing at `module:attribute`, the place that a distribution's entry-point group `kanawa_moved` gives
     for it: `"old_package.old_module.Name" = "new_package.new_module:Name"`.

@@ -68,8 +68,8 @@ def _names(cls: type) -> dict[str, str]:
 def _parent_configs(cls: type) -> tuple[type[Record], ...]:
     """Returns the Configs of the base classes, without those that another one derives from."""
     configs = [b.Config for b in cls.__bases__ if issubclass(b, Configurable)]
-    kept = [c for c in configs if not any(other is not c and issubclass(other, c) for other in configs)]
-    return tuple(dict.fromkeys(kept))
+    derived = [c for c in configs if not any(other is not c and issubclass(other, c) for other in configs)]
+    return tuple(dict.fromkeys(derived))
 
 
 def _check_bases(cls: type, own: Any, parents: tuple[type[Record], ...]) -> None:

@@ -22,7 +22,7 @@ class FieldType:
     admit: Admit
 
     def mentions(self, *kinds: str) -> bool:
-        """Tells whether "callable", "class", "config", "enum" or "any" occurs in the annotation."""
+        """Returns whether "callable", "class", "config", "enum" or "any" occurs in the annotation."""
         return any(_kind_of(part) in kinds for part in parts_of(self.annotation))
 
     def enums(self) -> list[type[enum.Enum]]:

@@ -29,7 +29,7 @@ _FULL = Encoding()
 
 
 def to_json(cfg: Config, *, origins: bool = False) -> dict[str, Any]:
-    """Returns the config as JSON data; with `origins`, who set each value lies beside it.
+    """Returns the config as JSON data; with `origins`, who set each value is beside it.
 
     Raises CallableNameError for a callable without a public name.
     """

@@ -171,7 +171,7 @@ def _special_float(text: str, at: tuple[Key, ...]) -> float:
 
 
 def _resolve(name: str, at: tuple[Key, ...], *, is_data: bool = False) -> Any:
-    """Returns what a name stands for; `is_data`: a config class or an Enum, for which no library need be imported."""
+    """Returns what a name refers to; `is_data`: a config class or an Enum, for which no library need be imported."""
     # Python's own library has neither, and some of its modules act when they are imported.
     if is_data and name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         message = f"{_place(at)}{name!r} is not imported: Python's own library has no configs"

@@ -145,7 +145,7 @@ def _with_names(value: Any, field: Field) -> Iterator[Any]:
 
 
 def _is_recipe(meant: Any) -> bool:
-    """Tells whether a function needs no argument and says that it returns a config, as catalogued models do."""
+    """Returns whether a function needs no argument and says that it returns a config, as catalogued models do."""
     if not inspect.isfunction(meant):
         return False
     if any(parameter.default is parameter.empty for parameter in inspect.signature(meant).parameters.values()):

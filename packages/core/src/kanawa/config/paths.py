@@ -2,7 +2,7 @@
 
 A path is a tuple of keys: field names and dict keys are strings, positions are integers. In text, a
 string that looks like a name is written `.name`, any other `["any text"]`, an integer `[3]`.
-In a glob, `*` stands for one dotted segment with its indices (`layer[0]` is one segment),
+In a glob, `*` matches one dotted segment with its indices (`layer[0]` is one segment),
 `layer[*]` for any index, `lay*` for any name that starts so, and `**` for any number of segments,
 also none.
 """
@@ -35,7 +35,7 @@ _ANY = _Any()
 
 
 class Segment(NamedTuple):
-    """What stands between two dots: a name and the subscripts after it."""
+    """One dotted segment: a name and the subscripts after it."""
 
     name: str
     subscripts: tuple[Key | _Any, ...] = ()
@@ -70,7 +70,7 @@ def sort_key(keys: Iterable[Key]) -> tuple[tuple[bool, int, str], ...]:
 
 
 def match_path(glob: str, path: str | tuple[Key, ...]) -> bool:
-    """Tells whether the glob matches the whole path."""
+    """Returns whether the glob matches the whole path."""
     text = path if isinstance(path, str) else join_path(path)
     return _match(_glob(glob), _path_segments(text))
 

@@ -31,7 +31,7 @@ class Range:
         return over and under
 
     def __str__(self) -> str:
-        # The limits of the machine's own integers are told to whoever passes them, see `beyond`, not in every list.
+        # The limits of the machine's integers are reported when they are exceeded (`beyond`), not in every list.
         least = f"{'above' if self.above else 'at least'} {self.low:,}" if self.low > -math.inf else ""
         if self.high >= MOST:
             most = "finite" if self.below else ""

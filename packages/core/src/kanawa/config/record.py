@@ -127,7 +127,7 @@ class Config(Node):
         return cls._schema.fields
 
     def is_set(self, name: str) -> bool:
-        """Tells whether someone set the field, or changed the value inside it."""
+        """Returns whether someone set the field, or changed the value inside it."""
         return name in self._origins or not same_value(self.__dict__[name], self._schema.fields[name].default)
 
     def check(self) -> list[str]:
@@ -161,7 +161,7 @@ class Config(Node):
 
     @property
     def is_frozen(self) -> bool:
-        """Tells whether the config refuses to change."""
+        """Returns whether the config refuses to change."""
         return bool(self._frozen)
 
     def freeze(self) -> Self:
@@ -262,7 +262,7 @@ class Config(Node):
             self._origins[name] = (*self._origins.get(name, ()), made)
 
     def _store(self, name: str, value: Any, history: tuple[Origin, ...]) -> None:
-        """Sets a field with a given history instead of a new assignment."""
+        """Sets a field with this history instead of a new assignment."""
         self.__dict__[name] = self._schema.fields[name].admit(value)
         if history:
             self._origins[name] = history

@@ -29,22 +29,22 @@ class _Actor(NamedTuple):
 class _Mark(NamedTuple):
     """Left on a node put in by `replace`: in which rewriting, and by whom."""
 
-    ledger: object
+    changes: object
     actor: _Actor
 
 
-_LEDGER: ContextVar[object | None] = ContextVar("kanawa_ledger", default=None)
+_CHANGES: ContextVar[object | None] = ContextVar("kanawa_ledger", default=None)
 _ACTOR: ContextVar[_Actor | None] = ContextVar("kanawa_actor", default=None)
 
 
 @contextmanager
 def rewriting() -> Iterator[None]:
     """Joins the rewrites inside: overlapping replacements by different actors are errors."""
-    token = _LEDGER.set(_LEDGER.get() or object())
+    token = _CHANGES.set(_CHANGES.get() or object())
     try:
         yield
     finally:
-        _LEDGER.reset(token)
+        _CHANGES.reset(token)
 
 
 @contextmanager
@@ -143,9 +143,9 @@ def _made(new: Config | Callable[[Any], Config], old: Config, path: str) -> Conf
 def _swap(cfg: Config, path: str, fresh: Config, actor: _Actor) -> None:
     old = cfg.get(path)
     _carry_over(old, fresh, path)
-    ledger = _LEDGER.get()
-    if ledger is not None:
-        object.__setattr__(fresh, "_mark", _Mark(ledger, actor))
+    changes = _CHANGES.get()
+    if changes is not None:
+        object.__setattr__(fresh, "_mark", _Mark(changes, actor))
     _put(cfg, path, fresh)
 
 
@@ -158,13 +158,13 @@ def _put(cfg: Config, path: str, node: Config) -> None:
 
 
 def _carry_over(old: Config, fresh: Config, path: str) -> None:
-    kept = old.fields().keys() & fresh.fields().keys()
+    carried = old.fields().keys() & fresh.fields().keys()
     if type(old) is not type(fresh):
         # What others call the old class's parts says nothing about the new one's.
-        kept = kept - old._schema.intrinsic
-    for name in kept:
+        carried = carried - old._schema.intrinsic
+    for name in carried:
         value = vars(old)[name]
-        # A default describes the class it stands in; only what somebody chose is worth carrying.
+        # A default belongs to its class; only chosen values are carried over.
         if isinstance(value, Sentinel) or not old.is_set(name) or fresh.is_set(name):
             continue
         try:
@@ -179,7 +179,7 @@ def _carry_over(old: Config, fresh: Config, path: str) -> None:
 
 def _edit_all(cfg: Config, paths: list[str], edit: Callable[[Any], Config | None]) -> list[str]:
     changed: list[str] = []
-    # Innermost first: an edit that wraps a node must not be given its own result again.
+    # Innermost first: an edit that wraps a node must not get its own result again.
     for path in reversed(paths):
         node = cfg.get(path) if path else cfg
         before = node.clone()
@@ -209,12 +209,12 @@ def _code_actor() -> _Actor:
 
 
 def _check_overlap(cfg: Config, path: str, actor: _Actor) -> None:
-    ledger = _LEDGER.get()
-    if ledger is None:
+    changes = _CHANGES.get()
+    if changes is None:
         return
     for other_path, node in cfg.walk():
         mark = node._mark
-        if mark is None or mark.ledger is not ledger or mark.actor.identity == actor.identity:
+        if mark is None or mark.changes is not changes or mark.actor.identity == actor.identity:
             continue
         if _is_within(other_path, path) or _is_within(path, other_path):
             message = (

@@ -6,7 +6,7 @@ from kanawa.errors import ConfigError
 
 
 class AbstractRoleError(ConfigError):
-    """A role stands where an implementation of it belongs."""
+    """A role was used where an implementation of it belongs."""
 
 
 class _Catalog:

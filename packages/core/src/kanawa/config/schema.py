@@ -222,7 +222,7 @@ def _may_stay(cls: type, name: str, value: Any) -> bool:
         return value.__qualname__.startswith(f"{cls.__qualname__}.")
     if name.startswith(("_abc_", "_schema", "_target")):
         return True
-    # A base's ClassVar, given a new value.
+    # A base's ClassVar with a new value.
     return any(is_classvar(a) for a in _annotations_of(cls, name))
 
 

@@ -15,7 +15,7 @@ ROOT = "."
 def to_text(cfg: Config) -> str:
     """Returns the dump: every value, and every node's class as `path: module:Class`, sorted.
 
-    The root's own line has the path `.`. The same config gives the same text in every process.
+    The root's own line has the path `.`. The same config has the same text in every process.
     """
     lines = {keys: node_text(node, callable_name) for keys, node in walk_keys(cfg)}
     lines |= {keys: value_text(value, callable_name) for keys, value in leaf_keys(cfg)}

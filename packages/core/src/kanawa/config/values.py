@@ -10,11 +10,11 @@ class FrozenConfigError(ConfigError, AttributeError):
     """A frozen config was asked to change."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is frozen; clone() gives a mutable copy")
+        super().__init__(f"{what} is frozen; clone() returns a mutable copy")
 
 
 class Node:
-    """Marks config records, so that values can be told apart without importing the record."""
+    """Marks config records, so that values can be recognised without importing the record."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ def freeze_value(value: Any) -> Any:
 
 
 def is_copied(value: Any) -> bool:
-    """Tells whether instances must not share this value."""
+    """Returns whether instances must not share this value."""
     return isinstance(value, Node | list | dict) or (isinstance(value, tuple) and any(is_copied(v) for v in value))
 
 
@@ -95,7 +95,7 @@ def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def holds_config(value: Any) -> bool:
-    """Tells whether the value is a config, or a container with one somewhere inside."""
+    """Returns whether the value is a config, or a container with one somewhere inside."""
     if isinstance(value, Node):
         return True
     if isinstance(value, list | tuple | dict):

@@ -80,5 +80,5 @@ from kanawa.contracts.workload import PrecisionConfig as PrecisionConfig
 from kanawa.contracts.workload import Workload as Workload
 from kanawa.plugins.fillers import fillers
 
-# Whoever builds a role has imported it from here; config, which raises the error, can't import the catalog.
+# Roles are imported from here; config, which raises the error, can't import the catalog.
 set_role_fillers(fillers)

@@ -28,7 +28,7 @@ class Restored:
     """One checkpoint: the asked items as trees of arrays, the data state and the meta record.
 
     `damaged` maps newer steps that were passed over to what was wrong with them. `place` says where the step was read,
-    if that may be another place than `location` gives.
+    if that may be another place than `location` returns.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Checkpointer(Configurable):
 
         `read_only` promises that nothing there changes, locks and clean-up included. The newest `keep_last_n` steps are
         kept, and every `keep_every_n_steps` for good. Nothing is committed or removed unless `lease` proves at that
-        moment that it is held; the primary process alone has it, and None where nobody else can write.
+        moment that it is held; the primary process alone has it, and None where no other process can write.
         """
         super().__init__(cfg)
         self.directory: Path | str = str(directory) if is_address(directory) else Path(directory).resolve()
@@ -81,7 +81,7 @@ class Checkpointer(Configurable):
         return max(self.steps(), default=None)
 
     def location(self, step: int) -> str:
-        """Returns where a step lies, as a person would look for it."""
+        """Returns the path or address of a step."""
         return f"{self.directory}/{step}"
 
     @abc.abstractmethod
@@ -132,7 +132,7 @@ class Checkpointer(Configurable):
         """
 
     def go_back(self, step: int) -> list[str]:
-        """Has the run go on from a committed `step`: later ones no longer count, but are kept; returns where.
+        """Makes the run continue from a committed `step`: later ones are moved aside, not deleted; returns where.
 
         Called once that step is restored. Raises CheckpointError where the checkpointer has no way to.
         """

@@ -61,11 +61,11 @@ class DataSource(Configurable):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What turned text into the rows' ids; None where they never were text."""
+        """The tokenizer of the rows' text; None where they never were text."""
         return None
 
     def held_out(self) -> "DataSource | None":
-        """Returns the rows kept out of training, once through in a fixed order; None where none are kept out."""
+        """Returns the held-out rows, one pass in a fixed order; None where there are none."""
         return None
 
     def documents(self, split: Split) -> Iterable[bytes] | None:

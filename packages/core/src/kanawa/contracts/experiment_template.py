@@ -20,7 +20,7 @@ class ExperimentTemplate(abc.ABC):
     def experiment(self, model: Config, platform: str | None = None, devices: int = 1) -> Config:
         """Returns an experiment around the model, whose batch can be split over `devices` devices of `platform`.
 
-        `platform` is None where nobody said what it is to run on.
+        `platform` is None without a target.
         """
 
     @abc.abstractmethod

@@ -33,7 +33,7 @@ class Norm(Module):
 
 
 class Positions(Module, abstract=True):
-    """Tells a model where tokens are. An implementation overrides the parts it acts on; the rest do nothing."""
+    """Positions of tokens. An implementation overrides the parts it acts on; the rest do nothing."""
 
     class Config(Module.Config):
         head_dim: Size = FROM_PARENT
@@ -42,7 +42,7 @@ class Positions(Module, abstract=True):
     def rotate(
         self, q: Float[Array, "B T H D"], k: Float[Array, "B T K D"], positions: Int[Array, "B T *streams"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"]]:
-        """Returns queries and keys turned by their positions; [B, T, streams] for the few that take several."""
+        """Returns queries and keys rotated by their positions; [B, T, streams] for the few that take several."""
         del positions
         return q, k
 
@@ -56,7 +56,7 @@ class Positions(Module, abstract=True):
     def slopes(self, num_heads: int) -> Float[Array, " H"] | None:
         """Returns constants s for which `bias` is -s |query position - key position|; None for any other bias.
 
-        Kernels make that bias themselves, so that no array of all scores' size is kept.
+        Kernels make that bias themselves, so that no array of all scores' size is stored.
         """
         del num_heads
         return None
@@ -92,7 +92,7 @@ class Cache(Module):
 
         `v` is None where `value_dim` is 0. An empty cache is all zeros. Pages of a pool never hold a value that isn't
         finite: they change hands, and zero, the weight of what is hidden, times NaN is NaN. Such a token gets zeros as
-        its value and a key of NaN, so that those who see it are told.
+        its value and a key of NaN, so that attention over it yields NaN and is detected.
         """
 
 
@@ -245,7 +245,7 @@ class Stack(Module):
 
     @nowrap
     def cuts(self) -> Mapping[str, int]:
-        """Returns {own config field: parts} by which the stack cuts the rows it is given; empty: none."""
+        """Returns {own config field: parts} by which the stack cuts its rows; empty: none."""
         return {}
 
     @nowrap
@@ -319,7 +319,7 @@ class CausalLM(Model):
     ) -> tuple[Float[Array, "B T_or_1 V"], Any]:
         """Returns fp32 logits and the extended caches; prefill is a long `T`, decoding T = 1.
 
-        Logits of every given token, or of the one token `last` of each row ([], or [B] where rows differ): a prompt
+        Logits of every token, or of the one token `last` of each row ([], or [B] where rows differ): a prompt
         needs no others, and those of a long one are larger than all else. See `token_of_each_row`.
         """
 

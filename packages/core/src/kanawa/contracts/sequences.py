@@ -1,4 +1,4 @@
-"""What every sequence-mixing layer is told about its tokens. No layer assumes that a row is one sequence."""
+"""What every sequence-mixing layer knows of its tokens. No layer assumes that a row is one sequence."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class Sequences(NamedTuple):
 
     `prefix_lengths` counts the first tokens that a prefix mask shows to everyone. `coordinates` are positions in
     several streams (time, height, width), for rotary embeddings that turn by each. `memory` is what cross attention
-    looks at, with segment ids of its own; with a cache it is given once, and remembered. `adapters` is the slot of
+    looks at, with segment ids of its own; with a cache it is passed once, and stored. `adapters` is the slot of
     each sequence in the model's adapter pools, counted from 1; 0 is none.
     """
 

@@ -1,8 +1,8 @@
-"""Whole objects under keys, at one address: a folder, a bucket; what a run is kept in.
+"""Whole objects under keys, at one address: a folder, a bucket; where a run is stored.
 
 A component of kind "storages" is named by the scheme of its addresses: `s3` opens `s3://bucket/prefix`. A storage has
 no directories, no renaming and no appending, for object stores have none; what they have, and commits need, is a write
-that succeeds only where nobody else has written since.
+that succeeds only if the object hasn't changed since.
 """
 
 import abc

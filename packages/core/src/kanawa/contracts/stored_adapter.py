@@ -1,4 +1,4 @@
-"""Adapters on disk, whoever trained them. Packages meet in `AdapterStore`."""
+"""Adapters on disk, of runs and of other libraries. Packages meet in `AdapterStore`."""
 
 import abc
 import dataclasses

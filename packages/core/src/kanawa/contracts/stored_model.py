@@ -1,4 +1,4 @@
-"""Models on disk, whoever wrote them: a run, or a folder of another library. Packages meet in `ModelStore`."""
+"""Models on disk: a run, or a folder of another library. Packages meet in `ModelStore`."""
 
 import abc
 import dataclasses

@@ -142,4 +142,4 @@ class TrainedRun(abc.ABC):
 
     @abc.abstractmethod
     def report(self, *others: Self | str | Path, out: str | Path | None = None) -> Path | str:
-        """Writes one HTML page about this run, and about others beside it; returns where it lies."""
+        """Writes one HTML page about this run, and about others beside it; returns its path."""

@@ -10,7 +10,7 @@ from kanawa.config import Configurable
 
 
 class Form(Configurable):
-    """An invertible change between one of our parameters (no layer axis) and a foreign tensor, bits kept."""
+    """An invertible change between one of our parameters (no layer axis) and a foreign tensor; bits stay the same."""
 
     @abc.abstractmethod
     def shape(self, spec: ParamSpec) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Flat(Form):
 
 
 class Permuted(Form):
-    """Our axes in another order; -1 stands for a new axis of length one: [width, channels] with (1, -1, 0) is
+    """Our axes in another order; -1 is a new axis of length one: [width, channels] with (1, -1, 0) is
     [channels, 1, width], torch's depthwise convolution.
     """
 

@@ -11,7 +11,7 @@ from kanawa.foreign.forms import Form
 class Tensor(Config):
     """A foreign tensor that holds one parameter.
 
-    `{}` in the name stands for the index along the parameter's first axis: "{}.w1.weight" of a parameter
+    `{}` in the name is the index along the parameter's first axis: "{}.w1.weight" of a parameter
     [experts, …] is one tensor an expert. `form` None keeps the array as it is.
     """
 
@@ -22,7 +22,7 @@ class Tensor(Config):
 class Joined(Config):
     """A foreign tensor that several parts share, one after another along `axis` or, `interleaved`, in turn.
 
-    A part is a parameter of the module, in the form its entry in `tensors` gives, or a child, all of whose tensors
+    A part is a parameter of the module, in the form of its entry in `tensors`, or a child, all of whose tensors
     join with the other children's of the same relative name. `name` is the tensor's, or the children's common name.
     """
 
@@ -44,7 +44,7 @@ class Sliced(Config):
 class Names(Config):
     """Relative names of a module's parts.
 
-    `children` names children; "" adds no segment, `{}` stands for the layer's index in a stack or a list. `tensors`
+    `children` names children; "" adds no segment, `{}` is the layer's index in a stack or a list. `tensors`
     names parameters and state arrays; a bare string is the name of an unchanged array. `joined` lists shared
     tensors; `apart` maps a child to the foreign parts its arrays are cut into.
     `repeats` names tensors that may be there again, with the shared module and parameter they must equal:

@@ -22,7 +22,7 @@ class ForeignNameError(ModuleError):
 
 
 class ForeignTooManyError(ModuleError):
-    """A model has more tensors than whoever asked for its table wants to hear of."""
+    """A model has more tensors than the caller's limit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ForeignTensor:
             return arrays[0]
         if not self.interleaved:
             return np.concatenate(arrays, axis=self.axis)
-        # Stacked behind the axis and flattened: part i lies at i, i + n, i + 2n, as gpt-oss stores gate and up.
+        # Stacked behind the axis and flattened: part i is at i, i + n, i + 2n, as gpt-oss stores gate and up.
         return np.stack(arrays, axis=self.axis % arrays[0].ndim + 1).reshape(self.shape)
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:

@@ -54,7 +54,7 @@ def mixed_dtypes(arrays: dict[str, Any], names: Collection[str]) -> list[str]:
 
 
 def not_positive(**numbers: float | None) -> list[str]:
-    """Returns a sentence for each number, where given, that isn't finite and above 0."""
+    """Returns a sentence for each number that isn't None, nor finite and above 0."""
     return [
         f"{name} {number:g} must be positive and finite"
         for name, number in numbers.items()
@@ -73,7 +73,7 @@ def outside(low: float, high: float, **numbers: float) -> list[str]:
 
 
 def values(x: Any) -> np.ndarray | None:
-    """Returns the values of a small array that is at hand; None while tracing, or where it lies on several devices."""
+    """Returns the values of a small array; None while tracing, or where it is spread over processes."""
     if x is None or isinstance(x, jax.core.Tracer) or getattr(x, "size", 0) > _LARGEST_CHECKED:
         return None
     if isinstance(x, jax.Array) and not x.is_fully_addressable:

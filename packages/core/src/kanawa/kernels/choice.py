@@ -7,7 +7,7 @@ from typing import Any
 
 
 def scope_name(kernel: str, problem: str) -> str:
-    """Returns a name scope that tells a kernel's calls for one problem from those for another.
+    """Returns a name scope of a kernel's calls for one problem.
 
     A program may have the same kernel for whole and for windowed attention, whose calls look alike when compiled.
     """

@@ -84,11 +84,11 @@ def _backward(kernel: Kernel, problem: Any, trains: bool, saved: Any, cotangents
 _call.defvjp(_forward, _backward)
 
 
-def _cotangent(operand: Any, given: Any) -> Any:
+def _cotangent(operand: Any, cotangent: Any) -> Any:
     """Returns the cotangent in the operand's dtype: zeros if missing, float0 for integers."""
     if not jnp.issubdtype(operand.dtype, jnp.inexact):
         # What JAX takes for the cotangent of integers and booleans, whose tangent space is empty.
         return np.zeros(operand.shape, jax.dtypes.float0)
-    if given is None:
+    if cotangent is None:
         return jnp.zeros_like(operand)
-    return given.astype(operand.dtype)
+    return cotangent.astype(operand.dtype)

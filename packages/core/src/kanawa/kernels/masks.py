@@ -148,13 +148,13 @@ class MaskSpec:
             return own, dataclasses.replace(self, segments=self.segments != own.segments)
         left, right = self.window or (None, None)
         sided = self.window is not None and "window" not in taken and "left_window" in taken
-        kept = tuple(name for name in self.predicates if name in taken or "predicates" in taken)
+        native = tuple(name for name in self.predicates if name in taken or "predicates" in taken)
         mine = MaskSpec(
             causal=self.causal and "causal" in taken,
             window=(left, None) if sided else self.window if "window" in taken else None,
             chunk=self.chunk if "chunk" in taken else None,
             segments=own.segments,
-            predicates=kept,
+            predicates=native,
             any_of=self.any_of if "any_of" in taken else (),
         )
         theirs = MaskSpec(
@@ -162,7 +162,7 @@ class MaskSpec:
             window=(None, right) if sided else None if "window" in taken else self.window,
             chunk=None if mine.chunk else self.chunk,
             segments=self.segments and not mine.segments,
-            predicates=tuple(name for name in self.predicates if name not in kept),
+            predicates=tuple(name for name in self.predicates if name not in native),
             any_of=() if mine.any_of else self.any_of,
         )
         return mine, theirs
@@ -269,7 +269,7 @@ def _any(masks: list[Any]) -> jax.Array:
 
 def _needed(value: jax.Array | None, condition: str, operand: str) -> jax.Array:
     if value is None:
-        message = f"the mask has {condition} but {operand} was not given; pass {operand}="
+        message = f"the mask has {condition} but there is no {operand}; pass {operand}="
         raise MaskError(message)
     return value
 

@@ -30,7 +30,7 @@ class Problem(Protocol):
         ...
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "Problem":
-        """Returns the problem as one shard sees it, given the shapes of its operands."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         ...
 
 
@@ -118,7 +118,7 @@ class Kernel(abc.ABC):
     def verdict(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
         """Returns what `supports` says, or a refusal of a problem that has something the kernel has never heard of."""
         unknown = sorted(problem.extras - self.takes) if isinstance(problem, HasExtras) else []
-        # Ignored, an operand that a kernel doesn't look for would change nothing, and no one would be told.
+        # Ignored, an operand that a kernel doesn't look for would silently change nothing.
         return refuse(f"it doesn't take {', '.join(unknown)}") if unknown else self.supports(problem, device)
 
     @abc.abstractmethod

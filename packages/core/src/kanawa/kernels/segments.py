@@ -23,7 +23,7 @@ def segments(segment_ids: jax.Array) -> Segments:
     """Returns the Segments of int ids [B, T], 0 being padding.
 
     The state resets at a real token whose id isn't that of the real token before it. The first real
-    token of a row resets nothing: it goes on with the state that enters.
+    token of a row resets nothing: it continues the state that enters.
     """
     real = segment_ids != 0
     places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]

@@ -27,7 +27,7 @@ class PinError(KernelError, UsageError):
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice and the kernel it stands for."""
+    """A choice and its kernel."""
 
     kernel: Kernel
     choice: KernelChoice
@@ -54,7 +54,7 @@ def select(operation: Operation, problem: Any, split_error: str = "") -> Selecti
     Order: pins of the plan in force, what this run chose before, what was measured to be quickest on this device,
     kernels for this platform before general ones, priority, name.
     `split_error` says why operands can't be split over the mesh, which rules out local kernels.
-    Raises KernelError where a pin can't be kept, none supports the problem, two distributions tie,
+    Raises KernelError where a pinned kernel can't be used, none supports the problem, two distributions tie,
     or a fused kernel is required and none applies.
     """
     return _answer(_question(operation, problem, split_error))
@@ -195,7 +195,7 @@ def _loaded(question: _Question, state: "ComponentState") -> tuple[Kernel | None
         return None, refuse(f"runs on {', '.join(kernel.platforms)}, not {question.platform}")
     if kernel.local and question.split_error:
         return None, refuse(question.split_error)
-    # In a survey another kernel stands in for it, so that nothing of it is called.
+    # In a survey another kernel replaces it, so that nothing of it is called.
     if kernel.in_process and question.described and not question.policy.survey:
         return None, refuse("it runs in the process that traces it, and this program is for devices elsewhere")
     return kernel, SUPPORTED
@@ -276,10 +276,10 @@ def _as_measured(
     question: _Question, measured: str, supporting: list[tuple["ComponentState", Kernel]]
 ) -> Kernel | None:
     """Returns the kernel that was quickest here, if it can be used still."""
-    kept = next((kernel for _, kernel in supporting if kernel.name == measured), None)
-    if kept is None or (question.policy.require_fused and _falls_back(question, kept)):
+    found = next((kernel for _, kernel in supporting if kernel.name == measured), None)
+    if found is None or (question.policy.require_fused and _falls_back(question, found)):
         return None
-    return kept
+    return found
 
 
 def _as_recorded(
@@ -289,16 +289,16 @@ def _as_recorded(
     refused: list[tuple[str, str]],
 ) -> tuple[Kernel, str]:
     """Returns the recorded kernel, or the best of those there are, and what is to be said of it."""
-    kept = next((kernel for _, kernel in supporting if kernel.name == recorded), None)
-    if kept is None:
+    found = next((kernel for _, kernel in supporting if kernel.name == recorded), None)
+    if found is None:
         gone = f"it is not installed for {question.platform} any more"
         best = _best(question, supporting, refused)
         return best, f"this run had {recorded}, which can't be used: {dict(refused).get(recorded, gone)}"
     _, first = min(supporting, key=_rank)
-    if first is kept:
-        return kept, ""
+    if first is found:
+        return found, ""
     pin = f'--set \'execution.kernels={{"{question.operation.name}": "{first.name}"}}\''
-    return kept, f"kept as this run chose it; {first.name}, which ranks higher now, is used with {pin}"
+    return found, f"kept as this run chose it; {first.name}, which ranks higher now, is used with {pin}"
 
 
 def _pinned(

@@ -18,7 +18,7 @@ from kanawa.kernels.operation import Tuning
 from kanawa.local_path import local_path
 from kanawa.plugins.devices import device_spec_of_kind
 
-#: Overrides where the table lies.
+#: Overrides the table's path.
 VARIABLE = "KANAWA_TUNING"
 #: The version of the file's format that is read and written.
 FORMAT = 1
@@ -34,7 +34,7 @@ class Entry:
     """The quickest kernel for one problem on one device.
 
     Attributes:
-        device: as `device_key` gives it.
+        device: as `device_key` returns it.
         versions: distribution to version, of JAX and of all that offered a kernel that was measured.
         measured: what was measured, as `kanawa kernels --bench --json` lists it.
     """
@@ -64,7 +64,7 @@ class Entry:
 
 
 def default_path() -> Path:
-    """Returns where this user's table lies, be it there or not."""
+    """Returns the path of this user's table, which may not exist."""
     named = os.environ.get(VARIABLE)
     if named:
         return local_path(named, VARIABLE)

@@ -21,7 +21,7 @@ class ChildType(NamedTuple):
 def check_children(module: Any, base: type) -> None:
     """Raises ModuleError where `setup` left out a child that the class annotates, or added one of another class.
 
-    `base` is the class of all modules. `terms: tuple[TokenLoss, ...]` stands for children `terms[0]`, `terms[1]`, …,
+    `base` is the class of all modules. `terms: tuple[TokenLoss, ...]` declares children `terms[0]`, `terms[1]`, …,
     and the attribute `terms` becomes the tuple of them.
     """
     cls: type = type(module)

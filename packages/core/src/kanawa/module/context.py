@@ -52,7 +52,7 @@ class LazyKey:
 
 def trace_state() -> Any:
     """Returns a comparable mark of the JAX trace that runs now."""
-    # Two marks compare equal only inside one trace; JAX offers no other public way to tell.
+    # Two marks compare equal only inside one trace; JAX has no other public test for that.
     return get_opaque_trace_state(convention="flax")
 
 
@@ -98,7 +98,7 @@ class Context:
     home: str = ""
 
     def child(self, module: "RunningModule", name: str, call: str = "") -> "Context":
-        """Returns the context for a call of the child `name`; `call` tells it from other calls of the same child."""
+        """Returns the context for a call of the child `name`; `call` names one of several calls of the same child."""
         key = self.key
         if key is not None:
             # The index is folded as data, not as a name: inside a scan it is traced, and has no text.
@@ -133,7 +133,7 @@ class Context:
         return merge_trees(self.state, unflatten_paths(updated)) if updated else self.state
 
     def check_trace(self, doing: str) -> None:
-        """Raises ContextError where a bare JAX transform stands between this context and the code using it."""
+        """Raises ContextError where a bare JAX transform is between this context and the code using it."""
         if trace_state() != self.trace:
             message = (
                 f"{self.module.path}: {doing} inside a JAX transform that doesn't carry the module context: its "
@@ -145,7 +145,7 @@ class Context:
         """Returns a fresh key: the path's key folded with a counter of this call."""
         if self.key is None:
             message = (
-                f"{self.module.path} draws random numbers, but no key was given; "
+                f"{self.module.path} draws random numbers, but has no key; "
                 f"pass key=jax.random.key(seed) to kn.functional(...)"
             )
             raise ContextError(message)
@@ -196,14 +196,14 @@ def installed(context: Context | None) -> Iterator[Context | None]:
 
 @contextlib.contextmanager
 def call_name(name: str) -> Iterator[None]:
-    """Names the calls that the running module makes of its children, to tell a second call from the first.
+    """Names the calls that the running module makes of its children, so that a second call differs from the first.
 
     What is recorded, emitted and drawn at random belongs to a call: `norm@second.mean`. State belongs to the module:
-    each call starts from what the one before left, and the last one's is kept. Raises ContextError for a name that
+    each call starts from what the one before left, and the last one wins. Raises ContextError for a name that
     can't stand in a path.
     """
     if re.fullmatch(r"[\w\-]+", name) is None:
-        message = f"call_name({name!r}): the name stands in output paths; use letters, digits, '_' and '-'"
+        message = f"call_name({name!r}): the name is part of output paths; use letters, digits, '_' and '-'"
         raise ContextError(message)
     context = _current.get()
     token = _call_name.set((name, None if context is None else context.module))

@@ -26,13 +26,13 @@ def cond(predicate: Any, true_function: Callable[..., Any], false_function: Call
     def branch(function: Callable[..., Any], side: bool, carried: dict[str, Any]) -> Callable[..., Any]:
         def pure(*inner: Any) -> tuple[Any, Outputs, dict[str, Any]]:
             result, out = scope.run(function, context.params, state, context.key, inner, carried=carried)
-            # Both branches return the union, so that one which leaves state alone gives back what was there.
-            kept = scope.next_carried(out.state, carried)
+            # Both branches return the union, so that one without an update returns the old state.
+            next_state = scope.next_carried(out.state, carried)
             traced[side] = out
             if len(traced) == 2:
                 _check_alike(context, traced[True], traced[False])
             # The branches' manifests may differ, and static data must not: they are joined outside.
-            return result, dataclasses.replace(out, state={}, kernels=()), kept
+            return result, dataclasses.replace(out, state={}, kernels=()), next_state
 
         return pure
 
@@ -75,10 +75,10 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
 
     def attempt(carried: dict[str, Any]) -> Any:
         def pure(held: Any) -> Any:
-            # jax.lax.while_loop has no counter that the body could see; this one tells the keys of its rounds apart.
-            index, inner, kept = held
+            # jax.lax.while_loop has no counter that the body could see; this one makes the keys of its rounds differ.
+            index, inner, before = held
             key = None if context.key is None else context.key.fold("while", index)
-            result, outputs = scope.run(body, context.params, state, key, (inner,), carried=kept)
+            result, outputs = scope.run(body, context.params, state, key, (inner,), carried=before)
             recorded = [*outputs.metrics, *outputs.losses, *outputs.emitted]
             if recorded:
                 message = (
@@ -87,12 +87,12 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
                 )
                 raise ContextError(message)
             kernels.update(dict.fromkeys(outputs.kernels))
-            return index + 1, result, scope.next_carried(outputs.state, kept)
+            return index + 1, result, scope.next_carried(outputs.state, before)
 
         return jax.lax.while_loop(keep_going, pure, (jax.numpy.zeros((), "int32"), initial, carried))
 
     def keep_going(held: Any) -> Any:
-        # The condition is traced by itself and gives one boolean: whatever it recorded would have no way out.
+        # The condition is traced by itself and returns one boolean: what it recorded would be lost.
         with installed(None):
             return condition(held[1])
 

@@ -28,7 +28,7 @@ class Scope:
     """
 
     def __init__(self, wrapper: str, layers: tuple[str, ...] = ()) -> None:
-        """`layers` are stacked children whose copies have drawn before, each from keys that its index tells apart."""
+        """`layers` are stacked children whose copies have drawn before, each from keys of its own index."""
         self.context = current_context()
         self.context.check_trace(f"{wrapper} is called")
         self.carried: dict[str, Any] = {}
@@ -55,7 +55,7 @@ class Scope:
         `offers` lets what modules offer inside leave with the outputs: for transforms that run their body once.
         """
         fresh = detached(self.context, params, state, key)
-        # The running module goes on drawing where it was: its call is the same inside and after the transform.
+        # The running module continues its own keys: its call is the same inside and after the transform.
         fresh.call, fresh.num_keys = self.context.call, self._keys_before
         fresh.layer_index = {**self.context.layer_index, **(layer_index or {})}
         fresh.collector.before.update(carried or {})
@@ -64,8 +64,8 @@ class Scope:
             result = function(*args)
         # Branches and attempts draw different numbers of keys; what follows starts behind the longest.
         self._keys_after = max(self._keys_after, fresh.num_keys)
-        # The calls of children ended with the trace, and a trace may run again: the scope stands for them all, so that
-        # a second use of the transform counts as a second call. The running module's own call goes on outside.
+        # The calls of children ended with the trace, and a trace may run again: the scope counts for them all, so that
+        # a second use of the transform counts as a second call. The running module's own call continues outside.
         self._drawn |= {p: c if c is fresh.call else self for p, c in fresh.collector.drawn_by.items()}
         return result, fresh.collector.outputs(offers=offers)
 
@@ -79,7 +79,7 @@ class Scope:
     def repeated(self, attempt: Callable[[dict[str, Any]], Any]) -> Any:
         """Returns `attempt(carried)`, once it carries all the state that its body turns out to update.
 
-        Only a trace can tell which state that is; a body that updates none is traced once.
+        Only a trace shows which state that is; a body that updates none is traced once.
         """
         while True:
             try:
@@ -121,7 +121,7 @@ def detached(context: Context, params: Mapping[str, Any], state: Mapping[str, An
     """Returns a copy of `context` for the body of a transform, with a collector of its own.
 
     Ancestors are copied too, so that shared modules are still found; they belong to the body's trace. `state` is the
-    module's present state, as `current_state` gives it; updates made elsewhere are still seen.
+    module's present state, as `current_state` returns it; updates made elsewhere are still seen.
     """
     # Updates of the module itself are in `state` already, and inside a scan only as one layer's slice: handed on by
     # path, the whole arrays would shadow the slices.

@@ -12,7 +12,7 @@ from kanawa.module.outputs import Outputs
 def value_and_grad(
     function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """Returns a function of the same arguments that gives (value, gradients), like jax.value_and_grad.
+    """Returns a function of the same arguments that returns (value, gradients), like jax.value_and_grad.
 
     The gradient is by the arguments in `argnums`; parameters that the body reads are constants to it, and an outer
     gradient goes through both. With `has_aux`, `function` returns (value, aux), and the result is ((value, aux),
@@ -39,7 +39,7 @@ def value_and_grad(
 
 
 def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """Returns a function of the same arguments that gives gradients, or (gradients, aux); see value_and_grad."""
+    """Returns a function of the same arguments that returns gradients, or (gradients, aux); see value_and_grad."""
     both = value_and_grad(function, argnums, has_aux)
 
     def wrapped(*args: Any) -> Any:

@@ -40,7 +40,7 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def value(self) -> Any:
-        """Returns the number it stands for."""
+        """Returns its number."""
 
 
 def _as_array(value: Any) -> jax.Array:
@@ -49,7 +49,7 @@ def _as_array(value: Any) -> jax.Array:
 
 @register_pytree_node_class
 class Mean(Metric):
-    """A weighted mean, kept as (sum of weight x value, sum of weights), fp32."""
+    """A weighted mean, stored as (sum of weight x value, sum of weights), fp32."""
 
     __slots__ = ("total", "weight")
 

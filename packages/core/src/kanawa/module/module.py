@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = Parameters("P")
 R = TypeVar("R", covariant=True)
 
-#: Stands for no default, where None may be one.
+#: No default, where None may be one.
 _RAISES = object()
 _CHILD_NAME = re.compile(r"([a-z][a-z0-9_]*)(\[\d+\])?")
 
@@ -324,10 +324,10 @@ class Module(Configurable, abstract=True):
             raise ModuleError(message)
         spec, value = self.state_specs[name], jnp.asarray(value)
         if value.shape != spec.shape:
-            message = f"{self.path}: state {name!r} has shape {spec.shape}, and an update gives it {value.shape}"
+            message = f"{self.path}: state {name!r} has shape {spec.shape}, and an update has {value.shape}"
             raise ModuleError(message)
-        kept = jax.lax.stop_gradient(value.astype(spec.dtype))
-        context.collector.state[joined(context.home, name)] = kept
+        stored = jax.lax.stop_gradient(value.astype(spec.dtype))
+        context.collector.state[joined(context.home, name)] = stored
 
     def next_key(self) -> jax.Array:
         """Returns a fresh random key, which depends on the module's path and layer index only."""
@@ -354,10 +354,10 @@ class Module(Configurable, abstract=True):
         context.collector.put("losses", context.path_of(name), loss)
 
     def emit(self, name: str, value: Any) -> None:
-        """Offers a value for inspection; it is kept only where the caller asked for its path."""
+        """Offers a value for inspection; it is returned only where the caller asked for its path."""
         context = self._context("emit")
         path = context.path_of(name)
-        # Checked only where someone asked: a value that nobody keeps can't leak out of a bare transform.
+        # Checked only where someone asked: other values can't leak out of a bare transform.
         if context.collector.wanted.takes(path):
             context.check_trace(f"emit({name!r}) is called")
             context.collector.put("emitted", path, value)
@@ -373,7 +373,7 @@ class Module(Configurable, abstract=True):
         context.collector.offered[name] = value
 
     def offered(self, name: str, default: Any = _RAISES) -> Any:
-        """Returns what a module that ran before offers under `name`; where none does, `default` if it is given.
+        """Returns what a module that ran before offers under `name`, else `default` if there is one.
 
         Raises ModuleError otherwise.
         """

@@ -97,7 +97,7 @@ class Outputs:
         return dataclasses.replace(self, kernels=_with_counts({c: c.count * times for c in self.kernels}))
 
     def reduce_leading(self) -> "Outputs":
-        """Returns the outputs of a scan or vmap: metrics and losses reduced, state and emissions kept stacked."""
+        """Returns the outputs of a scan or vmap: metrics and losses reduced, state and emissions stacked."""
         return dataclasses.replace(
             self,
             metrics={path: metric.reduce_leading() for path, metric in self.metrics.items()},
@@ -138,7 +138,7 @@ def _merge_by_path(first: dict[str, Any], second: dict[str, Any]) -> dict[str, A
 class Collector:
     """Gathers the outputs of one trace; refuses a second value under one path, except of state.
 
-    State is kept by module, not by call: a later update takes the place of an earlier one. `before` are the updates
+    State belongs to a module, not to a call: a later update replaces an earlier one. `before` are the updates
     made outside of this trace, which reads see and which are not among its outputs; `inherited` are the offers of the
     traces around this one, made before it began.
     """
@@ -168,13 +168,13 @@ class Collector:
 
     def put(self, kind: str, path: str, value: Any) -> None:
         """Stores `value` under `path`; raises ContextError where the path already has one."""
-        kept = getattr(self, kind)
-        if path in kept:
+        recorded = getattr(self, kind)
+        if path in recorded:
             raise ContextError(twice(path, kind))
         # A sum of losses calls several modules that would each be primary alone: the first one called is.
         if kind == "losses" and value.primary and any(loss.primary for loss in self.losses.values()):
             value = dataclasses.replace(value, primary=False)
-        kept[path] = value
+        recorded[path] = value
 
     def latest(self, path: str) -> Any:
         """Returns the newest update of a state array, or None where there was none."""

@@ -85,7 +85,7 @@ def _step(
     context = scope.context
     tops = tuple(joined(context.home, name) for name in names)
 
-    def step(carry: Any, x: Any, layer: Any, kept: Any, index: Any, carried: Any) -> tuple[Any, Any, Outputs, Any]:
+    def step(carry: Any, x: Any, layer: Any, own: Any, index: Any, carried: Any) -> tuple[Any, Any, Outputs, Any]:
         key = context.key
         if not names and key is not None:
             # Layers have their own keys by index; a loop over data has only this.
@@ -93,7 +93,7 @@ def _step(
         (carry, y), outputs = scope.run(
             body,
             {**context.params, **layer},
-            {**state, **kept},
+            {**state, **own},
             key,
             (carry, x),
             layer_index=dict.fromkeys(names, start + index if start else index),
@@ -113,8 +113,8 @@ def _scanned(
     step: Callable[..., Any], carry: Any, xs: tuple[Any, ...], length: int, unroll: int, carried: dict[str, Any]
 ) -> tuple[Any, Any, Outputs, Any]:
     def one(held: tuple[Any, Any], sliced: tuple[Any, ...]) -> tuple[Any, Any]:
-        c, y, outputs, kept = step(held[0], *sliced, held[1])
-        return (c, kept), (y, outputs)
+        c, y, outputs, after = step(held[0], *sliced, held[1])
+        return (c, after), (y, outputs)
 
     (carry, carried), (ys, outputs) = jax.lax.scan(one, (carry, carried), xs, length=length, unroll=unroll)
     return carry, ys, outputs.reduce_leading().repeated(length), carried
@@ -125,8 +125,8 @@ def _unrolled(
 ) -> tuple[Any, Any, Outputs, Any]:
     ys, outputs = [], []
     for i in range(length):
-        layer, kept = ({name: layer_slice(tree, i) for name, tree in trees.items()} for trees in (params, state))
-        carry, y, out, carried = step(carry, layer_slice(xs, i), layer, kept, i, carried)
+        layer, own = ({name: layer_slice(tree, i) for name, tree in trees.items()} for trees in (params, state))
+        carry, y, out, carried = step(carry, layer_slice(xs, i), layer, own, i, carried)
         ys.append(y)
         outputs.append(out)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ys)

@@ -35,7 +35,7 @@ class Backend:
         topology: a function (target) -> compile-only devices; empty where no compiler is public.
         missing_compiler: a function that returns the distributions the compiler lacks here.
         calibrations: a sequence of Calibrations; empty where no published step was fitted.
-        kernel_schedules: a function (ScheduleRequest) -> KernelSchedules; empty where no compiler tells.
+        kernel_schedules: a function (ScheduleRequest) -> KernelSchedules; empty where no compiler reports them.
         recorded_cycles: a function that returns RecordedCycles; empty where none are known.
         install: what `pip install` makes good what is missing, such as "my-backend[compile]".
     """

@@ -124,12 +124,12 @@ def installation_hint(installed: Mapping[str, str]) -> list[str]:
 
 def missing_packages(installed: Collection[str]) -> list[str]:
     """Returns a line for each extra of core of which a package isn't installed, with the command that installs it."""
-    lines, told = [], set(installed)
+    lines, named = [], set(installed)
     for extra, packages in packages_by_extra().items():
-        missing = [name for name in packages if name not in told]
+        missing = [name for name in packages if name not in named]
         if missing:
             lines.append(f'not installed: {", ".join(missing)} (pip install "{CORE}[{extra}]")')
-            told |= {*missing}
+            named |= {*missing}
     return lines
 
 

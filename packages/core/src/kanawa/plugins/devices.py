@@ -10,7 +10,7 @@ from kanawa.errors import PluginError
 from kanawa.plugins.manager import host
 from kanawa.plugins.records import DeviceSpec
 
-#: The name, platform and kind that JAX gives to the devices of a process without an accelerator.
+#: JAX's name, platform and kind of the device of a process without an accelerator.
 OWN = "cpu"
 _UNKNOWN_RATE = 1e9
 _MEMORY_IF_UNKNOWN = 8 * 2**30
@@ -22,12 +22,12 @@ def device_specs() -> dict[str, DeviceSpec]:
     Raises PluginError if two plugins describe one name.
     """
     specs_by_name = {OWN: own_device()}
-    givers = defaultdict(list)
+    describers = defaultdict(list)
     for plugin, specs in host().collect("kanawa_device_specs"):
         for spec in specs:
-            givers[spec.name].append(plugin)
+            describers[spec.name].append(plugin)
             specs_by_name[spec.name] = spec
-    twice = [f"{name!r} by {' and '.join(by)}" for name, by in givers.items() if len(by) > 1]
+    twice = [f"{name!r} by {' and '.join(by)}" for name, by in describers.items() if len(by) > 1]
     if twice:
         message = f"devices are described more than once: {', '.join(twice)}; uninstall one"
         raise PluginError(message)

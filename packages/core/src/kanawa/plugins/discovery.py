@@ -1,4 +1,4 @@
-"""Reads from metadata who offers which plugins and components, and imports none of them."""
+"""Reads from metadata which distributions offer which plugins and components; imports none of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Provider:
 
 
 class _Readable(Protocol):
-    """A distribution whose files can be read, in either of the two forms that importlib_metadata gives."""
+    """A distribution whose files can be read, in either of importlib_metadata's two forms."""
 
     def read_text(self, filename: str) -> str | None:
         """Returns the text of one of its metadata files; None where there is none."""
@@ -90,7 +90,7 @@ def packages_by_extra() -> dict[str, tuple[str, ...]]:
 
     try:
         requirements = [Requirement(text) for text in requires(CORE) or ()]
-    except PackageNotFoundError:  # run from a source tree that nobody installed
+    except PackageNotFoundError:  # run from a source tree that isn't installed
         return {}
     extras: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -146,7 +146,7 @@ def unmet_requirements(requires: Iterable[str], version_of: Callable[[str], str 
 
     Args:
         requires: `Requires-Dist` values.
-        version_of: gives the installed version of a distribution, or None.
+        version_of: returns the installed version of a distribution, or None.
     """
     problems = []
     for text in requires:
@@ -171,7 +171,7 @@ def unmet_requirements(requires: Iterable[str], version_of: Callable[[str], str 
 
 
 def _plainly_met(text: str, version_of: Callable[[str], str | None]) -> bool:
-    """Tells whether a requirement like "jax>=0.10,<0.12" is met by a version of numbers alone; False where unsure."""
+    """Returns whether a requirement like "jax>=0.10,<0.12" is met by a version of numbers alone; False where unsure."""
     match = _PLAIN.fullmatch(text)
     installed = version_of(match["name"]) if match else None
     if match is None or installed is None or _NUMBERS.fullmatch(installed) is None:

@@ -30,7 +30,7 @@ CORE_KINDS = (
         home=_PARALLEL,
     ),
     Kind("masks", "predicates that an attention mask may name", instance_of=_CALLABLE),
-    Kind("caches", "keys and values kept while decoding", subclass_of="kanawa.contracts:Cache", home=_LAYERS),
+    Kind("caches", "keys and values cached while decoding", subclass_of="kanawa.contracts:Cache", home=_LAYERS),
     Kind("workloads", "programs over a model", subclass_of="kanawa.contracts:Workload", home=_RUNTIME),
     Kind("data", "sources of training rows", subclass_of="kanawa.contracts:DataSource", home=_RUNTIME),
     Kind("tokenizers", "text to token ids and back", instance_of=_CALLABLE, home=_RUNTIME),

@@ -57,7 +57,7 @@ class PluginHost:
 
     Args:
         discover: reads metadata; a test may pass its own.
-        strict: bad plugins raise PluginError instead of giving a warning; None asks the
+        strict: bad plugins raise PluginError instead of a warning; None reads the
             environment variable KANAWA_STRICT_PLUGINS.
     """
 
@@ -293,5 +293,5 @@ def component(kind: str, name: str) -> Any:
     return host().load(kind, name)
 
 
-# Config comes before plugins and can't ask them: it is told here whom to ask before it imports what a path names.
+# Config comes before plugins and can't import them: this is what it calls before it imports what a path names.
 set_refusal(lambda value: host().refusal(value))

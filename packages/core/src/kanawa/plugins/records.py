@@ -132,7 +132,7 @@ class ProgramTraits:
 class PublishedStep:
     """How long others' training step of a workload took on a target: `seconds` for one batch; `source` cites it.
 
-    It holds for the experiment as it stands; a plan with modifiers or overrides isn't compared with it.
+    It holds for the experiment without modifiers or overrides; other plans aren't compared with it.
     """
 
     experiment: str
@@ -174,7 +174,7 @@ class FittedStep:
 class Calibration:
     """What programs of one compiler reach on some kinds of device, of what the figures and the compiler promise.
 
-    Without any step that it was fitted on it stands for the figures themselves, which nothing reaches.
+    Without fitted steps the figures themselves count, which no program reaches.
 
     Attributes:
         compiler: the distribution and version whose programs were fitted, such as "compiler 0.0.52".
@@ -303,7 +303,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of component, which is the entry-point group `kanawa.NAME`, declared by whoever looks its components up.
+    """A kind of component, which is the entry-point group `kanawa.NAME`, declared by the package that uses it.
 
     Attributes:
         name: small letters, digits and underscores.

@@ -37,9 +37,9 @@ class Region:
 
     Attributes:
         name: what it is, such as "loop over the grid", or the compiler's own name.
-        depth: how many loops and branches it lies in.
+        depth: how many loops and branches enclose it.
         bundles: instructions it takes, those issued together counted once; without those of regions inside it.
-        runs: how often one call runs it on one core; None where only the data tell.
+        runs: how often one call runs it on one core; None where that depends on the data.
         units: how often it uses each unit, by the compiler's name, such as {"matrix": 512}.
     """
 
@@ -67,7 +67,7 @@ class KernelSchedule:
         registers: registers of one thread; `shared_bytes` on-chip memory of one block of threads.
         occupancy: threads that fit a multiprocessor at a time, over the most it can hold.
         step_cycles: cycles of a step of the grid that computes all of its tile.
-        cycles: cycles of the call on one core; None where the compiler doesn't tell.
+        cycles: cycles of the call on one core; None where the compiler doesn't say.
         peak_share: of the matrix units' peak, while the call runs.
         notes: what a reader should know of these figures, one sentence each.
     """

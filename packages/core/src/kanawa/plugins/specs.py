@@ -70,7 +70,7 @@ def kanawa_hookspecs() -> ModuleType | type:
 def kanawa_kinds() -> Sequence[Kind]:
     """Returns the kinds of component that this plugin's own code looks up, beside core's.
 
-    Called when someone asks for them. Without it `kanawa list` and the conformance kit take a group for a misspelt one.
+    Called when someone asks for them. Without it `kanawa list` and the conformance kit report the group as misspelt.
     """
 
 

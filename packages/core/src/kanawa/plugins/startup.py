@@ -1,4 +1,4 @@
-"""From metadata to working plugins: imports them, registers those that fit the hook specs, gives each its state."""
+"""From metadata to working plugins: imports them, registers those that fit the hook specs, sets each one's state."""
 
 from __future__ import annotations
 

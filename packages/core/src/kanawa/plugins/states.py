@@ -92,7 +92,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Returns the failure that a caught exception stands for."""
+        """Returns the failure of a caught exception."""
         first_line = (str(error).strip().splitlines() or [""])[0]
         text = "".join(traceback.format_exception(error))
         return cls(f"{type(error).__name__}: {first_line}", text)
@@ -145,7 +145,7 @@ def component_states(providers: Iterable[Provider], skip: Collection[str]) -> li
 
 
 def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
-    """Gives every claimant of a name that is claimed more than once the state `conflict`."""
+    """Sets the state of every claimant of a name that is claimed more than once to `conflict`."""
     claims: defaultdict[tuple[str, str], list[_AnyState]] = defaultdict(list)
     for state in states:
         # Skipping one of two claimants is how a user settles a conflict.

@@ -38,7 +38,7 @@ def mesh_row(selector: str, num_parameters: float) -> MeshRow:
 
 
 class BackendConformance(PluginConformance):
-    """An author gives the distribution. Needs no device: what only a compiler knows is skipped without one.
+    """Subclasses set the distribution. Needs no device: what only a compiler knows is skipped without one.
 
     `unsupported` may hold "topology" (no compiler is public) and "compiler options", with a reason each.
     """

@@ -1,4 +1,4 @@
-"""Conformance of a key-value cache: what was written is read again, by its own row alone, and harms nobody later."""
+"""Conformance of a key-value cache: a row reads what it wrote, and nothing reaches another sequence."""
 
 from typing import Any, ClassVar
 
@@ -76,8 +76,8 @@ class CacheConformance:
         cfg = self.config()
         q = jnp.ones((_ROWS, 1, cfg.num_kv_heads, cfg.key_dim))
         at = jnp.full((_ROWS, 1), done + count - 1, jnp.int32)
-        told: dict[str, Any] = {"kv_lengths": view.kv_lengths, "kv_positions": view.kv_positions}
-        out = attention(q, view.k, view.v, q_positions=at, page_table=view.page_table, mode="decode", **told)
+        operands: dict[str, Any] = {"kv_lengths": view.kv_lengths, "kv_positions": view.kv_positions}
+        out = attention(q, view.k, view.v, q_positions=at, page_table=view.page_table, mode="decode", **operands)
         return np.asarray(out)
 
     # --- the checks ------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ class CacheConformance:
         k, v = self.tokens(0)
         state = self.empty()
         _, after = self.extended(state, k[:, :1], None if v is None else v[:, :1], 0)
-        told = {name: (array.shape, str(array.dtype)) for name, array in after.items()}
-        assert told == {name: (leaf.shape, str(jnp.dtype(leaf.dtype))) for name, leaf in spec.items()}
+        found = {name: (array.shape, str(array.dtype)) for name, array in after.items()}
+        assert found == {name: (leaf.shape, str(jnp.dtype(leaf.dtype))) for name, leaf in spec.items()}
 
     def test_what_was_written_is_read_by_its_own_row(self) -> None:
         k, v = self.tokens(0)
@@ -123,7 +123,7 @@ class CacheConformance:
         view, state = self.extended(None, k[:, :size], broken, 0)
         whole, _ = self.extended(None, k[:, :size], v[:, :size], 0)
         seen, wanted = self.attended(view, size, 0), self.attended(whole, size, 0)
-        assert not np.isfinite(seen[0]).all(), "a row whose value isn't finite gets finite numbers: nobody is told"
+        assert not np.isfinite(seen[0]).all(), "a row whose value isn't finite gets finite numbers, undetected"
         np.testing.assert_allclose(seen[1], wanted[1], rtol=1e-5, err_msg="one row's NaN reached another row")
         self._check_pool(view)
         # The next sequence in the same place: what the first one left behind is hidden, and weighed with zero.
@@ -141,6 +141,6 @@ class CacheConformance:
         wrong = np.argwhere(~np.isfinite(np.asarray(view.v)).all(axis=(2, 3)))
         assert not wrong.size, (
             f"page {wrong[0][0]} keeps a value that isn't finite at its token {wrong[0][1]}: pages change hands, and "
-            "whoever gets it next weighs that value with zero, which gives NaN. Write zeros in its place and NaN into "
-            "the key, whose score is replaced where it is hidden: those who see the token are told all the same"
+            "the page's next sequence multiplies it by zero, which is NaN. Write zeros in its place and NaN into "
+            "the key, whose score is replaced where it is hidden: attention over the token still yields NaN"
         )

@@ -1,4 +1,4 @@
-"""Conformance of a checkpointer: every bit comes back, what is kept is what was asked, a reader changes nothing."""
+"""Conformance of a checkpointer: every bit is restored, retention follows the config, a reader changes nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ _META = {"plugins": {"kanawa": "0.1.0"}}
 
 
 class CheckpointerConformance:
-    """An author gives the checkpointer's config; steps lie in a fresh folder each time."""
+    """Subclasses return the checkpointer's config; each test has a fresh folder."""
 
     def config(self) -> Checkpointer.Config:
         """Returns the checkpointer's config."""
@@ -103,7 +103,7 @@ class CheckpointerConformance:
         checkpointer = self.saved(tmp_path, 1, on_event=lambda kind, fields: events.append((kind, fields["step"])))
         for step, commits in ((2, True), (3, False)):
             assert checkpointer.save(step, **self.trees(step), data=_DATA, meta=_META, provisional=True)
-            assert step not in checkpointer.steps(), "nobody has vouched for it yet"
+            assert step not in checkpointer.steps(), "it isn't committed yet"
             checkpointer.commit(7)
             if commits:
                 checkpointer.commit(step)
@@ -131,12 +131,12 @@ class CheckpointerConformance:
         checkpointer.close()
 
     def test_a_committed_step_is_told_with_its_place(self, tmp_path: Path) -> None:
-        told: list[tuple[str, int, str]] = []
+        events: list[tuple[str, int, str]] = []
         checkpointer = self.saved(
-            tmp_path, 4, on_event=lambda kind, fields: told.append((kind, fields["step"], fields["path"]))
+            tmp_path, 4, on_event=lambda kind, fields: events.append((kind, fields["step"], fields["path"]))
         )
         checkpointer.close()
-        assert told == [("checkpoint_committed", 4, checkpointer.location(4))]
+        assert events == [("checkpoint_committed", 4, checkpointer.location(4))]
 
     def test_reading_changes_nothing(self, tmp_path: Path) -> None:
         self.saved(tmp_path, 1, 2).close()

@@ -76,7 +76,7 @@ class Examples:
         operands: makes random operands for a problem, as NumPy arrays (compiling a generator takes
             seconds).
         differentiable: whether the problem is ever differentiated.
-        specified: gives the output with zeros where the contract leaves it open.
+        specified: returns the output with zeros where the contract leaves it open.
         space: the features that problems are generated from; None where only `problems` are asked.
         calls: problems of usual size by what they are for, which the table of kernels asks about.
         typical: a problem of the size that one chip has in training; None where nothing is typical.

@@ -21,7 +21,7 @@ _INDICES = (0, 1, 2, 3, 17)
 
 
 class DataSourceConformance:
-    """An author gives a small source; a fresh one must give the same rows in any order.
+    """Subclasses return a small source; a fresh one must have the same rows in any order.
 
     `unsupported` may hold "next token" (targets are something else than the input one place on), with a reason.
     """
@@ -79,11 +79,11 @@ class DataSourceConformance:
 
     def test_a_caller_may_keep_and_change_a_row(self) -> None:
         source = self.source()
-        kept = source.row(0)
-        before = {name: array.copy() for name, array in kept.items()}
+        first = source.row(0)
+        before = {name: array.copy() for name, array in first.items()}
         source.row(self.indices()[-1])
         for name, array in before.items():
-            assert np.array_equal(kept[name], array), f"{name} of row 0 changed when another row was asked for"
+            assert np.array_equal(first[name], array), f"{name} of row 0 changed when another row was asked for"
 
     def test_it_ends_where_it_says(self) -> None:
         source = self.source()

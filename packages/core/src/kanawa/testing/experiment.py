@@ -10,7 +10,7 @@ from kanawa.config import digest, from_json, to_json
 
 
 class ExperimentConformance:
-    """An author gives the experiment's catalog name, and a target it is meant for.
+    """Subclasses set the experiment's catalog name, and a target for it.
 
     `unsupported` may hold "trace", for a step that takes too long to trace in a test, with a reason.
     """

@@ -14,10 +14,10 @@ from kanawa.testing.compare import Agreement, Examples, Sweep, compare_with_refe
 
 
 class KernelConformance:
-    """An author gives the kernel; it is asked the operation's own problems and generated ones.
+    """Subclasses return the kernel; it is compared on the operation's own problems and generated ones.
 
     Outputs and gradients are compared with the reference in fp64. For a kernel of an operation of the author's own,
-    `examples` gives the reference, the problems, their features and the operands.
+    `examples` returns the reference, the problems, their features and the operands.
     """
 
     #: Relative error allowed, by dtype, where the kit's own is too strict; say why beside it.
@@ -101,9 +101,9 @@ class KernelConformance:
             assert described[0] == described[1], f"{problem.describe()}: {described[0]}, reference {described[1]}"
 
     def test_every_refusal_has_a_reason(self) -> None:
-        given = [(a.problem, a.refused) for a in self.agreements() if a.refused]
-        given += [(refusal.problem, refusal.reason) for refusal in self.sweep().refusals]
-        for problem, reason in given:
+        refusals = [(a.problem, a.refused) for a in self.agreements() if a.refused]
+        refusals += [(refusal.problem, refusal.reason) for refusal in self.sweep().refusals]
+        for problem, reason in refusals:
             assert len(reason) > 10, f"{problem.describe()}: refused with {reason!r}; name the value and the limit"
 
     def test_its_name_says_operation_platform_and_kernel(self) -> None:

@@ -53,7 +53,7 @@ class LayerConformance:
         return cls._built
 
     def call(self, params: Any, *inputs: Any, train: bool = False) -> Any:
-        """Returns the array a call gives: the result, or the first of several."""
+        """Returns the array that a call returns: the result, or the first of several."""
         module, _, state = self.build()
         result, _ = functional(module)(params, state, *inputs, key=jax.random.key(1), train=train)
         return result[0] if isinstance(result, tuple) else result

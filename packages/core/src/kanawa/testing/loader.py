@@ -14,7 +14,7 @@ _LENGTH = 4
 
 
 class Rows(DataSource):
-    """Row r holds r everywhere, so that every batch tells where it came from."""
+    """Row r holds r everywhere, so that every batch shows its rows."""
 
     class Config(DataSource.Config):
         sequence_length: Size = _LENGTH
@@ -22,7 +22,7 @@ class Rows(DataSource):
         packed: bool = True
 
     @property
-    def packed(self) -> bool:  # type: ignore[override]
+    def packed(self) -> bool:
         """Whether batches carry positions and segment ids."""
         return bool(self.config.packed)
 
@@ -60,7 +60,7 @@ class Rows(DataSource):
 
 
 class LoaderConformance:
-    """An author gives the loader's config."""
+    """Subclasses return the loader's config."""
 
     def config(self) -> Loader.Config:
         """Returns the loader's config."""
@@ -112,7 +112,7 @@ class LoaderConformance:
         def left() -> list[str]:
             return [t.name for t in set(threading.enumerate()) - before if t.is_alive() and not t.daemon]
 
-        # A reader may be in the middle of a row when it is told to stop.
+        # A reader may be in the middle of a row when it is stopped.
         while left() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not left(), f"threads still run after close: {left()}"

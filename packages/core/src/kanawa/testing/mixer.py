@@ -1,4 +1,4 @@
-"""Conformance of what mixes a sequence: decoding with its cache equals the full forward, and nobody sees the future."""
+"""Conformance of what mixes a sequence: cached decoding equals the full forward, and no token sees a later one."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from kanawa.testing.layer import LayerConformance
 
 
 class MixerConformance(LayerConformance):
-    """For attention, recurrences, blocks and stacks: `forward(x, sequences, cache)` gives (result, new cache).
+    """For attention, recurrences, blocks and stacks: `forward(x, sequences, cache)` returns (result, new cache).
 
     `unsupported` may also hold "cache", "causality" (encoders) and "packing", with a reason each.
     """

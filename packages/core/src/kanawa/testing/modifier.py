@@ -9,7 +9,7 @@ from kanawa.module import Module
 
 
 class ModifierConformance:
-    """An author gives a modifier, a config it applies to, and the paths it may touch."""
+    """Subclasses return a modifier, a config it applies to, and the paths it may touch."""
 
     #: Path globs; every change must match one.
     touches: ClassVar[tuple[str, ...]] = ("**",)

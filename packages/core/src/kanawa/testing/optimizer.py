@@ -28,7 +28,7 @@ SPECS = {
 
 
 class OptimizerConformance:
-    """An author gives the optimizer's config. Needs no device but the CPU.
+    """Subclasses return the optimizer's config. Needs no device but the CPU.
 
     `unsupported` may hold "weight decay", "descent", "stacking" with a reason each.
     """

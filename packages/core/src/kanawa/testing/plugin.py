@@ -20,7 +20,7 @@ HEAVY = ("jax", "jaxlib", "numpy", "optax", "flax", "torch", "tensorflow")
 
 
 class PluginConformance:
-    """An author gives the name of the installed distribution.
+    """Subclasses set the name of the installed distribution.
 
     `unsupported` may hold "components" (a plugin of hooks alone), with a reason.
     """
@@ -67,7 +67,7 @@ class PluginConformance:
         known = {*host().kinds(), PLUGIN_KIND}
         unknown = [f"{PREFIX}{g}{did_you_mean(g, known)}" for g in sorted(groups - known)]
         assert groups, f"{self.distribution} has no entry point in a kanawa group: nothing finds it"
-        assert not unknown, f"groups that nobody reads (declare your own with kanawa_kinds): {unknown}"
+        assert not unknown, f"groups that no package reads (declare your own with kanawa_kinds): {unknown}"
 
     def test_the_host_accepts_it(self) -> None:
         states: list[PluginState | ComponentState] = [*self.plugin_states(), *self.component_states()]

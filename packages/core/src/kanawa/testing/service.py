@@ -17,13 +17,13 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "step", "attempt": 1, "step": 2, "loss": "nan", "tokens": 64, "seconds": 0.1},
     {"event": "eval", "attempt": 1, "step": 2, "loss": 2.4},
     {"event": "checkpoint_committed", "attempt": 1, "step": 2, "path": "checkpoints/2"},
-    {"event": "an event of a plugin that nobody knows", "attempt": 1},
+    {"event": "an event of an unknown plugin", "attempt": 1},
     {"event": "run_ended", "attempt": 1, "step": 3, "outcome": "done"},
 )
 
 
 class ServiceConformance:
-    """An author gives the service's config; the run is a folder without a trainer."""
+    """Subclasses return the service's config; the run is a folder without a trainer."""
 
     #: How long `stop` may take on the author's machine.
     stop_seconds: ClassVar[float] = 10.0
@@ -77,11 +77,11 @@ class ServiceConformance:
         service.start(run)
         try:
             for event in EVENTS:
-                given = dict(event)
-                service.event(run, given)
-                assert given.keys() == event.keys()
+                received = dict(event)
+                service.event(run, received)
+                assert received.keys() == event.keys()
                 # `v != v`: a NaN is as it was, though it equals nothing.
-                assert all(given[k] == v or v != v for k, v in event.items())
+                assert all(received[k] == v or v != v for k, v in event.items())
         finally:
             service.stop(run)
 

@@ -15,7 +15,7 @@ from kanawa.module import functional, initialize, param_specs
 
 
 class StrategyConformance:
-    """An author gives a model, strategies and a mesh over `devices` forced CPU devices; needs jax with that many."""
+    """Subclasses return a model, strategies and a mesh over `devices` forced CPU devices; needs jax with that many."""
 
     devices: ClassVar[int] = 8
     #: Parameters, by path, that must be split in `devices` parts; proves that the strategy does something.

@@ -1,4 +1,4 @@
-"""How many parameters the catalog's models have, remembered: counting one means building it, JAX and all."""
+"""How many parameters the catalog's models have, cached: counting one imports JAX and builds the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Count(NamedTuple):
 
 
 class Counts:
-    """Counts by component, kept in a file that any change of the installed plugins makes void."""
+    """Counts by component, cached in a file that is valid until the installed plugins change."""
 
     def __init__(self) -> None:
         self._file = cache_folder() / "parameter_counts.json"
@@ -54,7 +54,7 @@ class Counts:
         return self.known(state)
 
     def save(self) -> None:
-        """Writes the counts; a cache that can't be written is none."""
+        """Writes the counts; without a writable cache they are counted again next time."""
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             partial = self._file.with_name(f".{self._file.name}.{uuid.uuid4().hex[:12]}")

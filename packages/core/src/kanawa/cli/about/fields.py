@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class FieldLine(NamedTuple):
-    """A field or an argument: `default` is text, "" where one must be given, "from parent" where a parent gives it."""
+    """A field or an argument: `default` is text, "" where a value is required, "from parent" where a parent sets it."""
 
     name: str
     type: str

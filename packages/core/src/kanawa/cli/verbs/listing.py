@@ -54,7 +54,7 @@ def _record(state: ComponentState, counts: Counts, kind: str | None) -> dict[str
     record: dict[str, Any] = {key: str(getattr(state, key)) for key in keys}
     record["description"] = summary(state)
     if state.kind in COUNTED:
-        # Of everything at once only what is known: counting them all takes seconds that nobody asked for.
+        # A list of all kinds shows cached counts only: counting every model takes seconds.
         count = counts.of(state) if kind else counts.known(state)
         record |= {"parameters": count and count.total, "active_parameters": count and count.active}
     return record

@@ -45,7 +45,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     view.add_argument(
         "--diff",
         metavar="OTHER",
-        help="what changed from OTHER, an experiment as it stands, a run's folder or a config.json",
+        help="what changed from OTHER, an experiment without changes, a run's folder or a config.json",
     )
     form = parser.add_mutually_exclusive_group()
     json_argument(form)

@@ -132,7 +132,7 @@ def _needs(p: AttentionProblem, operands: dict[str, Any]) -> list[str]:
         (no_prefix, "the mask has a prefix: pass prefix_lengths"),
         (p.paged and not p.has_kv_lengths, "page_table needs kv_lengths"),
         (ragged and not (p.paged and p.batch == 1), "query_starts needs one row and a page_table"),
-        (p.paged and p.has_kv_positions, "kv_positions can't be given with a page_table"),
+        (p.paged and p.has_kv_positions, "kv_positions and a page_table exclude each other"),
         (
             bool(positional) and not placed,
             f"{p.q_length} queries and {p.kv_length} keys: pass q_positions or kv_lengths to say where they are",

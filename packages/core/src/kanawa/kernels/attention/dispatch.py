@@ -64,7 +64,7 @@ def attention(
         k, v: [B, S, K, D] and [B, S, K, Dv]; with a page table, pools [P, N, K, D] and
             [P, N, K, Dv]. Pools of uint16 hold the bits of q's dtype: XLA's CPU compiler widens all
             of a bfloat16 array that something is written into or read from in places.
-        mask: who may attend to whom. Segment ids, where given, are added to it.
+        mask: which keys a query attends to. Segment ids, where there are any, are added to it.
         q_positions: int [B, T] or [T]. Default: with kv_lengths, each row's last positions; else 0,
             1, 2, …
         kv_positions: int [B, S] or [S]; default 0, 1, 2, …
@@ -96,7 +96,7 @@ def attention(
     operands |= {"alibi_slopes": alibi_slopes, "page_table": page_table, "query_starts": query_starts}
     operands = {name: x for name, x in operands.items() if x is not None}
     if q_segment_ids is not None:
-        # Ids that are given count, even if the mask doesn't say so: leaving them out would mix documents without a
+        # Segment ids count, even if the mask doesn't say so: leaving them out would mix documents without a
         # word.
         mask = mask & MaskSpec(segments=True)
         if k.shape[1] == q.shape[1]:

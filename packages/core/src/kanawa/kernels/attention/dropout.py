@@ -2,7 +2,7 @@
 
 Each weight has 32 random bits, hashed from the key, the query's and the head's number in the whole batch and the key's
 place in its row. No block size, no order of loops and no split over a mesh changes them, forward and backward make them
-anew, and every kernel can make the same ones, from `row_words` (outside) and `kept` (inside: integer operations on
+anew, and every kernel can make the same ones, from `row_words` (outside) and `keep_mask` (inside: integer operations on
 arrays of any shape).
 """
 
@@ -39,7 +39,7 @@ def row_words(operands: Operands) -> tuple[jax.Array, jax.Array]:
     return first, second
 
 
-def kept(first: jax.Array, second: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
+def keep_mask(first: jax.Array, second: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
     """Returns which weights stay, bool: of rows with these two words, and keys with these places (uint32)."""
     bits = keys * jnp.uint32(_GOLDEN) + first
     bits = (bits ^ (bits >> jnp.uint32(16))) * jnp.uint32(0x21F0AAAD)
@@ -50,7 +50,7 @@ def kept(first: jax.Array, second: jax.Array, keys: jax.Array, rate: float) -> j
 
 
 def threshold(rate: float) -> int:
-    """Returns the least of 2^32 values that a kept weight's bits have."""
+    """Returns the least of 2^32 values that the bits of a weight that stays have."""
     return min(round(rate * 2**32), 2**32 - 1)
 
 
@@ -60,7 +60,7 @@ def weight_factors(problem: AttentionProblem, operands: Operands, dtype: jnp.dty
 
     first, second = (word[..., None] for word in row_words(operands))
     keys = jnp.arange(problem.kv_length, dtype=jnp.uint32)[None, None, None]
-    stays = kept(first, second, keys, problem.dropout_rate)
+    stays = keep_mask(first, second, keys, problem.dropout_rate)
     factor = jnp.asarray(1.0 / (1.0 - problem.dropout_rate), dtype)
     return bias_to_scores(jnp.where(stays, factor, jnp.zeros((), dtype)), problem)
 

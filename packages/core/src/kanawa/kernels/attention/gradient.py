@@ -58,12 +58,12 @@ def block_gradient(
     finite = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
     probs = jnp.exp(scores - sc.rows_to_scores(finite, problem))
     folded_dout = sc.fold_heads(dout, problem.num_kv_heads)
-    kept = weight_factors(problem, operands, probs.dtype) if problem.dropout_rate else None
-    dv = sc.weigh_queries(probs if kept is None else probs * kept, folded_dout, problem)
+    factors = weight_factors(problem, operands, probs.dtype) if problem.dropout_rate else None
+    dv = sc.weigh_queries(probs if factors is None else probs * factors, folded_dout, problem)
     dprobs = sc.dot_keys(folded_dout, v, problem)
-    if kept is not None:
-        # `delta` stands for the softmax's own gradient with dropout too: out is the sum of the kept weights' values.
-        dprobs = dprobs * kept
+    if factors is not None:
+        # `delta` is the softmax's own gradient with dropout too: out is the sum of the values that dropout leaves.
+        dprobs = dprobs * factors
     dscores = probs * (dprobs - sc.rows_to_scores(delta, problem))
     dcapped = dscores
     if problem.logit_cap is not None:

@@ -1,4 +1,4 @@
-"""The operands of attention: positions that weren't given, and the mask as an array."""
+"""The operands of attention: default positions, and the mask as an array."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from kanawa.kernels.operation import Operands
 
 
 def q_positions(problem: AttentionProblem, operands: Operands) -> jax.Array:
-    """Returns int [B or 1, T]: positions given, else each row's last ones, else 0, 1, 2, …"""
+    """Returns int [B or 1, T]: the call's positions, else each row's last ones, else 0, 1, 2, …"""
     if problem.has_q_positions:
         q: jax.Array = operands["q_positions"]
         return q

@@ -216,7 +216,7 @@ class AttentionProblem:
         return " ".join(parts)
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "AttentionProblem":
-        """Returns the problem of one shard, given its operands' shapes."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         q, k = operand_shapes["q"], operand_shapes["k"]
         bias = operand_shapes.get("bias")
         return dataclasses.replace(

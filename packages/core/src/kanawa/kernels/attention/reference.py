@@ -68,7 +68,7 @@ class ReferenceAttention(Kernel):
         residuals: jax.Array,
         cotangents: jax.Array,
     ) -> dict[str, jax.Array]:
-        """Returns cotangents, given a log-sum-exp that may be of more keys than these."""
+        """Returns cotangents by a log-sum-exp that may be of more keys than these."""
         from kanawa.kernels.attention.gradient import attention_gradient
 
         return attention_gradient(problem, operands, out, residuals, cotangents)

@@ -17,7 +17,7 @@ from kanawa.kernels.attention.operands import kv_positions, q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
 
-#: Finite, so that a fully masked row gives no NaN in the softmax or in its gradient.
+#: Finite, so that a fully masked row has no NaN in the softmax or in its gradient.
 MASKED = float(np.finfo(np.float32).min)
 
 

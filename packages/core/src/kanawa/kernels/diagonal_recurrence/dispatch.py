@@ -26,7 +26,7 @@ def diagonal_recurrence(
         decay, x: float [B, T, C].
         initial_state: float [B, C]; None for zeros.
         segment_ids: int [B, T]. The state resets where the id changes, except before a row's first
-            token, which goes on with the initial state. 0 is padding: it leaves the state as it is.
+            token, which continues the initial state. 0 is padding: it leaves the state as it is.
 
     Differentiable in all floating-point operands. Raises KernelError where shapes don't fit together.
     """
@@ -34,15 +34,15 @@ def diagonal_recurrence(
     fits = x.ndim == 3 and decay.shape == x.shape and x.shape[1] > 0
     fits = fits and (initial_state is None or initial_state.shape == rows)
     if not fits or (segment_ids is not None and segment_ids.shape != x.shape[:2]):
-        given = {"initial_state": initial_state, "segment_ids": segment_ids}
-        others = "".join(f", {name} {array.shape}" for name, array in given.items() if array is not None)
+        optional = {"initial_state": initial_state, "segment_ids": segment_ids}
+        others = "".join(f", {name} {array.shape}" for name, array in optional.items() if array is not None)
         message = (
             f"diagonal_recurrence: decay {decay.shape}, x {x.shape}{others}; expected [B, T, C] twice with T > 0, "
             f"[B, C] and [B, T]"
         )
         raise KernelError(message)
-    given = {"decay": decay, "x": x, "initial_state": initial_state, "segment_ids": segment_ids}
-    present = {name: array for name, array in given.items() if array is not None}
+    operands = {"decay": decay, "x": x, "initial_state": initial_state, "segment_ids": segment_ids}
+    present = {name: array for name, array in operands.items() if array is not None}
     broken = not_floats(present, ("decay", "x", "initial_state"))
     refuse_bad_input("diagonal_recurrence", [*broken, *not_integers(present, ("segment_ids",), "ids, 0 for padding,")])
     decay, x = decay.astype(jnp.float32), x.astype(jnp.float32)

@@ -27,6 +27,6 @@ class DiagonalRecurrenceProblem:
         return f"{self.dtype}[{self.batch},{self.length},{self.channels}]"
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "DiagonalRecurrenceProblem":
-        """Returns the problem of one shard, given its operands' shapes."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         batch, _, channels = operand_shapes["x"]
         return dataclasses.replace(self, batch=batch, channels=channels)

@@ -38,7 +38,7 @@ class GroupedMatmulProblem:
         return f"{self.dtype}[{self.rows},{self.inner}] x {right}"
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "GroupedMatmulProblem":
-        """Returns the problem of one shard, given its operands' shapes."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         groups, inner, columns = operand_shapes["rhs"]
         rows = operand_shapes["lhs"][0]
         return dataclasses.replace(self, rows=rows, inner=inner, columns=columns, groups=groups)

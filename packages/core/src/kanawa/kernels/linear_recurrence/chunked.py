@@ -65,7 +65,7 @@ class ChunkedLinearRecurrence(Kernel):
         weights = scores[:, :, :, None] * span.between
         out = _product("bngrts,bngrsv->bntgrv", weights.astype(v.dtype), written)
         out += _product("bntgk,bngrkv->bntgrv", q, states) * jnp.moveaxis(span.reach, -1, 2)[..., None]
-        # Padding has a query too, which would read the state it stands in: zero, as the reference gives.
+        # Padding has a query too, which would read the current state: zero, as in the reference.
         out = jnp.where(span.real[..., None, None, None], out, 0.0)
         out = out.reshape(p.batch, -1, p.num_heads, p.value_dim)[:, : p.length]
         return out.astype(v.dtype), final.reshape(p.batch, p.num_heads, p.key_dim, p.value_dim)
@@ -76,7 +76,7 @@ class ChunkedLinearRecurrence(Kernel):
         """Returns cotangents, through the chunks computed again."""
         floats = {n: x for n, x in operands.items() if n != "segment_ids"}
         rest = {n: x for n, x in operands.items() if n == "segment_ids"}
-        _, pull = jax.vjp(lambda given: self.apply(problem, {**given, **rest}), floats)
+        _, pull = jax.vjp(lambda floats: self.apply(problem, {**floats, **rest}), floats)
         result: dict[str, jax.Array] = pull(tuple(cotangents))[0]
         return result
 

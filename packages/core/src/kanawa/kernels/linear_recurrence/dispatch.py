@@ -42,7 +42,7 @@ def linear_recurrence(
         beta: float [B, T, H], the share of the delta that is written. Keys should then have length 1.
         initial_state: float [B, H, K, V]; None for zeros.
         segment_ids: int [B, T]. The state resets where the id changes, except before a row's first
-            token, which goes on with the initial state. 0 is padding: it reads zeros and leaves
+            token, which continues the initial state. 0 is padding: it reads zeros and leaves
             the state as it is, so that the final state is that after the last token.
         chunk_length: tokens worked on at a time; None leaves it to the kernel.
 
@@ -91,8 +91,8 @@ def _check(operands: dict[str, Any], chunk_length: int | None) -> None:
     }
     for name, shape in wanted.items():
         if name in operands and operands[name].shape != shape:
-            given = f"k {k.shape} and v {v.shape}"
-            message = f"linear_recurrence: {name} has shape {operands[name].shape}; {given} ask for {shape}"
+            shapes = f"k {k.shape} and v {v.shape}"
+            message = f"linear_recurrence: {name} has shape {operands[name].shape}; {shapes} ask for {shape}"
             raise KernelError(message)
     if heads % groups:
         message = f"linear_recurrence: {heads} heads of v are not a multiple of {groups} groups of q and k"

@@ -62,7 +62,7 @@ class LinearRecurrenceProblem:
         return " ".join(parts)
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "LinearRecurrenceProblem":
-        """Returns the problem of one shard, given its operands' shapes."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         batch, _, heads, _ = operand_shapes["v"]
         groups = operand_shapes["k"][2]
         return dataclasses.replace(self, batch=batch, num_heads=heads, num_groups=groups)

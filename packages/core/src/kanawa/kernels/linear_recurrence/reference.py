@@ -59,12 +59,12 @@ def _one_token(state: jax.Array, token: dict[str, jax.Array]) -> tuple[jax.Array
     def per_row(x: jax.Array) -> jax.Array:
         return x[:, None, None, None]
 
-    kept = jnp.where(per_row(token["resets"]), 0.0, state) * token["decay"][..., None, None]
+    decayed = jnp.where(per_row(token["resets"]), 0.0, state) * token["decay"][..., None, None]
     written = token["v"]
     if "beta" in token:
-        known = jnp.einsum("bhk,bhkv->bhv", token["k"], kept)
+        known = jnp.einsum("bhk,bhkv->bhv", token["k"], decayed)
         written = token["beta"][..., None] * (written - known)
-    after = kept + token["k"][..., :, None] * written[..., None, :]
+    after = decayed + token["k"][..., :, None] * written[..., None, :]
     after = jnp.where(per_row(token["real"]), after, state)
     out = jnp.einsum("bhk,bhkv->bhv", token["q"], after)
     return after, jnp.where(token["real"][:, None, None], out, 0.0)

@@ -42,12 +42,12 @@ def quantized_matmul(
     check_groups(rhs_shape, groups)
     quantised = lhs.dtype.itemsize == 1
     rows, columns = lhs.shape[: lhs.ndim - num_contracted], rhs_shape[num_contracted:]
-    kept = ((rhs_shape[0] + 1) // 2, *rhs_shape[1:]) if fmt.packed else rhs_shape
+    stored = ((rhs_shape[0] + 1) // 2, *rhs_shape[1:]) if fmt.packed else rhs_shape
     wrong = []
     if lhs.shape[lhs.ndim - num_contracted :] != rhs_shape[:num_contracted]:
         wrong.append(f"lhs {lhs.shape} and rhs {rhs_shape} don't share {num_contracted} contracted dimensions")
-    if rhs.shape != kept or rhs.dtype != jnp.dtype(fmt.dtype):
-        wrong.append(f"rhs is {rhs.dtype}{list(rhs.shape)}, {rhs_format} of {rhs_shape} is {fmt.dtype}{list(kept)}")
+    if rhs.shape != stored or rhs.dtype != jnp.dtype(fmt.dtype):
+        wrong.append(f"rhs is {rhs.dtype}{list(rhs.shape)}, {rhs_format} of {rhs_shape} is {fmt.dtype}{list(stored)}")
     if rhs_scale.shape[1:] != columns:
         wrong.append(f"rhs_scale {rhs_scale.shape} isn't [groups, *{columns}]")
     if quantised != (lhs_scale is not None) or (lhs_scale is not None and lhs_scale.shape != rows):

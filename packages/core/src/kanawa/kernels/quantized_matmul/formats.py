@@ -40,14 +40,14 @@ class NumberFormat:
         if self.packed or self.dtype == "int8":
             # Symmetric: -128 (-8 in four bits) stays unused, so that a value and its negative round alike.
             return jnp.round(jnp.clip(x, -self.largest, self.largest)).astype(jnp.int8)
-        # A conversion past the largest number gives NaN, and division may round up to just past it.
+        # A conversion past the largest number is NaN, and division may round up to just past it.
         return jnp.clip(x, -self.largest, self.largest).astype(self.dtype)
 
-    def values(self, kept: Array, num_contracted_first: int, dtype: jnp.dtype) -> Float[Array, "..."]:
+    def values(self, stored: Array, num_contracted_first: int, dtype: jnp.dtype) -> Float[Array, "..."]:
         """Returns unscaled values of stored ones; `num_contracted_first` is the first dimension's size, unpacked."""
         if not self.packed:
-            return kept.astype(dtype)
-        codes = unpack(kept, num_contracted_first)
+            return stored.astype(dtype)
+        codes = unpack(stored, num_contracted_first)
         if self.levels:
             return jnp.take(jnp.array(self.levels, dtype), codes.astype(jnp.int32), axis=0)
         # Sign-extends the low four bits.
@@ -95,7 +95,7 @@ def pack(codes: Int[Array, "K ..."]) -> UInt8[Array, "half ..."]:
     return out
 
 
-def unpack(kept: UInt8[Array, "half ..."], length: int) -> UInt8[Array, "K ..."]:
+def unpack(stored: UInt8[Array, "half ..."], length: int) -> UInt8[Array, "K ..."]:
     """Returns the `length` 4-bit codes (0 to 15) along the first dimension that `pack` put together."""
-    pairs = jnp.stack([kept & jnp.uint8(15), kept >> jnp.uint8(4)], axis=1)
-    return jax.lax.slice_in_dim(pairs.reshape(-1, *kept.shape[1:]), 0, length, axis=0)
+    pairs = jnp.stack([stored & jnp.uint8(15), stored >> jnp.uint8(4)], axis=1)
+    return jax.lax.slice_in_dim(pairs.reshape(-1, *stored.shape[1:]), 0, length, axis=0)

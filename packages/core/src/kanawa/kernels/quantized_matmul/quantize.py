@@ -36,10 +36,10 @@ def quantize_rhs(
 
 
 def dequantize_rhs(
-    kept: Array, scale: Float[Array, "groups ..."], fmt: NumberFormat, shape: tuple[int, ...], num_contracted: int
+    stored: Array, scale: Float[Array, "groups ..."], fmt: NumberFormat, shape: tuple[int, ...], num_contracted: int
 ) -> Float[Array, "..."]:
-    """Returns the fp32 weight of shape `shape` that was kept."""
-    values = fmt.values(kept, shape[0], jnp.dtype(jnp.float32))
+    """Returns the fp32 weight of shape `shape` that was stored."""
+    values = fmt.values(stored, shape[0], jnp.dtype(jnp.float32))
     return scaled_rhs(values, scale, num_contracted)
 
 

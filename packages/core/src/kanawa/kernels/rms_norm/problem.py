@@ -38,5 +38,5 @@ class RMSNormProblem:
         return f"{self.dtype}[{self.rows},{self.width}] eps={self.eps:g}"
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "RMSNormProblem":
-        """Returns the problem of one shard, given its operands' shapes."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         return dataclasses.replace(self, rows=math.prod(operand_shapes["x"][:-1]))

@@ -64,7 +64,7 @@ class ChunkedCrossEntropy(Kernel):
             logits = project(problem, hidden, weight)
             losses = token_losses(problem, logits, targets)
             # Gradients are taken while the chunk's logits are at hand: the backward pass then only scales them, and no
-            # logits are kept or computed twice. That holds because the loss is a sum, whose cotangent is one number.
+            # logits are stored or computed twice. That holds because the loss is a sum, whose cotangent is one number.
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
             dhidden, more = product_gradients(problem.tied, hidden, weight, dlogits)
             # Summed over all chunks in fp32: in bf16 the later ones would be lost in the sum.
@@ -94,7 +94,7 @@ class ChunkedCrossEntropy(Kernel):
         """Returns the gradients scaled; only the loss and weight sums are differentiable."""
         loss = cotangents.loss
         # Every shard of the vocabulary returned the whole loss, of which hidden and weight saw a part each.
-        # shard_map gives each of them its share of the output's cotangent: all shares together are that of the one
+        # In shard_map each has its share of the output's cotangent: all shares together are that of the one
         # loss.
         whole = jax.lax.psum(loss, problem.vocab_axes) if problem.vocab_axes else loss
         grads = {name: residuals[name] * whole.astype(residuals[name].dtype) for name in ("hidden", "weight")}

@@ -80,6 +80,6 @@ class CrossEntropyProblem:
         return " ".join(parts)
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "CrossEntropyProblem":
-        """Returns the problem of one shard, given its operands' shapes."""
+        """Returns the problem of one shard, whose operands have these shapes."""
         vocab = operand_shapes["weight"][0 if self.tied else 1]
         return dataclasses.replace(self, tokens=math.prod(operand_shapes["targets"]), vocab=vocab)

@@ -23,7 +23,7 @@ class TokenExchangeProblem:
         output_rows: size of the buffer it receives into.
         shards: number of shards that exchange.
         axis_names: the manual mesh axes exchanged over; empty for one shard.
-        has_receive_offsets: where each source's rows go is given.
+        has_receive_offsets: whether the operands say where each source's rows go.
     """
 
     rows: int
@@ -38,8 +38,8 @@ class TokenExchangeProblem:
         """Returns one line, such as "bfloat16[4096,2048] to [8192,2048] over expert=8"."""
         axes = "x".join(self.axis_names) or "nothing"
         out = f"[{self.output_rows},{self.width}]"
-        given = " at given offsets" if self.has_receive_offsets else ""
-        return f"{self.dtype}[{self.rows},{self.width}] to {out} over {axes}={self.shards}{given}"
+        offsets = " at given offsets" if self.has_receive_offsets else ""
+        return f"{self.dtype}[{self.rows},{self.width}] to {out} over {axes}={self.shards}{offsets}"
 
     def localize(self, operand_shapes: Mapping[str, tuple[int, ...]]) -> "TokenExchangeProblem":
         """Returns itself: an exchange is described from one shard's side."""

@@ -34,7 +34,7 @@ class RaggedTokenExchange(Kernel):
         fitting = jnp.clip(problem.output_rows - offsets, 0, sources)
         route = {
             "input": _starts(sizes),
-            # The collective is told by the sender where its rows land, which only the receiver knows: both sides
+            # The sender says where its rows land, which only the receiver knows: both sides
             # exchange.
             "sent": jax.lax.all_to_all(fitting, axis, 0, 0, tiled=True),
             "output": jax.lax.all_to_all(offsets, axis, 0, 0, tiled=True),

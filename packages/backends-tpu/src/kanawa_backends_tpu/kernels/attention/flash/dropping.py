@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from kanawa.kernels.attention.dropout import kept
+from kanawa.kernels.attention.dropout import keep_mask
 
 from kanawa_backends_tpu.kernels.attention.flash.masking import LANES, Places
 
@@ -39,7 +39,7 @@ class Dropping:
             at = (rows, start_down, start_across + lane)
             keys = self.places.indices(*at)[1].astype(jnp.uint32)
             first, second = (self._of_queries(word, *at) for word in self.words)
-            pieces.append(jnp.where(kept(first, second, keys, self.rate), numbers[:, lane : lane + LANES], 0.0))
+            pieces.append(jnp.where(keep_mask(first, second, keys, self.rate), numbers[:, lane : lane + LANES], 0.0))
         return jnp.concatenate(pieces, axis=1)
 
     def _of_queries(self, word: Any, rows: int, start_down: Any, start_across: Any) -> jax.Array:
