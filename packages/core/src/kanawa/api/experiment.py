@@ -121,9 +121,10 @@ def _composed(
     overrides: tuple[Override, ...],
     data: str | None,
 ) -> Experiment:
-    target = parse_target(on) if isinstance(on, str) else on
     base, left = what, data
     if isinstance(what, Config) and "model" not in what.fields():
-        base, left = experiment_config(what, target, data), None
-    composition = compose(base, target, modifiers, overrides, left)
+        base, left = experiment_config(what, parse_target(on) if isinstance(on, str) else on, data), None
+    # A selector that can't be read is one of the problems that `compose` reports together.
+    composition = compose(base, on, modifiers, overrides, left)
+    target = None if on is None else composition.target
     return Experiment(what, None if target is None else target.selector, modifiers, overrides, data, composition)
