@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kanawa.composition.blame import BuildError, blamed
+from kanawa.composition.blame import blamed
+from kanawa.composition.config_checks import checked_model
 from kanawa.composition.gathering import Problems
-from kanawa.composition.kernel_pins import pin_problems
 from kanawa.composition.mesh_fit import fit_mesh
 from kanawa.composition.mesh_rules import find_rule
 from kanawa.composition.modifiers import apply_modifier, configured, parse_modifier
 from kanawa.composition.naming import base_of
 from kanawa.composition.target import Target, parse_target
 from kanawa.composition.undone import undone
-from kanawa.config import Config, IncompleteConfigError, apply_override, origin, rewriting, set_name_resolver
+from kanawa.config import Config, apply_override, origin, rewriting, set_name_resolver
 from kanawa.errors import KanawaError, TargetError, UnknownNameError, did_you_mean
 from kanawa.plugins import MeshRule, component, host
 from kanawa.status import stage
@@ -125,7 +125,7 @@ def _compose(
                     apply_override(cfg, override)
                 else:
                     cfg.set_path(*override)
-    model = _checked(name, cfg, place, counted, problems)
+    model = checked_model(name, cfg, place, counted, problems)
     problems.report()
     assigned = (one if isinstance(one, str) else f"{one[0]}={one[1]!r}" for one in overrides)
     changes = (*modifiers, *assigned, *([] if data is None else [data]))
@@ -165,34 +165,3 @@ def _for_target(cfg: Config, target: Target) -> tuple[Config, MeshRule | None, A
         for name, values in rule.modifiers:
             cfg = apply_modifier(cfg, name, dict(values), "mesh rule")
     return cfg, rule, model
-
-
-def _checked(name: str, cfg: Config, target: Target | None, built: Any, problems: Problems) -> Any:
-    """Notes all that is wrong with the config; returns its model: `built`, or a new one if modifiers changed it."""
-    sentences: list[str] = []
-    model = None
-    try:
-        cfg.freeze()
-    except IncompleteConfigError as error:
-        sentences += error.problems
-    else:
-        try:
-            if "model" in cfg.fields():
-                # A large model takes a second to declare: it is built again only where a modifier changed it.
-                unchanged = built is not None and built.config == cfg.model
-                with blamed(cfg.model, "model"):
-                    model = built if unchanged else cfg.model.build()
-        except BuildError:
-            # As it was raised: its cause has the traceback that --traceback prints.
-            with problems.noted():
-                raise
-        except KanawaError as error:
-            sentences.append(str(error))
-    with problems.noted():
-        if "execution" in cfg.fields():
-            sentences += pin_problems(cfg.execution.kernels)
-    for _, answered in host().collect("kanawa_config_checks", config=cfg, target=target, model=model):
-        sentences += answered
-    for sentence in sentences:
-        problems.add(f"{name}: {sentence}")
-    return model

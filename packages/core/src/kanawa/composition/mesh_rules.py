@@ -1,5 +1,6 @@
 """Which mesh rule fits a target and a model: predicates on capability, never on instance names."""
 
+import dataclasses
 import math
 
 from kanawa.composition.rule_file import VARIABLE, user_rules
@@ -9,19 +10,17 @@ from kanawa.plugins import MeshRule, host
 
 
 def find_rule(target: Target, num_parameters: int) -> MeshRule | None:
-    """Returns the best fitting rule, by priority and then by how much it demands; None for a single device.
+    """Returns the best fitting rule, by priority and then by how much it demands, its slices' axes resolved.
 
-    A fitting rule of the user's own file wins over all installed ones.
+    None for a single device without a rule. A fitting rule of the user's own file wins over all installed ones.
     Raises TargetError where several devices are asked for and no installed rule fits.
     """
-    own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
-    if own:
-        return max(own, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
     rules = [rule for _, offered_rules in host().collect("kanawa_mesh_rules") for rule in offered_rules]
-    fitting = [rule for rule in rules if fits(rule, target, num_parameters)]
+    own = [rule for rule in user_rules() if fits(rule, target, num_parameters)]
+    fitting = own or [rule for rule in rules if fits(rule, target, num_parameters)]
     if fitting:
-        result: MeshRule | None = max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
-        return result
+        best = max(fitting, key=lambda rule: (rule.priority, _strictness(rule), rule.name))
+        return dataclasses.replace(best, dcn=_between_slices(best, target))
     if target.jax_devices == 1:
         return None
     platform = [rule.name for rule in rules if rule.platform == target.device.platform]
@@ -46,7 +45,7 @@ def fits(rule: MeshRule, target: Target, num_parameters: int) -> bool:
     )
 
 
-def dcn_axes(rule: MeshRule, target: Target) -> dict[str, int]:
+def _between_slices(rule: MeshRule, target: Target) -> dict[str, int]:
     """Returns the rule's axes between slices, -1 filled in; none for a single slice."""
     if target.slices == 1:
         return {}

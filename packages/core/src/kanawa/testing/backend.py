@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kanawa.composition.mesh_rules import dcn_axes, find_rule
+from kanawa.composition.mesh_rules import find_rule
 from kanawa.composition.target import Target, parse_target
 from kanawa.errors import TargetError
 from kanawa.plugins import DeviceSpec, host
@@ -27,7 +27,7 @@ def mesh_row(selector: str, num_parameters: float) -> MeshRow:
     target = parse_target(selector)
     rule = find_rule(target, int(num_parameters))
     assert rule is not None, f"no mesh rule for {selector} and {num_parameters:,} parameters"
-    mesh, between = dict(rule.mesh), dcn_axes(rule, target)
+    mesh, between = dict(rule.mesh), dict(rule.dcn)
     fixed = math.prod(size for size in mesh.values() if size != -1)
     in_slice = target.jax_devices // target.slices
     assert in_slice % fixed == 0, f"{rule.name}: {mesh} doesn't divide the {in_slice} devices of {selector}"
