@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.accumulate import wide
+from kanawa.kernels.matmul import matmul
 from kanawa.kernels.operation import Kernel, Operands
 from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
 from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
@@ -29,11 +30,14 @@ class ReferenceQuantizedMatmul(Kernel):
         p, lhs = problem, operands["lhs"]
         scale = jax.lax.stop_gradient(operands["rhs_scale"])
         rhs, outside = self._right(p, lhs, operands["rhs"], scale)
-        dims = (tuple(range(lhs.ndim - p.num_contracted, lhs.ndim)), tuple(range(p.num_contracted)))
         floats = wide(p.dtype)
-        exact = jnp.dtype("int32") if lhs.dtype == jnp.int8 else floats
-        product = jax.lax.dot_general(lhs, rhs, (dims, ((), ())), preferred_element_type=exact)
-        out = product.astype(floats)
+        if p.lhs_format in FORMATS:
+            dims = (tuple(range(lhs.ndim - p.num_contracted, lhs.ndim)), tuple(range(p.num_contracted)))
+            exact = jnp.dtype("int32") if lhs.dtype == jnp.int8 else floats
+            out = jax.lax.dot_general(lhs, rhs, (dims, ((), ())), preferred_element_type=exact).astype(floats)
+        else:
+            # The weight alone was quantised: what is left is a matmul as any.
+            out = matmul(lhs, rhs, p.num_contracted, dtype=floats)
         if outside is not None:
             out = out * outside.astype(floats).reshape((1,) * (lhs.ndim - p.num_contracted) + outside.shape[1:])
         if "lhs_scale" in operands:
