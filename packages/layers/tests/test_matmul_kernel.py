@@ -11,7 +11,7 @@ from kanawa.plugins import PluginHost, set_host
 from kanawa.plugins.discovery import Entry, Provider, discover
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.recipes.llama import llama
-from kanawa_layers.tune.int8_training import Int8Training
+from kanawa_layers.tune.eight_bit_training import Int8Training
 from kanawa_layers.tune.lora import LoRA
 from kanawa_layers.tune.weight_only import Int8Weights
 
