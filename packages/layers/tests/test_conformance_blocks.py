@@ -11,10 +11,10 @@ from kanawa_layers.basic.batch_norm import BatchNorm
 from kanawa_layers.basic.conv import Conv
 from kanawa_layers.basic.conv_transpose import ConvTranspose
 from kanawa_layers.basic.group_norm import GroupNorm
-from kanawa_layers.basic.l2_norm import L2Norm
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.basic.pooling import MeanPooling
 from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.unit_norms import L2Norm
 from kanawa_layers.feedforward.activations import quick_gelu
 from kanawa_layers.feedforward.bottleneck import Bottleneck
 from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward

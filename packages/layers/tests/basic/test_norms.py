@@ -8,10 +8,10 @@ import pytest
 from kanawa.errors import ConfigError
 from kanawa_layers.basic.batch_norm import BatchNorm
 from kanawa_layers.basic.group_norm import GroupNorm
-from kanawa_layers.basic.l2_norm import L2Norm
 from kanawa_layers.basic.layer_norm import LayerNorm
 from kanawa_layers.basic.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
 from kanawa_layers.basic.rms_norm import RMSNorm
+from kanawa_layers.basic.unit_norms import L2Norm
 
 DRAW = np.random.default_rng(0).standard_normal
 X = 3.0 * DRAW((3, 5, 6), np.float32) + 1.0

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kanawa_layers.losses.binary import binary_cross_entropy
+from kanawa_layers.losses.binary import binary_cross_entropy, focal
 from kanawa_layers.losses.contrastive import sigmoid_contrastive, softmax_contrastive
 from kanawa_layers.losses.ctc import ctc
 from kanawa_layers.losses.distillation import kl_divergence
-from kanawa_layers.losses.focal import focal
 
 DRAW = np.random.default_rng(0).standard_normal
 

@@ -43,25 +43,25 @@ def test_loss_and_logits_share_scale_and_cap(kind):
 
 def test_an_engines_head_lies_the_other_way_round_and_says_the_same():
     head = UntiedHead.Config(input_dim=6, vocab_size=7, logit_scale=0.5, logit_cap=3.0).build()
-    turned = head.joined_config(head.config).build()
+    transposed = head.fused_config(head.config).build()
     rng = np.random.default_rng(0)
     # Two of a stack: leading axes stay where they are.
     params, x = {"kernel": rng.standard_normal((2, 6, 7), np.float32)}, rng.standard_normal((3, 1, 6), np.float32)
-    given = head.join(params)
-    assert kn.param_specs(turned)["kernel"].shape == given["kernel"].shape[1:] == (7, 6)
+    given = head.fuse(params)
+    assert kn.param_specs(transposed)["kernel"].shape == given["kernel"].shape[1:] == (7, 6)
 
     def logits(module, kernel):
         outer = Projecting.Config(head=module.config.clone()).build()
         return kn.functional(outer)({"head": {"kernel": kernel}}, {}, x)[0]
 
-    np.testing.assert_allclose(logits(turned, given["kernel"][1]), logits(head, params["kernel"][1]), rtol=1e-5)
+    np.testing.assert_allclose(logits(transposed, given["kernel"][1]), logits(head, params["kernel"][1]), rtol=1e-5)
 
     class Own(UntiedHead):
         class Config(UntiedHead.Config):
             pass
 
     # What a subclass makes of its kernel is its own.
-    assert Own.joined_config(Own.Config()) is None
+    assert Own.fused_config(Own.Config()) is None
 
 
 @pytest.mark.parametrize("purpose", ["train", "decode"])

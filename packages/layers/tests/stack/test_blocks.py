@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from kanawa.contracts import FeedForward, SequenceMixer, Sequences
 from kanawa.plugins import ProgramTraits
-from kanawa_layers.basic.dropout import Dropout
+from kanawa_layers.basic.dropout import Dropout, StochasticDepth
 from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.basic.stochastic_depth import StochasticDepth
 from kanawa_layers.feedforward.bottleneck import Bottleneck
 from kanawa_layers.stack.mixer import MixerBlock
 from kanawa_layers.stack.output_norm import OutputNormBlock

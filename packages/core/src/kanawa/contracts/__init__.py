@@ -16,10 +16,10 @@ from kanawa.contracts.checkpointer import Restored as Restored
 from kanawa.contracts.data import DataSource as DataSource
 from kanawa.contracts.device_mesh import DeviceMesh as DeviceMesh
 from kanawa.contracts.experiment_template import ExperimentTemplate as ExperimentTemplate
+from kanawa.contracts.fusable import Fusable as Fusable
 from kanawa.contracts.gradients import GradientStrategy as GradientStrategy
 from kanawa.contracts.gradients import LossProgram as LossProgram
 from kanawa.contracts.gradients import ModelLoss as ModelLoss
-from kanawa.contracts.joinable import Joinable as Joinable
 from kanawa.contracts.loader import Loader as Loader
 from kanawa.contracts.optimizer import GradientTransformation as GradientTransformation
 from kanawa.contracts.optimizer import Optimizer as Optimizer

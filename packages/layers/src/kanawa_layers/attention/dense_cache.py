@@ -5,8 +5,7 @@ import kanawa as kn
 from jaxtyping import Array, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
-from kanawa_layers.attention.cache_layout import kept_arrays, layout
-from kanawa_layers.attention.cache_rows import put_rows, take_rows, write_after
+from kanawa_layers.attention.cache_arrays import arrays_by_name, layout, put_rows, take_rows, write_after
 
 
 class DenseCache(Cache):
@@ -30,7 +29,7 @@ class DenseCache(Cache):
         """
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         rows = take_rows(state, sequences)
-        rows = {name: write_after(rows[name], new, lengths) for name, new in kept_arrays(k, v).items()}
+        rows = {name: write_after(rows[name], new, lengths) for name, new in arrays_by_name(k, v).items()}
         # Padding at a prompt's right end is written too; tokens decoded next overwrite it.
         ends = jnp.broadcast_to(lengths + k.shape[1], (k.shape[0],))
         return CacheView(put_rows(state, rows, sequences), rows["keys"], rows.get("values"), kv_lengths=ends)

@@ -6,7 +6,7 @@ from typing import Any
 
 import kanawa as kn
 from jaxtyping import Array, Float, Int
-from kanawa.contracts import Cache, CacheState, CacheView, Joinable, Norm, Positions, SequenceMixer, Sequences
+from kanawa.contracts import Cache, CacheState, CacheView, Fusable, Norm, Positions, SequenceMixer, Sequences
 
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
@@ -17,7 +17,7 @@ from kanawa_layers.attention.projections import (
     Heads,
     add_fused_projections,
     add_projections,
-    join_projections,
+    fuse_projections,
     normed,
     project,
 )
@@ -27,7 +27,7 @@ from kanawa_layers.basic.linear import Linear, are_alike
 from kanawa_layers.positions.rotary import Rotary
 
 
-class GroupedQueryAttention(SequenceMixer, Joinable):
+class GroupedQueryAttention(SequenceMixer, Fusable):
     """Attention of `num_heads` query heads over `num_kv_heads` key and value heads.
 
     Slots: projections (`qkv` set: one fused weight in place of three), mask, positions, query and key norms (over one
@@ -51,7 +51,7 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
     dot_product: DotProduct
     cache: Cache | None
 
-    class Config(SequenceMixer.Config, Joinable.Config):
+    class Config(SequenceMixer.Config, Fusable.Config):
         num_heads: kn.Size = kn.REQUIRED
         num_kv_heads: kn.Size | None = None
         head_dim: kn.Size | None = None
@@ -195,16 +195,16 @@ class GroupedQueryAttention(SequenceMixer, Joinable):
         return kn.constrain(q, ("batch", "length", "heads", "head_dim")), k, v
 
     @classmethod
-    def joined_config(cls, cfg: Config) -> Config | None:
+    def fused_config(cls, cfg: Config) -> Config | None:
         """Returns the config with `qkv` in place of the three projections."""
         # A subclass may use its projections otherwise: it must override this to have them fused.
         apart = cls is GroupedQueryAttention and cfg.qkv is None and not takes_keys(cfg.sharing)
         return cfg.clone().set(qkv=cfg.query.clone()) if apart and are_alike(cfg.query, cfg.key, cfg.value) else None
 
     @kn.nowrap
-    def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `qkv` of the three projections' parameters, and the rest."""
-        return join_projections(params, self.heads.kv_heads)
+        return fuse_projections(params, self.heads.kv_heads)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> dict[str, kn.ParamSpec]:

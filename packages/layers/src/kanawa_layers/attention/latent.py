@@ -1,6 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one cached vector a token."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ from kanawa.contracts import Cache, CacheState, CacheView, Norm, Positions, Sequ
 from kanawa_layers.attention.dense_cache import DenseCache
 from kanawa_layers.attention.dot_product import DotProduct, SoftmaxDotProduct, key_positions, score_offsets
 from kanawa_layers.attention.key_sharing import KeySharing, offer_keys, taken_keys, takes_keys
-from kanawa_layers.attention.latent_projections import add_latent_projections
 from kanawa_layers.attention.masks import Causal, Mask, narrowed, reach, window_problems
 from kanawa_layers.attention.output_gate import OutputGate
 from kanawa_layers.attention.sinks import Sinks
@@ -98,7 +98,7 @@ class LatentAttention(SequenceMixer):
         cfg = self.config
         self.mask = narrowed(cfg.mask, cfg.window)
         self.takes_keys = takes_keys(cfg.sharing)
-        add_latent_projections(self, cfg, own_latent=not self.takes_keys)
+        _add_projections(self, cfg, own_latent=not self.takes_keys)
         self.add_child("positions", cfg.positions, head_dim=cfg.rope_dim, num_heads=cfg.num_heads)
         self.add_child("sinks", cfg.sinks, num_heads=cfg.num_heads)
         self.add_child("gate", cfg.gate, input_dim=cfg.input_dim, num_heads=cfg.num_heads, head_dim=cfg.value_dim)
@@ -216,3 +216,30 @@ class LatentAttention(SequenceMixer):
         seen = min(context_length, reach(self.mask) or context_length)
         scores = 2.0 * cfg.num_heads * (cfg.nope_dim + cfg.rope_dim + cfg.value_dim) * seen
         return float(super().flops_per_token(context_length) + scores)
+
+
+def _add_projections(layer: kn.Module, cfg: Any, *, own_latent: bool = True) -> None:
+    """Declares `query` or `query_down`, `query_norm`, `query_up`; `kv_down`, `kv_norm`, `kv_up`; and `output`.
+
+    `kv_down` makes the latent and, after it, the shared key that is rotated; `kv_up` makes each head's key without
+    rotation and, after it, its value. Without `own_latent` there is no `kv_down` and no `kv_norm`.
+    """
+    model, heads, query_dim = cfg.input_dim, cfg.num_heads, cfg.nope_dim + cfg.rope_dim
+    low_rank = cfg.query_rank is not None
+
+    def add(
+        name: str, wanted: bool, inputs: tuple[int, ...], outputs: tuple[int, ...], axes: tuple[str | None, ...]
+    ) -> None:
+        slot = getattr(cfg, name) if wanted else None
+        layer.add_child(name, slot, input_shape=inputs, output_shape=outputs, axes=axes)
+
+    add("query", not low_rank, (model,), (heads, query_dim), ("embed", "heads", "head_dim"))
+    rank = cfg.query_rank or 0
+    add("query_down", low_rank, (model,), (rank,), ("embed", None))
+    layer.add_child("query_norm", cfg.query_norm if low_rank else None, input_dim=rank)
+    add("query_up", low_rank, (rank,), (heads, query_dim), (None, "heads", "head_dim"))
+    # The latent isn't split: every head needs all of it, so shards would have to be gathered for each projection.
+    add("kv_down", own_latent, (model,), (cfg.kv_rank + cfg.rope_dim,), ("embed", None))
+    layer.add_child("kv_norm", cfg.kv_norm if own_latent else None, input_dim=cfg.kv_rank)
+    add("kv_up", True, (cfg.kv_rank,), (heads, cfg.nope_dim + cfg.value_dim), (None, "heads", "head_dim"))
+    add("output", True, (heads, cfg.value_dim), (model,), ("heads", "head_dim", "embed"))

@@ -7,7 +7,7 @@ from jaxtyping import Array, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 from kanawa.errors import ModuleError
 
-from kanawa_layers.attention.cache_layout import apart, kept_arrays, layout
+from kanawa_layers.attention.cache_arrays import arrays_by_name, confine_nonfinite, layout
 
 
 class PagedCache(Cache):
@@ -68,7 +68,7 @@ class PagedCache(Cache):
         at = positions % self.config.page_size
         pools = {
             name: state[name].at[page, at].set(_as_kept(new, state[name].dtype), mode="drop")
-            for name, new in kept_arrays(*apart(k, v)).items()
+            for name, new in arrays_by_name(*confine_nonfinite(k, v)).items()
         }
         starts = sequences.query_starts
         ends = lengths + (length if starts is None else starts[1:] - starts[:-1])

@@ -82,7 +82,7 @@ def project(layer: Any, x: Float[Array, "B T E"]) -> tuple[jax.Array, jax.Array,
     return q, fused[:, :, :, parts - 2], fused[:, :, :, parts - 1]
 
 
-def join_projections(params: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
+def fuse_projections(params: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
     """Returns parameters with `qkv` in place of the three, laid out as `add_fused_projections` says."""
 
     def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
-from kanawa_layers.attention.cache_layout import apart
+from kanawa_layers.attention.cache_arrays import confine_nonfinite
 from kanawa_layers.attention.dense_cache import DenseCache
 
 # Not 128, though int8 has -128: the largest element may be positive.
@@ -57,7 +57,7 @@ class QuantisedCache(Cache):
     ) -> CacheView:
         """Rounds the new tokens and returns all keys and values in the dtype of the new ones."""
         # Done here, since the inner caches only see integers.
-        k, v = apart(k, v)
+        k, v = confine_nonfinite(k, v)
         k_codes, k_scales = _quantised(k)
         v_codes, v_scales = (None, None) if v is None else _quantised(v)
         codes = self.codes.extend(_part(state, "codes_"), k_codes, v_codes, sequences)

@@ -6,8 +6,14 @@ import kanawa as kn
 from jaxtyping import Array, Bool, Int, Num
 from kanawa.contracts import Cache, CacheState, CacheView, Sequences
 
-from kanawa_layers.attention.cache_layout import apart, kept_arrays, layout
-from kanawa_layers.attention.cache_rows import put_rows, take_rows, write_after
+from kanawa_layers.attention.cache_arrays import (
+    arrays_by_name,
+    confine_nonfinite,
+    layout,
+    put_rows,
+    take_rows,
+    write_after,
+)
 
 #: The position of an empty entry: after every query, so that causality hides it.
 _NOWHERE = 2**30
@@ -36,7 +42,7 @@ class RingCache(Cache):
     ) -> CacheView:
         """Writes the last of the new tokens; several of them are attended to together with the old entries."""
         # A ring has no end: entries of an earlier sequence are masked, but still read.
-        old, new = take_rows(state, sequences), kept_arrays(*apart(k, v))
+        old, new = take_rows(state, sequences), arrays_by_name(*confine_nonfinite(k, v))
         size = old["keys"].shape[1]
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         if k.shape[1] == 1:

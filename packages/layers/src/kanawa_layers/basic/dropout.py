@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), and the base of other kinds of dropout."""
+"""Dropout (Srivastava et al. 2014) and stochastic depth (Huang et al. 2016, arXiv:1603.09382)."""
 
 import abc
 
@@ -35,3 +35,12 @@ class Dropout(RandomDrop):
     def parts(self, x: Float[Array, "..."]) -> tuple[int, ...]:
         """Returns the shape of x: each element on its own."""
         return x.shape
+
+
+class StochasticDepth(RandomDrop):
+    """Zeroes a whole row of a branch with probability `rate` in training and scales the others by 1 / (1 - rate)."""
+
+    @kn.nowrap
+    def parts(self, x: Float[Array, "B ..."]) -> tuple[int, ...]:
+        """Returns [B, 1, ...]: each row on its own."""
+        return (x.shape[0],) + (1,) * (x.ndim - 1)

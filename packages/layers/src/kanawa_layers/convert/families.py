@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kanawa.config import Config, PathError, diff
+from kanawa.config import Config, PathError, diff, replace
 from kanawa.contracts import ForeignConfigError, ForeignFamily
 from kanawa.errors import KanawaError, UsageError, did_you_mean
 from kanawa.module import Module
 from kanawa.plugins import component, host
 
-from kanawa_layers.convert.apart import with_projections_apart
+from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.convert.errors import UnknownFamilyError
+from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
+from kanawa_layers.feedforward.gated import GatedFeedForward
 
 KIND = "hf_families"
 #: Fields that only training uses, by their last name: no Hugging Face config records them, so comparisons ignore them.
@@ -90,7 +92,7 @@ def foreign_config(model: Config, name: str | None = None) -> dict[str, Any]:
     A family expresses a model if its own config of it reads back as the same model, training and fused projections
     aside. Raises ForeignConfigError naming what no family can express.
     """
-    model = with_projections_apart(model)
+    model = with_separate_projections(model)
     unlike: list[str] = []
     close: dict[str, list[str]] = {}
     for kind in [name] if name else known_families():
@@ -117,6 +119,27 @@ def differences(first: Config, second: Config) -> list[str]:
     """Returns the differences in what two models compute, as text."""
     return [
         str(change)
-        for change in diff(with_projections_apart(first), with_projections_apart(second))
+        for change in diff(with_separate_projections(first), with_separate_projections(second))
         if not _TRAINING_ONLY.intersection(part.split("[")[0] for part in change.path.split("."))
     ]
+
+
+def with_separate_projections(model: Config) -> Config:
+    """Returns a copy in which each fused projection is its parts: the same function, under the same foreign names.
+
+    Each part gets the fused one's bias, initialisation and adapter.
+    """
+    model = model.clone()
+    replace(model, target=GroupedQueryAttention, edit=_attention, allow_none=True)
+    replace(model, target=FusedGatedFeedForward, edit=_feed_forward, allow_none=True)
+    return model
+
+
+def _attention(node: GroupedQueryAttention.Config) -> None:
+    if node.qkv is not None:
+        node.set(qkv=None, **{name: node.qkv.clone() for name in ("query", "key", "value")})
+
+
+def _feed_forward(node: FusedGatedFeedForward.Config) -> Config:
+    kept = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
+    return GatedFeedForward.Config(gate=node.gate_up, up=node.gate_up.clone(), **kept)

@@ -153,15 +153,6 @@ def _broken(file: Path, what: str) -> SafetensorsError:
     return SafetensorsError(f"{file} isn't a valid safetensors file: {what}; download or copy it again")
 
 
-def dtype_name(dtype: Any) -> str:
-    """Returns the format's name of a NumPy dtype; raises SafetensorsError for one without a name."""
-    for name, known in DTYPES.items():
-        if known == np.dtype(dtype):
-            return name
-    message = f"safetensors has no dtype {np.dtype(dtype).name!r}; it has {', '.join(DTYPES)}"
-    raise SafetensorsError(message)
-
-
 def write_file(
     file: Path,
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import FeedForward, Joinable, Sequences
+from kanawa.contracts import FeedForward, Fusable, Sequences
 
 from kanawa_layers.basic.linear import Linear, add_linear, are_alike
 from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
 from kanawa_layers.feedforward.gating import Gating, Product
 
 
-class GatedFeedForward(FeedForward, Joinable):
+class GatedFeedForward(FeedForward, Fusable):
     """down(activation(gate(x)) * up(x)); silu makes it SwiGLU. Tags: feed_forward_gate, feed_forward_up.
 
     `gating` combines gate and up: their elementwise product, unless a model clamps them.
@@ -24,7 +24,7 @@ class GatedFeedForward(FeedForward, Joinable):
     up: Linear
     down: Linear
 
-    class Config(FeedForward.Config, Joinable.Config):
+    class Config(FeedForward.Config, Fusable.Config):
         activation: Callable[..., Array] = jax.nn.silu
         gating: Gating.Config = Product.Config()
         gate: Linear.Config = Linear.Config()
@@ -53,7 +53,7 @@ class GatedFeedForward(FeedForward, Joinable):
         return kn.constrain(self.down(hidden), ("batch", "length", "embed"))
 
     @classmethod
-    def joined_config(cls, cfg: Config) -> FusedGatedFeedForward.Config | None:
+    def fused_config(cls, cfg: Config) -> FusedGatedFeedForward.Config | None:
         """Returns the config of the layer with gate and up in one weight."""
         # The fused layer computes what this class does, not what a subclass does.
         if cls is not GatedFeedForward or not are_alike(cfg.gate, cfg.up):
@@ -62,7 +62,7 @@ class GatedFeedForward(FeedForward, Joinable):
         return FusedGatedFeedForward.Config(gate_up=cfg.gate.clone(), **kept)
 
     @kn.nowrap
-    def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `gate_up` of the parameters of `gate` and `up`, and the rest."""
         both = jax.tree.map(lambda gate, up: jnp.stack([gate, up], axis=-2), params["gate"], params["up"])
         return {**{name: value for name, value in params.items() if name not in ("gate", "up")}, "gate_up": both}

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import kanawa as kn
 from jaxtyping import Array, Float
-from kanawa.contracts import Joinable
+from kanawa.contracts import Fusable
 from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.embedding import Embedding
@@ -46,10 +46,10 @@ class Head(kn.Module):
         return float(2.0 * self.config.input_dim * self.config.vocab_size)
 
 
-class UntiedHead(Head, Joinable):
+class UntiedHead(Head, Fusable):
     """A projection of its own."""
 
-    class Config(Head.Config, Joinable.Config):
+    class Config(Head.Config, Fusable.Config):
         foreign: kn.foreign.Names = kn.foreign.Names(
             tensors={"kernel": kn.foreign.Tensor(name="weight", form=kn.foreign.Matrix.Config())}
         )
@@ -65,13 +65,13 @@ class UntiedHead(Head, Joinable):
         return self.param("kernel")
 
     @classmethod
-    def joined_config(cls, cfg: "UntiedHead.Config") -> "OutputFirstHead.Config | None":
+    def fused_config(cls, cfg: "UntiedHead.Config") -> "OutputFirstHead.Config | None":
         """Returns the config of the head with its weight the other way round."""
         kept = {name: getattr(cfg, name) for name in ("input_dim", "vocab_size", "logit_scale", "logit_cap")}
         return OutputFirstHead.Config(**kept) if cls is UntiedHead else None
 
     @kn.nowrap
-    def join(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the transposed kernel in place of the kernel."""
         return {"kernel": jnp.swapaxes(params["kernel"], -1, -2)}
 

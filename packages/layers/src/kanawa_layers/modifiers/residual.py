@@ -4,8 +4,7 @@ from typing import Any
 
 import kanawa as kn
 
-from kanawa_layers.basic.dropout import Dropout
-from kanawa_layers.basic.stochastic_depth import StochasticDepth
+from kanawa_layers.basic.dropout import Dropout, StochasticDepth
 from kanawa_layers.feedforward.bottleneck import Bottleneck
 from kanawa_layers.modifiers.adapters import train_adapters_only
 from kanawa_layers.modifiers.fields import SetFields, set_fields

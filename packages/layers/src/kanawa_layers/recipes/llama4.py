@@ -13,7 +13,7 @@ from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.attention.masks import Causal, Chunked
 from kanawa_layers.attention.query_scale import TemperatureTuning
 from kanawa_layers.basic.rms_norm import RMSNorm
-from kanawa_layers.basic.unit_rms_norm import UnitRMSNorm
+from kanawa_layers.basic.unit_norms import UnitRMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead

@@ -7,8 +7,7 @@ from kanawa.arrays.broadcast import along_last
 from kanawa.arrays.init import Constant
 from kanawa.arrays.materialize import row_major
 
-from kanawa_layers.basic.dropout import Dropout
-from kanawa_layers.basic.stochastic_depth import StochasticDepth
+from kanawa_layers.basic.dropout import Dropout, StochasticDepth
 from kanawa_layers.feedforward.bottleneck import Bottleneck
 
 

@@ -10,7 +10,7 @@ import kanawa as kn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kanawa.arrays.rules import assign
 from kanawa.arrays.shardings import array_sharding
-from kanawa.composition.joined import join_layers
+from kanawa.composition.fused import fuse_layers
 from kanawa.contracts import Cache, CausalLM, Environment, Weighted
 
 from kanawa_runtime.serve.engine.config import EngineConfig
@@ -67,7 +67,7 @@ def paged_model(
 
 def _with_outputs_first(model: CausalLM) -> CausalLM:
     cfg = model.config.clone()
-    join_layers(cfg)
+    fuse_layers(cfg)
 
     def turn(node: Any) -> None:
         if node.form is None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from kanawa.arrays.shardings import replicated
-from kanawa.composition.joined import joined
+from kanawa.composition.fused import fuse_params
 from kanawa.composition.plain import in_forms
 from kanawa.composition.program_traits import for_purpose
 from kanawa.contracts import CausalLM, Environment, Program
@@ -87,7 +87,7 @@ class Programs:
             self.params = self._unstack(params)
 
     def _unstacked(self, params: Any) -> Any:
-        params = joined(self._trained, params) if self.paged.outputs_first else params
+        params = fuse_params(self._trained, params) if self.paged.outputs_first else params
         return self.paged.model.unstacked(in_forms(self.paged.model, params, OutputFirst))
 
     def _unstack(self, params: Any) -> Any:

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from kanawa.composition.joined import join_layers, joined
+from kanawa.composition.fused import fuse_layers, fuse_params
 from kanawa.module import functional, initialize, param_specs
 from kanawa_layers.attention.grouped_query import GroupedQueryAttention
 from kanawa_layers.basic.linear import Linear
@@ -62,14 +62,14 @@ def test_a_joined_model_computes_the_same(change, joins):
         change(cfg)
     apart = cfg.build()
     rewritten = apart.config.clone()
-    join_layers(rewritten)
+    fuse_layers(rewritten)
     together = rewritten.build()
     params = initialize(apart, jax.random.key(0, impl="threefry2x32"))
     # Biases are zero at first, in which any order would do.
     params = jax.tree.map(
         lambda x: np.asarray(x) + 0.1 * np.cos(np.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
     )
-    made = joined(apart, params)
+    made = fuse_params(apart, params)
     specs = param_specs(together)
     assert jax.tree.map(np.shape, made) == jax.tree.map(lambda spec: spec.shape, specs)
     names = {
