@@ -37,8 +37,8 @@ from kanawa_runtime.checkpoint.tiers import Tier, open_root, open_tier
 logger = logging.getLogger(__name__)
 
 Trees = Mapping[str, Mapping[str, jax.Array]]
-#: What a process says that could have begun a save.
-ELSEWHERE = "another process could not begin"
+#: Begins the error of a process that was stopped by the failure of another one.
+ELSEWHERE = "another process could not"
 
 
 class BackgroundCheckpointer(Checkpointer):
@@ -82,11 +82,8 @@ class BackgroundCheckpointer(Checkpointer):
     def _finish_own(self, pending: Pending) -> Written:
         """Returns what this process has written at the run's own place, all of it durable; on the thread that saves."""
 
-    def _all_have_begun(self) -> None:
-        """Every process has begun the save: waiting for another one is no longer in vain."""
-
-    def _abandon(self, *, primary_has_begun: bool) -> None:
-        """Returns once this process writes nothing more of a save that another one refused."""
+    def _abandon(self) -> None:
+        """Returns once this process writes nothing more of a save that another one refused; raises what went wrong."""
 
     @abc.abstractmethod
     def _release(self) -> None:
@@ -335,11 +332,11 @@ class BackgroundCheckpointer(Checkpointer):
         try:
             answers = [json.loads(text) for text in self._exchange(pending, "begun", json.dumps(told))]
         finally:
-            if answers and not any(shared & answer.keys() for answer in answers):
-                self._all_have_begun()
-            elif not shared & told.keys():
-                # What is written still would come back after the folder is removed, and its failure be the next save's.
-                self._abandon(primary_has_begun=bool(answers) and not shared & answers[0].keys())
+            has_begun = not shared & told.keys()
+            if has_begun and (not answers or any(shared & answer.keys() for answer in answers)):
+                # What is written still would come back after the folder is removed.
+                with contextlib.suppress(Exception):
+                    self._abandon()
         for answer in answers:
             for number, error in answer.items():
                 pending.refused.setdefault(int(number), error)
