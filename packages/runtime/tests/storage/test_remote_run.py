@@ -46,7 +46,6 @@ def machine(tmp_path, monkeypatch):
 def go_on(place, steps=STEPS, **checkpointer):
     cfg = tiny()
     cfg.checkpoints.set(every_steps=2, keep_last=9)
-    # An orbax run's config: an address has the other checkpointer take its place.
     cfg.checkpointer.set(**checkpointer)
     return Loop(compose(cfg), place, steps=steps, screen=Screen()).execute()
 

@@ -1,5 +1,6 @@
 """Checkpoints: saved asynchronously, verified when restored, kept by rule."""
 
+from kanawa_runtime.checkpoint.auto import AutoCheckpointer as AutoCheckpointer
 from kanawa_runtime.checkpoint.checkpointer import OrbaxCheckpointer as OrbaxCheckpointer
 from kanawa_runtime.checkpoint.errors import CheckpointDamagedError as CheckpointDamagedError
 from kanawa_runtime.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError

@@ -27,7 +27,7 @@ class AddTier(kn.Modifier):
             raise ConfigError(message)
         chosen = cfg.checkpointer
         if not isinstance(chosen, BackgroundCheckpointer.Config):
-            message = f"{type(chosen).__qualname__} has no tiers; expected orbax or sharded as the checkpointer"
+            message = f"{type(chosen).__qualname__} has no tiers; expected auto, orbax or sharded as the checkpointer"
             raise ConfigError(message)
         own = self.config
         others = tuple(tier.clone() for tier in chosen.tiers if tier.place != own.place)

@@ -56,17 +56,17 @@ class ArrayStore:
     def __init__(self, timeout_seconds: int) -> None:
         self._orbax = _orbax()
         self._timeout_seconds = timeout_seconds
-        self._handlers: dict[str, Any] = {}
+        self._handler = self._orbax.PyTreeCheckpointHandler()
+        self._items: list[str] = []
         self._writes: list[Any] = []
 
     def start(self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]]) -> None:
         """Copies the arrays off the devices and returns; orbax goes on writing to `folder/ITEM`."""
-        # A handler merges what it has written itself: one a save, so that a failed save leaves nothing to the next.
-        self._handlers = {item: self._orbax.PyTreeCheckpointHandler() for item, leaves in arrays.items() if leaves}
+        self._items = [item for item, leaves in arrays.items() if leaves]
         self._writes = []
-        for item, handler in self._handlers.items():
+        for item in self._items:
             arguments = self._orbax.args.PyTreeSave(dict(arrays[item]))
-            self._writes += _result_of(handler.async_save(_path(folder, item), args=arguments)) or []
+            self._writes += _result_of(self._handler.async_save(_path(folder, item), args=arguments)) or []
 
     def wait(self) -> None:
         """Returns once all of this process's arrays are written; raises the first error."""
@@ -82,15 +82,14 @@ class ArrayStore:
 
     def finalize(self, folder: Path, texts: Mapping[str, Any]) -> None:
         """Merges what the processes have written, and writes the JSON items."""
-        for item, handler in self._handlers.items():
-            handler.finalize(_path(folder, item))
+        for item in self._items:
+            self._handler.finalize(_path(folder, item))
         for name, value in texts.items():
             self._orbax.JsonCheckpointHandler().save(_path(folder, name), args=self._orbax.args.JsonSave(value))
 
     def close(self) -> None:
         """Releases orbax's threads."""
-        for handler in self._handlers.values():
-            handler.close()
+        self._handler.close()
 
 
 def make_folders(folder: Path, items: Iterable[str], texts: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.errors import UsageError
 
-from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.runs.tokenizer_file import TOKENIZER
 from kanawa_runtime.runs.open_run import open_run
 from kanawa_runtime.runs.run_path import check_is_run
@@ -86,7 +86,7 @@ def _write(run: Path, out: Path, steps: list[int], params: dict[str, np.ndarray]
                 shutil.copytree(run / name, partial / name)
             elif (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
-        checkpoints = OrbaxCheckpointer.Config().build(directory=partial / CHECKPOINTS)
+        checkpoints = AutoCheckpointer.Config().build(directory=partial / CHECKPOINTS)
         meta = environment_record() | {"average_of": steps, "of_run": shown_place(run)}
         try:
             arrays = unflatten_paths({path: jnp.asarray(value) for path, value in params.items()})

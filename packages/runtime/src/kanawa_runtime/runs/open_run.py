@@ -13,7 +13,6 @@ from kanawa.composition.target import parse_target
 from kanawa.contracts import DataSource, Environment, Model
 from kanawa.errors import UsageError
 
-from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.runs.imported import fitted, imported_experiment, place, stored_elsewhere
 from kanawa_runtime.runs.run_directory import OF_TRAINING, checkpoints_of, read_config
 from kanawa_runtime.runs.run_path import check_is_directory, looks_like_run, not_a_run
@@ -98,7 +97,7 @@ def open_run(
         return OpenedRun(directory, composition, trainer, where, params, state, 0)
     with where.active():
         saved = checkpoints_of(directory)
-        checkpoints = checkpointer_for(composition.config.checkpointer, saved).build(directory=saved, read_only=True)
+        checkpoints = composition.config.checkpointer.build(directory=saved, read_only=True)
         wanted = {"params": abstract.params, "state": abstract.state}
         # Such rules train one point and evaluate another, an average that only their own state gives.
         if trainer.averages:

@@ -17,7 +17,6 @@ from kanawa.contracts import Batch, CheckpointSaveError
 from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
-from kanawa_runtime.checkpoint.choose import checkpointer_for
 from kanawa_runtime.exit_codes import LOST
 from kanawa_runtime.goodput.ledger import Ledger
 from kanawa_runtime.goodput.sections import Sections
@@ -90,8 +89,7 @@ class Loop:
             policy = self.prepared.composition.config.checkpoints
             journal = Journal(self.run, self.services, ledger)
             sections = _sections(self.run, self.services, ledger)
-            chosen = self.prepared.composition.config.checkpointer
-            checkpoints = checkpointer_for(chosen, self.run.checkpoints).build(
+            checkpoints = self.prepared.composition.config.checkpointer.build(
                 directory=self.run.checkpoints,
                 keep_last_n=policy.keep_last,
                 keep_every_n_steps=policy.keep_every_steps,

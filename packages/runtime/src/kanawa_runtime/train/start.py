@@ -13,6 +13,7 @@ from kanawa.arrays.tree import flatten_paths, unflatten_paths
 from kanawa.contracts import Batch, CheckpointError, Program, Restored, RolloutBatch
 from kanawa.errors import UsageError
 from kanawa.kernels import KernelChoice
+from kanawa.plugins import host
 
 from kanawa_runtime import faults
 from kanawa_runtime.checkpoint.recorded_commits import recorded_commits
@@ -72,7 +73,16 @@ def start(attempt: Attempt) -> Started:
         attempt.config.rollouts.check_processes()
     screen, journal, programs = attempt.screen, attempt.journal, attempt.prepared.programs
     digest = _data_digest(attempt)
-    journal.write("run_started", **attempt.run.description(), data_digest=digest, total_steps=attempt.total)
+    checkpointer = type(attempt.checkpoints)
+    name = host().name_of(checkpointer) or checkpointer.__qualname__
+    journal.write(
+        "run_started",
+        **attempt.run.description(),
+        data_digest=digest,
+        total_steps=attempt.total,
+        checkpointer=name,
+    )
+    screen.say(f"checkpoints go to {shown(attempt.run.checkpoints)}, written by {name}")
     for change in attempt.run.changes:
         screen.say(f"changed since the last attempt: {change}")
     _keep_tokenizer(attempt)

@@ -30,7 +30,7 @@ from kanawa.contracts import (
 )
 from kanawa.module import Last, next_state, param_specs, state_specs
 
-from kanawa_runtime.checkpoint import OrbaxCheckpointer
+from kanawa_runtime.checkpoint import AutoCheckpointer
 from kanawa_runtime.data.loader import GrainLoader
 from kanawa_runtime.learn.learner import Learner
 from kanawa_runtime.services.watchdog import Watchdog
@@ -79,7 +79,7 @@ class Trainer(Workload):
         gradients: GradientStrategy.Config = WholeBatch.Config()
         evaluation: EvaluationPolicy = EvaluationPolicy()
         checkpoints: CheckpointPolicy = CheckpointPolicy()
-        checkpointer: Checkpointer.Config = OrbaxCheckpointer.Config()
+        checkpointer: Checkpointer.Config = AutoCheckpointer.Config()
         loader: Loader.Config = GrainLoader.Config()
         services: tuple[Service.Config, ...] = (Watchdog.Config(),)
         health: HealthPolicy = HealthPolicy()
