@@ -1,4 +1,4 @@
-"""What a run does for its records beside each step: events, ledger, watchdog, hooks; against a step of 20 ms.
+"""What a run does for its records beside each step: events, time log, watchdog, hooks; against a step of 20 ms.
 
 Run: `nox -s benchmarks -- step_services` or `python benchmarks/step_services.py [--steps 5000]`. Prints one JSON
 object; exit code 1 where it takes more than a hundredth of the step. Processor time of all threads of the process is
@@ -19,6 +19,7 @@ import jax
 from kanawa_runtime.data.random_tokens import RandomTokens
 from kanawa_runtime.experiments.quickstart import quickstart
 from kanawa_runtime.goodput.sections import Sections
+from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.services.watchdog import Watchdog
@@ -45,10 +46,10 @@ def measured(folder: Path, steps: int) -> dict[str, dict[str, float]]:
     config.set(data=RandomTokens.Config(sequence_length=64, vocab_size=256))
     with RunDirectory.open(folder / "run", config) as run:
         services = ServiceHost([Watchdog.Config(alone=True).build()])
-        ledger = run.ledger()
-        journal = Journal(run, services, ledger)
+        time_log = TimeLog(run.path, run.events())
+        journal = Journal(run, services, time_log)
         section = functools.partial(services.section, run)
-        sections = Sections(*(() if ledger is None else (ledger.enter,)), section)
+        sections = Sections(time_log.enter, section)
         services.start(run)
 
         def told(number: int) -> None:

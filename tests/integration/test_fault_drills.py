@@ -14,8 +14,7 @@ import pytest
 from drills import drill_seed
 from kanawa_runtime.exit_codes import verdict
 from kanawa_runtime.goodput.account import account
-from kanawa_runtime.goodput.ledger import read_ledger
-from kanawa_runtime.runs.run_directory import LEDGER
+from kanawa_runtime.goodput.time_log import read_time_records
 from nursery import Nursery
 from supervisor import Result, Supervisor, committed, events, last_step, result
 
@@ -231,7 +230,7 @@ def test_sigterm_many_times(nursery, golden, tmp_path, record_drill):
 
 
 def drawn(supervisor):
-    return account(read_ledger(supervisor.run / LEDGER))
+    return account(read_time_records(supervisor.run))
 
 
 def killed_and_stalled(nursery, folder, processes, kills, stalls):
@@ -253,10 +252,10 @@ def killed_and_stalled(nursery, folder, processes, kills, stalls):
     assert sum(seen.seconds.values()) == pytest.approx(seen.wall_seconds, rel=0.01)
     # The command's last words and the fork are no part of it, which a busy machine is slow with as with all the rest.
     assert wall - max(3, wall / 5) < seen.wall_seconds <= wall + 0.2
-    return seen, f"a ledger over {kills} kills adds up, {seen.wall_seconds:.1f} s of {wall:.1f} s seen outside"
+    return seen, f"the account over {kills} kills adds up, {seen.wall_seconds:.1f} s of {wall:.1f} s seen outside"
 
 
-def test_the_ledger_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, record_drill):
+def test_the_account_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, record_drill):
     """The seconds between the first process's start and the end of the last, as this test sees them."""
     stalls = "in_data:sleep=3:4,in_evaluation:sleep=2:1,in_compile:sleep=1:1"
     seen, said = killed_and_stalled(nursery, tmp_path, 1, 2, stalls)
@@ -267,7 +266,7 @@ def test_the_ledger_adds_up_across_kills_and_knows_a_stall(nursery, tmp_path, re
 
 
 @pytest.mark.nightly
-def test_the_ledger_adds_up_across_many_kills_and_knows_long_stalls(nursery, tmp_path, record_drill):
+def test_the_account_adds_up_across_many_kills_and_knows_long_stalls(nursery, tmp_path, record_drill):
     """A stall of the first process's own data, and one that it sees as a step that another one keeps waiting."""
     kills, seconds = int(os.environ.get("KANAWA_KILLS", "10")), 30
     # Before the last save, since the step after a save may be the one that is tried twice.

@@ -18,9 +18,8 @@ from drills import drill_seed
 from kanawa_parallel.plan.goodput.assume import Planned, assume
 from kanawa_parallel.plan.goodput.simulate import Failure, Lived, simulate
 from kanawa_runtime.goodput.account import attempts_of
-from kanawa_runtime.goodput.ledger import read_ledger
+from kanawa_runtime.goodput.time_log import read_time_records
 from kanawa_runtime.report import run_figures
-from kanawa_runtime.runs.run_directory import LEDGER
 from nursery import Nursery
 from supervisor import Supervisor, events
 
@@ -74,7 +73,7 @@ def compared(nursery, folder, steps, moments, rng):
     """Returns (goodput as the ledger has it, goodput as simulated for the same kills)."""
     run, struck = killed_gang(nursery, folder, steps, moments, rng)
     (figures,) = run_figures([run])
-    attempts, records = attempts_of(read_ledger(run / LEDGER)), events(run)
+    attempts, records = attempts_of(read_time_records(run)), events(run)
     assert len(attempts) == len(moments) + 1
     began = attempts[0].started
     prepared = {event["attempt"]: event["step"] for event in records if event["event"] == "prepared"}

@@ -1,4 +1,4 @@
-"""What a ledger's lines add up to: always the wall time, each second in the category it belongs to."""
+"""What time records add up to: always the wall time, each second in the category it belongs to."""
 
 import pytest
 from hypothesis import given
@@ -59,7 +59,7 @@ def test_a_stall_inside_a_step_is_no_productive_time():
     assert drawn.seconds["productive"] == pytest.approx(5.1, abs=0.01)
 
 
-def test_no_ledger_no_account():
+def test_no_records_no_account():
     drawn = account([])
     assert (drawn.wall_seconds, drawn.goodput, drawn.attempts) == (0.0, 0.0, 0)
     assert set(drawn.seconds) == set(CATEGORIES)

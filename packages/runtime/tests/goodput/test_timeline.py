@@ -1,4 +1,4 @@
-"""A ledger in order of time, what it measured, and the report's part that shows both."""
+"""Time records in order, what they measured, and the report's part that shows both."""
 
 import json
 
@@ -70,7 +70,7 @@ sections = st.sampled_from(["step", "data", "save", "restore", "compile", "evalu
 
 
 @given(st.lists(st.tuples(sections, seconds, st.integers(0, 5), st.booleans()), min_size=1, max_size=20))
-def test_the_timeline_of_any_ledger_has_the_accounts_seconds(spans):
+def test_the_timeline_of_any_records_has_the_accounts_seconds(spans):
     lines, at, step, attempt = [], 10.0, 0, 1
     lines.append({"kind": "opened", "attempt": 1, "time": at, "process_started": 8.0, "processes": 1})
     for section, lasted, steps, dies in spans:
@@ -92,11 +92,26 @@ def test_the_timeline_of_any_ledger_has_the_accounts_seconds(spans):
         assert shown == pytest.approx(drawn.seconds[category], abs=1e-6), category
 
 
-def test_the_report_shows_goodput_faults_and_recoveries(tmp_path):
+def written(run, lines, *, in_ledger):
+    """Writes what a run's attempts spent, as events or in the file of earlier versions."""
+    names = {"opened": "attempt_opened", "began": "prepared", "spent": "time_spent", "ended": "run_ended"}
+    events = []
+    for line in [] if in_ledger else lines:
+        if line["kind"] == "lost":
+            lost = {"lost": line["attempt"], "alive_until": line["time"], "section": line["section"]}
+            events.append({"event": "attempt_lost", "attempt": 2, "time": 154.0, **lost})
+        else:
+            events.append({"event": names[line["kind"]], **line, "sections": line.get("seconds")})
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, *EVENTS]))
+    if in_ledger:
+        (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("in_ledger", [False, True])
+def test_the_report_shows_goodput_faults_and_recoveries(tmp_path, in_ledger):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-    (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    written(run, LINES, in_ledger=in_ledger)
     write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Goodput, faults and recoveries" in page
@@ -109,12 +124,12 @@ def test_the_report_shows_goodput_faults_and_recoveries(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 5}, {"time": "noon"}, {"attempt": None}, {"steps": []}, {"step": {}}])
-def test_a_damaged_ledger_leaves_the_rest_of_the_report(tmp_path, wrong):
+@pytest.mark.parametrize("in_ledger", [False, True])
+def test_damaged_records_leave_the_rest_of_the_report(tmp_path, wrong, in_ledger):
     run = tmp_path / "run"
     run.mkdir()
     lines = [{**line, **wrong} if line["kind"] == "spent" else line for line in LINES]
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-    (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written(run, lines, in_ledger=in_ledger)
     write_report([run], tmp_path / "page.html")
     assert "</html>" in (tmp_path / "page.html").read_text()
     json.dumps(run_figures([run]))

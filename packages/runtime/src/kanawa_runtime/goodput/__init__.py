@@ -1,1 +1,1 @@
-"""Where a run's wall time goes: a ledger that survives a kill, and the account that is drawn from it."""
+"""Where a run's wall time goes: events that survive a kill, and the account that is drawn from them."""

@@ -1,8 +1,8 @@
-"""From a ledger's lines to seconds by category: a pure function, whose categories add up to the wall time."""
+"""From a run's time records to seconds by category: a pure function, whose categories add up to the wall time."""
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 #: In the order in which a person reads them. `productive` is goodput; all others are what it cost.
@@ -32,7 +32,8 @@ CATEGORY_OF_SECTION = {
     "check": "checks",
     "end": "shutdown",
 }
-_STALL_FACTOR, _STALL_SECONDS = 3.0, 0.5
+#: A step is a stall beyond so many times its usual seconds and so many more.
+STALL_FACTOR, STALL_SECONDS = 3.0, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Attempt:
 
 
 def account(records: Sequence[Mapping[str, Any]]) -> Account:
-    """Returns the account of a run's ledger, read by `read_ledger`; empty for one without an attempt."""
+    """Returns the account of a run's time records (`time_log`); empty for one without an attempt."""
     attempts = attempts_of(records)
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     typical = typical_step_seconds(line for attempt in attempts for line in attempt.lines)
@@ -83,7 +84,8 @@ def account(records: Sequence[Mapping[str, Any]]) -> Account:
         seconds["startup"] += attempt.opened - max(attempt.started, ended or attempt.started)
         before = attempt.opened
         for line in attempt.lines:
-            _add(seconds, line, typical, attempt.kept)
+            for category, value in categories_of(line, typical, attempt.kept):
+                seconds[category] += value
             before = float(line["time"])
         # Between the last line and the last sign of life: what no line told of.
         seconds[tail_category(attempt)] += max(0.0, attempt.last - before)
@@ -94,7 +96,7 @@ def account(records: Sequence[Mapping[str, Any]]) -> Account:
 
 
 def attempts_of(records: Sequence[Mapping[str, Any]]) -> list[Attempt]:
-    """Returns the attempts of a ledger in order; raises KeyError, TypeError or ValueError for lines of another form."""
+    """Returns the attempts of time records in order; raises KeyError, TypeError or ValueError for other records."""
     attempts: dict[int, Attempt] = {}
     for record in records:
         number, at = int(record["attempt"]), float(record["time"])
@@ -128,17 +130,16 @@ def tail_category(attempt: Attempt) -> str:
     return "wasted" if attempt.section in ("step", "data") else CATEGORY_OF_SECTION.get(attempt.section, "startup")
 
 
-def _add(seconds: dict[str, float], line: Mapping[str, Any], typical: float, kept: int | None) -> None:
-    """Adds a line's seconds to their categories."""
+def categories_of(line: Mapping[str, Any], typical: float, kept: int | None) -> Iterator[tuple[str, float]]:
+    """Yields (category, seconds) of a `spent` record, in order. Steps beyond `kept` were lost, and taken again."""
     steps, reached = int(line["steps"]), int(line["step"])
     for section, value in line["seconds"].items():
         if section != "step":
-            seconds[CATEGORY_OF_SECTION.get(section, "startup")] += value
+            yield CATEGORY_OF_SECTION.get(section, "startup"), value
             continue
         usual = max(1, steps) * typical
-        stalled = value - usual if value > usual * _STALL_FACTOR + _STALL_SECONDS else 0.0
-        again = min(steps, max(0, reached - kept)) if kept is not None else 0
-        wasted = (value - stalled) * (again / steps if steps else 0.0)
-        seconds["stalled"] += stalled
-        seconds["wasted"] += wasted
-        seconds["productive"] += value - stalled - wasted
+        stalled = value - usual if value > usual * STALL_FACTOR + STALL_SECONDS else 0.0
+        again = min(steps, max(0, reached - kept)) / steps if kept is not None and steps else 0.0
+        yield "productive", (value - stalled) * (1.0 - again)
+        yield "wasted", (value - stalled) * again
+        yield "stalled", stalled

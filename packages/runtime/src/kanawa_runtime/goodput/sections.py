@@ -1,4 +1,4 @@
-"""What the training thread is doing, by name: told to the ledger, the watchdog and whoever else wants to know."""
+"""What the training thread is doing, by name: reported to the time log, the watchdog and other services."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -4,8 +4,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kanawa_runtime.goodput.account import CATEGORY_OF_SECTION as _OF_SECTION
-from kanawa_runtime.goodput.account import Attempt, attempts_of, tail_category, typical_step_seconds
+from kanawa_runtime.goodput.account import (
+    Attempt,
+    attempts_of,
+    categories_of,
+    tail_category,
+    typical_step_seconds,
+)
 
 #: Events that tell of something wrong, or of what was done about it, with how a person reads them.
 _EVENTS = {
@@ -49,7 +54,7 @@ class Timeline:
 
 
 def timeline(records: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> Timeline:
-    """Returns the timeline of a ledger's lines and, for what they don't tell, of a run's events.
+    """Returns the timeline of a run's time records and, for what else happened, of its events.
 
     Raises KeyError, TypeError or ValueError for lines of another form.
     """
@@ -78,26 +83,12 @@ def _of_attempt(attempt: Attempt, begun: float, start: float, typical: float) ->
         # Clocks of lines and of sections differ by a little: a line ends where it was written.
         whole, end = sum(line["seconds"].values()), float(line["time"]) - start
         scale = (end - at) / whole if whole > 0 and end > at else 0.0
-        for category, seconds in _parts(line, attempt.kept, typical):
+        for category, seconds in categories_of(line, typical, attempt.kept):
             yield Piece(at, at + seconds * scale, category)
             at += seconds * scale
         at = max(at, end)
     if attempt.last - start > at:
         yield Piece(at, attempt.last - start, tail_category(attempt))
-
-
-def _parts(line: Mapping[str, Any], kept: int | None, typical: float) -> Iterator[tuple[str, float]]:
-    steps, reached = int(line["steps"]), int(line["step"])
-    for section, seconds in line["seconds"].items():
-        if section != "step":
-            yield _OF_SECTION.get(section, "startup"), seconds
-            continue
-        usual = max(1, steps) * typical
-        stalled = seconds - usual if seconds > 3.0 * usual + 0.5 else 0.0
-        again = min(steps, max(0, reached - kept)) / steps if kept is not None and steps else 0.0
-        yield "productive", (seconds - stalled) * (1.0 - again)
-        yield "wasted", (seconds - stalled) * again
-        yield "stalled", stalled
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:

@@ -8,7 +8,7 @@ from kanawa_runtime.goodput.account import Attempt, attempts_of, typical_step_se
 
 
 def times(records: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> dict[str, float]:
-    """Returns seconds by name, without those that the run never met; empty for a ledger without a step.
+    """Returns seconds by name, without those that the run never met; empty for a run without a step.
 
     `start_seconds` runs from a process's start to its first steady step, compiling and restoring left out; `restart`
     from an attempt's end to the next process's start; what a save stops training for and how long it then takes to

@@ -1,4 +1,4 @@
-"""Goodput, faults and recoveries: where every second went, in order, by the run's own ledger."""
+"""Goodput, faults and recoveries: where every second went, in order, by the run's own events."""
 
 from collections.abc import Sequence
 from html import escape
@@ -25,15 +25,15 @@ _GROUPS = (
 _COLOUR = {category: colour for _, categories, colour in _GROUPS for category in categories}
 _GLYPHS = {"fault": ("✕", 2), "recovery": ("▲", 1), "event": ("●", 3)}
 _MOST_PIECES, _MOST_MARKS = 600, 60
-#: What a ledger of another form, or a damaged one, makes its readers raise.
+#: What records of another form, or damaged ones, make their readers raise.
 _BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def figures(run: RunData) -> dict[str, Any]:
-    """Returns what `report --json` tells: the account, measured times, faults and recoveries; None without a ledger."""
+    """Returns what `report --json` has: the account, measured times, faults and recoveries; None without records."""
     try:
-        drawn, line = account(run.ledger), timeline(run.ledger, run.events)
-        measured = times(run.ledger, run.events)
+        drawn, line = account(run.time_records), timeline(run.time_records, run.events)
+        measured = times(run.time_records, run.events)
     except _BROKEN:
         return {"goodput": None, "times": None, "faults": None}
     if not drawn.attempts:
@@ -47,7 +47,7 @@ def goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
     blocks = []
     for run, name in zip(runs, names, strict=True):
         try:
-            drawn, line = account(run.ledger), timeline(run.ledger, run.events)
+            drawn, line = account(run.time_records), timeline(run.time_records, run.events)
         except _BROKEN:
             continue
         if not drawn.attempts or drawn.wall_seconds <= 0:

@@ -10,7 +10,7 @@ from typing import Any
 from kanawa.config import Config
 from kanawa.errors import KanawaError
 
-from kanawa_runtime.goodput.ledger import read_ledger
+from kanawa_runtime.goodput.time_log import time_records
 from kanawa_runtime.report.well_formed import well_formed
 from kanawa_runtime.runs.events import number, read_events, step_records
 from kanawa_runtime.runs.run_directory import EVENTS, LEDGER, PLUGINS, read_config
@@ -29,8 +29,8 @@ class RunData:
     config: Config | None
     config_problem: str
     environment: dict[str, Any]
-    #: Lines of the ledger of its seconds, as read; empty where it kept none.
-    ledger: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    #: How its attempts spent their seconds; see `goodput.time_log`.
+    time_records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Returns the records of a kind, oldest first."""
@@ -132,11 +132,8 @@ def load_run(path: Path) -> RunData:
     except (OSError, ValueError, RecursionError):
         environment = {}
     environment = well_formed(environment) if isinstance(environment, dict) else {}
-    try:
-        ledger = read_ledger(path / LEDGER)
-    except OSError:
-        ledger = []
-    data = RunData(path, path.resolve().name, events, step_records(events), config, problem, environment, ledger)
+    records = time_records(events, path / LEDGER)
+    data = RunData(path, path.resolve().name, events, step_records(events), config, problem, environment, records)
     return dataclasses.replace(data, environment=environment | data.last("run_started"))
 
 

@@ -61,7 +61,7 @@ _FIELDS: dict[Callable[[Any], bool], str] = {
     ),
     _is_dict: "git plugins versions",
     _holds_numbers: "metrics",
-    _holds_counts: "parameters_by_module memory_per_device_bytes",
+    _holds_counts: "parameters_by_module memory_per_device_bytes sections",
     _lists_dicts: "config_changes refused",
     _is_list: "reasons",
 }

@@ -163,7 +163,7 @@ def mend_torn_line(path: Path) -> None:
         if not data or data.endswith(b"\n"):
             return
         start = data.rfind(b"\n") + 1
-        if _parsed(data[start:]) is not None:
+        if parsed_event(data[start:]) is not None:
             file.write(b"\n")
             return
         logger.warning("%s: cut off a torn last line of %d bytes", path, len(data) - start)
@@ -177,7 +177,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")
     records = []
     for index, line in enumerate(lines):
-        record = _parsed(line) if line.strip() else None
+        record = parsed_event(line) if line.strip() else None
         if record is not None:
             records.append(record)
         elif line.strip() and index < len(lines) - 1:
@@ -196,7 +196,7 @@ def last_attempt(events: list[dict[str, Any]]) -> int:
     return max((r["attempt"] for r in events if isinstance(r.get("attempt"), int)), default=0)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_event(line: bytes) -> dict[str, Any] | None:
     """Returns a line's record, None where it is not a whole one."""
     try:
         record = json.loads(line)

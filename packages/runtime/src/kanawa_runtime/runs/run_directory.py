@@ -44,8 +44,8 @@ OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 #: Where an imported run keeps what the folder it came from wants back.
 ORIGIN = "origin"
 CONFIG, PLUGINS, CHECKPOINTS, REPORT = "config.json", "plugins.json", "checkpoints", "report.html"
-#: How an attempt spent its seconds, and its last sign of life; batches that are left out of training.
-LEDGER, ALIVE, LEFT_OUT = "ledger.jsonl", "ledger.alive", "left_out.json"
+#: An attempt's last sign of life; how earlier versions' attempts spent their seconds; batches left out of training.
+ALIVE, LEDGER, LEFT_OUT = "alive.json", "ledger.jsonl", "left_out.json"
 #: Of all processes, where one of them made no progress.
 STACKS = "stacks"
 #: Where `kanawa launch` keeps logs; it is there before the run is.
@@ -329,7 +329,7 @@ def _check_fresh(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir() if not _is_bookkeeping(p.name))
     if (any(name in (EVENTS, CHECKPOINTS) for name in names) or stands_for(path)) and steps_of(path):
         raise _damaged(path, f"{CONFIG} is missing")
-    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, ALIVE, STACKS, LEFT_OUT, LAUNCH)
+    ours = (EVENTS, CHECKPOINTS, REPORT, LEDGER, "ledger.alive", ALIVE, STACKS, LEFT_OUT, LAUNCH)
     foreign = [n for n in names if n not in ours and not n.endswith(".partial")]
     if foreign:
         message = (

@@ -16,8 +16,7 @@ from kanawa.config import Count
 from kanawa.contracts import Run, Service
 
 from kanawa_runtime.goodput.account import account
-from kanawa_runtime.goodput.ledger import read_ledger
-from kanawa_runtime.runs.run_directory import LEDGER
+from kanawa_runtime.goodput.time_log import read_time_records
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +86,9 @@ class StatusPage(Service):
             records = dict(self._records)
         drawn = None
         try:
-            drawn = account(read_ledger(Path(run.directory, LEDGER))).as_json()
+            drawn = account(read_time_records(Path(run.directory))).as_json()
         except OSError:
-            logger.debug("no ledger to read", exc_info=True)
+            logger.debug("no events to read", exc_info=True)
         return {
             "run": run.directory,
             "attempt": run.attempt,

@@ -5,7 +5,7 @@ from typing import Any
 
 from kanawa.plugins import host
 
-from kanawa_runtime.goodput.ledger import Ledger
+from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 
@@ -20,31 +20,31 @@ _HOOKS = {
 class Journal:
     """Writes each fact once and passes it on; safe from several threads."""
 
-    def __init__(self, run: RunDirectory, services: ServiceHost, ledger: Ledger | None = None) -> None:
+    def __init__(self, run: RunDirectory, services: ServiceHost, time_log: TimeLog | None = None) -> None:
         self.run = run
-        self._ledger = ledger
+        self._time_log = time_log
         self._log = run.events()
         self._services = services
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Appends an event to the log, tells hooks and services of it, and returns the record."""
+        if kind == "run_ended" and self._time_log is not None:
+            self._time_log.end()
         record = self._log.write(kind, **fields)
         if kind in _HOOKS:
             host().notify(_HOOKS[kind], run=self.run, event=record)
         self._services.feed(record)
-        if kind == "run_ended" and self._ledger is not None:
-            self._ledger.end(str(record.get("outcome")))
         return record
 
     def checkpoint(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Takes what a checkpointer reports, on its thread."""
         self.write(kind, **fields)
 
-    def started(self, step: int, origin: str) -> None:
-        """The state of `step` is there, from an `origin`: services start, and plugins hear of it."""
+    def started(self, step: int) -> None:
+        """The state of `step` is there: services start, and plugins hear of it."""
         self.run.start_step = step
-        if self._ledger is not None:
-            self._ledger.began(step, origin)
+        if self._time_log is not None:
+            self._time_log.began(step)
         self._services.start(self.run)
         host().notify("kanawa_run_started", run=self.run)
 

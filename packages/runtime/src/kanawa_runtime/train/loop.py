@@ -18,8 +18,8 @@ from kanawa.errors import KanawaError, UsageError
 
 from kanawa_runtime import faults
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.goodput.ledger import Ledger
 from kanawa_runtime.goodput.sections import Sections
+from kanawa_runtime.goodput.time_log import TimeLog
 from kanawa_runtime.runs.run_directory import RunDirectory
 from kanawa_runtime.services.host import ServiceHost
 from kanawa_runtime.train.ahead import ReadAhead
@@ -85,10 +85,12 @@ class Loop:
         # Signals first: what comes while the rest is set up counts.
         with stop, self.run, self.prepared.environment.active():
             logger.debug("attempt %d", self.run.attempt)
-            ledger = Ledger(self.run.path, self.run.attempt, jax.process_count()) if self.run.is_primary else None
+            time_log = None
+            if self.run.is_primary:
+                time_log = TimeLog(self.run.path, self.run.events(), jax.process_count())
             policy = self.prepared.composition.config.checkpoints
-            journal = Journal(self.run, self.services, ledger)
-            sections = _sections(self.run, self.services, ledger)
+            journal = Journal(self.run, self.services, time_log)
+            sections = _sections(self.run, self.services, time_log)
             checkpoints = self.prepared.composition.config.checkpointer.build(
                 directory=self.run.checkpoints,
                 keep_last_n=policy.keep_last,
@@ -114,10 +116,10 @@ class Loop:
             return running.outcome()
 
 
-def _sections(run: RunDirectory, services: ServiceHost, ledger: Ledger | None) -> Sections:
-    """Returns what the training thread is in, told to the ledger first: what a service takes counts to what follows."""
+def _sections(run: RunDirectory, services: ServiceHost, time_log: TimeLog | None) -> Sections:
+    """Returns what the training thread is in, the time log first: what a service takes counts to what follows."""
     tell = functools.partial(services.section, run)
-    return Sections(tell) if ledger is None else Sections(ledger.enter, tell, relabel=ledger.relabel)
+    return Sections(tell) if time_log is None else Sections(time_log.enter, tell, relabel=time_log.relabel)
 
 
 class _Running:

@@ -95,7 +95,7 @@ def start(attempt: Attempt) -> Started:
         origin = Origin("resumed", restored.step, restored.place or attempt.checkpoints.location(restored.step))
         state = _state_of(restored, abstract_state)
     screen.say(origin.sentence())
-    journal.started(origin.step, origin.kind)
+    journal.started(origin.step)
     kernels = KernelRecord.of({} if restored is None else restored.meta, jax.default_backend())
     where, cfg = kernels.applied(attempt.prepared.environment), attempt.config
     programs = attempt.prepared.on(where).programs
