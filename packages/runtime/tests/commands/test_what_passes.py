@@ -9,7 +9,6 @@ from kanawa.errors import UsageError
 from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError
 from kanawa_runtime.commands import train
 from kanawa_runtime.exit_codes import LOST
-from kanawa_runtime.runs.run_lock import RunLockedError
 from kanawa_runtime.train.ahead import DataReadError
 
 
@@ -18,7 +17,6 @@ from kanawa_runtime.train.ahead import DataReadError
     [
         (LeaseHeldError, "", 2),
         (LeaseHeldError, "seven", LOST),
-        (RunLockedError, "seven", LOST),
         (StorageError, "", 1),
         (StorageError, "seven", LOST),
         (CheckpointUnreadableError, "seven", LOST),

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from kanawa.config import REQUIRED, Config, Configurable, digest, to_json
+from kanawa.contracts import LeaseHeldError
 from kanawa_runtime.checkpoint import ShardedCheckpointer
 from kanawa_runtime.runs.run_directory import RunDirectory, RunDirectoryError, read_config
-from kanawa_runtime.runs.run_lock import RunLockedError
 
 
 class Execution(Config):
@@ -161,24 +162,30 @@ def test_a_second_writer_is_refused_at_once_and_a_dead_one_is_not_in_the_way(
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from kanawa_runtime.runs.run_lock import RunLock
-        lock = RunLock(Path(sys.argv[1])); lock.acquire(); print("held", flush=True); time.sleep(600)
+        from kanawa_runtime.runs.run_directory import LEASE
+        from kanawa_runtime.storage.lease import StorageLease
+        from kanawa_runtime.storage.local import open_folder
+        StorageLease(open_folder(Path(sys.argv[1])), LEASE, where=sys.argv[1]).acquire()
+        print("held", flush=True)
+        time.sleep(600)
     """)
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / ".lock")],
+        [sys.executable, "-c", program, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunLockedError, match=f"is being written by process {holder.pid} on "):
+        # One that is stopped holds it as well: at once, without waiting for a sign of life.
+        os.kill(holder.pid, signal.SIGSTOP)
+        with pytest.raises(LeaseHeldError, match=f"is being written by process {holder.pid} on "):
             RunDirectory.open(tmp_path, _config())
         holder.kill()
         holder.wait()
         RunDirectory.open(tmp_path, _config()).close()
     with (
         RunDirectory.open(tmp_path, _config()),
-        pytest.raises(RunLockedError, match=str(os.getpid())),
+        pytest.raises(LeaseHeldError, match=str(os.getpid())),
     ):
         RunDirectory.open(tmp_path, _config())

@@ -119,12 +119,11 @@ def _start_again_if_it_passes(error: Exception) -> None:
     from kanawa.contracts import LeaseHeldError, StorageError, StorageRefusedError
 
     from kanawa_runtime.checkpoint.errors import CheckpointUnreadableError, is_storage_failure
-    from kanawa_runtime.runs.run_lock import RunLockedError
     from kanawa_runtime.train.ahead import DataReadError
 
     if not os.environ.get("KANAWA_JOB") or isinstance(error, StorageRefusedError):
         return
-    if isinstance(error, LeaseHeldError | RunLockedError | StorageError | CheckpointUnreadableError):
+    if isinstance(error, LeaseHeldError | StorageError | CheckpointUnreadableError):
         error.exit_code = LOST
     elif isinstance(error, DataReadError) and is_storage_failure(error.__cause__ or error):
         # Files that are gone are no failure of a storage, and don't come back.

@@ -31,7 +31,6 @@ from kanawa_runtime.storage.place import MARK, run_place, shown_place, stands_fo
 from kanawa_runtime.runs.environment_record import environment_record
 from kanawa_runtime.runs.events import EventLog, EventLogError
 from kanawa_runtime.runs.launch_record import launch_record
-from kanawa_runtime.runs.run_lock import RunLock
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,6 @@ class RunDirectory:
         self.is_primary = is_primary
         self.changes: tuple[Change, ...] = ()
         self.start_step = 0
-        self._lock = RunLock(path / ".lock", self.place)
         self.lease: StorageLease | None = None
         self._mirror: Mirror | None = None
         self._events: EventLog | None = None
@@ -88,7 +86,7 @@ class RunDirectory:
         """Creates or reopens a run, before anything expensive happens.
 
         Raises RunDirectoryError where it belongs to another experiment, is damaged, was
-        written by a newer version, or can't be written; RunLockedError where another
+        written by a newer version, or can't be written; LeaseHeldError where another
         process writes to it.
         """
         place = run_place(path, "the run's directory")
@@ -102,10 +100,6 @@ class RunDirectory:
     def _open_primary(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-        try:
             self._probe()
             self._take_lease()
             if (self.path / CONFIG).exists():
@@ -151,7 +145,6 @@ class RunDirectory:
         finally:
             if self.lease is not None:
                 self.lease.release()
-            self._lock.release()
 
     def _probe(self) -> None:
         """Writes and removes a small file, so that a full or read-only disk shows now."""
@@ -223,7 +216,7 @@ class RunDirectory:
         }
 
     def close(self) -> None:
-        """Closes the event log and gives the lock back."""
+        """Closes the event log and releases the lease."""
         try:
             if self._events is not None:
                 self._events.close()

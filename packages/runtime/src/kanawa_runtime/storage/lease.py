@@ -78,6 +78,8 @@ class StorageLease(Lease):
         """Takes the lease and returns its token; raises LeaseHeldError where a living process holds it."""
         there, version = self._read()
         if there is not None and there.get("holder") and not self._is_dead(there["holder"]):
+            if self._is_neighbour(there["holder"]):
+                raise self._held(there["holder"])
             version = self._watched(there, version)
             there = self._read()[0]
         before = there or {}
@@ -183,12 +185,13 @@ class StorageLease(Lease):
         own = self._record
         return bool(own) and all(there.get(name) == own.get(name) for name in ("token", "holder"))
 
+    def _is_neighbour(self, holder: Mapping[str, Any]) -> bool:
+        """Whether the holder is a process of this machine, whose life can be looked up."""
+        return all(holder.get(name) == self._holder[name] for name in ("host", "boot", "namespace"))
+
     def _is_dead(self, holder: Mapping[str, Any]) -> bool:
         """Whether the holder is known to be gone: it was a process of this machine, and isn't there any more."""
-        own = self._holder
-        if any(holder.get(name) != own[name] for name in ("host", "boot", "namespace")):
-            return False
-        return holder.get("started") != _started(int(holder.get("pid", 0)))
+        return self._is_neighbour(holder) and holder.get("started") != _started(int(holder.get("pid", 0)))
 
     def _watched(self, there: Mapping[str, Any], version: str | None) -> str | None:
         """Returns the version that a dead holder left; raises LeaseHeldError as soon as the holder is seen to live."""
