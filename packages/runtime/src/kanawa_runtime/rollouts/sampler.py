@@ -1,6 +1,5 @@
 """The serving engine inside the training process: it takes the trainer's own arrays, without a disk between."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,7 @@ from kanawa.module import param_specs
 from kanawa_runtime.data.permutation import stream_key
 from kanawa_runtime.rollouts.errors import RolloutError
 from kanawa_runtime.serve.engine.config import EngineConfig
-from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
-
-#: How often a wait checks that the engine is alive.
-_CHECK_SECONDS = 1.0
+from kanawa_runtime.serve.engine.request import Output, SamplingParams
 
 
 class Drawn(NamedTuple):
@@ -53,28 +49,12 @@ class EngineSampler:
         Raises RolloutError for one that the engine couldn't finish.
         """
         self._engine.load(self._placed(params), state)
-        requests = []
-        for row, prompt in enumerate(prompts):
-            sampling = SamplingParams(
-                max_tokens=new_tokens, seed=stream_key(*seed, row), stop_token_ids=stops, logprobs=0
-            )
-            requests.append(Request(id=str(row), prompt_ids=prompt, sampling=sampling))
-        gathered: list[list[Output]] = [[] for _ in requests]
-        left, done = [len(requests)], threading.Event()
-
-        def take(output: Output) -> None:
-            gathered[int(output.request_id)].append(output)
-            if output.finish_reason is not None:
-                left[0] -= 1
-                if not left[0]:
-                    done.set()
-
-        self._engine.submit_together(requests, take)
-        while not done.wait(_CHECK_SECONDS):
-            if not self._engine.is_alive and not done.is_set():
-                message = "the engine that makes the rollouts has ended; its error is in the log"
-                raise RolloutError(message)
-        return [_drawn(outputs, row, prompts[row]) for row, outputs in enumerate(gathered)]
+        samplings = [
+            SamplingParams(max_tokens=new_tokens, seed=stream_key(*seed, row), stop_token_ids=stops, logprobs=0)
+            for row in range(len(prompts))
+        ]
+        outputs = self._engine.generate(prompts, samplings)
+        return [_drawn(output, row, prompts[row]) for row, output in enumerate(outputs)]
 
     @property
     def stats(self) -> dict[str, float]:
@@ -108,14 +88,12 @@ def decoding_shardings(model: CausalLM, environment: Environment) -> Any:
     return param_shardings(param_specs(model), rules, mesh)
 
 
-def _drawn(outputs: Sequence[Output], row: int, prompt: tuple[int, ...]) -> Drawn:
-    last = outputs[-1]
-    if last.finish_reason not in ("stop", "length"):
-        message = f"rollout {row}, of a prompt of {len(prompt)} tokens, ended as {last.finish_reason!r}: {last.error}"
+def _drawn(output: Output, row: int, prompt: tuple[int, ...]) -> Drawn:
+    if output.finish_reason not in ("stop", "length"):
+        ended = f"ended as {output.finish_reason!r}: {output.error}"
+        message = f"rollout {row}, of a prompt of {len(prompt)} tokens, {ended}"
         raise RolloutError(message)
-    ids = [token for output in outputs for token in output.token_ids]
-    logprobs = [one.logprob for output in outputs for one in output.logprobs or ()]
-    if last.stop_token_id is not None and last.stop_logprob is not None:
-        ids.append(last.stop_token_id)
-        logprobs.append(last.stop_logprob.logprob)
-    return Drawn(tuple(ids), tuple(logprobs), str(last.finish_reason))
+    ids, logprobs = output.token_ids, tuple(one.logprob for one in output.logprobs or ())
+    if output.stop_token_id is not None and output.stop_logprob is not None:
+        ids, logprobs = (*ids, output.stop_token_id), (*logprobs, output.stop_logprob.logprob)
+    return Drawn(ids, logprobs, str(output.finish_reason))

@@ -4,11 +4,13 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from kanawa.contracts import CausalLM, Environment, StoredAdapter
@@ -31,6 +33,7 @@ from kanawa_runtime.serve.engine.request import (
     RemotePrefill,
     Request,
     RequestError,
+    SamplingParams,
 )
 from kanawa_runtime.serve.engine.speculation import Draft
 from kanawa_runtime.serve.engine.validate import check_request, check_together
@@ -39,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: How often a wait checks that the engine is alive.
+_CHECK_SECONDS = 1.0
 #: When a refused client may ask again.
 _RETRY_SECONDS = 1.0
 
@@ -87,7 +92,7 @@ class LLMEngine:
         self._error: str | None = None
 
     @classmethod
-    def of_run(cls, run: OpenedRun, config: EngineConfig | None = None, draft: Draft | None = None) -> "LLMEngine":
+    def of_run(cls, run: OpenedRun, config: EngineConfig | None = None, draft: Draft | None = None) -> Self:
         """Returns the engine of an opened run or folder; raises UsageError for a model that doesn't generate."""
         model = run.trainer.model
         if not isinstance(model, CausalLM):
@@ -132,6 +137,15 @@ class LLMEngine:
         if self._error is not None:
             message = f"the engine ended with an error: {self._error}"
             raise EngineStoppedError(message, _RETRY_SECONDS)
+
+    def __enter__(self) -> Self:
+        """Starts the engine."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops it."""
+        self.stop()
 
     def check_request(self, request: Request) -> None:
         """Raises RequestError for a request that could never be served here."""
@@ -217,6 +231,35 @@ class LLMEngine:
                 self.check_id(request.id)
             for request in requests:
                 self._queue(_Submitted(request, on_output))
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Output]:
+        """Returns all that each prompt of token ids gained, once all have ended; `sampling` is for all, or one each.
+
+        They are submitted together. Raises as `submit_together` does, and EngineStoppedError where the engine fails.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        name = uuid.uuid4().hex
+        requests = [
+            Request(id=f"{name}-{index}", prompt_ids=tuple(prompt), sampling=own)
+            for index, (prompt, own) in enumerate(zip(prompts, each, strict=True))
+        ]
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        self.submit_together(requests, outputs.put)
+        gathered = {request.id: Output(request_id=request.id) for request in requests}
+        running = len(requests)
+        while running:
+            try:
+                output = outputs.get(timeout=_CHECK_SECONDS)
+            except queue.Empty:
+                if not self.is_alive and outputs.empty():
+                    message = f"the engine ended with an error: {self._error}" if self._error else "it was stopped"
+                    raise EngineStoppedError(message, _RETRY_SECONDS) from None
+                continue
+            gathered[output.request_id] = gathered[output.request_id].then(output)
+            running -= output.finish_reason is not None
+        return list(gathered.values())
 
     def _page_transfer(self) -> PageTransfer:
         if self.transfer is None:

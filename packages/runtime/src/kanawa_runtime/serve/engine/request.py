@@ -126,6 +126,18 @@ class Output:
     #: Whether the request itself caused the error: asked again, it would fail again.
     is_refused: bool = False
 
+    def then(self, later: "Output") -> "Output":
+        """Returns this output and the next one of the same request as one."""
+        logprobs = (self.logprobs or ()) + (later.logprobs or ())
+        return dataclasses.replace(
+            later,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=logprobs if self.logprobs is not None or later.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs,
+            cached_tokens=max(self.cached_tokens, later.cached_tokens),
+            scheduled_at=later.scheduled_at if self.scheduled_at is None else self.scheduled_at,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class RemotePrefill:
