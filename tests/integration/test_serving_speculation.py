@@ -160,9 +160,9 @@ def test_what_can_not_speculate_is_refused(model):
     config = EngineConfig(**{**SIZES, "prefill_rows": None}, speculative_tokens=2)
     recurrent = mamba2(num_layers=1, input_dim=32, vocab_size=VOCAB).build()
     params = jax.jit(lambda key: kn.initialize(recurrent, key))(jax.random.key(0))
-    with pytest.raises(UsageError, match="can't speculate: some of its layers keep a state.*speculative_tokens=0"):
+    with pytest.raises(UsageError, match="can't speculate: some of its layers have a state.*speculative_tokens=0"):
         LLMEngine(recurrent, params, config=config)
-    with pytest.raises(UsageError, match="the draft model keeps a state of the whole sequence"):
+    with pytest.raises(UsageError, match="the draft model has a state of the whole sequence"):
         LLMEngine(*model, config=config, draft=Draft(recurrent, params))
     other = llama(num_layers=1, input_dim=16, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=40).build()
     with pytest.raises(UsageError, match="has 40 ids, and the model 50: both must have one vocabulary"):

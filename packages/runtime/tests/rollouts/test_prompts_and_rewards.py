@@ -99,7 +99,7 @@ def test_advantages_against_numbers_worked_out_by_hand():
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"group_size": 1}, "rollouts.group_size is 1, expected at least 2: a reward is compared with the others"),
+        ({"group_size": 1}, "rollouts.group_size is 1, expected at least 2: a reward is compared with the rest"),
         ({"group_size": 5}, r"batch_size is 8, expected a multiple of rollouts.group_size \(5\)"),
         (
             {"new_tokens": 16, "group_size": 4},
@@ -136,7 +136,7 @@ def test_without_a_reward_nothing_is_composed():
 
 def test_the_reference_is_known_again_where_other_hardware_drew_its_last_bits():
     maker = RolloutMaker.__new__(RolloutMaker)
-    maker.config, maker._kept = Rollouts(reward=exact_match), None
+    maker.config, maker._made = Rollouts(reward=exact_match), None
     drawn = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     maker._reference = {"weight": jnp.asarray(drawn[0]), "scale": jnp.ones(4)}
     saved = maker.saved(0)

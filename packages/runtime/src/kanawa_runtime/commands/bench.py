@@ -15,7 +15,7 @@ from kanawa.plugins import Command
 
 if TYPE_CHECKING:
     from kanawa_runtime.serve.bench.result import Goal
-    from kanawa_runtime.serve.bench.workload import Asked
+    from kanawa_runtime.serve.bench.workload import BenchRequest
 
 _KINDS = ("sharegpt", "random", "prefix_repetition", "custom")
 _GOALS = ("ttft", "tpot", "e2el")
@@ -89,9 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measured(args: argparse.Namespace) -> dict[str, Any]:
-    from kanawa_runtime.serve.bench.client import Endpoint, fetch
+    from kanawa_runtime.serve.bench.client import Endpoint, fetch, send_all
     from kanawa_runtime.serve.bench.result import summarize
-    from kanawa_runtime.serve.bench.run import run as measure
     from kanawa_runtime.serve.bench.workload import Workload, arrivals
 
     metrics, percentiles = _metrics(args.percentile_metrics), _percentiles(args.metric_percentiles)
@@ -110,13 +109,13 @@ async def _measured(args: argparse.Namespace) -> dict[str, Any]:
     model = args.model or (await fetch(Endpoint.of(args.base_url, "/v1/models", key)))["data"][0]["id"]
     endpoint = Endpoint.of(args.base_url, _ENDPOINTS[args.backend], key)
 
-    def body(one: "Asked") -> dict[str, Any]:
+    def body(one: "BenchRequest") -> dict[str, Any]:
         return _body(one, model, args)
 
     if args.num_warmups:
         warm = [asked[index % len(asked)] for index in range(args.num_warmups)]
-        await measure(endpoint, warm, [0.0] * len(warm), body=body)
-    answers, seconds = await measure(endpoint, asked, times, body=body, max_concurrency=args.max_concurrency)
+        await send_all(endpoint, warm, [0.0] * len(warm), body=body)
+    answers, seconds = await send_all(endpoint, asked, times, body=body, max_concurrency=args.max_concurrency)
     head = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": args.backend,
@@ -132,7 +131,7 @@ async def _measured(args: argparse.Namespace) -> dict[str, Any]:
     return head | summarize(answers, seconds, metrics=metrics, percentiles=percentiles, goal=goal)
 
 
-def _body(one: "Asked", model: str, args: argparse.Namespace) -> dict[str, Any]:
+def _body(one: "BenchRequest", model: str, args: argparse.Namespace) -> dict[str, Any]:
     body = {"model": model, "max_tokens": one.max_tokens, "temperature": args.temperature, "stream": True}
     # Lengths are what is asked for: a model that stops early would be measured by its mood.
     body |= {"stream_options": {"include_usage": True}, "ignore_eos": True, "seed": args.seed}

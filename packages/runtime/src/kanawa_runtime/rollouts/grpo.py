@@ -1,4 +1,4 @@
-"""`grpo`: an experiment learns from a reward of what its model writes, in place of given targets."""
+"""`grpo`: an experiment learns from a reward of what its model writes, instead of targets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ from kanawa_runtime.rollouts.rollouts import Rollouts
 
 
 class GRPO(kn.Modifier):
-    """Gives a trainer rollouts and its model the clipped objective: `--modify grpo:reward=exact-match`.
+    """Sets a trainer's rollouts and its model's clipped objective: `--modify grpo:reward=exact-match`.
 
     DeepSeekMath, arXiv:2402.03300, section 4; with `dr` neither lengths nor deviations divide (Dr. GRPO,
     arXiv:2503.20783). `kl` is the coefficient of the divergence from the first parameters; 0 needs none of them. The
-    data stay: what stands before a row's first weighted target is the prompt. All else is under `rollouts` and
+    data stay: the prompt is what comes before a row's first weighted target. All else is under `rollouts` and
     `model.loss`.
     """
 

@@ -78,7 +78,7 @@ class Grouped(DataSource):
         return self._source.tokenizer
 
     def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns the row of the source that stands at this place."""
+        """Returns the row of the source at this place."""
         batch, place = divmod(index, self.config.batch_size)
         prompts = self.config.batch_size // self.config.group_size
         return self._source.row(batch // self.config.updates * prompts + place // self.config.group_size)

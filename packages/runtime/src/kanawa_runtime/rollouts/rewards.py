@@ -1,7 +1,7 @@
-"""What a reward is asked about, and two rewards that can be verified.
+"""What a reward function gets, and two rewards that can be verified.
 
 A reward is any function Rollout -> number, registered under `kanawa.rewards` or named as `module:function`. Nothing is
-differentiated: it may run a program, or ask a server.
+differentiated: it may run a program, or call a server.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What the policy wrote after a prompt; `answer_ids` are the targets that the data gives there.
+    """What the policy wrote after a prompt; `answer_ids` are the data's targets there.
 
     Texts are what the data's tokenizer makes of the ids, and "" without one. `finish_reason` is "stop" where the policy
     ended by itself, then its stop token is the last of `completion_ids`, and "length" where it was cut off.

@@ -70,7 +70,7 @@ class Rollouts(RolloutConfig):
         problems = self._problems_of_model(model)
         if self.group_size < 2:
             problems.append(
-                "rollouts.group_size is 1, expected at least 2: a reward is compared with the others of its group"
+                "rollouts.group_size is 1, expected at least 2: a reward is compared with the rest of its group"
             )
         if batch_size % self.group_size:
             problems.append(
@@ -84,7 +84,7 @@ class Rollouts(RolloutConfig):
         return problems
 
     def _problems_of_model(self, model: Any) -> list[str]:
-        """Returns what would otherwise be told after minutes of compiling, by the engine or by the loss."""
+        """Returns what the engine or the loss would otherwise report after minutes of compiling."""
         problems, fields = [], model.fields()
         outside = [i for i in self.stop_ids or () if "vocab_size" in fields and i >= model.vocab_size]
         if outside:

@@ -1,1 +1,1 @@
-"""Using a trained model: sampling and generation."""
+"""Serving a trained model: sampling, generation, the engine and its HTTP server."""

@@ -12,7 +12,7 @@ _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class Continuation:
-    """Gives out the text that new ids add to a prompt; characters are whole, and the prompt's last blanks not again."""
+    """The text that new ids add to a prompt, in whole characters, without the prompt's last blanks."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: HealedPrompt) -> None:
         self._decoder = StreamDecoder(tokenizer, prompt.ids)
@@ -37,7 +37,7 @@ class Continuation:
 def visible(text: str) -> str:
     """Returns the text with control characters as pictures of them, line ends and tabs aside.
 
-    What a model writes is nobody's word: on a terminal an escape could move the cursor, or worse.
+    What a model writes can't be trusted: on a terminal an escape could move the cursor, or worse.
     """
     return text.translate(_PICTURES)
 

@@ -28,13 +28,13 @@ class Conversation:
         self.num_tokens = 0
 
     def reset(self) -> None:
-        """Forgets all turns."""
+        """Removes all turns."""
         self.messages = []
 
     def answer(self, text: str) -> Generator[str, None, None]:
-        """Yields the answer to a message as it grows; closing the iterator ends it, and keeps what was written.
+        """Yields the answer to a message as it grows; closing the iterator ends it, with what was written so far.
 
-        Raises UsageError where the conversation has become too long; the message is then no part of it.
+        Raises UsageError where the conversation has become too long; the message is then not added.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         template = self._model.template

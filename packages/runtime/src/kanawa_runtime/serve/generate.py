@@ -55,14 +55,14 @@ class Generator:
         """Takes a causal model and its parameters as they are trained.
 
         `known`, bool of at most the model's vocabulary, says which ids the tokenizer has: a model's vocabulary is
-        often padded to a round number, and a padded id, which stands for no text, must never be drawn.
+        often padded to a round number, and a padded id, which has no text, must never be drawn.
         """
         self.model = model
         self.environment = for_purpose(environment or Environment(), "prefill")
         self._decoding = for_purpose(self.environment, "decode")
         self.cache_dtype = cache_dtype
         self.known = known
-        # Layers are taken apart once: a loop over stacked ones slices all their weights for every token.
+        # Layers are unstacked once: a loop over stacked ones slices all their weights for every token.
         self._unstack = jax.jit(model.unstacked)
         self.load(params, state)
         # Caches are donated: two copies of a long context's would not fit.
@@ -76,7 +76,7 @@ class Generator:
             self.params = self._unstack(params)
 
     def unload(self) -> None:
-        """Lets go of the parameters, which are a copy where layers were stacked."""
+        """Frees the parameters, which are a copy where layers were stacked."""
         self.params, self.state = None, {}
 
     def generate(
@@ -106,7 +106,7 @@ class Generator:
     ) -> Iterator[list[Completion]]:
         """Yields what there is of each completion after every `every` tokens; the last are those of `generate`.
 
-        The compiled loop is the same whatever `every` is, and stops where it is told to; so are the tokens.
+        The compiled loop is the same whatever `every` is, and so are the tokens.
         """
         if max_tokens < 1 or not prompts or not all(len(p) for p in prompts):
             message = (
@@ -211,7 +211,7 @@ class Generator:
             # The cache holds the prompt and all new tokens but the last, which is written now.
             sequences = Sequences(lengths=lengths + carry.num_tokens - 1)
             (logits, caches), _ = decode(params, state or {}, carry.last[:, None], sequences, carry.caches)
-            # Rows that have stopped go on, as shapes are fixed; `_completions` cuts off what they write.
+            # Rows that have stopped continue, as shapes are fixed; `_completions` drops their later tokens.
             ids, logprobs = sample(_only(logits[:, 0], known), sampling, keys, carry.num_tokens)
             put = jax.lax.dynamic_update_slice_in_dim
             return LoopState(
@@ -244,7 +244,7 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _row_keys(seed: int, rows: int) -> jax.Array:
-    # Named: another jax_default_prng_impl must not change what a seed gives.
+    # Named: another jax_default_prng_impl must not change a seed's tokens.
     base = jax.random.key(seed, impl="threefry2x32")
     return jax.vmap(lambda row: jax.random.fold_in(base, row))(jnp.arange(rows))
 
@@ -253,7 +253,7 @@ def _completions(ids: np.ndarray, logprobs: np.ndarray, stop: set[int]) -> list[
     completions = []
     for row, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True):
         end = next((i for i, token in enumerate(row) if token in stop), None)
-        kept = len(row) if end is None else end
+        length = len(row) if end is None else end
         reason = "length" if end is None else "stop"
-        completions.append(Completion(row[:kept], row_logprobs[:kept], reason))
+        completions.append(Completion(row[:length], row_logprobs[:length], reason))
     return completions

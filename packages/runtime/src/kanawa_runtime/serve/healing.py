@@ -1,6 +1,6 @@
-"""Prompts that end in a space: the space belongs to the next token, so it is taken back and asked for again.
+"""Prompts that end in a space, which belongs to the next token: it is removed, and the first new token begins with it.
 
-A byte-pair tokenizer writes "def name" as "def", " name". After "def", " " the model has seen nothing but oddities.
+A byte-pair tokenizer writes "def name" as "def", " name". After "def", " " the model has hardly any examples.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 
 
 class HealedPrompt(NamedTuple):
-    """Ids to prefill, and the blanks taken back: the first new token must begin with them."""
+    """Ids to prefill, and the removed blanks: the first new token must begin with them."""
 
     ids: list[int]
     blanks: bytes

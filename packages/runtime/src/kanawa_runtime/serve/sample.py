@@ -1,4 +1,4 @@
-"""What a model in training would write: a few tokens after the experiment's prompt, the same draws each time."""
+"""Samples of a model in training: a few tokens after the experiment's prompt, with the same draws each time."""
 
 import logging
 from typing import Any
@@ -58,7 +58,7 @@ class Sampler:
 def sampler_of(prompt: str, model: Any, source: DataSource, environment: Environment) -> Sampler | None:
     """Returns the sampler of an experiment; None without a prompt, for what writes no text, and in a gang.
 
-    In a gang every process would have to decode along, and one that failed would leave the others waiting.
+    In a gang every process would have to decode too, and one that failed would block the others.
     """
     tokenizer = source.tokenizer if prompt else None
     if not isinstance(tokenizer, Tokenizer) or not isinstance(model, CausalLM) or jax.process_count() > 1:

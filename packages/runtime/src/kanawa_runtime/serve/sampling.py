@@ -60,7 +60,7 @@ def _cut(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]
     if sampling.top_p is not None and sampling.top_p < 1:
         ordered = jnp.sort(logits, axis=-1)[:, ::-1]
         mass = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1)
-        # Keep the smallest set whose mass reaches top_p; the first token always stays.
+        # The smallest set whose mass reaches top_p; the first token is always in it.
         inside = jnp.concatenate([jnp.ones_like(mass[:, :1], bool), mass[:, :-1] < sampling.top_p], -1)
         smallest = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < smallest, -jnp.inf, logits)

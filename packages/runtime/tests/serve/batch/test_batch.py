@@ -87,7 +87,7 @@ def test_an_engine_that_dies_is_no_answer_to_the_lines_that_are_left(tmp_path):
                 self.is_alive = False
 
     lines = [{"prompt_ids": [n], "id": "\ud800"} for n in range(6)]
-    with pytest.raises(KanawaError, match="the engine was stopped at line 4; what was answered is kept"):
+    with pytest.raises(KanawaError, match="the engine was stopped at line 4; answers so far are saved"):
         answered(tmp_path, Dying(), lines)
     (tmp_path / "in.jsonl").unlink()
     engine = ScriptedEngine()
@@ -117,7 +117,7 @@ def test_whatever_ends_it_the_next_start_goes_on(tmp_path):
     partial, rng, asked = tmp_path / "out.jsonl.partial", random.Random(0), 0
     for _ in range(6):
         engine = ScriptedEngine(end_after=5)
-        with pytest.raises(KanawaError, match="what was answered is kept, start again"):
+        with pytest.raises(KanawaError, match="answers so far are saved, start again"):
             answered(tmp_path, engine, lines)
         asked += 5
         # A write that was cut off by the end of the process.

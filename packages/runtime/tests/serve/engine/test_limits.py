@@ -69,7 +69,7 @@ def test_what_is_at_the_limit_is_taken():
             r"max_batched_tokens \(40\) is less than max_sequences and page_size together \(48\)",
         ),
         # Or a prompt that was begun would wait as long as all others decode.
-        ({"speculative_tokens": 16}, r"\(544\) is less than 560: .* takes in a page of a prompt at least"),
+        ({"speculative_tokens": 16}, r"\(544\) is less than 560: .* prefills a page of a prompt at least"),
     ],
 )
 def test_sizes_that_do_not_go_together(changes, message):

@@ -35,5 +35,5 @@ def test_prompts_come_in_tiles_where_only_pages_in_use_are_read():
 
 def test_states_of_whole_sequences_take_one_chunk_after_the_other():
     config = EngineConfig(prefill_rows=(4,))
-    with pytest.raises(UsageError, match=r"prefill_rows is \[4\], but the model keeps states of whole sequences"):
+    with pytest.raises(UsageError, match=r"prefill_rows is \[4\], but the model has states of whole sequences"):
         Shapes.of(config, 64, has_pages=True, has_slots=True, any_width=True)

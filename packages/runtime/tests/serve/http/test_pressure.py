@@ -196,7 +196,7 @@ def test_headers_without_an_end(server):
 def test_what_isnt_http_gets_an_error(server):
     with connected(server) as made:
         made.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n")
-        answer = heard(made, text := b"this is no HTTP request")
+        answer = heard(made, text := b"this is not an HTTP request")
     assert answer.startswith(b"HTTP/1.1 400")
     assert text in answer
 

@@ -92,7 +92,7 @@ def test_a_model_that_isnt_there(server):
         (b"", 400, "the body isn't JSON"),
         (b"{", 400, "the body isn't JSON"),
         (b"\xff\xfe", 400, "the body isn't JSON"),
-        (b'{"prompt": NaN}', 400, "NaN is no JSON number"),
+        (b'{"prompt": NaN}', 400, "NaN is not a JSON number"),
         (b"[" * 100_000, 400, "the body isn't JSON"),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400, "the body isn't JSON"),
         (

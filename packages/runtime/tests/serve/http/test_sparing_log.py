@@ -37,7 +37,7 @@ def test_a_few_of_a_kind_and_then_their_number(log):
     clock.seconds = 61.0
     complain(2)
     assert written.getvalue().splitlines()[3:] == [
-        "request 0 is malformed (997 more like it were left out)",
+        "request 0 is malformed (997 more like it were dropped)",
         "request 1 is malformed",
     ]
 

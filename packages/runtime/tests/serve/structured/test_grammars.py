@@ -17,7 +17,7 @@ from kanawa_runtime.serve.engine.request import RequestError
 from kanawa_runtime.serve.structured import grammars as module
 from kanawa_runtime.serve.structured.grammars import Grammars
 from kanawa_runtime.serve.structured.matcher import MatchError
-from kanawa_runtime.serve.structured.tools import call_schema, chosen_tools, tagged_grammar
+from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
 
 from ...data.tokenizers.library_tokenizers import TEXT, byte_level, sentence_pieces, write_folder
 
@@ -156,10 +156,10 @@ def test_a_fork_runs_ahead_alone(made):
     assert ahead.accept(ord("b")) is False
     assert ahead.accept(ord("d")) is True
     assert ids_of(grammar.allowed(), grammar.vocab_size).tolist() == [ord("b")]
-    with pytest.raises(MatchError, match="can't go on"):
+    with pytest.raises(MatchError, match="can't continue"):
         grammar.accept(ord("x"))
     # Half an output must not pass for a whole one: the library would allow every stop token now.
-    with pytest.raises(MatchError, match="can't go on"):
+    with pytest.raises(MatchError, match="can't continue"):
         grammar.allowed()
 
 
@@ -208,7 +208,7 @@ def test_what_was_compiled_is_kept_and_shared_by_threads(tokenizers, monkeypatch
     grammars, tokenizer, compiled = Grammars(tokenizers["bpe"], 500), tokenizers["bpe"], []
     plain = grammars._compiled
     monkeypatch.setattr(grammars, "_compiled", lambda *a: compiled.append(a[1]) or plain(*a))
-    monkeypatch.setattr(module, "_MOST_KEPT", 3)
+    monkeypatch.setattr(module, "_MAX_CACHED", 3)
     walks = []
 
     def one():
@@ -256,16 +256,15 @@ TOOLS = [
         },
     },
 ]
+FUNCTIONS = [tool["function"] for tool in TOOLS]
 
 
 def test_calls_of_tools(made, tokenizers):
-    functions = chosen_tools(TOOLS, None)
     expected = {"clock": [{}], "weather": [{"city": "Oslo"}, {"city": "Rome"}]}
     for seed in range(4):
-        ids = walk(made["bpe"].compile("json_schema", call_schema(functions)), tokenizers["bpe"], random.Random(seed))
+        ids = walk(made["bpe"].compile("json_schema", call_schema(FUNCTIONS)), tokenizers["bpe"], random.Random(seed))
         call = json.loads(tokenizers["bpe"].decode(ids))
         assert call["arguments"] in expected[call["name"]]
-    assert [f["name"] for f in chosen_tools(TOOLS, "clock")] == ["clock"]
 
 
 @pytest.mark.parametrize("marks", [("<call>", "</call>"), ("<|turn|>", "</call>")])
@@ -273,7 +272,7 @@ def test_calls_of_tools(made, tokenizers):
 def test_calls_between_a_models_marks(made, tokenizers, marks, required):
     tokenizer, (begin, end) = tokenizers["byte_level"], marks
     special = {name: i for i, name in tokenizer.special_names.items()}
-    text = tagged_grammar(chosen_tools(TOOLS, None), begin, end, required=required, special=special)
+    text = tagged_grammar(FUNCTIONS, begin, end, required=required, special=special)
     grammar = made["byte_level"].compile("grammar", text)
     spoken = [] if required else tokenizer.encode("let me see ").tolist()
     opened = [special[begin]] if begin in special else tokenizer.encode(begin).tolist()
@@ -288,19 +287,3 @@ def test_calls_between_a_models_marks(made, tokenizers, marks, required):
     for i in tokenizer.encode('{"name": "weather", "arguments": {"city": "Rome"}}' + end).tolist():
         grammar.accept(i)
     assert set(tokenizer.stop_ids) & set(ids_of(grammar.allowed(), grammar.vocab_size).tolist())
-
-
-@pytest.mark.parametrize(
-    ("tools", "name", "field", "said"),
-    [
-        ([{}], None, "tools", r"tools\[0\] has no function with a name"),
-        ([TOOLS[0], TOOLS[0]], None, "tools", "more than one function called 'clock'"),
-        ([{"function": {"name": "a", "parameters": [1]}}], None, "tools", "parameters is list, expected an object"),
-        ([], None, "tools", "tools is empty"),
-        (TOOLS, "whether", "tool_choice", "'whether', which is none of the tools.*weather"),
-    ],
-)
-def test_wrong_tools_are_refused(tools, name, field, said):
-    with pytest.raises(RequestError, match=said) as refused:
-        chosen_tools(tools, name)
-    assert refused.value.field == field

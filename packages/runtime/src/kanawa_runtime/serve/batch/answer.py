@@ -1,4 +1,4 @@
-"""A file of prompts through an engine: so many requests at once as it takes, each result written as it comes."""
+"""A file of prompts through an engine: as many requests at once as it holds, each result written as it comes."""
 
 import dataclasses
 import hashlib
@@ -38,8 +38,8 @@ def answer_file(
 ) -> Answers:
     """Answers each line of `source` that isn't yet, and then writes `output` in its order.
 
-    The engine has started. `model` says which weights these are: answers of others aren't gone on with. Raises
-    UsageError where the output is there already, and KanawaError where the engine ends; what was answered is kept.
+    The engine has started. `model` names the weights: a file begun with others is refused. Raises UsageError where the
+    output exists, and KanawaError where the engine ends; answers so far are saved.
     """
     lines, digest = _measure(source)
     subject = {"input": digest, "model": model, "sampling": _plain(defaults)}
@@ -67,14 +67,14 @@ def answer_file(
 
 
 class _Waiting:
-    """Requests under way, and what they have gained so far."""
+    """Running requests, and their tokens so far."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._lines: dict[str, tuple[Line, list[int]]] = {}
         limits = engine.limits
-        # Enough that none of its places stays empty, few enough that its queue never overflows.
+        # Enough that none of its slots is empty, few enough that its queue never overflows.
         self._most = limits.max_sequences + min(limits.max_sequences, max(1, limits.max_queued))
 
     @property
@@ -111,7 +111,7 @@ class _Waiting:
 
 def _ended(number: int, reason: str | None = None) -> KanawaError:
     why = "" if reason is None else f" ({reason})"
-    return KanawaError(f"the engine was stopped at line {number}{why}; what was answered is kept, start again")
+    return KanawaError(f"the engine was stopped at line {number}{why}; answers so far are saved, start again")
 
 
 def _lines(source: Path) -> Iterator[tuple[int, str]]:
@@ -132,5 +132,5 @@ def _measure(source: Path) -> tuple[int, str]:
 
 
 def _plain(sampling: SamplingParams) -> dict[str, Any]:
-    kept = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
-    return {name: getattr(sampling, name) for name in kept}
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    return {name: getattr(sampling, name) for name in names}

@@ -1,6 +1,6 @@
-"""What is already answered, on disk in the order in which it was; the output is made of it once all is there.
+"""The answers so far, on disk in the order in which they came; the output is made of it once all are there.
 
-A process may be killed at any time: what was written stays, a torn last line is cut off, and the next start goes on.
+A process may be killed at any time: complete lines stay, a torn last line is removed, and the next start resumes.
 """
 
 import json
@@ -17,7 +17,7 @@ class Journal:
     """The file OUTPUT.partial: a line that says what is answered, then one a result, each with its `line`."""
 
     def __init__(self, output: Path, subject: Mapping[str, Any]) -> None:
-        """Opens it, or goes on with the one that is there; raises UsageError for another subject, or a finished one."""
+        """Opens it, or resumes an existing one; raises UsageError for another subject, or a finished one."""
         self.output, self.path = output, output.with_name(f"{output.name}.partial")
         if output.exists():
             message = f"{output} already exists; give another --output, nothing is overwritten"
@@ -26,7 +26,7 @@ class Journal:
         self.failed = 0
         first = json.dumps(dict(subject), sort_keys=True)
         if self.path.exists():
-            self._go_on(first)
+            self._resume(first)
         self._file = self.path.open("ab")
         if self._file.tell() == 0:
             self._write(first)
@@ -49,7 +49,7 @@ class Journal:
         self.failed += "error" in record
 
     def finish(self) -> None:
-        """Writes the output in the order of the input, in one move, and takes the journal away."""
+        """Writes the output in the order of the input, in one move, and removes the journal."""
         self._file.flush()
         os.fsync(self._file.fileno())
         places: list[tuple[int, int]] = []
@@ -72,7 +72,7 @@ class Journal:
         self._file.write(line.encode() + b"\n")
         self._file.flush()
 
-    def _go_on(self, first: str) -> None:
+    def _resume(self, first: str) -> None:
         sound = 0
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines):
@@ -80,7 +80,7 @@ class Journal:
                     break
                 if number == 0 and line.decode(errors="replace").rstrip("\n") != first:
                     message = (
-                        f"{self.path} holds answers to another input, model or sampling; remove it to begin anew, or "
+                        f"{self.path} holds answers to another input, model or sampling; remove it to start again, or "
                         "give another --output"
                     )
                     raise UsageError(message)

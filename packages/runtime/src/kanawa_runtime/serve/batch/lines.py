@@ -28,7 +28,7 @@ _FIELDS = ("id", "prompt", "prompt_ids", *_SAMPLING)
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line's number (from 1), what it calls itself, and what it asks for."""
+    """A line's number (from 1), its own id, and its request."""
 
     number: int
     name: Any
@@ -38,7 +38,7 @@ class Line:
 def read_line(number: int, text: str, defaults: SamplingParams, tokenizer: Tokenizer | None) -> Line:
     """Returns the line; raises UsageError that says what is wrong with it.
 
-    Without a `seed` of its own, a line draws by the default's and its number: its output doesn't depend on the others.
+    Without a `seed` of its own, a line uses the default's and its number: its output doesn't depend on other lines.
     """
     try:
         record = json.loads(text)
@@ -53,14 +53,14 @@ def read_line(number: int, text: str, defaults: SamplingParams, tokenizer: Token
             message = f"no field {key!r}{did_you_mean(key, _FIELDS)}; there are {', '.join(_FIELDS)}"
             raise UsageError(message)
     ids = _ids(record, tokenizer)
-    given = {name: record[name] for name in _SAMPLING if record.get(name) is not None}
-    for name, value in given.items():
+    fields = {name: record[name] for name in _SAMPLING if record.get(name) is not None}
+    for name, value in fields.items():
         if type(value) not in _SAMPLING[name]:
             expected = "a whole number" if float not in _SAMPLING[name] else "a number"
             message = f"{name} is {value!r}, expected {expected}"
             raise UsageError(message)
-    given.setdefault("seed", (defaults.seed or 0) * 2**32 + number)
-    sampling = dataclasses.replace(defaults, **given)
+    fields.setdefault("seed", (defaults.seed or 0) * 2**32 + number)
+    sampling = dataclasses.replace(defaults, **fields)
     return Line(number, record.get("id"), Request(id=str(number), prompt_ids=tuple(ids), sampling=sampling))
 
 

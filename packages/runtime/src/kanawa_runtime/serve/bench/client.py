@@ -1,20 +1,23 @@
-"""One streamed completion over HTTP/1.1, with the time of every piece: the standard library's asyncio and no more."""
+"""Sends requests over HTTP/1.1 at their times and records each piece: the standard library's asyncio alone."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from kanawa.errors import UsageError
 
+from kanawa_runtime.serve.bench.workload import BenchRequest
+
 
 @dataclasses.dataclass
-class Answered:
-    """What became of a request; times are of time.perf_counter, `error` is empty where it was answered.
+class RequestResult:
+    """What became of a request; times are of time.perf_counter, `error` is empty where it was result.
 
     `arrivals` are the times of the pieces that brought text; `output_tokens` is what the server counts, else pieces.
     """
@@ -64,10 +67,10 @@ class Endpoint:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def stream(endpoint: Endpoint, body: dict[str, Any], answered: Answered) -> None:
-    """Sends the request and notes what comes back; whatever goes wrong is in `error`, never raised."""
+async def stream(endpoint: Endpoint, body: dict[str, Any], result: RequestResult) -> None:
+    """Sends the request and records the answer; a failure is in `error`, not raised."""
     data = json.dumps(body).encode()
-    answered.sent = time.perf_counter()
+    result.sent = time.perf_counter()
     try:
         reader, writer = await endpoint.open()
         try:
@@ -75,15 +78,15 @@ async def stream(endpoint: Endpoint, body: dict[str, Any], answered: Answered) -
             await writer.drain()
             status, pieces = await _answer(reader)
             if status == 200:
-                await _follow(pieces, answered)
+                await _follow(pieces, result)
             else:
-                told = b"".join([piece async for piece in pieces])[:500].decode(errors="replace")
-                answered.error = f"HTTP {status}: {told}"
+                text = b"".join([piece async for piece in pieces])[:500].decode(errors="replace")
+                result.error = f"HTTP {status}: {text}"
         finally:
             writer.close()
     except (OSError, EOFError, ValueError) as error:
-        answered.error = f"{type(error).__name__}: {error}"
-    answered.ended = time.perf_counter()
+        result.error = f"{type(error).__name__}: {error}"
+    result.ended = time.perf_counter()
 
 
 async def fetch(endpoint: Endpoint) -> Any:
@@ -134,8 +137,8 @@ async def _rest(reader: asyncio.StreamReader, length: int | None) -> AsyncIterat
         yield piece
 
 
-async def _follow(pieces: AsyncIterator[bytes], answered: Answered) -> None:
-    """Takes in server-sent events; raises EOFError where they end before [DONE]."""
+async def _follow(pieces: AsyncIterator[bytes], result: RequestResult) -> None:
+    """Reads server-sent events; raises EOFError where they end before [DONE]."""
     waiting, done, texts = b"", False, []
     async for piece in pieces:
         now = time.perf_counter()
@@ -149,19 +152,47 @@ async def _follow(pieces: AsyncIterator[bytes], answered: Answered) -> None:
                 continue
             event = json.loads(data)
             if "error" in event:
-                answered.error = str(event["error"])[:500]
+                result.error = str(event["error"])[:500]
                 continue
             for choice in event.get("choices", ()):
                 text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
                 # An empty piece may bring a token whose bytes aren't a whole letter yet; the last brings a reason.
                 if text or choice.get("finish_reason") is None:
-                    answered.arrivals.append(now)
+                    result.arrivals.append(now)
                     texts.append(text)
             usage = event.get("usage") or {}
-            answered.output_tokens = usage.get("completion_tokens", answered.output_tokens)
-            answered.prompt_tokens = usage.get("prompt_tokens", answered.prompt_tokens)
-    answered.text = "".join(texts)
-    answered.output_tokens = answered.output_tokens or len(answered.arrivals)
-    if not (done or answered.error):
+            result.output_tokens = usage.get("completion_tokens", result.output_tokens)
+            result.prompt_tokens = usage.get("prompt_tokens", result.prompt_tokens)
+    result.text = "".join(texts)
+    result.output_tokens = result.output_tokens or len(result.arrivals)
+    if not (done or result.error):
         message = "the stream ended before [DONE]"
         raise EOFError(message)
+
+
+async def send_all(
+    endpoint: Endpoint,
+    requests: Sequence[BenchRequest],
+    times: Sequence[float],
+    *,
+    body: Callable[[BenchRequest], dict[str, Any]],
+    max_concurrency: int | None = None,
+) -> tuple[list[RequestResult], float]:
+    """Returns the answers in order, and the seconds from the first request to the last answer.
+
+    Each request is sent at its time, however many are still unanswered; `max_concurrency` holds back those beyond it,
+    and how long one was held back is in `queued`.
+    """
+    gate: Any = contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    results = [RequestResult(0.0, one.prompt_tokens) for one in requests]
+    began = time.perf_counter()
+
+    async def send(one: BenchRequest, at: float, result: RequestResult) -> None:
+        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+        due = time.perf_counter()
+        async with gate:
+            result.queued = time.perf_counter() - due
+            await stream(endpoint, body(one), result)
+
+    await asyncio.gather(*(send(*each) for each in zip(requests, times, results, strict=True)))
+    return results, time.perf_counter() - began

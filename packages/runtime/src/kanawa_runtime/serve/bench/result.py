@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from kanawa_runtime.serve.bench.client import Answered
+from kanawa_runtime.serve.bench.client import RequestResult
 
-#: Keys of every request or token that are kept only where details are asked for; `vllm bench serve` drops the same.
+#: Keys of every request or token that are written only where details are wanted; `vllm bench serve` drops the same.
 DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What a request has to keep to count as good: milliseconds by metric, of ttft, tpot and e2el."""
+    """What a request has to meet to count as good: milliseconds by metric, of ttft, tpot and e2el."""
 
     milliseconds: dict[str, float]
 
@@ -25,7 +25,7 @@ class Goal:
 
 
 def summarize(
-    answers: Sequence[Answered],
+    answers: Sequence[RequestResult],
     seconds: float,
     *,
     metrics: Sequence[str] = ("ttft", "tpot", "itl"),
@@ -39,7 +39,7 @@ def summarize(
     """
     good = [a for a in answers if not a.error and a.arrivals]
     values: dict[str, list[float]] = {name: [] for name in METRICS}
-    kept = 0
+    met = 0
     for a in good:
         ttft, e2el = a.arrivals[0] - a.sent, a.arrivals[-1] - a.sent
         tpot = (a.arrivals[-1] - a.arrivals[0]) / (a.output_tokens - 1) if a.output_tokens > 1 else 0.0
@@ -48,19 +48,19 @@ def summarize(
         values["itl"] += np.diff(a.arrivals).tolist()
         if a.output_tokens > 1:
             values["tpot"].append(tpot)
-        kept += goal is not None and goal.is_met({"ttft": ttft, "tpot": tpot, "e2el": e2el})
-    given, made = sum(a.prompt_tokens for a in good), sum(a.output_tokens for a in good)
+        met += goal is not None and goal.is_met({"ttft": ttft, "tpot": tpot, "e2el": e2el})
+    prompts, made = sum(a.prompt_tokens for a in good), sum(a.output_tokens for a in good)
     most_tokens, most_requests = _busiest(good)
     result: dict[str, Any] = {
         "duration": seconds,
         "completed": len(good),
         "failed": len(answers) - len(good),
-        "total_input_tokens": given,
+        "total_input_tokens": prompts,
         "total_output_tokens": made,
         "request_throughput": len(good) / seconds,
-        "request_goodput": None if goal is None else kept / seconds,
+        "request_goodput": None if goal is None else met / seconds,
         "output_throughput": made / seconds,
-        "total_token_throughput": (given + made) / seconds,
+        "total_token_throughput": (prompts + made) / seconds,
         "input_lens": [a.prompt_tokens for a in answers],
         "output_lens": [a.output_tokens for a in answers],
         "ttfts": [a.arrivals[0] - a.sent if a.arrivals else 0.0 for a in answers],
@@ -81,13 +81,13 @@ def summarize(
 
 def _statistics(name: str, values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
     in_ms = np.asarray(values or [0.0]) * 1e3
-    told = {f"mean_{name}_ms": in_ms.mean(), f"median_{name}_ms": np.median(in_ms), f"std_{name}_ms": in_ms.std()}
-    told |= {f"p{p:g}_{name}_ms": np.percentile(in_ms, p) for p in percentiles}
-    return {key: float(value) for key, value in told.items()}
+    values_ms = {f"mean_{name}_ms": in_ms.mean(), f"median_{name}_ms": np.median(in_ms), f"std_{name}_ms": in_ms.std()}
+    values_ms |= {f"p{p:g}_{name}_ms": np.percentile(in_ms, p) for p in percentiles}
+    return {key: float(value) for key, value in values_ms.items()}
 
 
-def _busiest(good: Sequence[Answered]) -> tuple[float, int]:
-    """Returns the most tokens that came, and the most requests that were under way, in one second of the run."""
+def _busiest(good: Sequence[RequestResult]) -> tuple[float, int]:
+    """Returns the most tokens that came, and the most running requests, in one second of the run."""
     if not good:
         return 0.0, 0
     start = min(a.sent for a in good)

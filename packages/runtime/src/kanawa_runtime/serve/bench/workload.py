@@ -1,4 +1,4 @@
-"""What is asked for: prompts and lengths of several kinds, and when each request is sent; all from one seed."""
+"""The requests of a measurement: prompts and lengths of several kinds, and when each is sent; all from one seed."""
 
 import dataclasses
 import json
@@ -11,12 +11,12 @@ from kanawa.errors import UsageError, did_you_mean
 
 Kind = Literal["sharegpt", "random", "prefix_repetition", "custom"]
 KINDS: tuple[Kind, ...] = ("sharegpt", "random", "prefix_repetition", "custom")
-#: Ids that tokenizers keep for begin, end and the like.
+#: Ids that tokenizers reserve for begin, end and the like.
 _SPECIAL = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class BenchRequest:
     """One request: token ids or text, how many tokens it is known to have (0: not known), and new ones to make."""
 
     prompt: list[int] | str
@@ -48,7 +48,7 @@ class Workload:
     file: Path | None = None
     seed: int = 0
 
-    def requests(self) -> list[Asked]:
+    def requests(self) -> list[BenchRequest]:
         """Returns the requests in order; raises UsageError naming a line or a size that can't be."""
         if self.kind == "custom":
             return self._of_file()
@@ -62,13 +62,13 @@ class Workload:
             inputs = _uniform(rng, self.input_length, spread, self.count)
             outputs = _uniform(rng, self.output_length, spread, self.count)
         beginnings = [self._ids(rng, self.prefix_length) for _ in range(self.prefixes)]
-        asked = []
+        requests = []
         for index, (length, new) in enumerate(zip(inputs, outputs, strict=True)):
             prompt = self._ids(rng, int(length))
             if self.kind == "prefix_repetition":
                 prompt = beginnings[index % self.prefixes] + prompt
-            asked.append(Asked(prompt, len(prompt), int(new)))
-        return asked
+            requests.append(BenchRequest(prompt, len(prompt), int(new)))
+        return requests
 
     def _check(self) -> None:
         sizes = ("count", "input_length", "output_length", "prefixes", "prefix_length")
@@ -87,21 +87,21 @@ class Workload:
         ids: list[int] = rng.integers(_SPECIAL, self.vocab_size, length).tolist()
         return ids
 
-    def _of_file(self) -> list[Asked]:
+    def _of_file(self) -> list[BenchRequest]:
         if self.file is None:
             message = "the dataset custom needs --dataset-path FILE, a JSON object a line with prompt and max_tokens"
             raise UsageError(message)
-        asked: list[Asked] = []
+        requests: list[BenchRequest] = []
         with self.file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip() and len(asked) < self.count:
-                    asked.append(self._of_line(line, f"{self.file}:{number}"))
-        if not asked:
+                if line.strip() and len(requests) < self.count:
+                    requests.append(self._of_line(line, f"{self.file}:{number}"))
+        if not requests:
             message = f"{self.file} holds no requests; expected a JSON object a line with prompt and max_tokens"
             raise UsageError(message)
-        return asked
+        return requests
 
-    def _of_line(self, line: str, where: str) -> Asked:
+    def _of_line(self, line: str, where: str) -> BenchRequest:
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -117,7 +117,7 @@ class Workload:
         if type(most) is not int or most < 1:
             message = f"{where}: max_tokens is {most!r}, expected a whole number of at least 1"
             raise UsageError(message)
-        return Asked(prompt, len(prompt) if is_ids else 0, most)
+        return BenchRequest(prompt, len(prompt) if is_ids else 0, most)
 
 
 def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
@@ -132,7 +132,7 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[floa
         return [0.0] * count
     if math.isinf(burstiness):
         return [index / rate for index in range(count)]
-    # Its own stream: another rate must not change what is asked for.
+    # Its own stream: another rate must not change the requests.
     rng = np.random.default_rng((seed, 1))
     gaps = rng.gamma(burstiness, 1.0 / (rate * burstiness), count - 1)
     return [0.0, *np.cumsum(gaps).tolist()]

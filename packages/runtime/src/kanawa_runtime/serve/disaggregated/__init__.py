@@ -1,1 +1,1 @@
-"""Prefill and decoding in two engines: one takes prompts in and hands its pages over, the other one goes on."""
+"""Prefill and decoding in two engines: one prefills prompts and sends their pages, the other one decodes."""

@@ -167,7 +167,7 @@ def _slot_arrays(pool: AdapterPool, depth: int, a: np.ndarray, b: np.ndarray) ->
 
 
 def _without_adapters(spec: ParamSpec) -> list[int]:
-    """Returns the shape of one slot without its rank, which stands right behind the slots."""
+    """Returns the shape of one slot without its rank, the axis after the slots."""
     axis = spec.axes.index("adapters")
     return [*spec.shape[:axis], *spec.shape[axis + 2 :]]
 

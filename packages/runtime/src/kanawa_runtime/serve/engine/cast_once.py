@@ -37,7 +37,7 @@ def _is_only_cast(jaxpr: Any, variable: Any, dtype: jnp.dtype) -> bool:
 
 def _casts(jaxpr: Any, eqn: Any, index: int, dtype: jnp.dtype) -> bool:
     if eqn.primitive.name == "convert_element_type":
-        # A table that rows are looked up in: XLA's CPU compiler widens all of a bfloat16 one to read a few of its rows.
+        # A table that rows are looked up in: XLA may widen all of a bfloat16 one to read a few of its rows.
         return eqn.params["new_dtype"] == dtype and not _is_looked_up(jaxpr, eqn.outvars[0])
     inner = _program_of(eqn)
     return inner is not None and _is_only_cast(inner, inner.invars[index], dtype)

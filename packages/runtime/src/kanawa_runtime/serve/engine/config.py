@@ -12,7 +12,7 @@ class EngineConfig(Config):
     A step decodes all that run and spends what is left of `max_batched_tokens` on prompts, in chunks of at most
     `prefill_tokens`. While none wait and all are greedy, `fused_steps` tokens are decoded in one call.
     `batch_sizes` and `page_widths` are the shapes that decoding is compiled for, `prefill_sizes` those of a prompt's
-    chunk, of which a program takes in as many at once as `prefill_rows` says (None: see `programs.Shapes`).
+    chunk, of which a program takes as many at once as `prefill_rows` says (None: see `shapes.Shapes`).
     `prefix_cache` lets requests share the pages of equal beginnings. `prompt_logprobs` compiles what they need. With
     `speculative_tokens`, so many are guessed a step: by a draft model where the engine has one, else by what followed
     the last `ngram_min` to `ngram_max` tokens before. `adapter_slots` LoRA adapters of at most `adapter_rank` may
@@ -66,14 +66,14 @@ class EngineConfig(Config):
         if self.max_batched_tokens < least:
             problems.append(
                 f"max_batched_tokens ({self.max_batched_tokens}) is less than max_sequences and page_size together "
-                f"({least}): a step decodes a token of each sequence, and takes in a page of a prompt at least"
+                f"({least}): a step decodes a token of each sequence, and prefills a page of a prompt at least"
             )
         most = self.max_sequences * (1 + self.speculative_tokens) + self.page_size
         if self.speculative_tokens and self.max_batched_tokens < most:
             problems.append(
                 f"max_batched_tokens ({self.max_batched_tokens}) is less than {most}: a step verifies "
                 f"speculative_tokens ({self.speculative_tokens}) and one more of each of max_sequences "
-                f"({self.max_sequences}), and takes in a page of a prompt at least"
+                f"({self.max_sequences}), and prefills a page of a prompt at least"
             )
         if self.ngram_min > self.ngram_max:
             problems.append(f"ngram_min ({self.ngram_min}) is more than ngram_max ({self.ngram_max})")

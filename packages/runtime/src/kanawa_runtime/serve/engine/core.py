@@ -46,7 +46,7 @@ _STALE_DEADLINES = 64
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """Results on their way: `rows` are the sequences, each with the number of tokens it took in or may gain."""
+    """Results on their way: `rows` are the sequences, each with the number of its tokens."""
 
     rows: list[tuple[Sequence, int]]
     ids: jax.Array
@@ -173,7 +173,7 @@ class EngineCore:
         self.settle()
         self.scheduler.pool.evict_all()
         for sequence in self.sequences.values():
-            # What is computed from here on stands on older pages, and may not be cached under the tokens' digests.
+            # What is computed from here on uses older pages, and may not be cached under the tokens' digests.
             sequence.num_cached_pages = 10**9 if sequence.slot >= 0 else 0
             sequence.remote_prefill = None
 

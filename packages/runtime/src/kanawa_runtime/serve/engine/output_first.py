@@ -26,7 +26,7 @@ class OutputFirst(WeightForm):
             return {"": spec}
         inputs, count = len(spec.fan_in_axes), len(spec.shape)
 
-        def turned(axes: tuple[int, ...]) -> tuple[int, ...]:
+        def rotated(axes: tuple[int, ...]) -> tuple[int, ...]:
             return tuple((axis - inputs) % count for axis in axes)
 
         return {
@@ -34,8 +34,8 @@ class OutputFirst(WeightForm):
                 spec,
                 shape=(*spec.shape[inputs:], *spec.shape[:inputs]),
                 axes=(*spec.axes[inputs:], *spec.axes[:inputs]),
-                fan_in_axes=turned(spec.fan_in_axes),
-                fan_out_axes=turned(spec.fan_out_axes),
+                fan_in_axes=rotated(spec.fan_in_axes),
+                fan_out_axes=rotated(spec.fan_out_axes),
             )
         }
 
@@ -62,6 +62,6 @@ class OutputFirst(WeightForm):
 
 
 def _turns(spec: ParamSpec) -> bool:
-    """Returns whether inputs come first and outputs after; experts' dimension, before both, is no row's to read."""
+    """Returns whether inputs come first and outputs after; experts' dimension, before both, stays in place."""
     inputs = len(spec.fan_in_axes)
     return tuple(spec.fan_in_axes) == tuple(range(inputs)) and 0 < inputs < len(spec.shape)

@@ -35,7 +35,7 @@ class PageTransfer:
         specs, self._structure = jax.tree.flatten(programs.paged.cache_spec, is_leaf=_is_spec)
         if programs.paged.has_slots or not programs.paged.has_pages:
             message = (
-                "this model's prompts can't be handed over: some of its layers keep a state of the whole sequence "
+                "this model's prompts can't be transferred: some of its layers have a state of the whole sequence "
                 "beside pages; serve it with one engine"
             )
             raise UsageError(message)

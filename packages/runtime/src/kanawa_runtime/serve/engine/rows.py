@@ -25,7 +25,7 @@ TABLES, RANDOM, CUT, LOGPROBS, MASK = (1 << bit for bit in range(5))
 class Rows(NamedTuple):
     """The columns of a batch of rows.
 
-    `num_tokens` is how many tokens a row takes in (prefill), or may gain at most (decode); 0 for no sequence.
+    `num_tokens` is how many tokens a row feeds (prefill), or may gain at most (decode); 0 for no sequence.
     `generated` counts its new tokens so far. `has_tables` says that its slot has penalties or biases, `adapter` is its
     LoRA slot. `uniform` is the random number that draws its next token.
     """

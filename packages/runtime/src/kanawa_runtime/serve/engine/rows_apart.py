@@ -1,4 +1,4 @@
-"""Strangers share a batch: no layer of a served model may let one row's tokens depend on another's."""
+"""Requests of different clients share a batch: no layer may let one row's tokens depend on another's."""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def with_rows_apart(model: CausalLM) -> CausalLM:
-    """Returns the model with dispatchers that may drop tokens replaced by their mixtures' own, which keep all.
+    """Returns the model with dispatchers that may drop tokens replaced by their mixtures' default, which drop none.
 
     Parameters stay as they are. Raises UsageError for what has no such replacement.
     """
@@ -23,7 +23,7 @@ def with_rows_apart(model: CausalLM) -> CausalLM:
         default = type(cfg.get(mixture))().get(slot) if isinstance(node, TokenDispatcher) else None
         if not isinstance(default, TokenDispatcher.Config) or isinstance(default, type(node.config)):
             message = (
-                f"this model can't be served: in {path} (a {name}) what a token gets depends on the other tokens of "
+                f"this model can't be served: in {path} (a {name}) the output of a token depends on other tokens of "
                 "its batch, so that one request would change another's answer; take another kind of mixture"
             )
             raise UsageError(message)
@@ -32,8 +32,8 @@ def with_rows_apart(model: CausalLM) -> CausalLM:
     if not replaced:
         return model
     logger.warning(
-        "served without capacity: %s may drop tokens for others of their batch, so the mixture's own dispatcher takes "
-        "its place and drops none; answers differ from what was trained where it would have dropped some",
+        "served without capacity: %s may drop tokens for others of their batch, so the mixture's default dispatcher "
+        "replaces it, which drops none; answers differ from training where it would have dropped some",
         ", ".join(sorted(replaced)),
     )
     built: CausalLM = cfg.build()

@@ -75,7 +75,7 @@ class Scheduler:
         self._reuses_prefixes, self._has_pages = reuses_prefixes, has_pages
         self._guess, self._in_tiles = guess, in_tiles
         self.width = -(-max_length // page_size) if has_pages else 1
-        # A line a slot, kept up to date, so that a step's rows are one copy out of it. The last is for padding rows.
+        # A line a slot, always current, so that a step's rows are one copy out of it. The last is for padding rows.
         self.table = np.zeros((max_sequences + 1, PAGES + self.width), np.int32)
         self.table[:, SLOT] = np.arange(max_sequences + 1)
 

@@ -57,7 +57,7 @@ class Shapes:
 
     @property
     def in_tiles(self) -> bool:
-        """Whether a program takes in several chunks at once, of one prompt or of several."""
+        """Whether a program takes several chunks at once, of one prompt or of several."""
         return self.prefill_rows[-1] > 1
 
     @classmethod
@@ -81,7 +81,7 @@ class Shapes:
         rows = config.prefill_rows or (_tiles(config, least) if in_tiles else (1,))
         if has_slots and max(rows) > 1:
             message = (
-                f"prefill_rows is {list(rows)}, but the model keeps states of whole sequences, which take in one chunk "
+                f"prefill_rows is {list(rows)}, but the model has states of whole sequences, which take one chunk "
                 "after the other; leave prefill_rows unset"
             )
             raise UsageError(message)

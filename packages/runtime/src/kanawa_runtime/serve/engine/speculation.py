@@ -31,12 +31,12 @@ class Speculation:
     """Verifies the guesses of a step; makes them too where there is a draft model."""
 
     def __init__(self, programs: Programs, config: EngineConfig, max_length: int, draft: Draft | None) -> None:
-        """Raises UsageError for models that can't take tokens back, and a draft of another vocabulary or length."""
+        """Raises UsageError for models that can't drop tokens, and a draft of another vocabulary or length."""
         self.programs, self.count = programs, config.speculative_tokens
         if programs.paged.has_slots:
             message = (
-                "this model can't speculate: some of its layers keep a state of the whole sequence, which can't take "
-                "back tokens that were guessed wrong; set speculative_tokens=0"
+                "this model can't speculate: some of its layers have a state of the whole sequence, which can't "
+                "drop wrong guesses; set speculative_tokens=0"
             )
             raise UsageError(message)
         self._draft = draft
@@ -59,9 +59,7 @@ class Speculation:
         dtype = config.cache_dtype or environment.plan.precision.compute
         self._paged = paged_model(draft.model, sized, max_length, dtype)
         if self._paged.has_slots:
-            message = (
-                "the draft model keeps a state of the whole sequence, which can't take back tokens; choose another"
-            )
+            message = "the draft model has a state of the whole sequence, which can't drop tokens; choose another"
             raise UsageError(message)
         self._guesser = Guesser(self._paged.model, programs.known, vocab)
         self._shardings = cache_shardings(self._paged.cache_spec, environment)

@@ -20,7 +20,7 @@ class NgramIndex:
 
         `tokens` are those of the call before and more.
         """
-        # All but the last position: a run must not be found where it stands itself.
+        # All but the last position: a run must not match itself.
         for end in range(self._indexed + 1, len(tokens)):
             for size in range(self._smallest, min(self._largest, end) + 1):
                 self._ends[tuple(tokens[end - size : end])] = end

@@ -1,4 +1,4 @@
-"""What an engine can't take, found before a request is queued; each message names field, value and limit."""
+"""Checks of requests before they are queued; each message names field, value and limit."""
 
 import collections
 import math
@@ -23,12 +23,12 @@ def check_together(requests: Sequence[Request], limits: EngineLimits) -> None:
         _refuse("id", f"the id {name!r} is that of {times} requests; give each its own")
     most = limits.max_sequences + limits.max_queued
     if len(requests) > most:
-        text = f"{len(requests)} requests are to be taken together, and this engine holds {most}"
+        text = f"{len(requests)} requests are submitted together, and this engine holds {most}"
         _refuse("requests", f"{text}: max_sequences ({limits.max_sequences}) and max_queued ({limits.max_queued})")
 
 
 def check_request(request: Request, limits: EngineLimits, *, prompt_logprobs: bool) -> None:
-    """Raises RequestError naming the field that is at fault."""
+    """Raises RequestError naming the wrong field."""
     prompt, sampling, vocab = request.prompt_ids, request.sampling, limits.vocab_size
     if not prompt:
         _refuse("prompt_ids", "the prompt is empty; give at least one token")

@@ -1,10 +1,10 @@
 """What speculation computes on the device: a draft model's guesses, and their verification by the model at once.
 
 Every new token of a request is drawn by a random number of its own (its seed and its index), by inverting the
-distribution. A guess is accepted where it is the very token that this draw gives, and the first that isn't is replaced
-by it. So a guess with probability p is accepted with probability p, as in rejection sampling of a guess that is certain
-(Leviathan et al. 2023, arXiv:2211.17192), and more: the tokens are those that would have been drawn without guesses.
-A draft model draws with the same numbers, so that where the two models agree, so do their draws.
+distribution. A guess is accepted where it is the token of this draw, and the first that isn't is replaced by it. So a
+guess with probability p is accepted with probability p, as in rejection sampling of a certain guess (Leviathan et al.
+2023, arXiv:2211.17192), and the tokens are the same as without guesses. A draft model draws with the same numbers, so
+that where the two models agree, so do their draws.
 """
 
 from collections.abc import Callable

@@ -59,7 +59,7 @@ class Endpoint:
             # The status is for the log and the metrics alone.
             exchange.status = 499
             logger.info("%s: the client closed the connection (499)", operation.path)
-        service.metrics.responded(operation.path, exchange.status or 500)
+        service.metrics.count_response(operation.path, exchange.status or 500)
 
 
 class _Refusal:
@@ -71,7 +71,7 @@ class _Refusal:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self._service.config)
-        self._service.metrics.responded("other", self._error.status)
+        self._service.metrics.count_response("other", self._error.status)
         try:
             await exchange.refuse(self._error)
         except ClientGoneError:

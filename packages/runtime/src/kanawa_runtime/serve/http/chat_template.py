@@ -1,4 +1,4 @@
-"""Messages as the text a model was trained on: the Jinja template of its folder, run where it can reach nothing."""
+"""Messages as the text of a model's training format: its Jinja template, in a sandbox."""
 
 import dataclasses
 import datetime
@@ -15,9 +15,9 @@ from kanawa_runtime.serve.http.protocol import Message, Tool
 
 #: The longest of published models takes 30 kB.
 _MAX_TEMPLATE_BYTES = 2**20
-#: What a template may make of a request's messages; the request itself is limited before.
+#: The longest text of a template; the request itself is limited before.
 _MAX_CHARACTERS = 64 * 2**20
-#: For models that were trained on text and no conversations: they go on where the messages end.
+#: For models that were not trained on conversations: they continue where the messages end.
 PLAIN = """{%- for message in messages %}{{ message.content }}
 {% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"""
 
@@ -51,7 +51,7 @@ class ChatTemplate:
             text: str = self._compiled.render(  # type: ignore[attr-defined]
                 **{**self.tokens, **dict(extra or {}), **known, "add_generation_prompt": add_generation_prompt}
             )
-        except Exception as error:  # A stranger's program ran on a stranger's messages: anything may come.
+        except Exception as error:  # An unknown program ran on unknown messages: anything may be raised.
             text_of = f"{type(error).__name__}: {error}" if not isinstance(error, _Refused) else str(error)
             why = f"the model's chat template doesn't take them: {text_of[:500]}"
             raise unprocessable(at="messages", why=why) from error

@@ -1,4 +1,4 @@
-"""Threads for grammars: quick ones take turns, and whatever turns out slow goes on beside them."""
+"""Threads for grammars: quick ones take turns, and slow ones continue beside them."""
 
 import asyncio
 import threading
@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from kanawa_runtime.serve.http.errors import unavailable
 
 Result = TypeVar("Result")
-#: Nearly every grammar is there by then; the others leave their turn to who comes next.
+#: Nearly every grammar is compiled by then; the others leave their turn to the next one.
 _QUICK_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
 
 
 class Compilers:
-    """What compiles a grammar can't be interrupted, so it never holds a place that others wait for.
+    """Compiling a grammar can't be interrupted, so a slow one never blocks the others.
 
     `at_once` are compiled at a time; one that takes longer than a moment no longer counts among them, but among the
     slow ones, of which there may be `most_slow`.
@@ -33,7 +33,7 @@ class Compilers:
             raise unavailable(message, _RETRY_SECONDS, "grammars_busy")
         async with self._turns:
             task = asyncio.wrap_future(_in_thread(work, *arguments))
-            # Whoever asked may leave before it is done, and nobody reads what it raises then.
+            # The client may leave before it is done, and its exception is unread then.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 await asyncio.wait((task,), timeout=min(_QUICK_SECONDS, seconds))

@@ -1,4 +1,4 @@
-"""Connections that begin slowly, never end, take nothing, or are too many: uvicorn itself waits as long as it takes."""
+"""Limits of connections: slow starts, slow readers, and too many of them, for which uvicorn would wait for ever."""
 
 import asyncio
 import json
@@ -11,12 +11,12 @@ from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.exchange import CUT_OFF
 
 #: More than any client sends; without a bound, headers that never end would fill the memory.
-_MOST_HEADER_BYTES = 64 * 1024
+_MAX_HEADER_BYTES = 64 * 1024
 #: Requests sent ahead of an answer, and bytes of the last one: each takes memory until its turn comes.
-_MOST_AHEAD = 16
-_MOST_AHEAD_BYTES = 64 * 1024
-#: What a client has to take of an answer in `write_seconds`.
-_LEAST_TAKEN_BYTES = 16 * 1024
+_MAX_AHEAD = 16
+_MAX_AHEAD_BYTES = 64 * 1024
+#: What a client has to read of an answer in `write_seconds`.
+_MIN_TAKEN_BYTES = 16 * 1024
 _FULL = (
     b'{"error":{"message":"there are as many connections as the server takes (max_connections)",'
     b'"type":"service_unavailable_error","param":null,"code":"too_many_connections"}}'
@@ -28,7 +28,7 @@ _REFUSED = (
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Ends a connection whose client sends or takes nothing in time, and gives the application what cuts it off."""
+    """Ends a connection whose client doesn't send or read in time; the application can cut it off, too."""
 
     limits: ServerConfig
     #: Counts what never becomes a request, by status.
@@ -36,7 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _waits_for_headers: asyncio.TimerHandle | None = None
     _waits_for_reader: asyncio.TimerHandle | None = None
     _header_bytes = 0
-    _complaint = "this is no HTTP request"
+    _complaint = "this is not an HTTP request"
     #: Requests without a whole answer; uvicorn itself knows of the newest alone.
     _unanswered: tuple[RequestResponseCycle, ...] = ()
 
@@ -51,30 +51,30 @@ class LimitedProtocol(HttpToolsProtocol):
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells every request of the connection that has no whole answer."""
+        """Marks every request of the connection without a whole answer as disconnected."""
         self._have_headers()
         if self._waits_for_reader is not None:
             self._waits_for_reader.cancel()
         for cycle in self._unanswered:
-            # Of several sent at once the first one runs, and would go on for a client that has left.
+            # Of several sent at once the first one runs, and would continue for a client that has left.
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bounds what comes before the headers are complete."""
-        # Of the next request on a kept connection; in between, uvicorn's own time for keeping it counts.
+        # Of the next request on the connection; in between, uvicorn's own keep-alive timeout applies.
         if self.cycle is not None and self.cycle.response_complete:
             self._wait_for_headers()
         super().data_received(data)
         if self._waits_for_headers is not None and not self.transport.is_closing():
             self._header_bytes += len(data)
-            if self._header_bytes > _MOST_HEADER_BYTES:
-                self._complaint = f"its headers have more than {_MOST_HEADER_BYTES} bytes"
+            if self._header_bytes > _MAX_HEADER_BYTES:
+                self._complaint = f"its headers have more than {_MAX_HEADER_BYTES} bytes"
                 self.send_400_response(self._complaint)
 
     def on_headers_complete(self) -> None:
-        """Begins a request, or keeps it until the one before it is answered."""
+        """Begins a request, or queues it until the one before it is answered."""
         self._have_headers()
         self.scope["extensions"] = {CUT_OFF: self.transport.abort}  # type: ignore[dict-item]
         super().on_headers_complete()
@@ -89,13 +89,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self._check_ahead()
 
     def on_body(self, body: bytes) -> None:
-        """Bounds what is kept of a request that has to wait."""
+        """Bounds the body of a queued request."""
         super().on_body(body)
         if self.pipeline:
             self._check_ahead()
 
     def on_response_complete(self) -> None:
-        """Looks after a client that has not taken the answer."""
+        """Watches a client that has not read the answer."""
         super().on_response_complete()
         self._wait_for_reader()
 
@@ -106,20 +106,20 @@ class LimitedProtocol(HttpToolsProtocol):
             # In the middle of another answer it would be taken for a part of it.
             self.transport.abort()
             return
-        told = {"message": self._complaint, "type": "invalid_request_error"}
-        body = json.dumps({"error": told | {"param": None, "code": "invalid_http"}}).encode()
+        error = {"message": self._complaint, "type": "invalid_request_error"}
+        body = json.dumps({"error": error | {"param": None, "code": "invalid_http"}}).encode()
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self._close()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closes a connection on which nothing comes."""
+        """Closes an idle connection."""
         super().timeout_keep_alive_handler()
         self._wait_for_reader()
 
     def _check_ahead(self) -> None:
-        if len(self.pipeline) > _MOST_AHEAD or len(self.cycle.body) > _MOST_AHEAD_BYTES:
-            self._complaint = f"it sends more than {_MOST_AHEAD} requests, or a long one, ahead of an answer"
+        if len(self.pipeline) > _MAX_AHEAD or len(self.cycle.body) > _MAX_AHEAD_BYTES:
+            self._complaint = f"it sends more than {_MAX_AHEAD} requests, or a long one, ahead of an answer"
             # Only an error makes the parser leave the rest of what came alone.
             raise ValueError(self._complaint)
 
@@ -128,14 +128,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._wait_for_reader()
 
     def _wait_for_reader(self) -> None:
-        """Looks after a client that has not taken all of an answer: closing waits for it, however long it takes."""
+        """Watches a client that has not read all of an answer: closing waits for it without a limit."""
         if self._waits_for_reader is None and self.transport.get_write_buffer_size():
             left = self.transport.get_write_buffer_size()
             self._waits_for_reader = self.loop.call_later(self.limits.write_seconds, self._check_reader, left)
 
     def _check_reader(self, before: int) -> None:
         self._waits_for_reader = None
-        if before - self.transport.get_write_buffer_size() >= min(before, _LEAST_TAKEN_BYTES):
+        if before - self.transport.get_write_buffer_size() >= min(before, _MIN_TAKEN_BYTES):
             self._wait_for_reader()
         else:
             self.transport.abort()

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: a body within limits, a client that may leave, pieces it has to take in time."""
+"""One HTTP request and its answer: a body within limits, a client that may leave, and has to read in time."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,10 @@ from kanawa.guarded_read import parsed_json
 from kanawa_runtime.serve.http.config import ServerConfig
 from kanawa_runtime.serve.http.errors import ApiError, invalid
 
-#: The name under which a connection of ours puts what cuts it off into an ASGI scope.
+#: The name in an ASGI scope of the function that cuts the connection off.
 CUT_OFF = "kanawa.cut_off"
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-#: How much of a body that is too long is read all the same, in body limits and in time.
+#: How much of a body that is too long is still read, in body limits and in time.
 _DISCARD_FACTOR = 4
 _DISCARD_SECONDS = 3.0
 _SAFE = {"X-Content-Type-Options": "nosniff"}
@@ -23,7 +23,7 @@ _SLICE = 256
 
 
 class ClientGoneError(Exception):
-    """The client has closed the connection, or took no data for too long."""
+    """The client has closed the connection, or read no data for too long."""
 
 
 class Exchange:
@@ -96,7 +96,7 @@ class Exchange:
             raise ApiError(408, text, headers={"Connection": "close"}) from error
 
     async def _discard(self, size: int) -> None:
-        """Reads on for a while and keeps nothing: a client that is cut off while it sends never sees the answer."""
+        """Reads on for a while and discards: a client that is cut off while it sends never sees the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 while size < _DISCARD_FACTOR * self.config.max_body_bytes:
@@ -108,7 +108,7 @@ class Exchange:
     def _too_long(self) -> ApiError:
         most = self.config.max_body_bytes
         text = f"the body has more than {most:,} bytes (max_body_bytes); send less at once"
-        # What is still to come of it is never read.
+        # The rest of it is never read.
         return ApiError(413, text, code="body_too_large", headers={"Connection": "close"})
 
     @contextlib.asynccontextmanager
@@ -154,9 +154,9 @@ class Exchange:
         await self.answer(error.body(), status=error.status, headers=error.headers)
 
     async def events(self, data: AsyncIterator[Any]) -> None:
-        """Sends server-sent events, the end mark last; an error that comes after the first one is an event too.
+        """Sends server-sent events, the end mark last; an error after the first one is an event too.
 
-        Nothing is sent before the first event is there, so that an error up to then has its own status.
+        Nothing is sent before the first event, so that an error up to then has its own status.
         """
         event = await anext(data, None)
         await self._start(200, _EVENTS)
@@ -175,12 +175,12 @@ class Exchange:
         await self._put({"type": "http.response.start", "status": status, "headers": made})
 
     async def _put(self, message: dict[str, Any]) -> None:
-        """Sends to the connection, which waits while the client has not taken what it was sent before."""
+        """Sends to the connection, which waits while the client has not read earlier data."""
         try:
             async with asyncio.timeout(self.config.write_seconds):
                 await self._send(message)
         except TimeoutError as error:
-            # Closing would wait for the client to take the rest.
+            # Closing would wait for the client to read the rest.
             cut_off: Callable[[], None] | None = self.scope.get("extensions", {}).get(CUT_OFF)
             if cut_off is not None:
                 cut_off()
@@ -195,7 +195,7 @@ def _event(data: Any) -> bytes:
 
 
 def _refuse_constant(name: str) -> None:
-    message = f"{name} is no JSON number"
+    message = f"{name} is not a JSON number"
     raise ValueError(message)
 
 

@@ -1,4 +1,4 @@
-"""A run, or a folder of another library, as a model to serve: engine, tokenizer, template, and other weights later."""
+"""Opens a run, or a folder of another library, to serve: engine, tokenizer, template, and other weights later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ def served_model(
     _check_continues(directory)
     own = name or directory.resolve().name
     if own in (adapters or {}):
-        message = f"the model and an adapter are both called {own!r}: clients couldn't tell them apart; see --name"
+        message = f"the model and an adapter are both called {own!r}: give the model another with --name"
         raise UsageError(message)
     if draft is not None and not config.speculative_tokens:
         message = (
@@ -84,14 +84,14 @@ def served_model(
 
 
 def _draft(directory: Path | None, tokenizer: Tokenizer, target: str | None) -> Draft | None:
-    """Returns the model that guesses; raises UsageError where it reads texts otherwise than the one it guesses for."""
+    """Returns the draft model; raises UsageError where its tokenizer differs from the model's."""
     if directory is None:
         return None
     _check_continues(directory)
     opened = open_run(directory, target=target, serves=True)
     own = tokenizer_of(opened)
     if own is None or tuple(own.tokens) != tuple(tokenizer.tokens):
-        message = f"{directory} can't guess for this model: its tokenizer is another one; a draft needs the same"
+        message = f"{directory} can't be the draft of this model: its tokenizer is another one"
         raise UsageError(message)
     model = opened.trainer.model
     assert isinstance(model, CausalLM)
@@ -114,9 +114,9 @@ def _weights(
 
 
 def _check_continues(directory: Path) -> None:
-    """Raises UsageError for a model of another kind, before opening it would speak of data to train it on."""
+    """Raises UsageError for a model of another kind, before opening it would raise about its training data."""
     stored = outline_of(directory) if directory.is_dir() else None
     kind = None if stored is None else stored.config._target
     if kind is not None and not issubclass(kind, CausalLM):
-        message = f"{directory}: {kind.__qualname__} continues no text; models that do are CausalLMs"
+        message = f"{directory}: {kind.__qualname__} generates no text; only a CausalLM does"
         raise UsageError(message)

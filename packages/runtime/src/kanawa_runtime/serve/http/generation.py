@@ -63,18 +63,18 @@ class Generation:
             if choice.submitted and choice.finish_reason is None:
                 self._engine.cancel(choice.request.id)
                 choice.end(reason)
-                self._metrics.ended(choice)
+                self._metrics.count_finished(choice)
 
     def _take(self, choice: Choice, output: Output, at: float) -> None:
         if choice.finish_reason is not None:
             return
         before = choice.num_tokens
         choice.take(output)
-        self._metrics.took(choice, choice.num_tokens - before, at)
+        self._metrics.count_tokens(choice, choice.num_tokens - before, at)
         if choice.finish_reason is not None:
             if output.finish_reason is None:  # a stop string, of which the engine knows nothing
                 self._engine.cancel(choice.request.id)
-            self._metrics.ended(choice)
+            self._metrics.count_finished(choice)
         self._changed[choice.index] = choice
         self._event.set()
 
@@ -194,5 +194,5 @@ def new_generation(
                 deadline=deadline,
             )
             generation.choices.append(Choice(own, text, index=index, prompt=place))
-        service.metrics.asked(len(ids), request.n, sampling.max_tokens)
+        service.metrics.count_prompt(len(ids), request.n, sampling.max_tokens)
     return generation

@@ -8,7 +8,7 @@ from kanawa_runtime.serve.http.stop_strings import StopStrings
 
 
 class GrowingText:
-    """Takes one id at a time and gives out the text that is certain.
+    """Takes one id at a time and returns the text that is certain.
 
     The cost of an id is that of its bytes, however long the text and however long its bytes make no character: decoding
     a window again with every token would let a model that writes broken UTF-8 take ever more time.
@@ -24,7 +24,7 @@ class GrowingText:
         min_tokens: int = 0,
         special: Mapping[int, str] | None = None,
     ) -> None:
-        """Starts after a prompt; `special` gives texts for special ids, which have none otherwise."""
+        """Starts after a prompt; `special` are texts for special ids, which have none otherwise."""
         self._tokenizer = tokenizer
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stops, include=include_stop)
@@ -35,7 +35,7 @@ class GrowingText:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the text; None while it goes on."""
+        """The stop string that ended the text; None while there is none."""
         return self._stops.hit
 
     def push(self, token_id: int) -> str:
@@ -70,6 +70,6 @@ class GrowingText:
 
 
 def _has_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    """Returns whether any of the ids stands for text; the last ones tell in almost every case."""
+    """Returns whether any of the ids stands for text; in almost every case one of the last does."""
     tokens = tokenizer.tokens
     return any(i < len(tokens) and tokens[i] for i in reversed(ids))

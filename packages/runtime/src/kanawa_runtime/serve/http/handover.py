@@ -1,4 +1,4 @@
-"""From the engine's thread to the server's loop: one wake-up for all that a step gave, however many it gave to."""
+"""From the engine's thread to the server's loop: one wake-up for all outputs of a step."""
 
 import asyncio
 import collections
@@ -11,12 +11,12 @@ from kanawa_runtime.serve.engine.request import OnOutput, Output
 
 logger = logging.getLogger(__name__)
 
-#: Takes an output and the time.monotonic at which the engine gave it; runs in the loop.
+#: Takes an output and the time.monotonic of the engine's call; runs in the loop.
 Receiver = Callable[[Output, float], None]
 
 
 class Handover:
-    """Carries outputs to receivers in the loop, in order. `to` makes what an engine calls."""
+    """Carries outputs to receivers in the loop, in order. `to` makes the engine's callback."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -24,17 +24,17 @@ class Handover:
         self._woken = False
 
     def to(self, receiver: Receiver) -> OnOutput:
-        """Returns an OnOutput that hands over to `receiver`."""
+        """Returns an OnOutput that passes on to `receiver`."""
 
-        def hand_over(output: Output) -> None:
+        def pass_on(output: Output) -> None:
             self._waiting.append((receiver, output, time.monotonic()))
             # Waking a loop costs a system call, on the engine's thread: one serves all outputs of a step.
             if not self._woken:
                 self._woken = True
-                with contextlib.suppress(RuntimeError):  # the loop has ended; nobody is left to tell
+                with contextlib.suppress(RuntimeError):  # the loop has ended
                     self._loop.call_soon_threadsafe(self._deliver)
 
-        return hand_over
+        return pass_on
 
     def _deliver(self) -> None:
         # Before taking: what comes from here on either is taken below or wakes the loop again.
@@ -44,5 +44,5 @@ class Handover:
             try:
                 receiver(output, at)
             except Exception:
-                # What came with it is others', and nothing would wake the loop for it again.
+                # Other requests' outputs follow, and nothing would wake the loop for them again.
                 logger.exception("an output of request %s was lost", output.request_id)

@@ -1,4 +1,4 @@
-"""A server from its first socket to its last answer: ready once the engine is, drained when it is told to stop."""
+"""A server from its first socket to its last answer: ready once the engine is, drained when it is stopped."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,8 @@ from kanawa_runtime.serve.http.service import Service
 
 logger = logging.getLogger(__name__)
 
-#: After an engine has been stopped, for handlers to send what there is.
-_LAST_WORDS_SECONDS = 3.0
+#: After an engine has been stopped, for handlers to send their last outputs.
+_FLUSH_SECONDS = 3.0
 _BACKLOG = 2048
 
 
@@ -58,13 +58,13 @@ class HttpServer:
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
-        #: Whether the engine had started when the server ended: a compiler goes on in its thread otherwise.
+        #: Whether the engine had started when the server ended: otherwise a compiler still runs in its thread.
         self.has_started = False
-        #: In the loop's thread, once it runs; for tests, and nobody else.
+        #: In the loop's thread, once it runs; for tests.
         self.service: Service | None = None
 
     def run(self) -> int:
-        """Serves until it is told to stop; returns 0, and raises what kept the engine from starting."""
+        """Serves until `stop`; returns 0, and raises the error of an engine that can't start."""
         return asyncio.run(self._run())
 
     def stop(self) -> None:
@@ -78,7 +78,7 @@ class HttpServer:
         config, keys = self._config, self._keys
         hosts = Hosts(self._socket.getsockname()[0], config.allowed_hosts, with_keys=keys.are_required)
         service = self.service = Service(self._model, config, keys, hosts)
-        refused = functools.partial(service.metrics.responded, "malformed")
+        refused = functools.partial(service.metrics.count_response, "malformed")
         server = _Uvicorn(uvicorn.Config(application(service), **uvicorn_options(self._config, refused)))
         with self._signals():
             serving = asyncio.create_task(server.serve(sockets=[self._socket]))
@@ -101,11 +101,11 @@ class HttpServer:
         return 0
 
     def _start_engine(self) -> "asyncio.Future[None]":
-        """Starts the engine in a thread that nobody waits for: a compiler can't be interrupted."""
+        """Starts the engine in a daemon thread: a compiler can't be interrupted."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
 
-        def told(error: BaseException | None) -> None:
+        def set_started(error: BaseException | None) -> None:
             if not started.done():
                 started.set_result(None) if error is None else started.set_exception(error)
 
@@ -116,13 +116,13 @@ class HttpServer:
             except Exception as error:
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(told, failure)
+                loop.call_soon_threadsafe(set_started, failure)
 
         threading.Thread(target=start, name="kanawa-engine-start", daemon=True).start()
         return started
 
     async def _drain(self, service: Service) -> None:
-        """Refuses new requests, lets the others finish, and ends those that take longer than the grace."""
+        """Refuses new requests, lets the others finish, and ends those that take longer than `drain_seconds`."""
         service.phase = "draining"
         engine, seconds = self._model.engine, self._config.drain_seconds
         logger.info("draining: %d requests run", service.running)
@@ -131,7 +131,7 @@ class HttpServer:
             logger.warning("ended %d requests that took longer than drain_seconds=%g", service.running, seconds)
         await asyncio.to_thread(engine.stop)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            async with asyncio.timeout(_FLUSH_SECONDS):
                 while service.running:
                     await asyncio.sleep(0.02)
 
@@ -160,7 +160,7 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn without its own idea of signals, which is to close the socket first."""
+    """Uvicorn without its own signal handlers, which close the socket first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

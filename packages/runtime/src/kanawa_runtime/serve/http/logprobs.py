@@ -9,20 +9,20 @@ from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.serve.engine.request import TokenLogprobs
 from kanawa_runtime.serve.http.choice import Piece
 
-#: JSON has no minus infinity; OpenAI writes this for what can't be drawn.
+#: JSON has no minus infinity; OpenAI writes this for tokens that can't be drawn.
 _MIN_LOGPROB = -9999.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LogprobWriter:
-    """Writes tokens as text, or as "token_id:7" where a request asks for that."""
+    """Writes tokens as text, or as "token_id:7" where a request wants that."""
 
     tokenizer: Tokenizer
     special: Mapping[int, str]
     as_ids: bool = False
 
     def token(self, token_id: int) -> str:
-        """Returns a token's own text; bytes that are no characters become U+FFFD."""
+        """Returns a token's own text; invalid bytes become U+FFFD."""
         if self.as_ids:
             return f"token_id:{token_id}"
         return self.special.get(token_id) or self._bytes(token_id).decode("utf-8", "replace")
@@ -86,7 +86,7 @@ class LogprobWriter:
             return None
         top: dict[str, float] = {}
         for token_id, logprob in entry.top[:number]:
-            # Several ids may be written alike, broken bytes for one; the likeliest is the one to tell of.
+            # Several ids may be written alike, broken bytes for one; the likeliest one counts.
             top.setdefault(self.token(token_id), _number(logprob))
         return top
 

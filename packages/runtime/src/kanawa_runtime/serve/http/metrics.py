@@ -32,7 +32,7 @@ _COUNTED_HERE = ("prompt_tokens", "generation_tokens", "request_success")
 
 
 class Metrics:
-    """Counts what a server does for one model; everything is called in the loop, `text` too."""
+    """Counts a server's requests and responses for one model; all methods are called in the loop."""
 
     def __init__(self, model_name: str, engine: "Engine") -> None:
         from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -57,7 +57,7 @@ class Metrics:
         )
         self._registry.register(_EngineStats(engine, model_name))
 
-    def asked(self, prompt_tokens: int, n: int, max_tokens: int) -> None:
+    def count_prompt(self, prompt_tokens: int, n: int, max_tokens: int) -> None:
         """Counts a prompt with its choices."""
         self._prompt_tokens.inc(prompt_tokens)
         observe = self._histograms
@@ -65,8 +65,8 @@ class Metrics:
         observe["request_params_n"].observe(n)
         observe["request_params_max_tokens"].observe(max_tokens)
 
-    def took(self, choice: "Choice", tokens: int, at: float) -> None:
-        """Counts tokens that the engine gave at a time; the first of a step waited for all of them."""
+    def count_tokens(self, choice: "Choice", tokens: int, at: float) -> None:
+        """Counts the tokens of one output; the first of them waited for all."""
         if not tokens:
             return
         self._generation_tokens.inc(tokens)
@@ -77,7 +77,7 @@ class Metrics:
             self._histograms["inter_token_latency_seconds"].observe(at - choice.last)
         choice.last = at
 
-    def ended(self, choice: "Choice") -> None:
+    def count_finished(self, choice: "Choice") -> None:
         """Counts an answer that has ended."""
         self._finished[choice.finish_reason or "error"].inc()
         if not choice.first:
@@ -94,8 +94,8 @@ class Metrics:
             each = (choice.last - choice.first) / (choice.num_tokens - 1)
             observe["request_time_per_output_token_seconds"].observe(each)
 
-    def responded(self, path: str, status: int) -> None:
-        """Counts a response; `path` is a route's, so that what clients make up adds no series."""
+    def count_response(self, path: str, status: int) -> None:
+        """Counts a response; `path` is a route's, so that paths made up by clients add no series."""
         self._responses.labels(path, str(status)).inc()
 
     def text(self) -> bytes:
@@ -106,23 +106,23 @@ class Metrics:
 
 
 class _EngineStats:
-    """What the engine counts itself, asked for when somebody scrapes."""
+    """The engine's own counters, read at each scrape."""
 
     def __init__(self, engine: "Engine", model_name: str) -> None:
         self._engine = engine
         self._model_name = model_name
 
     def describe(self) -> list[Any]:
-        """Returns nothing: names are the engine's, and known once it is asked."""
+        """Returns nothing: the names are known only from the engine's stats."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yields a family a number; all but the gauges only ever grow."""
+        """Yields a family a number: gauges, and counters for all others."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         stats: Mapping[str, float] = self._engine.stats()
         for name, number in sorted(stats.items()):
-            # What the server counts too would be there twice, which Prometheus refuses.
+            # Prometheus refuses duplicates of the server's own counters.
             if name.startswith(_COUNTED_HERE):
                 continue
             kind = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily

@@ -1,4 +1,4 @@
-"""What operators ask: models, health, readiness, metrics, version, other weights; and a page to chat on."""
+"""Routes for operators: models, health, readiness, metrics, version, other weights; and a page to chat on."""
 
 import asyncio
 import base64
@@ -49,7 +49,7 @@ class Models:
 
 
 class Health:
-    """Alive: 200 as long as the engine has not failed. Also ready: 200 only while requests are taken."""
+    """Alive: 200 as long as the engine has not failed. With `ready`: 200 only while requests are accepted."""
 
     def __init__(self, service: Service, *, ready: bool = False) -> None:
         self._service = service
@@ -81,7 +81,7 @@ class MetricsPage:
 
 
 class Load:
-    """Other weights of the served model: the newest checkpoint of its run, or a given one."""
+    """Other weights of the served model: the newest checkpoint of its run, or a certain one."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -93,7 +93,7 @@ class Load:
         request = await service.read_request(LoadRequest, exchange)
         reload = model.reload
         if reload is None:
-            raise unprocessable(at="", why="this server's weights came from no folder that they could be read from")
+            raise unprocessable(at="", why="this server's weights came from no folder, so that there are no others")
         if service.loading.locked():
             message = "other weights are being loaded already; ask again once they are there"
             raise ApiError(429, message, code="already_loading", headers={"Retry-After": "5"})

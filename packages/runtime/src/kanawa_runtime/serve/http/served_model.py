@@ -1,4 +1,4 @@
-"""What a server serves: an engine, the tokenizer of its model, and what its folder says about both."""
+"""A served model: an engine, the tokenizer, and the settings in the model's folder."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from kanawa_runtime.serve.structured.grammars import Grammars
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Parameters and the model's state as the engine loads them, and the step of the run they are of."""
+    """Parameters and the model's state as the engine loads them, and their step of the run."""
 
     params: Any
     step: int
@@ -24,7 +24,7 @@ class Weights:
 
 @dataclasses.dataclass
 class ServedModel:
-    """A model by the name that clients ask for; `reload` reads other weights of it, None where it can't."""
+    """A model by the name that clients ask for; `reload` reads other weights of it, None where there are none."""
 
     name: str
     engine: Engine
@@ -52,7 +52,7 @@ class ServedModel:
 
 
 def generation_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Returns the sampling that a model's generation_config.json asks for unless a request says otherwise."""
+    """Returns the default sampling of a model's generation_config.json."""
     content = json.loads(files.get("generation_config.json", b"{}"))
     numbers = {name: content[name] for name in DEFAULTED if isinstance(content.get(name), int | float)}
     if content.get("do_sample") is False:

@@ -1,4 +1,4 @@
-"""Log lines that clients cause: a few of a kind, and then how many more there were, so that nobody fills the disk."""
+"""Limits log lines that clients cause: a few of a kind, then a count of the rest, so that they can't fill the disk."""
 
 import logging
 import threading
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class Sparing(logging.Filter):
-    """Lets through `most` records of each line of code within `seconds`; the next one tells how many were left out."""
+    """Lets through `most` records of each line of code within `seconds`; the next one says how many were dropped."""
 
     def __init__(self, most: int = 10, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._most = most
         self._seconds = seconds
         self._clock = clock
-        #: By line of code: since when, how many were let through, how many left out.
+        #: By line of code: since when, how many were written, how many dropped.
         self._seen: dict[tuple[str, int], tuple[float, int, int]] = {}
         self._lock = threading.Lock()
 
@@ -23,15 +23,15 @@ class Sparing(logging.Filter):
         # What is said differs with each request; where it is said doesn't.
         place, now = (record.pathname, record.lineno), self._clock()
         with self._lock:
-            since, written, left_out = self._seen.get(place, (now, 0, 0))
+            since, written, dropped = self._seen.get(place, (now, 0, 0))
             if now - since >= self._seconds:
                 since, written = now, 0
             if written >= self._most:
-                self._seen[place] = since, written, left_out + 1
+                self._seen[place] = since, written, dropped + 1
                 return False
             self._seen[place] = since, written + 1, 0
-        if left_out:
-            record.msg = f"{record.getMessage()} ({left_out:,} more like it were left out)"
+        if dropped:
+            record.msg = f"{record.getMessage()} ({dropped:,} more like it were dropped)"
             record.args = ()
         return True
 

@@ -1,4 +1,4 @@
-"""Where a text ends because a stop string stands in it; what might still become one is held back."""
+"""Ends a text at a stop string; what might still become one is held back."""
 
 import functools
 

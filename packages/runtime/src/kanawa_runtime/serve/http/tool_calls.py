@@ -1,7 +1,7 @@
-"""Calls of tools: what a request allows, the grammar that holds a model to it, and calls found in what it writes.
+"""Calls of tools: which a request allows, the grammar that enforces them, and the calls in a model's output.
 
-Models trained on calls write each between <tool_call> and </tool_call>; their template says so, and they are left their
-habit. Others write bare JSON, which a schema holds in shape where a call is required.
+Models trained on calls write each between <tool_call> and </tool_call>; as their template says.
+Others write bare JSON, which a schema enforces where a call is required.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Tools:
         names = [function["name"] for function in functions]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise invalid(at="tools", why=f"two functions are called {twice!r}; names tell them apart")
+            raise invalid(at="tools", why=f"two functions are called {twice!r}; give each its own name")
         if choice == "none":
             return None
         name = choice.function.name if isinstance(choice, ToolChoice) else None
@@ -54,7 +54,7 @@ class Tools:
         return cls(allowed, required, name, BEGIN in template, request.parallel_tool_calls)
 
     def structure(self, special: Sequence[str]) -> Structure | None:
-        """Returns what holds the model to well-formed calls; None where it may write anything."""
+        """Returns the structure of well-formed calls; None where the model may write anything."""
         if self.marked:
             several = self.parallel and self.name is None
             text = tagged_grammar(self.functions, BEGIN, END, required=self.required, parallel=several, special=special)
@@ -69,13 +69,13 @@ class Tools:
 
 
 class CallReader:
-    """Tells calls from text in an answer as it grows; gives out deltas of a message."""
+    """Separates calls from text in an answer as it grows; returns deltas of a message."""
 
     def __init__(self, tools: Tools | None) -> None:
         """Reads text alone without tools."""
         self._tools = tools
         self.num_calls = 0
-        #: What may yet turn out to be a call: all of it for bare JSON, what stands after the mark otherwise.
+        #: What may turn out to be a call: all of it for bare JSON, the text after the mark otherwise.
         self._held = ""
         self._inside = False
         self._whole = tools is not None and tools.required and not tools.marked

@@ -1,4 +1,4 @@
-"""What all models of requests share: null counts as left out, unknown names are errors, and errors are OpenAI's."""
+"""What all models of requests share: unknown fields are rejected with suggestions, errors have OpenAI's shape."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar
@@ -17,7 +17,7 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 class Fields(BaseModel):
-    """An object with known names; null counts as left out. `IGNORED` names pass, `REFUSED` ones say why they don't."""
+    """An object with known names; null counts as absent. `IGNORED` names are dropped, `REFUSED` ones rejected."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     IGNORED: ClassVar[frozenset[str]] = frozenset()
@@ -68,7 +68,7 @@ class Length:
 
 
 def by_type(expected: str) -> Discriminator:
-    """Returns what tells members of a union apart by their JSON types: tags (text), (list) and (object)."""
+    """Returns the discriminator of a union by JSON types: tags (text), (list) and (object)."""
     tags: dict[type, str] = {str: "(text)", list: "(list)", dict: "(object)"}
     text = f"Input should be {expected}"
     return Discriminator(lambda value: tags.get(type(value)), custom_error_type="kind", custom_error_message=text)
@@ -81,7 +81,7 @@ def wrong_field(at: str, why: str) -> PydanticCustomError:
 
 
 def bad_request(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """Returns the 400 of the first field that doesn't fit: where it stands, what it should be, and what came."""
+    """Returns the 400 of the first field that doesn't fit: its path, what it should be, and its value."""
     first = error.errors(include_url=False)[0]
     parts = [*first["loc"], *([first["ctx"]["field"]] if first["type"] == "wrong_field" else [])]
     place = ""

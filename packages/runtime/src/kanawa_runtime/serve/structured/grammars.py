@@ -1,4 +1,4 @@
-"""Compiling what an output must look like, once for all requests that ask for the same."""
+"""Compiles definitions of structured outputs, once for all requests with the same one."""
 
 import json
 import threading
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 #: A definition beyond it is refused: what compiles it can't be interrupted, and a large one takes seconds.
-MOST_BYTES = 64 * 1024
-MOST_CHOICES = 2048
-#: Compiled definitions kept.
-_MOST_KEPT = 128
+MAX_BYTES = 64 * 1024
+MAX_CHOICES = 2048
+#: Size of the cache of compiled definitions.
+_MAX_CACHED = 128
 #: Blanks between the parts of a JSON text: endless ones are what small models fall into.
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
 
@@ -34,7 +34,7 @@ class Grammars:
         """`stop_ids` end an output; None: the tokenizer's own. Raises UsageError without llguidance, or a stop id."""
         self._vocab_size = vocab_size
         self._words = llguidance_tokenizer(tokenizer, vocab_size, tokenizer.stop_ids if stop_ids is None else stop_ids)
-        self._kept: OrderedDict[tuple[str, str], llguidance.LLMatcher] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, kind: GrammarKind, spec: Any = None, *, field: str | None = None) -> LibraryGrammar:
@@ -51,23 +51,23 @@ class Grammars:
             raise RequestError(message, field)
         text = _DEFINITIONS[kind](spec, field)
         size = len(text.encode("utf-8", "surrogatepass"))
-        if size > MOST_BYTES:
-            message = f"{field} is {size} bytes long, the limit is {MOST_BYTES}; give a smaller one"
+        if size > MAX_BYTES:
+            message = f"{field} is {size} bytes long, the limit is {MAX_BYTES}; give a smaller one"
             raise RequestError(message, field)
         if kind != "choice" and any("\ud800" <= c <= "\udfff" for c in text):
             message = f"{field} holds half of a character (a lone surrogate), which no text can"
             raise RequestError(message, field)
         with self._lock:
-            kept = self._kept.get((kind, text))
-            if kept is not None:
-                self._kept.move_to_end((kind, text))
-                return LibraryGrammar(kept.deep_copy(), self._vocab_size)
+            cached = self._cache.get((kind, text))
+            if cached is not None:
+                self._cache.move_to_end((kind, text))
+                return LibraryGrammar(cached.deep_copy(), self._vocab_size)
         # Outside of the lock, as it may take a second: two that compile the same at once both succeed.
         made = self._compiled(kind, text, field)
         with self._lock:
-            self._kept[kind, text] = made
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._cache[kind, text] = made
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.popitem(last=False)
             return LibraryGrammar(made.deep_copy(), self._vocab_size)
 
     def _compiled(self, kind: GrammarKind, text: str, field: str) -> "llguidance.LLMatcher":
@@ -133,8 +133,8 @@ def _choices(spec: Any, field: str) -> str:
     if not choices or not all(isinstance(choice, str) and choice for choice in choices):
         message = f"{field} is {_kind_of(spec)}, expected a list of texts, at least one and none of them empty"
         raise RequestError(message, field)
-    if len(choices) > MOST_CHOICES:
-        message = f"{field} has {len(choices)} texts, the limit is {MOST_CHOICES}"
+    if len(choices) > MAX_CHOICES:
+        message = f"{field} has {len(choices)} texts, the limit is {MAX_CHOICES}"
         raise RequestError(message, field)
     return json.dumps(choices)
 

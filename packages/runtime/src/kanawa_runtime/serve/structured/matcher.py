@@ -1,4 +1,4 @@
-"""One output in the making: what may follow, and what was drawn."""
+"""One structured output as it grows: which tokens may follow, and which were drawn."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MatchError(UsageError):
-    """A structured output that can't go on: its grammar ran out of bounds, or was given a token it doesn't allow."""
+    """A structured output that can't continue: its grammar exceeded its limits, or doesn't allow a token."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,5 +49,5 @@ class LibraryGrammar:
         if self.matcher.is_error():
             # What follows the first line is the library's state, for its authors.
             reason = self.matcher.get_error().partition("\n")[0]
-            message = f"the structured output can't go on: {reason}"
+            message = f"the structured output can't continue: {reason}"
             raise MatchError(message)
