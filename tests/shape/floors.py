@@ -89,21 +89,3 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("plugin",),
     ),
 }
-
-#: Arrows up that are left for their owners to mend, as (importing folder, imported folder); no entry may be added.
-LEFT: dict[str, frozenset[tuple[str, str]]] = {
-}
-#: Circles that are left, each named by its files or folders.
-CIRCLES_LEFT: frozenset[tuple[str, ...]] = frozenset(
-    {
-        ("kanawa_runtime.serve.http.answers", "kanawa_runtime.serve.http.metrics"),
-        (
-            "kanawa_runtime.serve.adapters",
-            "kanawa_runtime.serve.disaggregated",
-            "kanawa_runtime.serve.engine",
-            "kanawa_runtime.serve.http",
-            "kanawa_runtime.serve.speculation",
-            "kanawa_runtime.serve.structured",
-        ),
-    }
-)

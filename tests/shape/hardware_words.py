@@ -44,11 +44,5 @@ SCHEDULERS = (
     "kanawa_runtime/launch/skypilot/",
     "kanawa_runtime/launch/slurm/",
 )
-#: Words that are left for their owners to remove, by file; no entry may be added.
-LEFT: dict[str, frozenset[str]] = {
-    "kanawa/contracts/workload.py": frozenset({"onednn"}),
-    "kanawa_parallel/remat/policies.py": frozenset({"gpus", "nvidia", "tpus"}),
-    "kanawa_runtime/launch/job.py": frozenset({"tpu"}),
-    "kanawa_runtime/launch/local/rank.py": frozenset({"cuda", "gpu"}),
-    "kanawa_runtime/train/peers.py": frozenset({"nccl"}),
-}
+#: Names of fields that older versions wrote into configs, which still load.
+SAVED = {"kanawa/contracts/workload.py": frozenset({"onednn"})}

@@ -1,7 +1,7 @@
 """The frame knows no hardware: no device, vendor, instruction set or vendor's library in the packages of all."""
 
 import pytest
-from hardware_words import FRAME, LEFT, SCHEDULERS, words_in
+from hardware_words import FRAME, SAVED, SCHEDULERS, words_in
 
 
 def test_only_backends_name_hardware(sources):
@@ -10,7 +10,7 @@ def test_only_backends_name_hardware(sources):
         name = "/".join(source.path.parts[source.path.parts.index("src") + 1 :])
         if source.package not in FRAME or name.startswith(SCHEDULERS):
             continue
-        words = words_in(source.text) - LEFT.get(name, frozenset())
+        words = words_in(source.text) - SAVED.get(name, frozenset())
         breaches += [f"{source.where} says {', '.join(sorted(words))}"] if words else []
     assert not breaches, "a kernel, a hook or a DeviceSpec of a backend should say this:\n" + "\n".join(breaches)
 

@@ -22,6 +22,7 @@ def _in_host_of_eight(name: str, kind: str, source: str, *, link: float, **figur
         name=name,
         platform="gpu",
         lowered_as="cuda",
+        visible_devices="CUDA_VISIBLE_DEVICES",
         device_kinds=(kind,),
         link_bandwidth=link * _ONE_WAY,
         chips_per_host=8,

@@ -42,6 +42,7 @@ class DeviceSpec:
         exact_float32: whether float32 matmuls run in float32 by default, not in passes of a narrower dtype.
         compiler: the distribution that has its compiler; empty where none is public, or where it comes with JAX.
         model: which model it is, where its kind doesn't say so, such as a processor's name.
+        visible_devices: the variable that lists the devices which a process may use; empty where there is none.
         unfused: operations of which the platform has no fused kernel; `require_fused` leaves them alone.
         divisible: whether the figures are those of one machine, which the devices of a selector divide among them.
     """
@@ -70,6 +71,7 @@ class DeviceSpec:
     exact_float32: bool = False
     compiler: str = ""
     model: str = ""
+    visible_devices: str = ""
     unfused: tuple[str, ...] = ()
     divisible: bool = False
     source: str

@@ -66,7 +66,7 @@ class SaveDots(RematPolicy):
 
 class OffloadNames(RematPolicy):
     """Sends the activations tagged with `offload` to pinned host memory until the backward pass, and keeps those of
-    `save`; the rest is recomputed. The CPU backend, TPUs and NVIDIA GPUs have that memory.
+    `save`; the rest is recomputed. Not every platform has that memory.
     """
 
     class Config(RematPolicy.Config):

@@ -17,8 +17,9 @@ class Job(Config):
     else the processes are replicas that don't know each other. `target` is empty where the hosts' own devices are to be
     found out. `run` is where the command keeps its state, which must outlive its machines. `resources` are those of one
     host, as Kubernetes writes them: {"cpu": "8", "memory": "64Gi"}. `grace_seconds` is the time between a request to
-    stop and the end by force, `retries` how often the gang may be started again, `spares` how many hosts (of a TPU,
-    slices) wait to take the place of one that failed. `replicas` are those of a server, each with hosts of its own.
+    stop and the end by force, `retries` how often the gang may be started again, `spares` how many hosts (or slices, of
+    devices that are sold in slices) wait to take the place of one that failed. `replicas` are those of a server, each
+    with hosts of its own.
     """
 
     name: str = REQUIRED

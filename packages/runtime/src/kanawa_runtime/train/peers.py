@@ -1,7 +1,7 @@
 """Whether an error means that another process of the run was lost, which says nothing against this one.
 
-The death of a peer arrives as whatever was going on: a broken connection in a collective (Gloo, NCCL), a barrier or a
-key that never comes (the coordination service, orbax), wrapped by whoever noticed. All of it is worth another try.
+The death of a peer arrives as what was running: a broken connection in a collective (Gloo, or a vendor's library), a
+barrier or a key that never comes (the coordination service, orbax), in any wrapper. All of it is worth another try.
 """
 
 import re
@@ -12,7 +12,7 @@ from kanawa.errors import KanawaError
 from kanawa_runtime.exit_codes import LOST
 
 #: These words are about peers whoever says them.
-_WORDS = re.compile(r"(?i)gloo|nccl|heartbeat|coordination service|\bbarrier\b|another task|distributed service")
+_WORDS = re.compile(r"(?i)gloo|\b[a-z]?ccl|heartbeat|coordination service|\bbarrier\b|another task|distributed service")
 #: And in an error of JAX these too: data that is read over a network has connections of its own. Other codes, such as
 #: INTERNAL, may be a compiler's bug.
 _OF_JAX = re.compile(

@@ -40,9 +40,9 @@ def environment(job: Job, index: int, attempt: int) -> dict[str, str]:
     ours = device_environment(job) if count > 1 else {}
     flags = f"{variables.get('XLA_FLAGS', '')} {ours.get('XLA_FLAGS', '')}".strip()
     variables |= ours | ({"XLA_FLAGS": flags} if flags else {})
-    if wanted.device.platform == "gpu" and job.processes_per_host > 1:
+    if wanted.device.visible_devices and job.processes_per_host > 1:
         share = chips_per_host(job) // job.processes_per_host
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(index * share + chip) for chip in range(share))
+        variables[wanted.device.visible_devices] = ",".join(str(index * share + chip) for chip in range(share))
     return variables | dict(job.environment)
 
 
