@@ -19,6 +19,8 @@ def test_entry_points_name_what_was_written(kind):
     project = tomllib.loads(files["pyproject.toml"])["project"]
     extras = "[train]" if kind == "experiment" else ""
     assert f"kanawa{extras}>=0.1,<0.4" in project["dependencies"]
+    tests = tomllib.loads(files["pyproject.toml"])["dependency-groups"]["test"]
+    assert any("kernel-tools" in need for need in tests) == (kind == "kernel")
     for group, points in project["entry-points"].items():
         assert group.removeprefix("kanawa.") in {kind.name for kind in CORE_KINDS}
         for name, value in points.items():

@@ -20,6 +20,7 @@ class Kind:
         entry_points: group, without "kanawa.", to {name: "module:object" under the package}.
         usage: the README's shell example.
         extras: of kanawa, such as "[train]", where the package needs more than core.
+        test_requires: distributions that its tests need beside pytest.
         strict: whether its tests run in strict JAX.
     """
 
@@ -27,6 +28,7 @@ class Kind:
     entry_points: dict[str, dict[str, str]]
     usage: str
     extras: str = ""
+    test_requires: tuple[str, ...] = ()
     strict: bool = True
 
 

@@ -24,6 +24,8 @@ def package_files(names: Names, kind: str, by: Publisher | None = None) -> dict[
         "offers": _offers(names, chosen),
         "usage": fill(chosen.usage),
         "extras": chosen.extras,
+        "test_requires": "".join(f'  "{name}",\n' for name in chosen.test_requires),
+        "test_packages": "".join(f" {name}" for name in chosen.test_requires),
         "strict": str(chosen.strict).lower(),
         "license": by.license,
         "author": by.author,

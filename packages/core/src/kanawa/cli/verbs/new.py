@@ -38,6 +38,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from kanawa.cli.scaffold.kinds import load_kind
     from kanawa.cli.scaffold.names import plugin_names
     from kanawa.cli.scaffold.package import write_package
     from kanawa.cli.scaffold.publisher import publisher
@@ -52,5 +53,6 @@ def _run(args: argparse.Namespace) -> int:
     for path in written:
         write(str(path))
     root = args.into / names.distribution
-    write(f"\nnext: pip install -e {root} pytest && python -m pytest {root}")
+    tests = " ".join(["pytest", *load_kind(args.kind).test_requires])
+    write(f"\nnext: pip install -e {root} {tests} && python -m pytest {root}")
     return 0
