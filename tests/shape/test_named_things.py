@@ -22,9 +22,13 @@ OTHERS = {
     # Of Kubernetes.
     *("JobSet", "FailJobSet", "RestartJobSetAndIgnoreMaxRestarts", "BackoffLimitExceeded", "DisruptionTarget"),
     *("KillWait", "GraceTime"),  # of Slurm
+    # Of TorchTitan, in the glossary.
+    *("JobConfig", "TrainSpec", "ModelProtocol", "TransformerBlock", "TokenChoiceTopKRouter", "StateDictAdapter"),
 }
 #: Files that a run, a model or a reader's own package has.
-THEIRS = re.compile(r"^(my_package|my-[a-z]+|runs|src|exports|downloads|checkpoints|signum|group|status|swish)")
+THEIRS = re.compile(
+    r"^(train_compile|my_package|my-[a-z]+|runs|src|exports|downloads|checkpoints|signum|group|status|swish)"
+)
 
 
 def _tracked(*patterns: str) -> list[str]:
