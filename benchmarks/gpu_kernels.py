@@ -24,7 +24,7 @@ from kanawa.kernels.operation import Kernel
 from kanawa.kernels.quantized_matmul.formats import format_named
 from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
 from kanawa.kernels.quantized_matmul.quantize import quantize_lhs, quantize_rhs
-from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
+from kanawa_backends_gpu.kernels.attention.cached import PagedAttention
 from kanawa_backends_gpu.kernels.grouped_matmul.triton import TritonGroupedMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.weights import QuantizedWeightMatmul
 from kanawa_backends_gpu.kernels.quantized_matmul.xla import XlaQuantizedMatmul

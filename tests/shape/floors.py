@@ -47,7 +47,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "backends-gpu": (
         ("_version",),
-        ("target_config", "shapes"),
+        ("target_config",),
         ("topology",),
         ("ptxas",),
         ("kernels", "schedule", "doctor", "device", "compiler", "mesh_rules", "calibration"),

@@ -3,7 +3,7 @@
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa.plugins import component
-from kanawa_backends_tpu.schedule.table import CASES, TARGETS, Case, read, rendered, rows
+from tpu_compiled import CASES, TARGETS, Case, read, rendered, rows
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kernel} {case.purpose}")

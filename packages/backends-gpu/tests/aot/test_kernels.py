@@ -11,10 +11,10 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from gpu_shapes import SHAPES, TARGETS, Shape
 from kanawa.composition.target import parse_target
 from kanawa.plugins import ScheduleRequest, component
 from kanawa_backends_gpu.schedule import compiled_half, kernel_schedules
-from kanawa_backends_gpu.shapes import SHAPES, TARGETS, Shape
 from kanawa_backends_gpu.topology import missing_wheels
 from kanawa_kernel_tools.schedules.compiled import Half, halves
 

@@ -15,8 +15,7 @@ from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.operation import Kernel, Tuning
 from kanawa.testing.compare import compare_with_reference
 from kanawa.testing.kernel import KernelConformance
-from kanawa_backends_gpu.kernels.attention.decode import DecodeAttention
-from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
+from kanawa_backends_gpu.kernels.attention.cached import DecodeAttention, PagedAttention
 from kanawa_backends_gpu.kernels.attention.streaming import geometry_of
 from kanawa_backends_gpu.kernels.triton_tiles import pieces
 from kanawa_kernel_tools.examples.attention import EXAMPLES, example_operands

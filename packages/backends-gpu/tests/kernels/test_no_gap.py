@@ -6,9 +6,8 @@ import pytest
 from kanawa.kernels import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa_backends_gpu.device import B200, H100
+from kanawa_backends_gpu.kernels.attention.cached import DecodeAttention, PagedAttention
 from kanawa_backends_gpu.kernels.attention.cudnn import CudnnAttention
-from kanawa_backends_gpu.kernels.attention.decode import DecodeAttention
-from kanawa_backends_gpu.kernels.attention.paged import PagedAttention
 from kanawa_backends_gpu.kernels.attention.pallas import PallasAttention
 
 KERNELS = (CudnnAttention(), PallasAttention(), DecodeAttention(), PagedAttention())

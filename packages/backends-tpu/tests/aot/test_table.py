@@ -6,8 +6,8 @@ import os
 import pytest
 from kanawa.composition.target import parse_target
 from kanawa_backends_tpu.kernels.attention.narrow_pages import fitting
-from kanawa_backends_tpu.schedule.table import CASES, TARGETS, Case, compiled_bytes
 from kanawa_backends_tpu.topology import missing_wheels
+from tpu_compiled import CASES, TARGETS, Case, compiled_bytes
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),

@@ -1,6 +1,6 @@
-"""Shapes of real models, in training and in serving, for which every kernel of this package is compiled ahead of time.
+"""Shapes of real models, in training and in serving, for which every GPU kernel is compiled ahead of time.
 
-`tests/aot` asserts what comes of them and `benchmarks/gpu_compiled.py` writes the table in
+`packages/backends-gpu/tests/aot` asserts what comes of them and `benchmarks/gpu_compiled.py` writes the table in
 `docs/results/kernels-compiled.md`. A new kernel gets rows here.
 """
 

@@ -1,7 +1,7 @@
-"""The table of compiled TPU kernels: `python -m kanawa_backends_tpu.schedule.table docs/results/kernels-compiled.md`.
+"""The table of compiled TPU kernels: `python tests/support/tpu_compiled.py docs/results/kernels-compiled.md`.
 
 Every kernel at shapes of training and serving, for one device of each generation. A cell holds the program's memory
-beside operands and results. Cells of cases that aren't compiled this time (`--on`, `--only`) are kept.
+beside operands and results. Cells of cases that aren't compiled this time (`--on`, `--only`) stay as they are.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
 from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.masks import CAUSAL, MaskSpec, sliding_window
 from kanawa.plugins import component
-
 from kanawa_backends_tpu.schedule.compiled import compiler
 from kanawa_backends_tpu.topology import topology
 
