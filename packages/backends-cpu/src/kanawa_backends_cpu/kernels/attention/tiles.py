@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from kanawa.kernels.attention.dropout import kept
+from kanawa.kernels.attention.dropout import keep_mask
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.operation import Operands
@@ -135,7 +135,7 @@ def tile_factors(problem: AttentionProblem, words: tuple[jax.Array, jax.Array], 
     """Returns dropout's factors for a tile's weights, fp32, 0 or 1 / (1 - rate); words: `row_words`."""
     first, second = (per_row(word, queries, problem)[..., None] for word in words)
     places = jnp.arange(*keys, dtype=jnp.uint32)[None, None, None, None]
-    stays = kept(first, second, places, problem.dropout_rate)
+    stays = keep_mask(first, second, places, problem.dropout_rate)
     return jnp.where(stays, jnp.float32(1.0 / (1.0 - problem.dropout_rate)), jnp.float32(0.0))
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from kanawa.kernels.attention.dropout import kept
+from kanawa.kernels.attention.dropout import keep_mask
 from kanawa.kernels.attention.problem import AttentionProblem
 
 from kanawa_backends_gpu.kernels.attention.flash.tile_mask import Sides, allowed
@@ -193,7 +193,7 @@ def dropout_factor(tiles: Tiles, refs: Refs, at: At, transposed: bool = False) -
     )
     first, second = (_of_queries(word, transposed) for word in (first, second))
     keys = _of_keys((at.key + jnp.arange(tiles.keys)).astype(jnp.uint32), transposed)
-    return jnp.where(kept(first, second, keys, rate), 1.0 / (1.0 - rate), 0.0)
+    return jnp.where(keep_mask(first, second, keys, rate), 1.0 / (1.0 - rate), 0.0)
 
 
 def _of_queries(x: jax.Array, transposed: bool) -> jax.Array:
