@@ -32,7 +32,9 @@ def constructor_text(value: Any, indent: int = 0) -> str:
 
 def _node_text(node: Any, indent: int) -> str:
     defaults = node.fields()
-    parts = [(f"{k}=", v) for k, v in vars(node).items() if not same_value(v, defaults[k].default)]
+    set_here = [(k, v) for k, v in vars(node).items() if not same_value(v, defaults[k].default)]
+    # What describes the class itself, such as foreign names, comes last.
+    parts = [(f"{k}=", v) for k, v in sorted(set_here, key=lambda item: item[0] in node._schema.intrinsic)]
     if node.callee is None:
         return _joined(f"{type(node).__qualname__}(", parts, ")", indent)
     return _joined("config_for(", [("", node.callee), *parts], ")", indent)
