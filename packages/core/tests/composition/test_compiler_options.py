@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.errors import JaxRuntimeError
 from kanawa.composition import Composition, parse_target
-from kanawa.composition.compiler_options import checked, empty_program, recommended, tried
+from kanawa.composition.compiler_options import accepted_options, checked, empty_program, recommended
 from kanawa.composition.environment import environment
 from kanawa.config import Configurable
 from kanawa.contracts import ExecutionConfig, PrecisionConfig
@@ -80,7 +80,7 @@ def test_another_failure_is_not_blamed_on_the_options():
 
 def test_a_refusal_is_one_warning_line(caplog):
     with caplog.at_level(logging.WARNING):
-        assert tried({**GOOD, **BAD}, jax.devices()).accepted == GOOD
+        assert accepted_options({**GOOD, **BAD}, jax.devices()).accepted == GOOD
     assert caplog.messages == [
         "compiler option xla_no_such_option=1 is left out: No such compile option: 'xla_no_such_option'"
     ]

@@ -76,11 +76,11 @@ def test_few_problems_meet_every_value_of_every_feature(operation):
 
 def test_every_problem_of_a_space_has_operands_that_the_operation_takes():
     import numpy as np
-    from kanawa.kernels.attention.checks import check
+    from kanawa.kernels.attention.checks import check_operands
 
     for problem in SPACE.generate(ReferenceAttention(), 60).problems:
         operands = EXAMPLES.operands(problem, np.random.default_rng(0))
-        check(problem, operands, has_dropout_key="dropout_key" in operands)
+        check_operands(problem, operands, has_dropout_key="dropout_key" in operands)
 
 
 def test_narrowing_replaces_values_and_knows_its_features():

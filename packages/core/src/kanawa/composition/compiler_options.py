@@ -69,7 +69,7 @@ def recommended(target: Target | None, own: Mapping[str, Any], purpose: str = "t
     return options
 
 
-def tried(options: Mapping[str, Any], devices: Sequence[jax.Device]) -> Checked:
+def accepted_options(options: Mapping[str, Any], devices: Sequence[jax.Device]) -> Checked:
     """Returns which of the options the compiler of these devices takes, found by compiling an empty program.
 
     `devices` may be a compiler's topology. Each refusal is one warning line.

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from kanawa.arrays.plan import ExecutionPlan, KernelPolicy, KernelUse
 from kanawa.composition.blame import blamed
-from kanawa.composition.compiler_options import Checked, recommended, tried
+from kanawa.composition.compiler_options import Checked, accepted_options, recommended
 from kanawa.composition.experiment import Composition
 from kanawa.composition.program_traits import process_device, program_traits
 from kanawa.composition.target import Target
@@ -62,11 +62,11 @@ def _environment(composition: Composition, devices: Devices) -> Environment:
     )
     own = execution.compiler_options
     options = recommended(target, own)
-    # No compiler to ask, so recommendations are taken as they are. What the user sets is never tried: it shall fail
-    # aloud.
+    # Without a compiler recommendations are used untried. What the user sets is never tried: it fails
+    # with an error.
     if devices == "abstract":
         return Environment(plan, mesh, {**options, **own})
-    checked_options = tried(options, _compiled_for(mesh, devices)) if options else Checked()
+    checked_options = accepted_options(options, _compiled_for(mesh, devices)) if options else Checked()
     return Environment(plan, mesh, {**checked_options.accepted, **own}, checked_options.refused)
 
 
@@ -97,7 +97,7 @@ def _own_table(kind: str) -> tuple[KernelUse, ...]:
 
 
 def _compiled_for(mesh: Mesh | AbstractMesh | None, devices: Devices) -> Sequence[jax.Device]:
-    """Returns the devices that options are tried on: those that the programs will be compiled for."""
+    """Returns the devices that options are accepted_options on: those that the programs will be compiled for."""
     if isinstance(mesh, Mesh):
         return list(mesh.devices.flat)
     return jax.local_devices()[:1] if isinstance(devices, str) else devices[:1]

@@ -107,8 +107,8 @@ class Context:
             key = key.fold(call) if call else key
         return Context(
             module=module,
-            path=joined(self.path, f"{name}@{call}" if call else name),
-            home=joined(self.home, name),
+            path=join_path(self.path, f"{name}@{call}" if call else name),
+            home=join_path(self.home, name),
             params=self.params.get(name, {}),
             state=self.state.get(name, {}),
             key=key,
@@ -120,11 +120,11 @@ class Context:
 
     def path_of(self, name: str) -> str:
         """Returns the output path of `name` recorded here."""
-        return joined(self.path, name)
+        return join_path(self.path, name)
 
     def read_state(self, name: str) -> jax.Array:
         """Returns a state array as the last update left it, in this trace or around it."""
-        latest: jax.Array | None = self.collector.latest(joined(self.home, name))
+        latest: jax.Array | None = self.collector.latest(join_path(self.home, name))
         return self.state[name] if latest is None else latest
 
     def current_state(self) -> Mapping[str, Any]:
@@ -165,7 +165,7 @@ _call_name: contextvars.ContextVar[tuple[str, "RunningModule | None"]] = context
 )
 
 
-def joined(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """Returns the path of `name` below `path`, which is empty at the root."""
     return f"{path}.{name}" if path else name
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kanawa.module.context import Context, LazyKey, current_context, installed, joined, trace_state
+from kanawa.module.context import Context, LazyKey, current_context, installed, join_path, trace_state
 from kanawa.module.outputs import Collector, Outputs
 
 
@@ -34,7 +34,7 @@ class Scope:
         self.carried: dict[str, Any] = {}
         self._keys_before = self.context.num_keys
         self._keys_after = self.context.num_keys
-        drawn, again = self.context.collector.drawn_by, tuple(joined(self.context.path, name) for name in layers)
+        drawn, again = self.context.collector.drawn_by, tuple(join_path(self.context.path, name) for name in layers)
         self._drawn_before = {path: call for path, call in drawn.items() if not is_below(path, again)}
         self._drawn: dict[str, object] = {}
 

@@ -26,7 +26,7 @@ from kanawa.module.context import (
     current_context,
     find_context,
     installed,
-    joined,
+    join_path,
 )
 from kanawa.module.metrics import Metric
 from kanawa.module.outputs import Loss
@@ -327,7 +327,7 @@ class Module(Configurable, abstract=True):
             message = f"{self.path}: state {name!r} has shape {spec.shape}, and an update has {value.shape}"
             raise ModuleError(message)
         stored = jax.lax.stop_gradient(value.astype(spec.dtype))
-        context.collector.state[joined(context.home, name)] = stored
+        context.collector.state[join_path(context.home, name)] = stored
 
     def next_key(self) -> jax.Array:
         """Returns a fresh random key, which depends on the module's path and layer index only."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from kanawa.arrays.plan import current_plan
 from kanawa.errors import ModuleError
-from kanawa.module.context import Context, joined
+from kanawa.module.context import Context, join_path
 from kanawa.module.detached import Scope, is_below, value_at
 from kanawa.module.outputs import Outputs, counted
 
@@ -83,7 +83,7 @@ def _step(
 ) -> Callable[..., Any]:
     """Returns the body as a function of everything that changes between iterations; its state is the layers' alone."""
     context = scope.context
-    tops = tuple(joined(context.home, name) for name in names)
+    tops = tuple(join_path(context.home, name) for name in names)
 
     def step(carry: Any, x: Any, layer: Any, own: Any, index: Any, carried: Any) -> tuple[Any, Any, Outputs, Any]:
         key = context.key

@@ -47,7 +47,7 @@ class Catalog:
             except INTERRUPTIONS:
                 raise
             except BaseException as error:
-                failure = Failure.of(error)
+                failure = Failure.from_error(error)
                 self._set(position, State.BROKEN, failure.reason, failure.traceback)
                 raise PluginError(_unusable(self._states[position])) from error
             if state.state is State.AVAILABLE:

@@ -61,7 +61,7 @@ CORE_KINDS = (
 )
 
 
-def merged(contributed: Iterable[tuple[str, Iterable[Kind]]]) -> dict[str, Kind]:
+def merge_kinds(contributed: Iterable[tuple[str, Iterable[Kind]]]) -> dict[str, Kind]:
     """Returns core's kinds and those that plugins declare (plugin's name, its kinds), by name.
 
     Raises PluginError where two declare one name differently.

@@ -18,7 +18,7 @@ from kanawa.config import set_refusal
 from kanawa.errors import INTERRUPTIONS, KanawaError, PluginError
 from kanawa.plugins.catalog import Catalog, plugin_set_digest
 from kanawa.plugins.discovery import Provider, discover
-from kanawa.plugins.kinds import merged
+from kanawa.plugins.kinds import merge_kinds
 from kanawa.plugins.records import Kind
 from kanawa.plugins.states import (
     SKIP_VARIABLE,
@@ -81,7 +81,7 @@ class PluginHost:
 
     def kinds(self) -> dict[str, Kind]:
         """Returns core's kinds of component and those that plugins declare, by name; raises PluginError on a clash."""
-        return merged(self.collect("kanawa_kinds"))
+        return merge_kinds(self.collect("kanawa_kinds"))
 
     def load(self, kind: str, name: str) -> Any:
         """Returns a catalogued object, importing it now; see `Catalog.load`."""
@@ -230,7 +230,7 @@ class PluginHost:
                 if arguments and isinstance(error, KanawaError):
                     raise
                 manager.unregister(name=key)
-                plugins[key] = broken(plugins[key], Failure.of(error), hook)
+                plugins[key] = broken(plugins[key], Failure.from_error(error), hook)
                 self._report([plugins[key]])
             else:
                 if result is not None:

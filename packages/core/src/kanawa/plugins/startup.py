@@ -43,7 +43,7 @@ def start_plugins(
             except INTERRUPTIONS:
                 raise
             except BaseException as error:
-                states[key] = broken(state, Failure.of(error))
+                states[key] = broken(state, Failure.from_error(error))
             else:
                 objects[key] = plugin
                 states[key] = replace(state, state=State.LOADED)
@@ -131,7 +131,7 @@ def _register(manager: PluginManager, plugins: Mapping[str, object]) -> dict[str
         except INTERRUPTIONS:
             raise
         except BaseException as error:
-            failed[key] = Failure.of(error)
+            failed[key] = Failure.from_error(error)
     return failed
 
 
@@ -142,11 +142,11 @@ def _add_specs(manager: PluginManager, plugins: Mapping[str, object]) -> dict[st
             manager.add_hookspecs(call())
         except PluginValidationError as error:  # some plugin's implementation doesn't fit the spec
             culprit = next((k for k, p in plugins.items() if p is error.plugin), key)
-            return {culprit: Failure.of(error)}
+            return {culprit: Failure.from_error(error)}
         except INTERRUPTIONS:
             raise
         except BaseException as error:
-            return {key: Failure.of(error)}
+            return {key: Failure.from_error(error)}
         unprefixed = [n for n in _spec_names(manager) - known if not n.startswith(PREFIX)]
         if unprefixed:
             return {key: Failure(f"hook specs must be named {PREFIX}…: {', '.join(unprefixed)}")}

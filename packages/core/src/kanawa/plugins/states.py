@@ -91,7 +91,7 @@ class Failure:
     traceback: str = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def from_error(cls, error: BaseException) -> Failure:
         """Returns the failure of a caught exception."""
         first_line = (str(error).strip().splitlines() or [""])[0]
         text = "".join(traceback.format_exception(error))

@@ -65,7 +65,7 @@ def measure(choice: KernelChoice, *, seconds: float = 1.0) -> list[Measurement]:
     # The chosen one first: it wins a tie.
     candidates.sort(key=lambda one: (one[0].name, one[1]) != (choice.kernel, choice.tuning))
     operands = {name: jnp.asarray(x) for name, x in examples.operands(problem, np.random.default_rng(0)).items()}
-    trials = [_Trial.of(kernel, tuning, examples, problem, operands) for kernel, tuning in candidates]
+    trials = [_Trial.compiled(kernel, tuning, examples, problem, operands) for kernel, tuning in candidates]
     ran = [trial for trial in trials if not trial.failure]
     _agree(ran, examples.reference.name, getattr(problem, "dtype", "float32"))
     _take_turns([trial for trial in trials if not trial.failure], operands, seconds)
@@ -104,7 +104,7 @@ class _Trial:
     times: list[float] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def of(cls, kernel: Kernel, tuning: Tuning, examples: Examples, problem: Any, operands: Any) -> "_Trial":
+    def compiled(cls, kernel: Kernel, tuning: Tuning, examples: Examples, problem: Any, operands: Any) -> "_Trial":
         """Returns the trial compiled and run once; a failure is part of the answer."""
         from kanawa.kernels.selection import tuned
 

@@ -23,7 +23,7 @@ _USES = {
 }
 
 
-def named(kind: str, name: str) -> ComponentState:
+def find_component(kind: str, name: str) -> ComponentState:
     """Returns the state of a component; raises UnknownNameError with near names where the kind has none so called."""
     states = [state for state in host().components(kind) if name in (state.name, state.key)]
     if not states:
@@ -36,7 +36,7 @@ def named(kind: str, name: str) -> ComponentState:
 def as_json(kind: str, name: str) -> dict[str, Any]:
     """Returns the component's record; imports it."""
     value = component(kind, name)
-    state = named(kind, name)
+    state = find_component(kind, name)
     record: dict[str, Any] = {
         key: str(getattr(state, key)) for key in ("name", "kind", "distribution", "version", "state", "value")
     }

@@ -21,7 +21,7 @@ _IDS = ("q_segment_ids", "kv_segment_ids")
 _COUNTS = ("prefix_lengths", "kv_lengths", "page_table", "query_starts")
 
 
-def check(problem: AttentionProblem, operands: dict[str, Any], *, has_dropout_key: bool = False) -> None:
+def check_operands(problem: AttentionProblem, operands: dict[str, Any], *, has_dropout_key: bool = False) -> None:
     """Raises KernelError naming every way in which operands don't fit the problem or each other."""
     p = problem
     broken = [*_shapes(p, operands), *_heads(p, operands), *_needs(p, operands), *_dtypes(p, operands)]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from kanawa.errors import KernelError
-from kanawa.kernels.attention.checks import check
+from kanawa.kernels.attention.checks import check_operands
 from kanawa.kernels.attention.dropout import dropout_ids
 from kanawa.kernels.attention.operands import q_positions
 from kanawa.kernels.attention.over_shards import attend_over_shards
@@ -103,7 +103,7 @@ def attention(
             operands.setdefault("kv_segment_ids", operands["q_segment_ids"])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     problem = _problem(operands, mask, scale, logit_cap, float(dropout_rate), mode)
-    check(problem, operands, has_dropout_key=dropout_key is not None)
+    check_operands(problem, operands, has_dropout_key=dropout_key is not None)
     if dropout_key is not None and problem.dropout_rate:
         # Two words of whatever the key's implementation is, so that kernels need to know none.
         words = jax.random.bits(dropout_key, (2,), jnp.uint32)
