@@ -84,7 +84,7 @@ class AdaptedFeedForward(FeedForward):
     def _callee(self) -> str:
         return str(self.config.module.callee.__qualname__)
 
-    def _made(self, **random: Any) -> Any:
+    def _build_foreign(self, **random: Any) -> Any:
         """Returns the foreign module."""
         cfg = self.config
         offered = {"input_dim": cfg.input_dim, "hidden_dim": cfg.hidden_dim, **random}

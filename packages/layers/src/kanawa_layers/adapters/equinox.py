@@ -25,7 +25,7 @@ class EquinoxFeedForward(AdaptedFeedForward):
     def arrays(self, key: jax.Array) -> dict[str, jax.Array]:
         """Returns the module's floating arrays."""
         eqx = library("equinox", "equinox")
-        params, _ = eqx.partition(self._made(key=key), eqx.is_inexact_array)
+        params, _ = eqx.partition(self._build_foreign(key=key), eqx.is_inexact_array)
         leaves, _ = jax.tree_util.tree_flatten_with_path(params)
         return {parameter_name(path): leaf for path, leaf in leaves}
 
@@ -42,7 +42,7 @@ class EquinoxFeedForward(AdaptedFeedForward):
         """Returns the module with its arrays replaced by these."""
         eqx = library("equinox", "equinox")
         # Abstract, since the arrays it would draw are replaced at once.
-        abstract = eqx.filter_eval_shape(lambda key: self._made(key=key), jax.random.key(0))
+        abstract = eqx.filter_eval_shape(lambda key: self._build_foreign(key=key), jax.random.key(0))
 
         def filled(path: tuple[Any, ...], leaf: Any) -> Any:
             if not isinstance(leaf, jax.ShapeDtypeStruct):

@@ -27,22 +27,22 @@ class NNXFeedForward(AdaptedFeedForward):
 
     def call(self, tokens: Float[Array, "N E"], values: dict[str, jax.Array]) -> Float[Array, "N E"]:
         """Returns the module's output."""
-        held: list[Any] = []
+        graphs: list[Any] = []
 
         def describe(key: jax.Array) -> Any:
             graph, params = self._split(key)
-            held.append(graph)  # It is static, so a traced function can't return it.
+            graphs.append(graph)  # It is static, so a traced function can't return it.
             return params
 
         params = jax.eval_shape(describe, jax.random.key(0))
         params = jax.tree_util.tree_map_with_path(lambda path, _: values[_name(path)], params)
-        module: Callable[..., jax.Array] = library("flax.nnx", "flax").merge(held[0], params)
+        module: Callable[..., jax.Array] = library("flax.nnx", "flax").merge(graphs[0], params)
         return module(tokens)
 
     def _split(self, key: jax.Array) -> tuple[Any, Any]:
         """Returns the module's graph and its parameters."""
         nnx = library("flax.nnx", "flax")
-        graph, params, rest = nnx.split(self._made(rngs=nnx.Rngs(key)), nnx.Param, ...)
+        graph, params, rest = nnx.split(self._build_foreign(rngs=nnx.Rngs(key)), nnx.Param, ...)
         others = sorted(".".join(map(str, path)) for path, _ in nnx.to_flat_state(rest))
         if others:
             message = f"{self.path}: {self._callee} holds variables that aren't parameters: {', '.join(others)}"

@@ -171,9 +171,9 @@ class GroupedQueryAttention(SequenceMixer, Fusable):
         assert self.query is not None  # `check` refuses `qkv` where keys are taken
         q = self.query(x)
         q = q if self.query_norm is None else normed(self.query_norm, q, self.config.norm_all_heads)
-        turning = positions if sequences.coordinates is None else sequences.coordinates
+        coordinates = positions if sequences.coordinates is None else sequences.coordinates
         # There are no keys to rotate: an array without heads costs nothing.
-        q, _ = self.positions.rotate(q, q[:, :, :0], turning)
+        q, _ = self.positions.rotate(q, q[:, :, :0], coordinates)
         q = self.tag("query", q if self.query_scale is None else self.query_scale(q, positions))
         return kn.constrain(q, ("batch", "length", "heads", "head_dim"))
 
@@ -188,8 +188,8 @@ class GroupedQueryAttention(SequenceMixer, Fusable):
         q = q if self.query_norm is None else normed(self.query_norm, q, everything)
         k = k if self.key_norm is None else normed(self.key_norm, k, everything)
         # M-RoPE's coordinates rotate queries and keys only; masks and caches use the order of tokens.
-        turning = positions if sequences.coordinates is None else sequences.coordinates
-        q, k = self.positions.rotate(q, k, turning)
+        coordinates = positions if sequences.coordinates is None else sequences.coordinates
+        q, k = self.positions.rotate(q, k, coordinates)
         q = q if self.query_scale is None else self.query_scale(q, positions)
         q, k, v = self.tag("query", q), self.tag("key", k), self.tag("value", v)
         return kn.constrain(q, ("batch", "length", "heads", "head_dim")), k, v
@@ -198,8 +198,8 @@ class GroupedQueryAttention(SequenceMixer, Fusable):
     def fused_config(cls, cfg: Config) -> Config | None:
         """Returns the config with `qkv` in place of the three projections."""
         # A subclass may use its projections otherwise: it must override this to have them fused.
-        apart = cls is GroupedQueryAttention and cfg.qkv is None and not takes_keys(cfg.sharing)
-        return cfg.clone().set(qkv=cfg.query.clone()) if apart and are_alike(cfg.query, cfg.key, cfg.value) else None
+        separate = cls is GroupedQueryAttention and cfg.qkv is None and not takes_keys(cfg.sharing)
+        return cfg.clone().set(qkv=cfg.query.clone()) if separate and are_alike(cfg.query, cfg.key, cfg.value) else None
 
     @kn.nowrap
     def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,21 +119,21 @@ class LatentAttention(SequenceMixer):
         """Returns the attended activations and the extended cache."""
         cfg = self.config
         positions = sequences.token_positions(x.shape[1])
-        turning = positions if sequences.coordinates is None else sequences.coordinates
+        coordinates = positions if sequences.coordinates is None else sequences.coordinates
         # Order within a head is [nope, rope], and [latent, rope] in kv_down and in the cache: DeepSeek's layout.
         q_nope, q_rope = jnp.split(self._queries(x), [cfg.nope_dim], axis=-1)
         if self.takes_keys:
-            q_rope, _ = self.positions.rotate(q_rope, q_rope[:, :, :0], turning)
+            q_rope, _ = self.positions.rotate(q_rope, q_rope[:, :, :0], coordinates)
             keys = taken_keys(self, cfg.sharing, self.mask, cfg.kv_rank + cfg.rope_dim, cfg.num_heads)
         else:
             assert self.kv_down and self.kv_norm and self.cache  # None only in a layer that takes keys
             latent, k_rope = jnp.split(self.kv_down(x), [cfg.kv_rank], axis=-1)
             # The norm is on the latent alone: DeepSeek rotates and caches the shared key without a norm.
             latent = self.tag("latent", self.kv_norm(latent))
-            q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], turning)
+            q_rope, k_rope = self.positions.rotate(q_rope, k_rope[:, :, None], coordinates)
             # The compiler removes this where there is no cache and no layer takes the keys.
-            kept = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
-            keys = CacheView(None, kept, None) if cache is None else self.cache.extend(cache, kept, None, sequences)
+            cached = jnp.concatenate([latent[:, :, None], k_rope], axis=-1)
+            keys = CacheView(None, cached, None) if cache is None else self.cache.extend(cache, cached, None, sequences)
             offer_keys(self, cfg.sharing, keys, self.mask)
         # Absorbed, a head is kv_rank + rope_dim wide instead of nope_dim + rope_dim (576 against 192 in DeepSeek-V3):
         # three times the FLOPs of scores, which pays off only where reading the cache dominates.

@@ -29,8 +29,8 @@ class PagedCache(Cache):
         """Returns the layout of both pools; `num_pages`, or enough for all rows at full length."""
         cfg = self.config
         pages = cfg.num_pages or rows * -(-length // cfg.page_size)
-        kept = "uint16" if cfg.bits and dtype in ("bfloat16", "float16") else dtype
-        return layout(cfg, (pages, cfg.page_size), ("pages", None), kept)
+        stored = "uint16" if cfg.bits and dtype in ("bfloat16", "float16") else dtype
+        return layout(cfg, (pages, cfg.page_size), ("pages", None), stored)
 
     @kn.nowrap
     def _pages_a_row(self, pages: int, rows: int, length: int) -> int:
@@ -60,14 +60,14 @@ class PagedCache(Cache):
             table = jnp.arange(pages, dtype=jnp.int32).reshape(rows, self._pages_a_row(pages, rows, length))
         lengths = jnp.zeros((), jnp.int32) if sequences.lengths is None else sequences.lengths
         lengths = jnp.broadcast_to(lengths, table.shape[:1])
-        positions, owners = _places(sequences, lengths, length)
+        positions, owners = _positions_and_owners(sequences, lengths, length)
         page = _page_of(table, owners, positions // self.config.page_size, pages)
         if sequences.segment_ids is not None:
             # One past the last page: mode="drop" below discards such writes; a negative page would wrap to the end.
             page = jnp.where(sequences.segment_ids == 0, pages, page)
         at = positions % self.config.page_size
         pools = {
-            name: state[name].at[page, at].set(_as_kept(new, state[name].dtype), mode="drop")
+            name: state[name].at[page, at].set(_as_stored(new, state[name].dtype), mode="drop")
             for name, new in arrays_by_name(*confine_nonfinite(k, v)).items()
         }
         starts = sequences.query_starts
@@ -75,7 +75,7 @@ class PagedCache(Cache):
         return CacheView(pools, pools["keys"], pools.get("values"), kv_lengths=ends, page_table=table)
 
 
-def _as_kept(new: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _as_stored(new: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Returns new keys or values in the pool's dtype."""
     if dtype != jnp.uint16:
         return new.astype(dtype)
@@ -85,7 +85,7 @@ def _as_kept(new: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jax.lax.bitcast_convert_type(new, dtype)
 
 
-def _places(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tuple[jax.Array, jax.Array]:
+def _positions_and_owners(sequences: Sequences, lengths: Int[Array, " R"], length: int) -> tuple[jax.Array, jax.Array]:
     """Returns the position of each new token and the row of the page table it belongs to, both [B, T]."""
     count = jnp.arange(length, dtype=jnp.int32)[None]
     if sequences.query_starts is None:

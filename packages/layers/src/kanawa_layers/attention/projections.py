@@ -27,7 +27,7 @@ def add_projections(
     layer: kn.Module, cfg: Any, heads: Heads, memory_dim: int | None = None, *, own_keys: bool = True
 ) -> None:
     """Declares `query`, `key` and `value` (from `memory_dim`, where set; none without `own_keys`), and `output`."""
-    for name, count, axis, given in (
+    for name, count, axis, inputs in (
         ("query", heads.heads, "heads", heads.input_dim),
         ("key", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
         ("value", heads.kv_heads, "kv_heads", memory_dim or heads.input_dim),
@@ -35,7 +35,7 @@ def add_projections(
         layer.add_child(
             name,
             getattr(cfg, name) if own_keys or name == "query" else None,
-            input_shape=(given,),
+            input_shape=(inputs,),
             output_shape=(count, heads.head_dim),
             axes=("embed", axis, "head_dim"),
         )
@@ -85,14 +85,14 @@ def project(layer: Any, x: Float[Array, "B T E"]) -> tuple[jax.Array, jax.Array,
 def fuse_projections(params: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
     """Returns parameters with `qkv` in place of the three, laid out as `add_fused_projections` says."""
 
-    def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         # Leading axes are inputs, the layers of a stack, or none for a bias.
         q, k, v = (x.reshape(*x.shape[:-2], kv_heads, -1, x.shape[-1]) for x in (q, k, v))
         return jnp.concatenate([q, k, v], axis=-2)
 
-    apart = ("query", "key", "value")
-    rest = {name: value for name, value in params.items() if name not in apart}
-    return {**rest, "qkv": jax.tree.map(joined, *(params[name] for name in apart))}
+    separate = ("query", "key", "value")
+    rest = {name: value for name, value in params.items() if name not in separate}
+    return {**rest, "qkv": jax.tree.map(fused, *(params[name] for name in separate))}
 
 
 def normed(norm: Norm, x: Float[Array, "B T H D"], all_heads: bool) -> Float[Array, "B T H D"]:

@@ -19,20 +19,20 @@ _PIECE_BYTES = 2**24
 def account(subject: str, table: ForeignTable, held: Mapping[str, Entry]) -> dict[str, str]:
     """Returns the folder's name of every tensor of the table; raises TensorMismatchError naming all that don't fit."""
     names = _with_prefix(table, held)
-    asked = table.tensors
-    missing = [name for name in asked if name not in names]
-    extra = [name for name in names if name not in asked and not _may_be_there(table, name)]
+    expected = table.tensors
+    missing = [name for name in expected if name not in names]
+    extra = [name for name in names if name not in expected and not _may_be_there(table, name)]
     problems = _named(missing, extra, table, {name: held[names[name]] for name in extra})
-    for name in asked:
+    for name in expected:
         if name in names:
-            problems += _misfits(name, asked[name].shape, held[names[name]])
+            problems += _misfits(name, expected[name].shape, held[names[name]])
     # Both copies of a tied tensor must be equal, or one of them would be lost silently.
     for name, original in table.repeats.items():
         if name in names and original in names and not _equal(held[names[name]], held[names[original]]):
             problems.append(f"{name}: is tied to {original} in this model, but has other values")
     if problems:
         raise TensorMismatchError(subject, problems)
-    return {name: names[name] for name in asked}
+    return {name: names[name] for name in expected}
 
 
 def _with_prefix(table: ForeignTable, held: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kanawa.errors import KanawaError, UsageError
 
 #: The most lines of a list in a message.
-MOST_TOLD = 100
+MOST_SHOWN = 100
 #: Problems of one error are on separate lines.
 BETWEEN = "\n  "
 
@@ -37,5 +37,5 @@ class TensorMismatchError(ConvertError):
 
 def shortened(lines: Sequence[str], between: str) -> str:
     """Returns the first of many lines, and how many more there are."""
-    rest = [f"and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else []
-    return between.join([*lines[:MOST_TOLD], *rest])
+    rest = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+    return between.join([*lines[:MOST_SHOWN], *rest])

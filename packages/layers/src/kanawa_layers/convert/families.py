@@ -55,8 +55,8 @@ def family(model_type: str) -> ForeignFamily:
 def model_config(config: Mapping[str, Any]) -> Config:
     """Returns our model config of a config.json; raises UnknownFamilyError, ForeignConfigError."""
     if "quantization_config" in config:
-        said = config["quantization_config"]
-        method = said.get("quant_method", "unknown") if isinstance(said, Mapping) else "unknown"
+        quantisation = config["quantization_config"]
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else "unknown"
         message = f"the checkpoint is quantised ({method}); only plain weights convert: dequantise it first"
         raise ForeignConfigError(message)
     kind = config["model_type"]
@@ -141,5 +141,5 @@ def _attention(node: GroupedQueryAttention.Config) -> None:
 
 
 def _feed_forward(node: FusedGatedFeedForward.Config) -> Config:
-    kept = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
-    return GatedFeedForward.Config(gate=node.gate_up, up=node.gate_up.clone(), **kept)
+    fields = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
+    return GatedFeedForward.Config(gate=node.gate_up, up=node.gate_up.clone(), **fields)

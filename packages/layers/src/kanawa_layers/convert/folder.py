@@ -93,8 +93,8 @@ def _shards(directory: Path, weight_map: Mapping[str, str]) -> list[Path]:
         names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (directory / name).exists()]
         if missing:
-            told = shortened(missing, ", ")
-            message = f"{directory / INDEX} names files that aren't there: {told}; download them again"
+            shown = shortened(missing, ", ")
+            message = f"{directory / INDEX} names files that aren't there: {shown}; download them again"
             raise ConvertError(message)
         return [directory / name for name in names]
     if (directory / SINGLE).exists():
@@ -135,6 +135,6 @@ def _check_index(directory: Path, weight_map: Mapping[str, str], tensors: Mappin
     problems = [t for t, name in weight_map.items() if t not in tensors or tensors[t].file.name != name]
     if problems:
         known = tensors if len(tensors) * len(problems) <= _MOST_COMPARED else ()
-        told = [f"{t} is not in {weight_map[t]}{did_you_mean(t, known) if known else ''}" for t in problems]
-        message = f"{directory / INDEX} and its shards disagree:\n  {shortened(told, BETWEEN)}"
+        shown = [f"{t} is not in {weight_map[t]}{did_you_mean(t, known) if known else ''}" for t in problems]
+        message = f"{directory / INDEX} and its shards disagree:\n  {shortened(shown, BETWEEN)}"
         raise ConvertError(message)

@@ -40,22 +40,22 @@ def refuse_implausible(folder: Folder) -> None:
         if isinstance(value, list) and len(value) > _MOST_LAYERS and not _is_labels(name):
             raise _refused(where, path, f"a list of {len(value):,}", f"at most {_MOST_LAYERS:,}")
         if _FLAG.search(name) and not isinstance(value, bool | None):
-            raise _refused(where, path, _told(value), "true or false")
+            raise _refused(where, path, _shown(value), "true or false")
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if name in _LAYER_COUNTS and value > min(held, _MOST_LAYERS):
-            most = (
+            limit = (
                 f"at most {_MOST_LAYERS:,}, and no more than the {held:,} tensors beside it: a layer has one at least"
             )
-            raise _refused(where, path, _told(value), most)
+            raise _refused(where, path, _shown(value), limit)
         if _COUNT.search(name) and value > _MOST_COUNTED:
-            raise _refused(where, path, _told(value), f"at most {_MOST_COUNTED:,}")
+            raise _refused(where, path, _shown(value), f"at most {_MOST_COUNTED:,}")
         if _SIZE.search(name) and value > max(elements, _ALWAYS_ALLOWED):
-            most = f"no more than the {elements:,} elements of the tensors beside it"
-            raise _refused(where, path, _told(value), most)
+            limit = f"no more than the {elements:,} elements of the tensors beside it"
+            raise _refused(where, path, _shown(value), limit)
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     """Returns a value of an untrusted config, shortened for a message."""
     if isinstance(value, int | float) and -(10**300) < value < 10**300:
         return f"{value:.7g}"
@@ -64,12 +64,12 @@ def _told(value: Any) -> str:
 
 def bounded_table(folder: Folder, model: Module) -> ForeignTable:
     """Returns the table of a model; raises ConvertError where it would have far more tensors than the folder."""
-    most = len(folder.tensors) + _SPARE_TENSORS
+    limit = len(folder.tensors) + _SPARE_TENSORS
     try:
-        return table_of(model, most=most)
+        return table_of(model, most=limit)
     except ForeignTooManyError as error:
         message = (
-            f"{folder.directory / CONFIG} is of a model with more than {most:,} tensors, and the folder has "
+            f"{folder.directory / CONFIG} is of a model with more than {limit:,} tensors, and the folder has "
             f"{len(folder.tensors):,}; is a shard missing, or the config another model's?"
         )
         raise ConvertError(message) from error
@@ -87,7 +87,7 @@ def _is_labels(name: str) -> bool:
     return "label" in name or "token" in name
 
 
-def _refused(where: str, path: str, told: str, expected: str) -> ForeignConfigError:
+def _refused(where: str, path: str, found: str, expected: str) -> ForeignConfigError:
     return ForeignConfigError(
-        f"{where} says {path[:200]} is {told}, expected {expected}; is a shard missing, or the config another model's?"
+        f"{where} says {path[:200]} is {found}, expected {expected}; is a shard missing, or the config another model's?"
     )

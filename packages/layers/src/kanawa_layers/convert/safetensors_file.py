@@ -43,7 +43,7 @@ MAX_HEADER_BYTES = 100_000_000
 _MOST_AXES = 32
 _MOST_NAME_LENGTH = 1024
 _MOST_BYTES = 2**63 - 1
-_MOST_TOLD = 120
+_MOST_SHOWN = 120
 _ALIGNMENT = 8
 METADATA = "__metadata__"
 
@@ -96,23 +96,25 @@ def read_header(file: Path) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise _broken(file, f"its header is a {type(header).__name__}, expected an object")
     start = 8 + length
-    entries = {name: _entry(file, name, given, start) for name, given in header.items() if name != METADATA}
+    entries = {name: _entry(file, name, fields, start) for name, fields in header.items() if name != METADATA}
     _check_layout(file, entries, start, size)
     return entries
 
 
-def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
+def _entry(file: Path, name: str, fields: Any, start: int) -> Entry:
     if not 0 < len(name) <= _MOST_NAME_LENGTH or not name.isprintable():
-        raise _broken(file, f"a tensor's name is {_told(name)}, expected 1 to {_MOST_NAME_LENGTH} printable characters")
+        raise _broken(
+            file, f"a tensor's name is {_shown(name)}, expected 1 to {_MOST_NAME_LENGTH} printable characters"
+        )
     try:
-        dtype, shape, (first, last) = given["dtype"], tuple(given["shape"]), given["data_offsets"]
+        dtype, shape, (first, last) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise _broken(file, f"tensor {name!r} has no valid dtype, shape and data_offsets: {_told(given)}") from error
+        raise _broken(file, f"tensor {name!r} has no valid dtype, shape and data_offsets: {_shown(fields)}") from error
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _broken(file, f"tensor {name!r} has dtype {_told(dtype)}; known: {', '.join(DTYPES)}")
+        raise _broken(file, f"tensor {name!r} has dtype {_shown(dtype)}; known: {', '.join(DTYPES)}")
     # A bool is an int in Python, but not a length.
     if len(shape) > _MOST_AXES or not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in (*shape, first, last)):
-        raise _broken(file, f"tensor {name!r} has shape {_told(shape)} and offsets {_told((first, last))}")
+        raise _broken(file, f"tensor {name!r} has shape {_shown(shape)} and offsets {_shown((first, last))}")
     if math.prod(max(n, 1) for n in shape) * DTYPES[dtype].itemsize > _MOST_BYTES:
         raise _broken(file, f"tensor {name!r} of {dtype} {list(shape)} has more bytes than can be counted")
     if last - first != math.prod(shape) * DTYPES[dtype].itemsize:
@@ -120,13 +122,13 @@ def _entry(file: Path, name: str, given: Any, start: int) -> Entry:
     return Entry(file, dtype, shape, start + first, start + last)
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     """Returns a value of an untrusted header, shortened for a message."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
         text = "an integer of thousands of digits"
-    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}… ({len(text):,} characters)"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"
 
 
 def _check_layout(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:

@@ -58,8 +58,8 @@ class GatedFeedForward(FeedForward, Fusable):
         # The fused layer computes what this class does, not what a subclass does.
         if cls is not GatedFeedForward or not are_alike(cfg.gate, cfg.up):
             return None
-        kept = {name: getattr(cfg, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
-        return FusedGatedFeedForward.Config(gate_up=cfg.gate.clone(), **kept)
+        fields = {name: getattr(cfg, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
+        return FusedGatedFeedForward.Config(gate_up=cfg.gate.clone(), **fields)
 
     @kn.nowrap
     def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def k3_divergence(logprobs: Float[Array, "..."], reference: Float[Array, "..."])
 
 
 def truncated_importance(
-    logprobs: Float[Array, "..."], sampled: Float[Array, "..."], most: float
+    logprobs: Float[Array, "..."], sampled: Float[Array, "..."], limit: float
 ) -> Float[Array, "..."]:
     """Returns min(exp(new - sampled), most), a constant: the weight of a token sampled by another program (TIS).
 
     A sampler in lower precision draws from a slightly different distribution; the bound limits the variance.
     """
-    return jnp.minimum(jnp.exp(jax.lax.stop_gradient(logprobs) - sampled), most)
+    return jnp.minimum(jnp.exp(jax.lax.stop_gradient(logprobs) - sampled), limit)
 
 
 def per_sequence(values: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Sums:

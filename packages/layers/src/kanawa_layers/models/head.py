@@ -67,8 +67,8 @@ class UntiedHead(Head, Fusable):
     @classmethod
     def fused_config(cls, cfg: "UntiedHead.Config") -> "OutputFirstHead.Config | None":
         """Returns the config of the head with its weight the other way round."""
-        kept = {name: getattr(cfg, name) for name in ("input_dim", "vocab_size", "logit_scale", "logit_cap")}
-        return OutputFirstHead.Config(**kept) if cls is UntiedHead else None
+        fields = {name: getattr(cfg, name) for name in ("input_dim", "vocab_size", "logit_scale", "logit_cap")}
+        return OutputFirstHead.Config(**fields) if cls is UntiedHead else None
 
     @kn.nowrap
     def fuse(self, params: Mapping[str, Any]) -> dict[str, Any]:

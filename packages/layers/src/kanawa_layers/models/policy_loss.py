@@ -69,9 +69,9 @@ class PolicyLoss(TokenLoss):
             divergence = k3_divergence(logprobs, only_drawn(batch.reference_logprobs))
             total, weight = cfg.aggregation(divergence, weights)
             self.add_loss("kl", total, weight, cfg.kl)
-        apart = jnp.abs(old - batch.sampled_logprobs) * weights
-        self.record("sampler_difference", kn.Mean(jnp.sum(apart), count))
-        self.record("sampler_difference_most", kn.Max(jnp.max(apart)))
+        difference = jnp.abs(old - batch.sampled_logprobs) * weights
+        self.record("sampler_difference", kn.Mean(jnp.sum(difference), count))
+        self.record("sampler_difference_most", kn.Max(jnp.max(difference)))
 
 
 # jax's own, not kn.custom_vjp: it takes all it needs as arguments, and the choice of its kernel is still recorded.

@@ -75,7 +75,7 @@ class LoRAPoolModifier(kn.Modifier):
         """Returns `cfg` with empty adapter pools; raises ConfigError where a projection has an adapter already."""
         own = self.config
 
-        def put(node: kn.Config) -> None:
+        def set_adapter(node: kn.Config) -> None:
             if "adapter" not in node.fields():
                 return
             if node.adapter is not None:
@@ -84,7 +84,7 @@ class LoRAPoolModifier(kn.Modifier):
             node.set(adapter=LoRAPool.Config(slots=own.slots, rank=own.rank))
 
         for where in own.targets:
-            if not kn.replace(cfg, target=Weighted, edit=put, where=where):
+            if not kn.replace(cfg, target=Weighted, edit=set_adapter, where=where):
                 message = f"nothing under {where!r} has a slot `adapter`"
                 raise ConfigError(message)
         return cfg
@@ -96,12 +96,12 @@ def adapt(cfg: kn.Config, adapter: Adapter.Config, targets: tuple[str, ...]) -> 
     Raises ConfigError where a target holds no projection with such a slot.
     """
 
-    def put(node: kn.Config) -> None:
+    def set_adapter(node: kn.Config) -> None:
         if "adapter" in node.fields():
             node.set(adapter=adapter)
 
     for where in targets:
-        if not kn.replace(cfg, target=Weighted, edit=put, where=where):
+        if not kn.replace(cfg, target=Weighted, edit=set_adapter, where=where):
             message = f"nothing under {where!r} has a slot `adapter` without this adapter"
             raise ConfigError(message)
     return train_adapters_only(cfg)

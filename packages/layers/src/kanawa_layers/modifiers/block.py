@@ -18,13 +18,13 @@ class BlockKind(RoleByName):
 
     def __call__(self, cfg: kn.Config) -> kn.Config:
         """Returns `cfg` with every block under `where` replaced."""
-        kn.replace(cfg, target=Block, new=self._instead_of, where=self.config.where)
+        kn.replace(cfg, target=Block, new=self._replacement, where=self.config.where)
         return cfg
 
-    def _instead_of(self, old: kn.Config) -> kn.Config:
+    def _replacement(self, old: kn.Config) -> kn.Config:
         new = self.new()
         _check_branches(old, new)
-        return _give_norms(new, old)
+        return _with_norms(new, old)
 
 
 def _check_branches(old: kn.Config, new: kn.Config) -> None:
@@ -40,7 +40,7 @@ def _check_branches(old: kn.Config, new: kn.Config) -> None:
         raise ConfigError(message)
 
 
-def _give_norms(block: kn.Config, old: kn.Config) -> kn.Config:
+def _with_norms(block: kn.Config, old: kn.Config) -> kn.Config:
     """Returns `block` with norms that the old one lacked copied from those it had."""
     norms = [value for name in old.fields() if isinstance(value := getattr(old, name), Norm.Config)]
     for name in block.fields():

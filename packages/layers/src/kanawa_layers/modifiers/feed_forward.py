@@ -46,8 +46,8 @@ class FusedGateUp(kn.Modifier):
 
         def edit(node: GatedFeedForward.Config) -> kn.Config:
             # The fused weight has the gate's initialisation, form and adapter; those of `up` are dropped.
-            kept = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
-            return FusedGatedFeedForward.Config(gate_up=node.gate, **kept)
+            fields = {name: getattr(node, name) for name in ("input_dim", "hidden_dim", "activation", "gating", "down")}
+            return FusedGatedFeedForward.Config(gate_up=node.gate, **fields)
 
         kn.replace(cfg, target=GatedFeedForward, edit=edit, where=self.config.where)
         return cfg

@@ -19,7 +19,7 @@ class SharedKV(kn.Modifier):
     """`shared-kv`: one of `every` layers has keys and values, and those after it take them (CLA, arXiv:2405.12981).
 
     With `last`, the last so many layers of a stack take those of the layer before them (YOCO, Gemma 3n). Where layers
-    repeat a pattern, a layer takes keys from one at the same position in it, since masks and positions differ.
+    repeat a pattern, a layer takes keys from one at the same place in it, since masks and positions differ.
     """
 
     class Config(kn.Modifier.Config):
@@ -57,12 +57,12 @@ class SharedKV(kn.Modifier):
                 names = sorted({type(mixer).__qualname__ for mixer in mixers}) or ["no mixer of sequences"]
                 others[kind] = f"has {', '.join(names)}, without keys to share"
                 return None
-            made = self._every(stack) if self.config.last is None else self._last(stack)
-            if isinstance(made, str):
-                others[f"{kind} of {stack.num_layers} layers"] = made
+            replaced = self._every(stack) if self.config.last is None else self._last(stack)
+            if isinstance(replaced, str):
+                others[f"{kind} of {stack.num_layers} layers"] = replaced
                 return None
             reached.append(stack)
-            return made
+            return replaced
 
         kn.replace(cfg, target=Stack, edit=edit, where=self.config.where)
         if not reached:

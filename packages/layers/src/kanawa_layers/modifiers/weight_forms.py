@@ -55,11 +55,11 @@ def set_form(cfg: kn.Config, form: WeightForm.Config, targets: tuple[str, ...]) 
     Raises ConfigError where a target has none.
     """
     for where in targets:
-        if not kn.replace(cfg, target=Weighted, edit=lambda node: _put(node, form), where=where):
+        if not kn.replace(cfg, target=Weighted, edit=lambda node: _set_form(node, form), where=where):
             message = f"everything under {where!r} already has this form of weights: {type(form).__qualname__}"
             raise ConfigError(message)
     return cfg
 
 
-def _put(node: kn.Config, form: WeightForm.Config) -> None:
+def _set_form(node: kn.Config, form: WeightForm.Config) -> None:
     node.set(form=form)

@@ -13,7 +13,7 @@ class SlotPlan(NamedTuple):
     """Where each copy went: its row, and whether it got one. Copies are ordered by choice, then by token."""
 
     slots: Int[Array, " copies"]
-    kept: Bool[Array, " copies"]
+    routed: Bool[Array, " copies"]
 
 
 class CapacityDispatcher(TokenDispatcher):
@@ -43,15 +43,15 @@ class CapacityDispatcher(TokenDispatcher):
         chosen = (expert[:, None] == jnp.arange(num_experts)[None]).astype(jnp.int32)
         earlier = jnp.sum((jnp.cumsum(chosen, axis=0) - chosen) * chosen, axis=1)
         real = expert < num_experts
-        kept = real & (earlier < capacity)
+        routed = real & (earlier < capacity)
         # One slot past the end for what is dropped: writes there are discarded, reads there return zeros.
-        slots = jnp.where(kept, expert * capacity + earlier, num_experts * capacity)
+        slots = jnp.where(routed, expert * capacity + earlier, num_experts * capacity)
         tokens = jnp.tile(jnp.arange(num_tokens), top_k)
         # From rows back to tokens; unused rows point past the last token, which reads as zeros.
         source = jnp.full(num_experts * capacity, num_tokens).at[slots].set(tokens, mode="drop")
         rows = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
-        self.record("dropped", kn.Mean(jnp.sum(real & ~kept), jnp.sum(real)))
-        return rows, jnp.full(num_experts, capacity, jnp.int32), SlotPlan(slots, kept)
+        self.record("dropped", kn.Mean(jnp.sum(real & ~routed), jnp.sum(real)))
+        return rows, jnp.full(num_experts, capacity, jnp.int32), SlotPlan(slots, routed)
 
     def combine(
         self, rows: Float[Array, "rows E"], weights: Float[Array, "N k"], plan: SlotPlan

@@ -74,42 +74,42 @@ class Rotary(Positions):
         angles = self._of_each_frequency(positions) * along_last(self.inverse_frequencies(), 3)
         # YaRN's temperature multiplies cos and sin of both sides, so scores get its square and kernels are unchanged.
         cos, sin = (factor * wave[:, :, None, :] for wave in _waves(angles))
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
     def _of_each_frequency(self, positions: Int[Array, "B T *streams"]) -> Float[Array, "B T half_or_1"]:
         """Returns the position that each frequency multiplies."""
-        places, sections = positions.astype(jnp.float32), self.config.sections
-        if places.ndim == 2:
-            return places[..., None]
+        at, sections = positions.astype(jnp.float32), self.config.sections
+        if at.ndim == 2:
+            return at[..., None]
         if not sections:
-            return places[..., :1]
+            return at[..., :1]
         # Blocks of neighbouring frequencies, as in Qwen2-VL.
         streams = [stream for stream, size in enumerate(sections) for _ in range(size)]
-        return places[..., jnp.asarray(streams)]
+        return at[..., jnp.asarray(streams)]
 
-    def _turn(
+    def _rotate(
         self, x: Float[Array, "B T H D"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
     ) -> Float[Array, "B T H D"]:
         half, dtype = self.rotated_dim // 2, x.dtype
-        turning, rest = jnp.split(x, [2 * half], axis=-1)
+        rotating, rest = jnp.split(x, [2 * half], axis=-1)
         if self.config.by_matmul:
-            turned = self._turn_by_matmul(turning, cos, sin)
+            rotated = self._rotate_by_matmul(rotating, cos, sin)
         else:
-            first, second = self._pairs(turning.astype(jnp.float32))
-            turned = self._join(first * cos - second * sin, second * cos + first * sin)
-        turned = turned.astype(dtype)
-        return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+            first, second = self._pairs(rotating.astype(jnp.float32))
+            rotated = self._join_pairs(first * cos - second * sin, second * cos + first * sin)
+        rotated = rotated.astype(dtype)
+        return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
 
-    def _turn_by_matmul(
+    def _rotate_by_matmul(
         self, x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 half"], sin: Float[Array, "B T 1 half"]
     ) -> Float[Array, "B T H R"]:
         # The column of a pair's first member selects minus the second, that of the second the first.
         first, second = (np.asarray(part) for part in self._pairs(np.arange(self.rotated_dim)))
         swap = np.zeros((self.rotated_dim, self.rotated_dim), np.float32)
         swap[second, first], swap[first, second] = -1.0, 1.0
-        return _turned(x, self._join(cos, cos), self._join(sin, sin), jnp.asarray(swap, x.dtype))
+        return _rotated(x, self._join_pairs(cos, cos), self._join_pairs(sin, sin), jnp.asarray(swap, x.dtype))
 
-    def _join(self, first: Float[Array, "... half"], second: Float[Array, "... half"]) -> Float[Array, "... R"]:
+    def _join_pairs(self, first: Float[Array, "... half"], second: Float[Array, "... half"]) -> Float[Array, "... R"]:
         if self.config.interleaved:
             return jnp.stack((first, second), axis=-1).reshape(*first.shape[:-1], self.rotated_dim)
         return jnp.concatenate((first, second), axis=-1)
@@ -134,7 +134,7 @@ def _waves(angles: Float[Array, "B T half"]) -> tuple[Float[Array, "B T half"], 
 
 
 @jax.custom_vjp
-def _turned(
+def _rotated(
     x: Float[Array, "B T H R"], cos: Float[Array, "B T 1 R"], sin: Float[Array, "B T 1 R"], swap: Float[Array, "R R"]
 ) -> Float[Array, "B T H R"]:
     """Returns x * cos + (x @ swap) * sin. A row of `swap` has one entry, so the matmul is exact in any dtype."""
@@ -143,16 +143,16 @@ def _turned(
     return (x.astype(jnp.float32) * cos + partner.astype(jnp.float32) * sin).astype(x.dtype)
 
 
-def _turned_forward(
+def _rotated_forward(
     x: jax.Array, cos: jax.Array, sin: jax.Array, swap: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    return _turned(x, cos, sin, swap), (cos, sin, swap)
+    return _rotated(x, cos, sin, swap), (cos, sin, swap)
 
 
-def _turned_backward(angles: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, ...]:
+def _rotated_backward(angles: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, ...]:
     # Rotated back by the same angle and rounded once; autodiff would round the two terms separately.
     cos, sin, swap = angles
-    return _turned(dy, cos, -sin, swap), jnp.zeros_like(cos), jnp.zeros_like(sin), jnp.zeros_like(swap)
+    return _rotated(dy, cos, -sin, swap), jnp.zeros_like(cos), jnp.zeros_like(sin), jnp.zeros_like(swap)
 
 
-_turned.defvjp(_turned_forward, _turned_backward)
+_rotated.defvjp(_rotated_forward, _rotated_backward)

@@ -83,5 +83,5 @@ def _tail(inputs: jax.Array, resets: jax.Array | None, segments: Segments | None
     # `inputs` has `lags` carried ones in front, so the last `lags` real ones begin at `count`.
     places = count[:, None] + jnp.arange(lags, dtype=jnp.int32)[None]
     same = jnp.take_along_axis(resets, places, axis=1) == resets[:, -1:]
-    kept = jnp.take_along_axis(inputs, places[..., None], axis=1)
-    return jnp.where(same[..., None], kept, jnp.zeros((), kept.dtype))
+    tail = jnp.take_along_axis(inputs, places[..., None], axis=1)
+    return jnp.where(same[..., None], tail, jnp.zeros((), tail.dtype))

@@ -71,8 +71,10 @@ class LSTM(SequenceMixer):
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
             # Padding doesn't change the states, so that the last ones are those of the last real token.
-            kept = tuple(jnp.where(real[:, None], new, s) for new, s in zip((hidden, cell), states, strict=True))
-            return kept, kept[0]
+            states_after = tuple(
+                jnp.where(real[:, None], new, s) for new, s in zip((hidden, cell), states, strict=True)
+            )
+            return states_after, states_after[0]
 
         by_time = tuple(jnp.moveaxis(array, 1, 0) for array in (gates, real, resets))
         (hidden, cell), out = jax.lax.scan(one_token, start, by_time)

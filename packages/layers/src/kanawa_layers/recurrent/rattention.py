@@ -170,10 +170,10 @@ class RAttention(SequenceMixer):
         """Returns the layout of a window of keys and values in `dtype`, and the fp32 state; `length` doesn't matter."""
         cfg, width = self.config, self.head_dim
         shape = (rows, cfg.window, self.kv_heads, width)
-        kept = kn.ParamSpec(shape, ("batch", None, "kv_heads", "head_dim"), dtype, kn.zeros)
+        window_spec = kn.ParamSpec(shape, ("batch", None, "kv_heads", "head_dim"), dtype, kn.zeros)
         shape = (rows, cfg.num_heads, 2 * width, width)
         state = kn.ParamSpec(shape, ("batch", "heads", "state", "head_dim"), "float32", kn.zeros)
-        return {"keys": kept, "values": kept, "state": state}
+        return {"keys": window_spec, "values": window_spec, "state": state}
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

@@ -64,8 +64,8 @@ class ChainedStack(Stack):
     def unstacked(self, params: Any) -> Any:
         """Returns the parameters with each stack's layers separate."""
         named = zip(self._first, self.stacks, strict=True)
-        apart = {name: stack.unstacked(params[name]) for name, stack in named if name in params}
-        return {**params, **apart}
+        unstacked = {name: stack.unstacked(params[name]) for name, stack in named if name in params}
+        return {**params, **unstacked}
 
 
 def _count(cfg: Stack.Config) -> int:

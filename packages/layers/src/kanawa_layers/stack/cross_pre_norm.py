@@ -48,10 +48,10 @@ class CrossPreNormBlock(ResidualBlock):
         self, x: Float[Array, "B T E"], sequences: Sequences, cache: CacheState | None = None
     ) -> tuple[Float[Array, "B T E"], CacheState | None]:
         """Returns the residual stream after the three branches, and both caches."""
-        kept = {}
+        extended = {}
         for branch in _MIXERS:
-            x, kept[branch] = self._mixed(branch, x, sequences, None if cache is None else cache[branch])
-        return self._transformed(x, sequences), None if cache is None else kept
+            x, extended[branch] = self._mixed(branch, x, sequences, None if cache is None else cache[branch])
+        return self._transformed(x, sequences), None if cache is None else extended
 
     def _read(self, branch: str, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         return self._norm(branch)(x)

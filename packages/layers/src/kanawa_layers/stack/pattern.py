@@ -108,5 +108,5 @@ class PatternStack(Stack):
     def unstacked(self, params: Any) -> Any:
         """Returns the parameters with each block of the pattern as a tuple of per-layer trees."""
         named = zip(self._names, self.pattern, strict=True)
-        apart = {name: unstack(params[name], block.num_stacked or 0) for name, block in named if name in params}
-        return {**params, **apart}
+        unstacked = {name: unstack(params[name], block.num_stacked or 0) for name, block in named if name in params}
+        return {**params, **unstacked}
