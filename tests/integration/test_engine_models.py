@@ -177,7 +177,7 @@ def test_experts_that_choose_from_the_whole_batch_are_refused():
     cfg = llama(num_layers=2, **HEADS)
     kn.replace(cfg, target=FeedForward, new=ExpertChoiceMixture.Config(num_experts=4, hidden_dim=48))
     model = cfg.build()
-    with pytest.raises(UsageError, match=r"feed_forward \(a ExpertChoiceMixture\) what a token gets depends on"):
+    with pytest.raises(UsageError, match=r"feed_forward \(a ExpertChoiceMixture\) the output of a token depends on"):
         LLMEngine(model, {}, config=EngineConfig(max_sequences=4))
 
 
