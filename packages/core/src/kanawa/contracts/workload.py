@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kanawa.arrays.memory import MEMORIES
 from kanawa.arrays.precision import Precision
@@ -72,7 +72,7 @@ class Workload(Configurable):
     """Programs over one model, described without opening data or touching a device."""
 
     class Config(Configurable.Config):
-        PLACEMENT = ("execution",)
+        PLACEMENT: ClassVar[tuple[str, ...]] = ("execution",)
 
         model: Model.Config = REQUIRED
         precision: PrecisionConfig = PrecisionConfig()

@@ -1,10 +1,10 @@
 """`auto`, the default: the checkpointer that suits the place of a run."""
 
-from pathlib import Path
 from typing import Any
 
 from kanawa.contracts import Checkpointer, is_address
 
+from kanawa_runtime.checkpoint.background import BackgroundCheckpointer
 from kanawa_runtime.checkpoint.checkpointer import OrbaxCheckpointer
 from kanawa_runtime.checkpoint.sharded import ShardedCheckpointer
 
@@ -16,9 +16,10 @@ class AutoCheckpointer(ShardedCheckpointer):
     """
 
     class Config(ShardedCheckpointer.Config):
-        def build(self, *, directory: Path | str, **runtime: Any) -> Checkpointer:
-            """Returns the checkpointer for the place, with this config's fields."""
-            kind = ShardedCheckpointer if is_address(directory) else OrbaxCheckpointer
+        def build(self, **runtime: Any) -> Checkpointer:
+            """Returns the checkpointer for the place `directory`, with this config's fields."""
+            at_address = is_address(runtime["directory"])
+            kind: type[BackgroundCheckpointer] = ShardedCheckpointer if at_address else OrbaxCheckpointer
             fields = {name: getattr(self, name) for name in kind.Config.fields()}
-            chosen: Checkpointer = kind.Config(**fields).build(directory=directory, **runtime)
+            chosen: Checkpointer = kind.Config(**fields).build(**runtime)
             return chosen

@@ -76,12 +76,14 @@ def start_digest(array: jax.Array) -> jax.Array:
     """Returns the digest, uint32[2], without waiting for it; every process that holds a part must call."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
-        return _compiled(None)(array)
+        local: jax.Array = _compiled(None)(array)
+        return local
     # Optimizer state that waits in host memory: XLA computes on devices only.
     if sharding.memory_kind not in (None, "device"):
         sharding = sharding.with_memory_kind("device")
         array = jax.device_put(array, sharding)
-    return _compiled(NamedSharding(sharding.mesh, PartitionSpec()))(array)
+    shared: jax.Array = _compiled(NamedSharding(sharding.mesh, PartitionSpec()))(array)
+    return shared
 
 
 def digest_text(digest: Any) -> str:

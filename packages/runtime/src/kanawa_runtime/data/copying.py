@@ -39,7 +39,7 @@ class Copying(DataSource):
     @property
     def vocab_size(self) -> int:
         """The letters and the sign."""
-        return self.config.letters + 1
+        return int(self.config.letters) + 1
 
     @functools.cached_property
     def digest(self) -> str:

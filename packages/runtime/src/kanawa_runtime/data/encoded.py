@@ -36,11 +36,12 @@ def fitted_tokenizer(cfg: Tokenizer.Config, corpus: Corpus) -> Tokenizer:
     """Returns the tokenizer of `cfg`, learned from the training split of `corpus` only."""
 
     def learn() -> bytes:
-        untrained = cfg.clone().build()
+        untrained: Tokenizer = cfg.clone().build()
         return untrained.fit(document.data for document in corpus.documents("train")).to_bytes()
 
     key = cache_key(_VERSION, json.dumps(to_json(cfg), sort_keys=True), corpus.digest)
-    return cached("tokenizers", key, learn, tokenizer_from_bytes)
+    tokenizer: Tokenizer = cached("tokenizers", key, learn, tokenizer_from_bytes)
+    return tokenizer
 
 
 def encoded_documents(corpus: Corpus, split: Split, tokenizer: Tokenizer) -> EncodedDocuments:

@@ -85,7 +85,7 @@ class GrainLoader(Loader):
         """
         first = self.start_row + step * self.global_batch
         rows = [self._row(first + place) for place in self.local_rows]
-        arrays = {name: np.stack([row[name] for row in rows]) for name in _DTYPES}
+        arrays: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in _DTYPES}
         if not self.source.packed:
             arrays |= {"positions": None, "segment_ids": None}
         return Batch(**arrays)

@@ -45,7 +45,8 @@ class MaskedTokens(DataSource):
 
     @functools.cached_property
     def _source(self) -> DataSource:
-        return self.config.source.clone().set(sequence_length=self.config.sequence_length).build()
+        source: DataSource = self.config.source.clone().set(sequence_length=self.config.sequence_length).build()
+        return source
 
     @property
     def packed(self) -> bool:

@@ -46,10 +46,11 @@ def _named(text: str) -> DataSource.Config | None:
         if "data" not in cfg.fields():
             message = f"--data {text}: experiment {text!r} has no data"
             raise UsageError(message)
-        return cfg.data
+        rows: DataSource.Config = cfg.data
+        return rows
     if "data" not in kinds:
         return None
-    data = component("data", text).Config()
+    data: DataSource.Config = component("data", text).Config()
     try:
         data.clone().freeze()
     except ConfigError as error:

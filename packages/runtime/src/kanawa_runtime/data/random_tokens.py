@@ -22,6 +22,8 @@ class RandomTokens(DataSource):
         #: None repeats for ever (rows differ, however far).
         num_rows: Size | None = None
 
+    config: Config
+
     @property
     def num_rows(self) -> int | None:
         """The configured count."""

@@ -49,7 +49,8 @@ class TextSource(DataSource):
     @functools.cached_property
     def corpus(self) -> Corpus:
         """The corpus, not yet read."""
-        return self.config.corpus.clone().build()
+        corpus: Corpus = self.config.corpus.clone().build()
+        return corpus
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -63,7 +64,8 @@ class TextSource(DataSource):
         """The tokenizer's; known without reading the corpus."""
         if self.config.tokenizer_file is not None:
             return self.tokenizer.vocab_size
-        return self.config.tokenizer.clone().build().vocab_size
+        untrained: Tokenizer = self.config.tokenizer.clone().build()
+        return untrained.vocab_size
 
     @functools.cached_property
     def _encoded(self) -> EncodedDocuments:
@@ -71,7 +73,8 @@ class TextSource(DataSource):
 
     @functools.cached_property
     def _packing(self) -> Packing:
-        return self.config.packing.clone().build()
+        packing: Packing = self.config.packing.clone().build()
+        return packing
 
     @functools.cached_property
     def _plan(self) -> RowPlan:
@@ -124,7 +127,8 @@ class TextSource(DataSource):
         """Returns the validation split, once through in order; None where the corpus holds nothing out."""
         if self.config.corpus.validation_one_in == 0:
             return None
-        return self.config.clone().set(split="validation", epochs=1, shuffle=False).build()
+        rows: TextSource = self.config.clone().set(split="validation", epochs=1, shuffle=False).build()
+        return rows
 
     def documents(self, split: Split) -> Iterator[bytes]:
         """Yields the bytes of each document of a split."""

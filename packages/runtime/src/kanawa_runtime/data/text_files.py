@@ -98,11 +98,12 @@ class JsonLines(FileCorpus):
         if field not in record:
             message = f"{place}: no field {field!r}{did_you_mean(field, record)}"
             raise CorpusError(message)
-        if not isinstance(record[field], str):
-            message = f"{place}: field {field!r} is a {type(record[field]).__name__}, expected a string"
+        text = record[field]
+        if not isinstance(text, str):
+            message = f"{place}: field {field!r} is a {type(text).__name__}, expected a string"
             raise CorpusError(message)
         # A lone surrogate has no UTF-8 form, and json lets it through.
-        return record[field].encode("utf-8", "replace")
+        return text.encode("utf-8", "replace")
 
 
 def read_text(path: Path) -> bytes:

@@ -68,7 +68,8 @@ def _interpolated(counts: np.ndarray, below: np.ndarray, discounts: np.ndarray) 
     totals = counts.sum(-1, keepdims=True)
     # A context never seen leaves all of its mass to the order below.
     freed = np.where(totals > 0, taken.sum(-1, keepdims=True), 1)
-    return (counts - taken + freed * below) / np.maximum(totals, 1)
+    probabilities: np.ndarray = (counts - taken + freed * below) / np.maximum(totals, 1)
+    return probabilities
 
 
 def _in_chunks(documents: Iterable[bytes], limit_bytes: int = 1 << 22) -> Iterable[list[bytes]]:

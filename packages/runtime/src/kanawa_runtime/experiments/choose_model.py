@@ -32,7 +32,8 @@ class ChooseModel(kn.Modifier):
             message = f"model {self.config.name!r} gave {type(model).__name__}, expected a config of a Model"
             raise ConfigError(message)
         cfg.set(model=model)
-        if "data" in cfg.fields() and issubclass(model._target, CausalLM | MaskedLM):
+        kind: Any = model._target
+        if "data" in cfg.fields() and issubclass(kind, CausalLM | MaskedLM):
             cfg.set(data=_rows_for(model, cfg.data))
         return cfg
 

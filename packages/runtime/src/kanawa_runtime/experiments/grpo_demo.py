@@ -29,8 +29,8 @@ def grpo_demo() -> kn.Config:
         checkpoints=CheckpointPolicy(every_steps=50),
     )
     grpo = kn.component("modifiers", "grpo").Config(reward=matching_tokens, group_size=8, new_tokens=2)
-    cfg = grpo.build()(cfg)
+    trained: kn.Config = grpo.build()(cfg)
     # One shape of each kind: all rows begin and end together, and each program more takes seconds to compile.
     shapes = {"batch_sizes": (128,), "prefill_rows": (128,), "prefill_sizes": (8,)}
-    cfg.rollouts.engine.set(max_sequences=128, max_batched_tokens=1152, page_size=8, prefill_tokens=8, **shapes)
-    return cfg
+    trained.rollouts.engine.set(max_sequences=128, max_batched_tokens=1152, page_size=8, prefill_tokens=8, **shapes)
+    return trained

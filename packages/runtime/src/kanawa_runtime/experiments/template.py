@@ -1,7 +1,7 @@
 """The experiment around a model that came without one: data it can learn from, a learner, sizes that fit."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kanawa.config import Config
 from kanawa.contracts import CausalLM, ExperimentTemplate, MaskedLM, Model, PrecisionConfig
@@ -65,7 +65,7 @@ class LanguageModelTemplate(ExperimentTemplate):
         length = min(_CPU_LENGTH if on_cpu else _LENGTH, module.longest_sequence() or _LENGTH)
         peak = next(rate.peak for rate in _RATES if count <= rate.parameters)
         return Trainer.Config(
-            model=model,
+            model=cast(Model.Config, model),
             data=default_data(model, length),
             batch_size=max(_ROWS_PER_DEVICE * devices, _FEWEST_ROWS),
             steps=STEPS,

@@ -15,7 +15,7 @@ def to_yaml(data: Any) -> str:
         message = "manifests are written with PyYAML, which is missing: pip install 'kanawa-runtime[kubernetes]'"
         raise EngineError(message) from error
 
-    class Plain(yaml.SafeDumper):
+    class Plain(yaml.SafeDumper):  # type: ignore[misc]
         def ignore_aliases(self, data: Any) -> bool:
             """Two pods with equal resources share an object here, which nobody wants to read as `&id001`."""
             return True

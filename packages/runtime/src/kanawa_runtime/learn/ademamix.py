@@ -42,7 +42,8 @@ class AdEMAMix(ScheduledOptimizer):
     def slow_weight(self, count: Array) -> Array:
         """Returns alpha after `count` updates: a straight line from 0."""
         cfg = self.config
-        return cfg.alpha * jnp.minimum(1.0, count.astype(jnp.float32) / cfg.warmup_steps)
+        weight: Array = cfg.alpha * jnp.minimum(1.0, count.astype(jnp.float32) / cfg.warmup_steps)
+        return weight
 
     def slow_rate(self, count: Array) -> Array:
         """Returns b3 after `count` updates: from b1, such that the average's half-life grows in a straight line."""

@@ -143,7 +143,8 @@ class UpdateRule:
         """Returns the schedule's rate; the one that `update` reports isn't computed again."""
         if self._reported is not None and self._reported[0] is count:
             return self._reported[1]
-        return self._schedule(count)
+        rate: jax.Array = self._schedule(count)
+        return rate
 
     def _structure(self, params: Mapping[str, Any]) -> Any:
         """Returns optax's state as shapes: its structure isn't kept on disk, since it changes with optax."""

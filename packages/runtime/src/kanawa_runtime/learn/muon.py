@@ -74,8 +74,10 @@ class Muon(ScheduledOptimizer):
     def _size(self, layout: MatrixLayout) -> float:
         rows, columns = layout.fans
         if self.config.rms is None:
-            return max(1.0, columns / rows) ** 0.5
-        return self.config.rms * max(rows, columns) ** 0.5
+            scale: float = max(1.0, columns / rows) ** 0.5
+        else:
+            scale = self.config.rms * max(rows, columns) ** 0.5
+        return scale
 
 
 class MuonState(NamedTuple):

@@ -87,14 +87,16 @@ class WarmupStableDecay(ScheduleFactory):
 
 def _warmup(cfg: ScheduleFactory.Config, total_steps: int) -> int:
     """Returns how many updates the warm-up takes."""
-    return cfg.warmup_steps or round(cfg.warmup_fraction * total_steps)
+    steps: int = cfg.warmup_steps or round(cfg.warmup_fraction * total_steps)
+    return steps
 
 
 def _warmed(cfg: ScheduleFactory.Config, warmup: int, after: Schedule) -> Schedule:
     """Returns `after`, delayed by a linear rise from 0 over the warm-up."""
     if warmup == 0:
         return after
-    return optax.join_schedules([optax.linear_schedule(0.0, cfg.peak, warmup), after], [warmup])
+    joined: Schedule = optax.join_schedules([optax.linear_schedule(0.0, cfg.peak, warmup), after], [warmup])
+    return joined
 
 
 def _falling_steps(cfg: ScheduleFactory.Config, warmup: int, total_steps: int) -> int:

@@ -50,7 +50,8 @@ def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | 
         if state.name != OWN and state.state.usable:
             store = component("model_stores", state.name)()
             if store.holds(directory):
-                return store.load(directory, step)
+                loaded: StoredModel = store.load(directory, step)
+                return loaded
     return None
 
 
@@ -61,7 +62,8 @@ def outline_of(directory: Path) -> StoredModel | None:
         if state.state.usable:
             store = component("model_stores", state.name)()
             if store.holds(directory):
-                return store.outline(directory)
+                outline: StoredModel = store.outline(directory)
+                return outline
     return None
 
 
@@ -145,4 +147,5 @@ def place(arrays: Mapping[str, Any], abstract: Any) -> dict[str, Any]:
 
 
 def _placed(array: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    return jax.device_put(np.asarray(array).astype(leaf.dtype, copy=False), leaf.sharding)
+    placed: jax.Array = jax.device_put(np.asarray(array).astype(leaf.dtype, copy=False), leaf.sharding)
+    return placed

@@ -20,7 +20,7 @@ from kanawa.errors import ConfigError, UsageError
 from kanawa.guarded_read import UnreadableFileError, guarded_json
 
 from kanawa_runtime.checkpoint.agreement import of_primary
-from kanawa_runtime.checkpoint.recorded_commits import EVENTS
+from kanawa_runtime.checkpoint.recorded_commits import EVENTS as EVENTS
 from kanawa_runtime.checkpoint.roots.objects import ledger_lease
 from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
 from kanawa_runtime.storage.durable import write_durable

@@ -17,4 +17,5 @@ class WholeBatch(GradientStrategy):
             outputs = loss(p, state, batch, key)
             return outputs.total_loss(), outputs
 
-        return jax.grad(total, has_aux=True)(params)
+        gradients, outputs = jax.grad(total, has_aux=True)(params)
+        return gradients, outputs

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 from kanawa.contracts import Batch, DataSource, RolloutBatch
 
-B = TypeVar("B", Batch, RolloutBatch)
+B = TypeVar("B", bound=Batch | RolloutBatch)
 
 
-def local_rows(abstract: Batch | RolloutBatch) -> range:
+def local_rows(abstract: Any) -> range:
     """Returns the rows of the global batch that this process's devices hold; all of them without a mesh.
 
     They are contiguous, because a mesh keeps each process's devices together along the batch.
@@ -26,17 +26,20 @@ def local_rows(abstract: Batch | RolloutBatch) -> range:
 def global_batch(local: B, abstract: B, rows: range) -> B:
     """Returns the global arrays of a batch whose rows `rows` are at hand; NumPy arrays pass through without a mesh."""
 
-    def place(array: np.ndarray, spec: jax.ShapeDtypeStruct) -> Any:
+    def place(array: Any, spec: Any) -> Any:
         if spec.sharding is None:
             return array
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(spec.shape[0])
-            return array[start - rows.start : stop - rows.start, *index[1:]]
+            own: np.ndarray = array[start - rows.start : stop - rows.start, *index[1:]]
+            return own
 
         return jax.make_array_from_callback(spec.shape, spec.sharding, part)
 
-    return type(abstract)(*(None if s is None else place(a, s) for a, s in zip(local, abstract, strict=True)))
+    kind: Any = type(abstract)
+    whole: B = kind(*(None if s is None else place(a, s) for a, s in zip(local, abstract, strict=True)))
+    return whole
 
 
 def check_vocabulary(source: DataSource, vocab_size: int) -> str | None:

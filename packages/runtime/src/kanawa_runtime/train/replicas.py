@@ -31,6 +31,7 @@ class Layouts:
         """Returns the layouts of arrays with replicas."""
         by_groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for number, array in enumerate(arrays):
+            device: Any
             holders: dict[str, list[int]] = collections.defaultdict(list)
             for device, index in array.sharding.devices_indices_map(array.shape).items():
                 holders[str(index)].append(device.id)
@@ -90,18 +91,20 @@ def copied(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
-def _part(array: jax.Array, device: jax.Device) -> jax.Array | None:
-    part = next((shard.data for shard in array.addressable_shards if shard.device == device), None)
+def _part(array: jax.Array, device: Any) -> jax.Array | None:
+    part: jax.Array | None = next((shard.data for shard in array.addressable_shards if shard.device == device), None)
     if part is None or not _is_offloaded(part):
         return part
     # The device alone for a target means "where it is" to jax (as of 0.11), and then fails over the kind of memory.
     own = jax.sharding.SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
-    return jax.device_put(part, own)
+    moved: jax.Array = jax.device_put(part, own)
+    return moved
 
 
 def _is_offloaded(array: jax.Array) -> bool:
     kind = array.sharding.memory_kind
-    return kind is not None and kind != next(iter(array.sharding.addressable_devices)).default_memory().kind
+    device: Any = next(iter(array.sharding.addressable_devices))
+    return kind is not None and kind != device.default_memory().kind
 
 
 @jax.jit

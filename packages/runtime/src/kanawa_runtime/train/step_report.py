@@ -42,6 +42,11 @@ class StepReport:
         values = jnp.stack(arrays) if arrays else jnp.zeros((0,), jnp.float32)
         return cls(values, Outputs(kernels=outputs.kernels), tuple(layout), outputs.primary_loss(), soundness)
 
+    def is_ready(self) -> bool:
+        """Whether the device has finished the step."""
+        values: Any = self.values
+        return bool(values.is_ready())
+
     def read(self, values: np.ndarray | None = None) -> dict[str, float]:
         """Returns each metric's number, divided here, on the host; loss terms without their coefficient.
 

@@ -33,7 +33,6 @@ from kanawa_runtime.train.spikes import Spikes
 from kanawa_runtime.train.start import Started
 from kanawa_runtime.train.step_report import StepReport
 from kanawa_runtime.train.stragglers import Pacer
-from kanawa_runtime.train.trainer import TrainState
 
 
 class DivergedError(KanawaError):
@@ -64,7 +63,7 @@ class _Pending:
     num_bytes: float | None
     started: float
     is_trial: bool = False
-    told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Stepper:
@@ -103,16 +102,17 @@ class Stepper:
     @property
     def is_computing(self) -> bool:
         """Whether the device has not finished the last step yet."""
-        return self._pending is not None and not self._pending.report.values.is_ready()
+        return self._pending is not None and not self._pending.report.is_ready()
 
-    def take(self, local: Batch) -> None:
+    def take(self, rows: Batch) -> None:
         """Starts a step on this process's rows and finishes the one before."""
         started = time.perf_counter()
-        told: Mapping[str, Any] = {}
+        figures: Mapping[str, Any] = {}
+        local: Any = rows
         if self._rollouts is not None:
             # What the policy is now, it is after the last update, which must have been sound.
             self.drain()
-            local, told = self._rollouts.batch(local, self.state.params, self.state.state, self.step)
+            local, figures = self._rollouts.batch(rows, self.state.params, self.state.state, self.step)
         self._batch = global_batch(local, self._abstract_batch, self.rows)
         faults.reached("in_step")
         self.state, report = self._stepped()
@@ -120,10 +120,11 @@ class Stepper:
         tokens = float(np.sum(local.loss_weights))
         num_bytes = self._source.target_bytes(local.target_ids, local.loss_weights)
         self.step += 1
-        previous, self._pending = self._pending, _Pending(self.step, report, tokens, num_bytes, started, told=told)
+        taken = _Pending(self.step, report, tokens, num_bytes, started, figures=figures)
+        previous, self._pending = self._pending, taken
         self._finish(previous)
 
-    def _stepped(self) -> tuple[TrainState, StepReport]:
+    def _stepped(self) -> Any:
         """Returns the next state and its report; where it is time to, replicas are compared meanwhile."""
         step, check = self.step + 1, self._replicas
         if check is None or not check.is_due(step):
@@ -149,7 +150,9 @@ class Stepper:
             return
         # Rollouts would be made for it; what was trained on last tries the state as well.
         reuses = local is None or self._rollouts is not None
-        batch = self._batch if reuses else global_batch(local, self._abstract_batch, self.rows)
+        batch: Any = self._batch
+        if local is not None and not reuses:
+            batch = global_batch(local, self._abstract_batch, self.rows)
         self.state, report = self._program(self.state, batch)
         self._finish(_Pending(self.step + 1, report, 0.0, None, 0.0, is_trial=True))
 
@@ -172,7 +175,7 @@ class Stepper:
         """Waits for a step and records it, unless it is a trial; raises DivergedError."""
         if pending is None:
             return
-        reading, was_done = time.perf_counter(), pending.report.values.is_ready()
+        reading, was_done = time.perf_counter(), pending.report.is_ready()
         numbers = pending.report.read()
         own_seconds, self._read = reading - self._read, time.perf_counter()
         loss = numbers.pop("loss")
@@ -205,7 +208,7 @@ class Stepper:
             "loss": loss,
             "tokens": tokens,
             "seconds": seconds,
-            **pending.told,
+            **pending.figures,
         }
         if pending.num_bytes and pending.local_tokens:
             # A host knows the bytes of its own rows only; they stand for all.

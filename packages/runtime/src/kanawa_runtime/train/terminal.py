@@ -94,7 +94,7 @@ class TerminalScreen(Screen):
         return bar_line(self._pace, self._parts, room)
 
 
-def _move_logging(old: Any, new: Any) -> list[logging.StreamHandler]:
+def _move_logging(old: Any, new: Any) -> list[logging.StreamHandler[Any]]:
     """Has log handlers that write to `old` write to `new`, where the live line isn't in the way; returns them."""
     handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler) and h.stream is old]
     for handler in handlers:

@@ -1,7 +1,7 @@
 """The training workload: one config with slots for model, data, learner and gradients, and its programs."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class Trainer(Workload):
     """
 
     class Config(Workload.Config):
-        PLACEMENT = (
+        PLACEMENT: ClassVar[tuple[str, ...]] = (
             "execution",
             "gradients",
             "evaluation",
@@ -109,7 +109,7 @@ class Trainer(Workload):
     @property
     def averages(self) -> bool:
         """Whether what is evaluated is an average that only the optimizer's state gives."""
-        return self.rule.averages
+        return bool(self.rule.averages)
 
     # --- programs --------------------------------------------------------------------------------------------
 
@@ -187,7 +187,8 @@ class Trainer(Workload):
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         memory = environment.plan.optimizer_memory
         placed = {n: kept_in(_placed(leaf, flat.get(parameter_of(n)), whole), memory) for n, leaf in opt.items()}
-        return TrainState(step, params, state, placed)
+        shapes: Any = (step, params, state, placed)
+        return TrainState(*shapes)
 
     def abstract_batch(self, environment: Environment) -> Batch:
         """Returns shapes, dtypes and shardings of one global batch, without opening the data."""
@@ -199,7 +200,8 @@ class Trainer(Workload):
         ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
         weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         packed = self.source.packed
-        return Batch(ids, ids, ids if packed else None, ids if packed else None, weights)
+        shapes: Any = (ids, ids, ids if packed else None, ids if packed else None, weights)
+        return Batch(*shapes)
 
     def abstract_rollouts(self, batch: Batch) -> RolloutBatch:
         """Returns what a step takes where rows of such batches are prompts."""

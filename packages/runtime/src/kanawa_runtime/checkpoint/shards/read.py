@@ -78,7 +78,8 @@ def _content(name: str, part: Part, piece: Piece, dtype: Any, fetch: Fetch) -> n
             raise CheckpointDamagedError(message)
         chunks.append(data)
     joined = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return np.frombuffer(joined, np.uint8).view(dtype).reshape(piece.shape)
+    array: np.ndarray = np.frombuffer(joined, np.uint8).view(dtype).reshape(piece.shape)
+    return array
 
 
 def _assembled(leaf: jax.ShapeDtypeStruct, boxes: Mapping[Any, np.ndarray]) -> jax.Array:

@@ -114,7 +114,7 @@ def _volumes(
     boxes: list[tuple[HostPiece, list[Extent]]] = []
     offset = 0
     for piece in pieces:
-        data = memoryview(np.ascontiguousarray(piece.array).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(piece.array).reshape(-1).view(np.uint8).data
         at = 0
         while at < data.nbytes:
             view = data[at : at + volume_bytes - offset]

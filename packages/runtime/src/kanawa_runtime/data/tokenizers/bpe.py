@@ -66,7 +66,7 @@ class BytePairTokenizer(Tokenizer):
     @property
     def vocab_size(self) -> int:
         """The configured size, even where a small corpus taught fewer merges."""
-        return self.config.vocab_size
+        return int(self.config.vocab_size)
 
     @functools.cached_property
     def tokens(self) -> Sequence[bytes]:

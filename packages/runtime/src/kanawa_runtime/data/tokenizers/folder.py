@@ -78,7 +78,7 @@ def _special_ids(
             token = source.get(f"{role}_token")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str) and token in ids:
-                return ids[token]
+                return int(ids[token])
         listed = [number for source in numbers for number in _numbers(source.get(f"{role}_token_id"))]
         return listed[0] if listed else None
 

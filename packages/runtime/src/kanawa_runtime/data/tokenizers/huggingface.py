@@ -85,7 +85,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return known
 
     @property
-    def eos_id(self) -> int:
+    def eos_id(self) -> int:  # type: ignore[override]
         """What ends a document; raises TokenizerError where no file of the folder says."""
         if self._special["eos"] is None:
             message = (
@@ -96,13 +96,13 @@ class HuggingFaceTokenizer(Tokenizer):
         return int(self._special["eos"])
 
     @property
-    def bos_id(self) -> int:
+    def bos_id(self) -> int:  # type: ignore[override]
         """What begins a document: the end of the one before where the model has no token of its own for it."""
         begin = self._special["bos"]
         return self.eos_id if begin is None else int(begin)
 
     @property
-    def pad_id(self) -> int:
+    def pad_id(self) -> int:  # type: ignore[override]
         """What fills rows; no loss and no attention falls on it, so any id serves."""
         pad = self._special["pad"]
         return 0 if pad is None else int(pad)
@@ -133,7 +133,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if outside:
             message = f"token id {outside[0]} is outside the vocabulary: valid ids are 0 to {self.vocab_size - 1}"
             raise TokenizerError(message)
-        return self._library.decode(chosen, skip_special_tokens=True)
+        return str(self._library.decode(chosen, skip_special_tokens=True))
 
     @functools.cached_property
     def digest(self) -> str:

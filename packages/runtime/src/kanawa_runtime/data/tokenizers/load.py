@@ -30,6 +30,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     with tokenizer_errors(file):
         content = guarded_bytes(file, path if path.is_dir() else None, most=MOST_TOKENIZER_BYTES)
         if is_foreign(content):
-            return HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
-        tokenizer: Tokenizer = tokenizer_from_bytes(content)
+            tokenizer: Tokenizer = HuggingFaceTokenizer.Config().build(state=folder_state(file.parent))
+        else:
+            tokenizer = tokenizer_from_bytes(content)
         return tokenizer

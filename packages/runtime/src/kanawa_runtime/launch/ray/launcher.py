@@ -97,9 +97,9 @@ class RayLauncher(Launcher):
         ray = connected(self.config.address)
         gang = self._gang(name)
         if gang is None:
-            return self._kept(name)["said"]
+            return str(self._kept(name)["said"])
         try:
-            return ray.get(gang.logs.remote(), timeout=_SECONDS)
+            return str(ray.get(gang.logs.remote(), timeout=_SECONDS))
         except ray.exceptions.RayError as error:
             message = f"the actor of {name} gives no answer ({type(error).__name__}): Ray may be starting it elsewhere"
             raise EngineError(message) from error

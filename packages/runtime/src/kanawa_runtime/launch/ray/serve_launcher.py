@@ -85,14 +85,15 @@ class RayServeLauncher(Launcher):
 
         facts = json.loads((folder / _FILE).read_text())
         cfg = self.config
+        failures: tuple[type[Exception], ...] = (RuntimeError, TimeoutError, *ray_errors())
         try:
             serve.start(http_options={"host": cfg.host, "port": cfg.port, "location": "EveryNode"})
-        except (RuntimeError, *ray_errors()) as error:
+        except failures as error:
             message = f"Ray Serve's proxies don't answer at {cfg.host}:{cfg.port} of each node: {_first_line(error)}"
             raise EngineError(message) from error
         try:
             serve.run(application_of(facts), name=job.name, route_prefix=cfg.route_prefix)
-        except (RuntimeError, TimeoutError, *ray_errors()) as error:
+        except failures as error:
             application = serve.status().applications.get(job.name)
             said = [one.message for one in application.deployments.values() if one.message] if application else []
             message = f"the replicas of {job.name} didn't start: {' '.join(said) or _first_line(error)}"

@@ -22,7 +22,8 @@ class Forward:
 class Server:
     """One replica. Ray calls the constructor, `check_health` from time to time, and `__del__` once it has drained."""
 
-    async def __init__(  # type: ignore[misc] - Ray awaits it
+    # Ray awaits the constructor.
+    async def __init__(  # type: ignore[misc]
         self, directory: str, target: str | None, overrides: Sequence[str], host: str
     ) -> None:
         """Takes the address at which Ray's proxies listen: on this machine alone, or for others."""

@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 #: Turn, entered, deadline, last sign of life (all on the monotonic clock), step, section.
 LAYOUT = struct.Struct("<Qdddq32s")
@@ -31,7 +32,7 @@ _DUMP_SECONDS, _OTHERS_SECONDS, _LEAVE_SECONDS = 3.0, 5.0, 2.0
 class Sidecar:
     """Watches one process; `order` says which, where its page and its stacks are, and where to write what it saw."""
 
-    def __init__(self, order: dict) -> None:
+    def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.pid = order["pid"]
         self.folder = Path(order["folder"])
@@ -59,7 +60,7 @@ class Sidecar:
                 self.end(page)
                 return
 
-    def end(self, page: dict) -> None:
+    def end(self, page: dict[str, Any]) -> None:
         """Writes down what the process was doing, waits for the others to do so, and ends it."""
         state = self._state(page)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -101,14 +102,14 @@ class Sidecar:
             return {(str(file), file.stat().st_mtime_ns) for file in self.folder.glob("rank-*.json")}
         return set()
 
-    def _read_verdicts(self) -> list[dict]:
+    def _read_verdicts(self) -> list[dict[str, Any]]:
         return [json.loads(Path(file).read_text()) for file, _ in sorted(self._verdicts() - self.earlier)]
 
     def _is_put_aside(self) -> bool:
         """Whether a person stopped a run of one process at a terminal, with Ctrl-Z; such a run may go on any time."""
         return self.order["processes"] == 1 and self.order["terminal"] and process_state(self.pid) == "T"
 
-    def _state(self, page: dict) -> str:
+    def _state(self, page: dict[str, Any]) -> str:
         if process_state(self.pid) in ("T", "t"):
             return STOPPED
         if time.monotonic() - page["beat"] > _BEAT_IS_OLD_SECONDS:
@@ -139,7 +140,7 @@ class Sidecar:
         while time.monotonic() < deadline and len(self._verdicts() - self.earlier) < self.order["processes"]:
             time.sleep(0.1)
 
-    def _say(self, verdict: dict) -> None:
+    def _say(self, verdict: dict[str, Any]) -> None:
         suspects = suspected(self._read_verdicts())
         named = "; ".join(f"rank {one['rank']} on {one['host']} {one['state']} in {one['section']}" for one in suspects)
         if self.order["rank"] == 0:
@@ -169,7 +170,7 @@ class Sidecar:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def read_page(path: Path) -> dict | None:
+def read_page(path: Path) -> dict[str, Any] | None:
     """Returns what the process said last; None while it is writing, or before its first word."""
     try:
         turn, entered, deadline, beat, step, section = LAYOUT.unpack(path.read_bytes()[: LAYOUT.size])
@@ -181,7 +182,7 @@ def read_page(path: Path) -> dict | None:
     return {"entered": entered, "deadline": deadline, "beat": beat, "step": step, "section": name}
 
 
-def suspected(verdicts: list[dict]) -> list[dict]:
+def suspected(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the verdicts of those that keep the others waiting: stopped or locked ones, else the furthest behind."""
     sick = [one for one in verdicts if one["state"] in (STOPPED, LOCKED)]
     if sick:
@@ -210,7 +211,7 @@ def kernel_threads(pid: int) -> str:
     return "\n".join(lines)
 
 
-def append(path: Path, record: dict) -> None:
+def append(path: Path, record: dict[str, Any]) -> None:
     """Appends a line to the run's events, in one write as the run itself does."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
