@@ -162,7 +162,9 @@ def test_a_service_sees_the_run_from_its_first_event_to_its_last(tmp_path):
         assert seen[1] == "run_started"
         assert seen.count("step") == 2
         assert seen[-3:] == ["checkpoint_committed", "run_ended", "stop"]
-    assert [e["event"] for e in read_events(tmp_path / "run" / "events.jsonl")] == [
+    # Where seconds went is for readers of the log: a service that was told of it each second would make it itself.
+    kinds = [e["event"] for e in read_events(tmp_path / "run" / "events.jsonl")]
+    assert [kind for kind in kinds if kind not in ("attempt_opened", "time_spent")] == [
         kind for kind in Diary.seen if isinstance(kind, str) and kind != "stop"
     ]
 

@@ -54,7 +54,9 @@ class Service(Configurable):
         """Called once, before the first step and the first event."""
 
     def event(self, run: Run, event: Mapping[str, Any]) -> None:
-        """Called with every event of this attempt as `events.jsonl` holds it; kinds that it doesn't know are no error.
+        """Called with every event of this attempt as `events.jsonl` holds it, but for those of where its seconds went.
+
+        Kinds that it doesn't know are no error.
 
         Non-finite numbers are the strings "nan", "inf" and "-inf".
         """
