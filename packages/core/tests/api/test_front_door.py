@@ -209,7 +209,7 @@ def test_functions_come_from_the_catalog(fake, tmp_path):
     ],
 )
 def test_an_absent_package_is_named_with_its_installation(alone, call, package):
-    with pytest.raises(UsageError, match=f"{package}, which is not installed: pip install \"kanawa"):
+    with pytest.raises(UsageError, match=f'{package}, which is not installed: pip install "kanawa'):
         call()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kanawa.arrays.broadcast import along_last
-from kanawa.arrays.memory import kept_in, on_device
+from kanawa.arrays.memory import on_device, stored_in
 from kanawa.arrays.optimizer_state import (
     OptimizerStateError,
     follows,
@@ -68,8 +68,8 @@ def spec_of(shape, spec=None, dtype="float32"):
     ids=["sharded", "number", "no mesh"],
 )
 def test_only_arrays_on_a_mesh_wait_in_host_memory(leaf, moves):
-    assert kept_in(leaf, "device") is leaf
-    kept = kept_in(leaf, "pinned_host")
+    assert stored_in(leaf, "device") is leaf
+    kept = stored_in(leaf, "pinned_host")
     assert (kept is not leaf) == moves
     assert not moves or (kept.sharding.memory_kind, kept.sharding.spec) == ("pinned_host", P("fsdp"))
 

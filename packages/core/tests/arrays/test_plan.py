@@ -68,9 +68,9 @@ def test_it_is_hashable_with_everything_in_it():
 
 def test_the_first_way_to_run_an_operation_counts():
     plan = kn.ExecutionPlan(distributed=(Way("experts", "a"), Way("attention", "ring"), Way("attention", "ulysses")))
-    assert plan.way("attention").name == "ring"
-    assert plan.way("experts").name == "a"
-    assert plan.way("loss") is None
+    assert plan.distributed_over_shards("attention").name == "ring"
+    assert plan.distributed_over_shards("experts").name == "a"
+    assert plan.distributed_over_shards("loss") is None
 
 
 @pytest.mark.parametrize(("field", "name"), [("compute", "int8"), ("accumulate", "floatt32"), ("compute", "")])

@@ -1,6 +1,6 @@
 """Optimizer state as a flat dictionary: "adam/mu/stack.layer.attention.q.weight", "adam/count".
 
-optax keeps tuples of named tuples. In a checkpoint their positions would be names, and adding a
+optax stores tuples of named tuples. In a checkpoint their positions would be names, and adding a
 transform would rename everything after it; a path by transform, field and parameter stays the same.
 """
 

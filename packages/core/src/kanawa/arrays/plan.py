@@ -1,4 +1,4 @@
-"""The ExecutionPlan: all that decides how a program runs, hashable and part of the jit cache key.
+"""The ExecutionPlan: everything that decides how a program runs, hashable and part of the jit cache key.
 
 It travels in a JAX user context. A plain ContextVar would go stale: a function traced under one plan
 would be served from the cache under another.
@@ -16,19 +16,21 @@ from kanawa.arrays.precision import Precision
 from kanawa.arrays.rules import Rules
 from kanawa.plugins.records import ProgramTraits, Purpose
 
-#: (operation, problem as text, kernel name, what it is run with beside its own choice).
+#: (operation, problem as text, kernel name, tuning).
 KernelUse = tuple[str, str, str, tuple[tuple[str, int], ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelPolicy:
-    """Which kernels a user insists on: `pins` are (operation, kernel name); `require_fused` refuses fallbacks.
+    """How kernels are chosen.
 
-    `recorded` are (operation, problem as text, kernel name, tuning) that a run chose before: kept while they can be,
-    and a choice's note says why where they can't. `measured` are the same, found quickest on this device before: they
-    come before the kernels' own ranking.
-    `survey` has programs traced to see what is chosen: general kernels stand in for the chosen ones, whose platform's
-    libraries may be missing here.
+    Attributes:
+        pins: (operation, kernel name) pairs that the user requires.
+        require_fused: whether a kernel that isn't fused is an error where fused ones are expected.
+        recorded: what this run chose before. Used again if possible, otherwise the choice's note says why not.
+        measured: what was fastest on this device; ranked before the kernels' own priorities.
+        survey: whether the program is traced only to see the choices. General kernels then replace the chosen ones,
+            whose platform's libraries may be missing here.
     """
 
     pins: tuple[tuple[str, str], ...] = ()
@@ -40,14 +42,17 @@ class KernelPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionPlan:
-    """Sharding rules for parameters and activations, precision, kernels, and the platform compiled for.
+    """How a program runs.
 
-    `purpose` is what programs are for, set by the code that builds them; `traits` is what the target's compiler needs
-    of them, asked of its backend.
-    `optimizer_memory` says where optimizer state is stored between steps (kanawa.arrays.memory).
-    `distributed` holds strategies' implementations of operations over shards.
-
-    `platform` and `device_kind` are None where the process's own devices run the program.
+    Attributes:
+        param_rules, activation_rules: sharding rules of parameters and activations.
+        precision: dtypes to compute and accumulate in.
+        kernels: how kernels are chosen.
+        distributed: strategies' implementations of operations over shards.
+        platform, device_kind: the devices compiled for; None if this process's devices run the program.
+        optimizer_memory: where optimizer state is stored between steps (kanawa.arrays.memory).
+        purpose: what the program is for, set by the code that builds it.
+        traits: what the target's compiler needs of the program, answered by its backend.
     """
 
     param_rules: Rules = ()
@@ -61,9 +66,9 @@ class ExecutionPlan:
     purpose: Purpose = "train"
     traits: ProgramTraits = ProgramTraits()
 
-    def way(self, operation: str) -> Any:
+    def distributed_over_shards(self, operation: str) -> Any:
         """Returns the first of `distributed` that runs the operation ("attention", "experts"), or None."""
-        return next((way for way in self.distributed if way.operation == operation), None)
+        return next((each for each in self.distributed if each.operation == operation), None)
 
 
 _plan = jax.make_user_context(default_value=None)
@@ -71,12 +76,12 @@ _default = ExecutionPlan()
 
 
 def current_plan() -> ExecutionPlan:
-    """Returns the plan in force; the default plan (fp32, no sharding) outside of `use_plan`."""
+    """Returns the active plan; the default plan (fp32, no sharding) outside of `use_plan`."""
     return _plan.value or _default
 
 
 @contextlib.contextmanager
 def use_plan(plan: ExecutionPlan) -> Iterator[ExecutionPlan]:
-    """Puts `plan` in force for everything traced inside."""
+    """Activates `plan` for everything traced inside."""
     with _plan(plan):
         yield plan

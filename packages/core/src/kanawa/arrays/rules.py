@@ -33,9 +33,9 @@ def assign(axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> As
 def assign_param(shape: tuple[int, ...], axes: LogicalAxes, rules: Rules, mesh_shape: Mapping[str, int]) -> Assignment:
     """Returns the mesh axes that split each dimension of a parameter.
 
-    As `assign`, but on STORAGE_AXES a rule whose axis doesn't divide is passed over: what is gathered before it is
-    used may lie anywhere, so a width that 256 shards don't divide leaves them to the heads. A parameter that no rule
-    can split stays whole if it is small; a large one gets what `assign` says, which `check_divides` refuses.
+    As `assign`, but a rule for STORAGE_AXES is skipped if its axis doesn't divide: the parameter is gathered before
+    use, so another dimension can be split instead. A parameter that no rule can split stays whole if it is small; a
+    large one gets the result of `assign`, which `check_divides` refuses.
     """
     axes, mesh_items = split_axes(shape, axes), tuple(sorted(mesh_shape.items()))
     fitting = _assign(axes, rules, mesh_items, shape)

@@ -17,7 +17,7 @@ class ParamSpec:
 
     `fan_in_axes` and `fan_out_axes` index dimensions of the unstacked shape; every other dimension counts as batch.
     `weight_decay` and `lr_scale` multiply the learner's values. `num_stacked` leading dimensions hold layers.
-    `trainable` False keeps the parameter out of gradients, updates and optimizer state, whatever the learner says.
+    `trainable` False excludes the parameter from gradients, updates and optimizer state, whatever the learner's config.
     """
 
     shape: tuple[int, ...]

@@ -179,7 +179,7 @@ class TokenDispatcher(Module):
         `experts(rows, group_sizes)` sees rows grouped by expert. Where the plan spreads experts or tokens over shards,
         all of it happens on each shard's tokens, and `experts` sees the rows and the weights of that shard's experts.
         """
-        spread = current_plan().way("experts")
+        spread = current_plan().distributed_over_shards("experts")
         if spread is not None:
             out: jax.Array = spread.through(self, experts, x, expert_ids, weights)
             return out

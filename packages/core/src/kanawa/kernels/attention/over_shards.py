@@ -39,7 +39,7 @@ class AttentionOverShards(Distributed):
 
     @abc.abstractmethod
     def blocks(self, problem: AttentionProblem, shards: int) -> Mapping[str, AttentionProblem]:
-        """Returns the problems it will give to kernels, by names of its own; a kernel is chosen for each."""
+        """Returns the problems of its kernels, by names of its own; a kernel is chosen for each."""
 
     @abc.abstractmethod
     def attend(
@@ -49,35 +49,35 @@ class AttentionOverShards(Distributed):
 
 
 def attend_over_shards(problem: AttentionProblem, operands: Operands) -> jax.Array | None:
-    """Returns the output by the plan's way to split sequences, or None where there is none or it doesn't apply."""
+    """Returns the output of the plan's strategy for split sequences; None without one, or if it doesn't apply."""
     from kanawa.module.context import record_kernel
 
-    way = current_plan().way("attention")
-    if not isinstance(way, AttentionOverShards):
+    strategy = current_plan().distributed_over_shards("attention")
+    if not isinstance(strategy, AttentionOverShards):
         return None
     split = split_operands(ATTENTION, _AXES, operands)
     axes = split.assigned.get("length", ())
-    # One query can't be split: a decoding step reads its keys where they lie.
+    # One query can't be split: a decoding step reads keys in place.
     if not axes or problem.q_length == 1:
         return None
     local = problem.localize(split.shapes)
     shards = problem.q_length // local.q_length
-    verdict = _refusal(problem, split) or way.supports(local, shards)
-    refused = () if verdict else ((way.name, verdict.reason),)
-    chosen = way.name if verdict else "gather"
+    verdict = _refusal(problem, split) or strategy.supports(local, shards)
+    refused = () if verdict else ((strategy.name, verdict.reason),)
+    chosen = strategy.name if verdict else "gather"
     record_kernel(KernelChoice("attention_over_shards", f"{problem.describe()} over {shards}", chosen, refused))
     if not verdict:
         return None
     kernels = {}
-    for name, block in way.blocks(local, shards).items():
+    for name, block in strategy.blocks(local, shards).items():
         selection = select(ATTENTION, block)
         record_kernel(selection.choice)
         kernels[name] = selection.kernel
-    return call_split(ATTENTION, split, lambda shard: way.attend(local, shard, kernels, axes), operands)
+    return call_split(ATTENTION, split, lambda shard: strategy.attend(local, shard, kernels, axes), operands)
 
 
 def _refusal(problem: AttentionProblem, split: Split) -> Verdict | None:
-    """Returns why no way could do it, or None."""
+    """Returns why no strategy could do it, or None."""
     verdict = first_refusal(
         (bool(split.error), split.error),
         (problem.paged or problem.has_kv_lengths, "keys come from a cache"),

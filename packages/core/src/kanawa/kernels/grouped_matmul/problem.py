@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 from kanawa.kernels.operation import Operation
 
-#: Rows of one group may lie on any shard, so splitting over the mesh is the caller's to do
-#: (token_exchange).
+#: Rows of one group may be on any shard, so the caller splits over the mesh (token_exchange).
 GROUPED_MATMUL = Operation(
     name="grouped_matmul",
     operand_axes={"lhs": (None, None), "rhs": (None, None, None), "group_sizes": (None,)},
@@ -29,7 +28,7 @@ class GroupedMatmulProblem:
 
     @property
     def matmul_flops(self) -> float:
-        """FLOPs of the product: every row belongs to a group."""
+        """FLOPs of the matmul: every row belongs to a group."""
         return 2.0 * self.rows * self.inner * self.columns
 
     def describe(self) -> str:

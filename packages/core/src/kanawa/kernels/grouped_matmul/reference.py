@@ -1,4 +1,4 @@
-"""grouped_matmul.any.reference: XLA's own ragged dot, which every platform lowers in its way."""
+"""grouped_matmul.any.reference: XLA's ragged dot, which every platform implements."""
 
 from typing import Any, ClassVar
 
@@ -23,10 +23,10 @@ class ReferenceGroupedMatmul(Kernel):
 
     def forward(self, problem: GroupedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [rows, columns] like lhs, None). Rows past the last group are zero."""
-        product = jax.lax.ragged_dot(
+        out = jax.lax.ragged_dot(
             operands["lhs"],
             operands["rhs"],
             operands["group_sizes"],
             preferred_element_type=wide(operands["lhs"].dtype),
         )
-        return product.astype(operands["lhs"].dtype), None
+        return out.astype(operands["lhs"].dtype), None

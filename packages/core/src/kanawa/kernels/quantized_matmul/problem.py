@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from kanawa.kernels.operation import Operation
 
-#: Operands keep whatever dimensions their layer has, so the compiler splits the product over the mesh as it splits
-#: any; a kernel that it can't split has to be called inside shard_map.
+#: Operands have any dimensions, so the compiler splits the matmul over the mesh; a kernel that it can't split has to be
+#: called inside shard_map.
 QUANTIZED_MATMUL = Operation(
     name="quantized_matmul",
     operand_axes={"lhs": (), "rhs": (), "lhs_scale": (), "rhs_scale": ()},
@@ -40,7 +40,7 @@ class QuantizedMatmulProblem:
 
     @property
     def matmul_flops(self) -> float:
-        """FLOPs of the product."""
+        """FLOPs of the matmul."""
         rows = self.lhs_shape[: len(self.lhs_shape) - self.num_contracted]
         return 2.0 * math.prod(rows) * math.prod(self.rhs_shape)
 

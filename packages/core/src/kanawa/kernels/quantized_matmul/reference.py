@@ -36,7 +36,7 @@ class ReferenceQuantizedMatmul(Kernel):
             exact = jnp.dtype("int32") if lhs.dtype == jnp.int8 else floats
             out = jax.lax.dot_general(lhs, rhs, (dims, ((), ())), preferred_element_type=exact).astype(floats)
         else:
-            # The weight alone was quantised: what is left is a matmul as any.
+            # Only the weight is quantised: a matmul with dense values.
             out = matmul(lhs, rhs, p.num_contracted, dtype=floats)
         if outside is not None:
             out = out * outside.astype(floats).reshape((1,) * (lhs.ndim - p.num_contracted) + outside.shape[1:])
@@ -56,6 +56,6 @@ class ReferenceQuantizedMatmul(Kernel):
         rhs = jax.lax.stop_gradient(rhs) if jnp.issubdtype(rhs.dtype, jnp.floating) else rhs
         values = fmt.values(rhs, p.rhs_shape[0], wide(lhs.dtype))
         if p.groups == 1 and not fmt.levels:
-            # Integers and eight-bit floats are exact in any wider float: scale the product instead.
+            # Integers and eight-bit floats are exact in any wider float: scale the result instead.
             return values.astype(lhs.dtype), scale
         return scaled_rhs(values, scale, p.num_contracted).astype(lhs.dtype), None

@@ -1,8 +1,8 @@
 """softmax_cross_entropy.any.chunked: logits of a few tokens at a time.
 
-The loss is the last thing a model computes, so its gradient is wanted at once: `forward` computes it chunk by chunk
-for a cotangent of one, and `backward` only scales it (as in Liger-Kernel's fused linear cross entropy). That costs no
-more products than keeping all logits.
+The loss is the last thing a model computes and a sum: `forward` also computes its gradient, chunk by chunk, for a
+cotangent of one, and `backward` only scales it (as in Liger-Kernel's fused linear cross entropy). That costs no
+more matmuls than storing all logits.
 """
 
 import math
@@ -16,7 +16,7 @@ from kanawa.kernels.softmax_cross_entropy.losses import (
     Sums,
     TokenLosses,
     is_target,
-    product_gradients,
+    logit_gradients,
     project,
     token_losses,
     weighted_sums,
@@ -66,7 +66,7 @@ class ChunkedCrossEntropy(Kernel):
             # Gradients are taken while the chunk's logits are at hand: the backward pass then only scales them, and no
             # logits are stored or computed twice. That holds because the loss is a sum, whose cotangent is one number.
             dlogits = _dlogits(problem, logits, losses, targets, loss_weights).astype(hidden.dtype)
-            dhidden, more = product_gradients(problem.tied, hidden, weight, dlogits)
+            dhidden, more = logit_gradients(problem.tied, hidden, weight, dlogits)
             # Summed over all chunks in fp32: in bf16 the later ones would be lost in the sum.
             return (_add(sums, weighted_sums(losses, loss_weights)), dweight + more), (
                 dhidden.astype(hidden.dtype),

@@ -35,41 +35,41 @@ class Sums(NamedTuple):
 
 def project(problem: CrossEntropyProblem, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns capped logits [..., vocab] in fp32."""
-    logits = _product(problem.tied, hidden, weight)
+    logits = _logits(problem.tied, hidden, weight)
     if problem.logit_cap is not None:
         logits = problem.logit_cap * jnp.tanh(logits / problem.logit_cap)
     return logits
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(tied: bool, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+def _logits(tied: bool, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns hidden [..., width] times the weight, fp32 [..., vocab]."""
     return matmul(hidden, weight, outputs_first=tied, dtype=wide(hidden.dtype), logits=True, own_gradients=False)
 
 
-def _product_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
-    return _product(tied, hidden, weight), (hidden, weight)
+def _logits_forward(tied: bool, hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
+    return _logits(tied, hidden, weight), (hidden, weight)
 
 
-def _product_backward(tied: bool, saved: tuple[jax.Array, jax.Array], dlogits: jax.Array) -> tuple[jax.Array, ...]:
+def _logits_backward(tied: bool, saved: tuple[jax.Array, jax.Array], dlogits: jax.Array) -> tuple[jax.Array, ...]:
     hidden, weight = saved
-    dhidden, dweight = product_gradients(tied, hidden, weight, dlogits)
+    dhidden, dweight = logit_gradients(tied, hidden, weight, dlogits)
     return dhidden.astype(hidden.dtype), dweight.astype(weight.dtype)
 
 
-def product_gradients(
+def logit_gradients(
     tied: bool, hidden: jax.Array, weight: jax.Array, dlogits: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the cotangents of hidden and weight, accumulated and returned in fp32, from the logits' [..., vocab]."""
-    # JAX's own rule puts the cotangent first and turns the product round. XLA for CPU then transposes the first operand
-    # to suit its matmuls: a third array of logits at the peak of a step, where here it transposes the hidden states.
+    # JAX's own rule multiplies with the cotangent first. A compiler may then transpose it to suit its matmuls, a third
+    # array of logits at the peak of a step; here it transposes the hidden states.
     pair = (dlogits, hidden) if tied else (hidden, dlogits)
     dtype = wide(hidden.dtype)
     dhidden = matmul(dlogits, weight, outputs_first=not tied, dtype=dtype, logits=True, own_gradients=False)
     return dhidden, matmul(*pair, hidden.ndim - 1, inner_first=True, dtype=dtype, logits=True, own_gradients=False)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_logits.defvjp(_logits_forward, _logits_backward)
 
 
 def token_losses(
