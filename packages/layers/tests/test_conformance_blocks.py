@@ -21,15 +21,12 @@ from kanawa_layers.feedforward.fused_gated import FusedGatedFeedForward
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.feedforward.gating import ClampedProduct
 from kanawa_layers.feedforward.plain import PlainFeedForward
-from kanawa_layers.moe.balancing import BiasBalancing
 from kanawa_layers.moe.capacity_dispatcher import CapacityDispatcher
 from kanawa_layers.moe.expert_choice import ExpertChoiceMixture
 from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.plain_experts import PlainExperts
-from kanawa_layers.moe.router import TopKRouter
-from kanawa_layers.moe.scoring import Sigmoid
-from kanawa_layers.moe.selection import GroupLimited
+from kanawa_layers.moe.router import BiasBalancing, GroupLimited, Sigmoid, TopKRouter
 from kanawa_layers.stack.chained import ChainedStack
 from kanawa_layers.stack.output_norm import OutputNormBlock
 from kanawa_layers.stack.parallel import ParallelBlock

@@ -17,8 +17,7 @@ from kanawa_layers.moe.expert_choice import ExpertChoiceMixture, ExpertChoiceRou
 from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
 from kanawa_layers.moe.plain_experts import PlainExperts
-from kanawa_layers.moe.router import TopKRouter
-from kanawa_layers.moe.scoring import Sigmoid
+from kanawa_layers.moe.router import Sigmoid, TopKRouter
 
 X = jax.random.normal(jax.random.key(0), (2, 6, 8))
 TOKENS = np.asarray(X).reshape(12, 8)

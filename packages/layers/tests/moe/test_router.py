@@ -6,10 +6,7 @@ import kanawa as kn
 import numpy as np
 import pytest
 from kanawa.errors import ConfigError
-from kanawa_layers.moe.balancing import BiasBalancing
-from kanawa_layers.moe.router import TopKRouter
-from kanawa_layers.moe.scoring import Sigmoid
-from kanawa_layers.moe.selection import GroupLimited
+from kanawa_layers.moe.router import BiasBalancing, GroupLimited, Sigmoid, TopKRouter
 
 X = jax.random.normal(jax.random.key(0), (9, 6))
 WEIGHT = 0.4 * np.random.default_rng(0).standard_normal((6, 8), np.float32)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kanawa.errors import ConfigError
-from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
-from kanawa_layers.positions.frequency_scaling import LinearScaling, Llama3Scaling, NTKScaling
+from kanawa_layers.positions.frequency_scaling import DynamicNTKScaling, LinearScaling, Llama3Scaling, NTKScaling
 from kanawa_layers.positions.long_rope import LongRopeScaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling

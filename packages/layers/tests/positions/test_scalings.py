@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from kanawa.errors import ConfigError
-from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
-from kanawa_layers.positions.frequency_scaling import Llama3Scaling, NTKScaling
+from kanawa_layers.positions.frequency_scaling import DynamicNTKScaling, Llama3Scaling, NTKScaling
 from kanawa_layers.positions.long_rope import LongRopeScaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale

@@ -3,9 +3,8 @@
 import kanawa as kn
 from kanawa.contracts import TokenDispatcher
 
-from kanawa_layers.moe.balancing import BiasBalancing
 from kanawa_layers.moe.capacity_dispatcher import CapacityDispatcher
-from kanawa_layers.moe.router import TopKRouter
+from kanawa_layers.moe.router import BiasBalancing, TopKRouter
 
 
 class ExpertCapacity(kn.Modifier):

@@ -7,8 +7,13 @@ import kanawa as kn
 from kanawa.errors import ConfigError
 
 from kanawa_layers.modifiers.positions import replace_positions
-from kanawa_layers.positions.dynamic_ntk import DynamicNTKScaling
-from kanawa_layers.positions.frequency_scaling import FrequencyScaling, LinearScaling, Llama3Scaling, NTKScaling
+from kanawa_layers.positions.frequency_scaling import (
+    DynamicNTKScaling,
+    FrequencyScaling,
+    LinearScaling,
+    Llama3Scaling,
+    NTKScaling,
+)
 from kanawa_layers.positions.long_rope import LongRopeScaling
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling

@@ -1,5 +1,6 @@
-"""Top-k routers, softmax or sigmoid, in fp32 (Shazeer et al. 2017, arXiv:1701.06538)."""
+"""The top-k router, in fp32 (Shazeer et al. 2017, arXiv:1701.06538), and its slots: scores, selection, balancing."""
 
+import abc
 from typing import NamedTuple
 
 import jax
@@ -8,9 +9,122 @@ import kanawa as kn
 from jaxtyping import Array, Float, Int
 from kanawa.kernels.matmul import matmul
 
-from kanawa_layers.moe.balancing import BiasBalancing
-from kanawa_layers.moe.scoring import Scoring, Softmax
-from kanawa_layers.moe.selection import Best, Selection
+
+class Scoring(kn.Configurable):
+    """A pure function of fp32 logits, elementwise or over the experts."""
+
+    @abc.abstractmethod
+    def scores(self, logits: Float[Array, "N X"]) -> Float[Array, "N X"]:
+        """Returns non-negative fp32 scores that grow with the logits."""
+
+
+class Softmax(Scoring):
+    """Probabilities over all experts (Shazeer et al. 2017, arXiv:1701.06538).
+
+    With the router's `normalise_weights` the weights are the softmax over the chosen logits alone, so top-k before
+    softmax (Mixtral's paper, gpt-oss) and softmax before top-k are the same thing.
+    """
+
+    def scores(self, logits: Float[Array, "N X"]) -> Float[Array, "N X"]:
+        """Returns the softmax over experts."""
+        return jax.nn.softmax(logits, axis=-1)
+
+
+class Sigmoid(Scoring):
+    """Each expert on its own (DeepSeek-V3, arXiv:2412.19437, equation 15; Llama 4)."""
+
+    def scores(self, logits: Float[Array, "N X"]) -> Float[Array, "N X"]:
+        """Returns the logistic function of each logit."""
+        return jax.nn.sigmoid(logits)
+
+
+class Selection(kn.Configurable):
+    """A pure function of fp32 selection scores, which may include a balancing bias."""
+
+    @abc.abstractmethod
+    def choose(self, scores: Float[Array, "N X"], top_k: int) -> Int[Array, "N k"]:
+        """Returns the chosen experts of each token, best first."""
+
+    def problems(self, num_experts: int, top_k: int) -> list[str]:
+        """Returns what is wrong with this selection for so many experts."""
+        return [] if 0 < top_k <= num_experts else [f"top_k is {top_k}, expected 1 to num_experts ({num_experts})"]
+
+
+class Best(Selection):
+    """The `top_k` experts of highest score; ties go to the lower index."""
+
+    def choose(self, scores: Float[Array, "N X"], top_k: int) -> Int[Array, "N k"]:
+        """Returns the experts of highest score."""
+        return jax.lax.top_k(scores, top_k)[1]
+
+
+class GroupLimited(Selection):
+    """The best experts among the best `top_groups` of `num_groups` equal groups, to bound a token's network traffic.
+
+    A group counts as the sum of its `group_top` best scores: 2 in DeepSeek-V3 (arXiv:2412.19437, section 2.1.2), 1
+    (its maximum) in DeepSeek-V2 (arXiv:2405.04434, section 2.2.2).
+    """
+
+    class Config(Selection.Config):
+        num_groups: kn.Size = kn.REQUIRED
+        top_groups: kn.Size = kn.REQUIRED
+        group_top: kn.Size = 2
+
+    def choose(self, scores: Float[Array, "N X"], top_k: int) -> Int[Array, "N k"]:
+        """Returns the experts of highest score within the chosen groups."""
+        cfg = self.config
+        grouped = scores.reshape(scores.shape[0], cfg.num_groups, -1)
+        group_scores = jnp.sum(jax.lax.top_k(grouped, cfg.group_top)[0], axis=-1)
+        groups = jax.lax.top_k(group_scores, cfg.top_groups)[1]
+        allowed = jnp.any(groups[:, :, None] == jnp.arange(cfg.num_groups)[None, None], axis=1)
+        # Minus infinity, where some other implementations write 0: scores with a balancing bias may be negative, and 0
+        # would then win from a group that wasn't chosen.
+        masked = jnp.where(allowed[:, :, None], grouped, -jnp.inf)
+        return jax.lax.top_k(masked.reshape(scores.shape), top_k)[1]
+
+    def problems(self, num_experts: int, top_k: int) -> list[str]:
+        """Returns what is wrong with the groups."""
+        cfg = self.config
+        if num_experts % cfg.num_groups:
+            return [f"num_experts ({num_experts}) is not a multiple of selection.num_groups ({cfg.num_groups})"]
+        size, problems = num_experts // cfg.num_groups, super().problems(num_experts, top_k)
+        if not 0 < cfg.top_groups <= cfg.num_groups:
+            problems.append(f"selection.top_groups is {cfg.top_groups}, expected 1 to num_groups ({cfg.num_groups})")
+        elif top_k > cfg.top_groups * size:
+            room = cfg.top_groups * size
+            problems.append(f"top_k ({top_k}) is more than the {room} experts of {cfg.top_groups} groups")
+        if not 0 < cfg.group_top <= size:
+            problems.append(f"selection.group_top is {cfg.group_top}, expected 1 to the group's {size} experts")
+        return problems
+
+
+class BiasBalancing(kn.Module):
+    """A bias for each expert, added to selection scores only; no gradient reaches it, and weights don't include it.
+
+    Balancing without a loss (Wang et al. 2024, arXiv:2408.15664; DeepSeek-V3). After each training call it moves by
+    `rate`: up for experts with less than the mean load, down for the others.
+    """
+
+    class Config(kn.Module.Config):
+        num_experts: kn.Size = kn.FROM_PARENT
+        rate: kn.NonNegative = 0.001
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"bias": "e_score_correction_bias"})
+
+    def setup(self) -> None:
+        """Declares the bias as state, zeros, fp32."""
+        # fp32: near 1, bfloat16 has steps of 1 / 128, in which updates of 0.001 would be lost.
+        self.add_state("bias", (self.config.num_experts,), axes=("experts",))
+
+    def bias(self) -> Float[Array, " X"]:
+        """Returns the bias of this step."""
+        return self.state("bias")
+
+    def observe(self, load: Float[Array, " X"]) -> None:
+        """Moves the bias, in training, by each expert's share of the chosen copies."""
+        if self.train:
+            # Steps of one size, as in the paper: with steps proportional to the imbalance, one unusual batch could
+            # change every choice.
+            self.update("bias", self.state("bias") + self.config.rate * jnp.sign(jnp.mean(load) - load))
 
 
 class Routing(NamedTuple):

@@ -13,12 +13,9 @@ from kanawa_layers.basic.rms_norm import RMSNorm
 from kanawa_layers.feedforward.gated import GatedFeedForward
 from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
-from kanawa_layers.moe.balancing import BiasBalancing
 from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.router import TopKRouter
-from kanawa_layers.moe.scoring import Sigmoid
-from kanawa_layers.moe.selection import GroupLimited
+from kanawa_layers.moe.router import BiasBalancing, GroupLimited, Sigmoid, TopKRouter
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.positions.yarn import YarnScaling, yarn_mscale
 from kanawa_layers.recipes.hf_config import (

@@ -19,8 +19,7 @@ from kanawa_layers.models.decoder import DecoderLM
 from kanawa_layers.models.head import TiedHead, UntiedHead
 from kanawa_layers.moe.gated_experts import GatedExperts
 from kanawa_layers.moe.mixture import MixtureOfExperts
-from kanawa_layers.moe.router import TopKRouter
-from kanawa_layers.moe.scoring import Sigmoid
+from kanawa_layers.moe.router import Sigmoid, TopKRouter
 from kanawa_layers.positions.frequency_scaling import Llama3Scaling
 from kanawa_layers.positions.none import NoPositions
 from kanawa_layers.positions.rotary import Rotary

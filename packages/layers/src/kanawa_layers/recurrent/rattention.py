@@ -14,10 +14,30 @@ from kanawa_layers.attention.projections import Heads, add_projections
 from kanawa_layers.basic.linear import Linear
 from kanawa_layers.positions.rotary import Rotary
 from kanawa_layers.recurrent.carried import entering, leaving, marks
-from kanawa_layers.recurrent.head_norm import HeadNorm
 
 #: The position of an empty key: after every query, so that causality hides it.
 _NOWHERE = 2**30
+
+
+class HeadNorm(kn.Module):
+    """x / rms(x) * scale over the width of each head; fp32 inside, result in x's dtype."""
+
+    class Config(kn.Module.Config):
+        num_heads: kn.Size = kn.FROM_PARENT
+        head_dim: kn.Size = kn.FROM_PARENT
+        eps: kn.Epsilon = 1e-6
+        foreign: kn.foreign.Names = kn.foreign.Names(tensors={"scale": "scale"})
+
+    def setup(self) -> None:
+        """Declares `scale`, [heads, head_dim], ones, never decayed."""
+        shape = (self.config.num_heads, self.config.head_dim)
+        self.add_param("scale", shape, axes=("heads", "head_dim"), init=kn.ones, weight_decay=0.0)
+
+    def forward(self, x: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
+        """Returns the normalised heads."""
+        x32 = x.astype(jnp.float32)
+        y = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.config.eps)
+        return (y * self.param("scale", jnp.float32)[None, None]).astype(x.dtype)
 
 
 class RAttention(SequenceMixer):
