@@ -186,14 +186,9 @@ class Trainer(Workload):
         whole = None if mesh is None else replicated(mesh)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         memory = environment.plan.optimizer_memory
-<<<<<<< HEAD
-        placed = {n: kept_in(_placed(leaf, flat.get(parameter_of(n)), whole), memory) for n, leaf in opt.items()}
+        placed = {n: stored_in(_placed(leaf, flat.get(parameter_of(n)), whole), memory) for n, leaf in opt.items()}
         shapes: Any = (step, params, state, placed)
         return TrainState(*shapes)
-=======
-        placed = {n: stored_in(_placed(leaf, flat.get(parameter_of(n)), whole), memory) for n, leaf in opt.items()}
-        return TrainState(step, params, state, placed)
->>>>>>> 009e12d3 (refactor(core): plain words in arrays and the matmul operations)
 
     def abstract_batch(self, environment: Environment) -> Batch:
         """Returns shapes, dtypes and shardings of one global batch, without opening the data."""
