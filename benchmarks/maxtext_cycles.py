@@ -113,7 +113,7 @@ def measured(python: str, step: Step, flags: tuple[str, ...]) -> dict[str, Any]:
         printed = compiled(python, step, Path(folder), (*FLAGS, *flags))
         texts = sorted(Path(folder).glob("*.after_codegen.txt"), key=lambda path: path.stat().st_size)
         target = parse_target(step.target)
-        machine = Machine(target.device, Links.of(target.device, None, target.jax_devices))
+        machine = Machine(target.device, Links.of_devices(target.device, None, target.jax_devices))
         timing = Timing(parse_module(texts[-1].read_text(encoding="utf-8")), {}, machine)
         total = sum(work.cycles for work in timing.work())
     stated = re.search(r"temp_size_in_bytes=(\d+)", printed)

@@ -11,9 +11,9 @@ import numpy as np
 from kanawa.api.kernels import chosen_kernels
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import scheduled
+from kanawa_parallel.plan.cost.kernel_cycles import scheduled_cycles
 from kanawa_parallel.plan.cost.links import Links
-from kanawa_parallel.plan.report.assemble import Request, installed_versions
+from kanawa_parallel.plan.report.assemble import ModelRequest, installed_versions
 from rows import Row, composed
 
 
@@ -60,9 +60,9 @@ def kernel_costs(compiled: Compiled) -> KernelCosts:
     if target.device.clock_hz is None:
         return compiled.kernels
     choices = chosen_kernels(composition, "train_step")
-    cycles, failures = scheduled(choices, target, installed_versions(target.device))
+    cycles, failures = scheduled_cycles(choices, target, installed_versions(target.device))
     sys.stderr.writelines(f"{compiled.row['id']}: {failure}\n" for failure in failures)
-    return KernelCosts.of(choices, {scope: _in_one(calls, compiled.text) for scope, calls in cycles.items()})
+    return KernelCosts.of_choices(choices, {scope: _in_one(calls, compiled.text) for scope, calls in cycles.items()})
 
 
 def _in_one(calls: tuple[tuple[str, float], ...], text: str) -> tuple[tuple[str, float], ...]:
@@ -78,15 +78,15 @@ def _compile(row: Row) -> Compiled:
     composition = composed(row)
     result = compile_program(composition, "train_step")
     target: Any = composition.target
-    links = Links.of(target.device, result.devices, target.jax_devices)
-    request = Request.of(result.prepared, result.program)
+    links = Links.of_devices(target.device, result.devices, target.jax_devices)
+    request = ModelRequest.of_program(result.prepared, result.program)
     return Compiled(
         row=row,
         text=result.text,
         mesh=request.mesh,
         domains=links.domains,
         places=links.places,
-        kernels=KernelCosts.of(result.kernels),
+        kernels=KernelCosts.of_choices(result.kernels),
         model_flops=request.flops,
         memory_bytes=result.memory.total,
         temporaries=result.memory.temporaries,

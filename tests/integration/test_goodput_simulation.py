@@ -15,7 +15,7 @@ import time
 
 import pytest
 from drills import drill_seed
-from kanawa_parallel.plan.goodput.assume import Planned, assume
+from kanawa_parallel.plan.goodput.assume import Planned, assume_scenario
 from kanawa_parallel.plan.goodput.simulate import Failure, Lived, simulate
 from kanawa_runtime.goodput.account import attempts_of
 from kanawa_runtime.goodput.time_log import read_time_records
@@ -83,7 +83,7 @@ def compared(nursery, folder, steps, moments, rng):
     measured = figures["times"]
     tier = ",".join(f"{name}={measured[f'{name}_seconds']}" for name in ("blocking", "write", "restore"))
     told = [f"tier=disk:every={EVERY},{tier}", f"days={(wall + STEP_SECONDS / 2) / 86400}", "mtbf_hours=1"]
-    scenario = assume(Planned(hosts=2, chips=2), told, measured).scenario
+    scenario = assume_scenario(Planned(hosts=2, chips=2), told, measured).scenario
     failures = [
         Failure(at - began, away_seconds=after.started - at) for at, after in zip(struck, attempts[1:], strict=True)
     ]

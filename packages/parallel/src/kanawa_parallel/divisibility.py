@@ -1,4 +1,4 @@
-"""What of a config doesn't fit its mesh, all at once, before anything compiles: each with its path and what would."""
+"""Sizes of a config that its mesh doesn't divide, all at once, with their paths and with sizes that would fit."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from kanawa.module import param_specs
 from kanawa.plugins import host
 
 from kanawa_parallel.passes import batch_cuts
-from kanawa_parallel.sources import Dimension, sources
+from kanawa_parallel.sources import Dimension, size_fields
 
 _AXES = "execution.mesh.axes"
 
@@ -49,7 +49,7 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
         parameters.setdefault(cause, []).append(dimension)
     for cause, dimensions in parameters.items():
         if cause.size % _parts(cause, shape):
-            problems.append(_indivisible(cause, shape, sources(config, dimensions)))
+            problems.append(_indivisible(cause, shape, size_fields(config, dimensions)))
     for cause, path in _batch_uses(config, model, activations, shape):
         if cause.size % _parts(cause, shape):
             problems.append(_indivisible(cause, shape, [path]))
@@ -57,16 +57,16 @@ def mesh_problems(config: Workload.Config, model: kn.Module, devices: int, slice
 
 
 def _mesh_shape(cfg: Any, devices: int, slices: int) -> tuple[list[str], dict[str, int]]:
-    """Returns problems and sizes; where the sizes don't fit the devices, those that were given."""
+    """Returns problems and sizes; if they don't fit the devices, those of the config."""
     try:
         with blamed(cfg, "execution.mesh"):
             return [], dict(cfg.build().shape(devices, slices))
     except KanawaError as error:
-        given: dict[str, int] = {}
+        asked: dict[str, int] = {}
         for sizes in (cfg.axes, cfg.dcn_axes):
             for name, size in sizes.items():
-                given[name] = given.get(name, 1) * max(size, 1)
-        return str(error).splitlines(), {name: size for name, size in given.items() if name in MESH_AXES}
+                asked[name] = asked.get(name, 1) * max(size, 1)
+        return str(error).splitlines(), {name: size for name, size in asked.items() if name in MESH_AXES}
 
 
 def _unused(shape: Mapping[str, int], rules: Rules) -> list[str]:
@@ -145,7 +145,7 @@ def _indivisible(cause: _Cause, shape: Mapping[str, int], paths: list[str]) -> s
     parts = _parts(cause, shape)
     shown = ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
     last = names[-1]
-    # The last axis, the fastest, is the one offered for change; the sizes of those before it are taken as given.
+    # The last axis, the fastest, is suggested for change; the sizes of those before it stay.
     others = parts // shape[last]
     valid = [d for d in range(1, size + 1) if size % (d * others) == 0] if size % others == 0 else []
     if axis == "experts" and size < parts:

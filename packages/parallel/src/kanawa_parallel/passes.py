@@ -14,7 +14,9 @@ def batch_cuts(config: kn.Config, model: kn.Module) -> list[tuple[str, int]]:
     ]
     if any(strategy.replaces_stack for _, strategy in _strategies(config)):
         return cuts
-    return cuts + [(f"{path}.{field}", parts) for path, stack in stacks(model) for field, parts in stack.cuts().items()]
+    return cuts + [
+        (f"{path}.{field}", parts) for path, stack in stacks_of(model) for field, parts in stack.cuts().items()
+    ]
 
 
 def idle_share(config: kn.Config, model: kn.Module, stages: int) -> float:
@@ -27,10 +29,10 @@ def idle_share(config: kn.Config, model: kn.Module, stages: int) -> float:
     for _, strategy in _strategies(config):
         if strategy.replaces_stack:
             return strategy.idle_share(stages)
-    return max((stack.idle_share(stages) for _, stack in stacks(model)), default=0.0)
+    return max((stack.idle_share(stages) for _, stack in stacks_of(model)), default=0.0)
 
 
-def stacks(model: kn.Module) -> Iterator[tuple[str, Stack]]:
+def stacks_of(model: kn.Module) -> Iterator[tuple[str, Stack]]:
     """Yields (config path, stack) of every stack in a model, outer ones first."""
 
     def walk(module: kn.Module, path: str) -> Iterator[tuple[str, Stack]]:

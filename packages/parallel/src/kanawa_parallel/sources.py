@@ -1,4 +1,4 @@
-"""Which config field gives a parameter its size, found by changing numbers: no layer has to say so.
+"""Which config field sets a parameter's size, found by changing numbers: no layer has to declare it.
 
 A number that is changed and with which the size changes is where the size comes from. That costs a build of the model
 for each number tried, and happens only when something doesn't fit.
@@ -25,7 +25,7 @@ class Dimension(NamedTuple):
     position: int
 
 
-def sources(config: Workload.Config, dimensions: Sequence[Dimension]) -> list[str]:
+def size_fields(config: Workload.Config, dimensions: Sequence[Dimension]) -> list[str]:
     """Returns the config fields that set these dimensions, which have one size; a parameter's own path if none does."""
     sizes = _sizes(config)
     left, fields = list(dimensions), []

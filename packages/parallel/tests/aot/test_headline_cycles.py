@@ -37,7 +37,7 @@ def test_cycles_of_a_headline_step_over_a_pod(experiment, selector, layers, most
     composition = compose(experiment, target, [], [f"model.stack.num_layers={LAYERS}"])
     with jax.numpy_dtype_promotion("standard"):  # optax relies on it
         compilation = compile_program(composition, "train_step")
-    machine = Machine(target.device, Links.of(target.device, compilation.devices, target.jax_devices))
+    machine = Machine(target.device, Links.of_devices(target.device, compilation.devices, target.jax_devices))
     work = Timing(parse_module(compilation.text), compilation.mesh, machine).work()
     layer = sum(item.cycles for item in work if item.runs == LAYERS) / LAYERS
     assert layer * layers + sum(item.cycles for item in work if item.runs != LAYERS) <= most

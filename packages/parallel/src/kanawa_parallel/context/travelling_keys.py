@@ -58,7 +58,7 @@ class TravellingKeys(Kernel):
         seen = layout.forward(0, index, operands, kernels)
         if last:
             state, seen = jax.lax.fori_loop(1, last, step, (state, seen))
-            # The last step stands outside of the loop, which would send keys on once more for nobody. It is an array,
+            # The last step stands outside of the loop, which would send keys once more than needed. It is an array,
             # as in the loop, because a Python 0 means the own block.
             seen = meet(jnp.int32(last), travel.read(state, last, index), seen)
         out, lse = merge_sinks(*seen, operands["sinks"]) if problem.has_sinks else seen
@@ -77,7 +77,7 @@ class TravellingKeys(Kernel):
         index = jax.lax.axis_index(travel.axes)
         operands = self._arranged(operands)
         keys, rest = _split(operands)
-        # The log-sum-exp was kept in the layout's order; out was restored for the caller, and comes back in the
+        # The log-sum-exp was saved in the layout's order; out was restored for the caller, and comes back in the
         # sequence's.
         out, dout = (layout.arrange(x, 1, travel.axes) for x in (out, cotangents))
         saved = Saved(out, residuals, dout)

@@ -50,7 +50,7 @@ class ZigZag(Layout):
         problem = block_problem(self.problem)
         half = problem.q_length // 2
         packed = problem.has_segments
-        # Positions say nothing here, but tell kernels that a query may find no key of its segment in the block.
+        # Positions change nothing here, but kernels then know that a query may have no key of its segment in the block.
         other = dataclasses.replace(
             problem, mask=MaskSpec(segments=packed), has_q_positions=packed, has_kv_positions=packed
         )

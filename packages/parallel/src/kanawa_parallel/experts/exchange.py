@@ -28,11 +28,11 @@ def through_shards(experts: Experts, axis: str, capacity_factor: float | None) -
         received, arrived = token_exchange(rows, sent, output_rows=room, axis_name=axis)
         counts = jax.lax.all_to_all(by_shard, axis, 0, 0, tiled=True)
         if capacity_factor is not None:
-            kept = _within(counts, room)
-            dropped = jnp.sum(counts - kept).astype(jnp.float32)
+            within = _within(counts, room)
+            dropped = jnp.sum(counts - within).astype(jnp.float32)
             current_context().module.record("dropped_rows", kn.Mean(dropped, jnp.float32(rows.shape[0])))
-            counts = kept
-        # Rows arrive by source and then by expert; a grouped matmul wants them by expert, whoever sent them. Stable, so
+            counts = within
+        # Rows arrive by source and then by expert; a grouped matmul wants them by expert alone. Stable, so
         # that results don't depend on how a backend breaks ties.
         order = jnp.argsort(_expert_of_row(counts, room), stable=True)
         out = experts(jnp.take(received, order, axis=0), jnp.sum(counts, axis=0, dtype=jnp.int32))

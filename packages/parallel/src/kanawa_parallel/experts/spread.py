@@ -21,7 +21,7 @@ from kanawa_parallel.experts.exchange import Experts, through_shards
 class ExpertsOverShards(Distributed):
     """Runs dispatch, experts and combine in one shard_map over the whole mesh, around any dispatcher and any experts.
 
-    `axis` holds the experts. `capacity_factor` limits a shard's rows to this multiple of what an even load gives; rows
+    `axis` holds the experts. `capacity_factor` limits a shard's rows to this multiple of an even load; rows
     beyond are dropped and counted. None never drops, and needs room for every row of all shards.
     """
 

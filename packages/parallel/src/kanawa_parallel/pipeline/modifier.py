@@ -43,7 +43,7 @@ class PipelineModifier(kn.Modifier):
         parts = kn.component(KIND, own.schedule)(own.microbatches, own.rounds)
         if not isinstance(parts, PipelineParts):
             message = (
-                f"pipeline: the schedule {own.schedule!r} gives {type(parts).__qualname__}, expected PipelineParts "
+                f"pipeline: the schedule {own.schedule!r} returned {type(parts).__qualname__}, expected PipelineParts "
                 "(a stack's config, and a gradient strategy's or None)"
             )
             raise UsageError(message)

@@ -1,4 +1,4 @@
-"""1F1B gradients: each microbatch's backward follows its forward, so a stage keeps inputs for few of them.
+"""1F1B gradients: each microbatch's backward follows its forward, so a stage saves inputs of few of them.
 
 Three loops of ticks follow `schedule.one_forward_one_backward`: forwards only until the last stage has a microbatch,
 then one forward and one backward a tick, then backwards only. Legend: S stages, M microbatches, k layers a stage.
@@ -18,9 +18,9 @@ from kanawa.contracts.gradients import ModelLoss
 from kanawa.errors import ConfigError
 from kanawa.module import Loss, Outputs
 
-from kanawa_parallel.pipeline.rows import pick, split_rows, stage_axes
+from kanawa_parallel.pipeline.rows import pick_microbatch, split_rows, stage_axes
 from kanawa_parallel.pipeline.schedule import one_forward_one_backward
-from kanawa_parallel.pipeline.stack import PipelinedStack, by_stage, check_schedule, collect, on_stages
+from kanawa_parallel.pipeline.stack import PipelinedStack, by_stage, check_schedule, collect_ticks, on_stages
 
 _LAYER = "layer"
 
@@ -74,7 +74,7 @@ def _pipelined(loss: LossProgram) -> tuple[ModelLoss, str, PipelinedStack]:
 
 @dataclasses.dataclass(frozen=True)
 class _Carry:
-    """What a tick hands on: activations and inputs kept by stage, cotangents by stage, summed gradients."""
+    """What a tick passes on: activations, saved inputs and cotangents by stage, and summed gradients."""
 
     moving: Any
     inputs: Any
@@ -118,13 +118,13 @@ class _Parts:
 
     def embed(self, rest: Any, microbatch: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Outputs]]:
         """Returns a microbatch's first stream, and its share of the loss with outputs."""
-        batch = pick(self.batches, microbatch)
+        batch = pick_microbatch(self.batches, microbatch)
         x, outputs = self.root("embed", rest, microbatch, batch.input_ids, _sequences(batch))
         return x, (self.scaled(outputs), outputs)
 
     def head(self, rest: Any, x: jax.Array, microbatch: jax.Array) -> tuple[jax.Array, Outputs]:
         """Returns the head's share of the loss for a microbatch's last stream."""
-        _, outputs = self.root("head_and_loss", rest, microbatch, x, pick(self.batches, microbatch))
+        _, outputs = self.root("head_and_loss", rest, microbatch, x, pick_microbatch(self.batches, microbatch))
         return self.scaled(outputs), outputs
 
     def stage(self, layers: Any, x: jax.Array, stage: jax.Array, microbatch: jax.Array) -> Any:
@@ -140,7 +140,7 @@ class _Parts:
             {_LAYER: merge_trees(mine[0], layers)},
             {_LAYER: mine[1]},
             x,
-            _sequences(pick(self.batches, microbatch)),
+            _sequences(pick_microbatch(self.batches, microbatch)),
             stage * per_stage,
             key=key,
             train=True,
@@ -188,7 +188,7 @@ class _Parts:
             )
             return mine, dx
 
-        # Kept inputs are [places, S, …], vmap wants stages first.
+        # Saved inputs are [places, S, …], vmap wants stages first.
         grads, dx = self.on_every_stage(one)(
             layers, carry.inputs.swapaxes(0, 1), cotangents, here, microbatch, slots, works
         )
@@ -218,8 +218,8 @@ class _Parts:
         shape, _ = jax.eval_shape(self.embed, rest, jnp.int32(0))
         stream = on_stages(jnp.zeros((self.stages, *shape.shape), shape.dtype))
         # The first stage waits longest for its backward: S - 1 ticks there and S - 1 back, and the tick itself.
-        kept = jnp.zeros((2 * self.stages - 1, *stream.shape), stream.dtype)
-        carry = _Carry(stream, kept, stream, *(_zeros(tree) for tree in (layers, rest)))
+        saved = jnp.zeros((2 * self.stages - 1, *stream.shape), stream.dtype)
+        carry = _Carry(stream, saved, stream, *(_zeros(tree) for tree in (layers, rest)))
         last = self.stages - 1
         warm = jnp.arange(last)
         steady = jnp.arange(last, last + self.count)
@@ -233,7 +233,7 @@ class _Parts:
         )
         # The ticks behind the last microbatch embedded it again: theirs must not count.
         first = jax.tree.map(lambda x: x[: self.count], embedded)
-        staged = _prefixed(collect(staged, self.stages, self.count, 1), f"{self.name}.")
+        staged = _prefixed(collect_ticks(staged, self.stages, self.count, 1), f"{self.name}.")
         outputs = _last_state(first).merge(staged).merge(_last_state(headed))
         joined = jax.tree.map(lambda g: g.reshape(-1, *g.shape[2:]), carry.layers)
         grads = {**carry.rest, self.name: {**carry.rest[self.name], _LAYER: joined}}

@@ -41,6 +41,6 @@ def join_rows(x: jax.Array) -> jax.Array:
     return x.swapaxes(0, 1).reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def pick(tree: Any, index: jax.Array) -> Any:
+def pick_microbatch(tree: Any, index: jax.Array) -> Any:
     """Returns the microbatches of `index` (any shape, clipped to those there are)."""
     return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)

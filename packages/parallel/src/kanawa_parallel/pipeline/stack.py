@@ -18,7 +18,7 @@ from kanawa.module import Outputs
 from kanawa.module.context import current_context
 from kanawa.module.detached import run_detached
 
-from kanawa_parallel.pipeline.rows import join_rows, pick, split_rows, stage_axes
+from kanawa_parallel.pipeline.rows import join_rows, pick_microbatch, split_rows, stage_axes
 from kanawa_parallel.pipeline.schedule import gpipe
 
 _LAYER = "layer"
@@ -131,10 +131,14 @@ class PipelinedStack(Stack):
         def tick(carry: tuple[Any, Any], t: jax.Array) -> tuple[tuple[Any, Any], Outputs]:
             moving, returned = carry
             # New microbatches enter until all are in; after that what comes back from the last stage goes round again.
-            entering = jnp.where(t < count, pick(rows, t), pick(returned, t % count)) if rounds > 1 else pick(rows, t)
+            entering = (
+                jnp.where(t < count, pick_microbatch(rows, t), pick_microbatch(returned, t % count))
+                if rounds > 1
+                else pick_microbatch(rows, t)
+            )
             moving = on_stages(jnp.roll(moving, 1, axis=0).at[0].set(entering))
             local = t - here
-            moving, outputs = every(params, state, moving, pick(facts, local % count), here, local)
+            moving, outputs = every(params, state, moving, pick_microbatch(facts, local % count), here, local)
             # The first S - 1 ticks write what no microbatch made; each place is written again before it is read, if M
             # >= S.
             returned = jax.lax.dynamic_update_index_in_dim(returned, moving[-1], (t - stages + 1) % count, 0)
@@ -143,7 +147,7 @@ class PipelinedStack(Stack):
         empty = on_stages(jnp.zeros((stages, *rows.shape[1:]), rows.dtype))
         ticks = jnp.arange(rounds * count + stages - 1)
         (_, returned), outputs = jax.lax.scan(tick, (empty, jnp.zeros_like(rows)), ticks)
-        context.collector.absorb(collect(outputs, stages, count, rounds))
+        context.collector.absorb(collect_ticks(outputs, stages, count, rounds))
         return kn.constrain(join_rows(returned), ("batch", "length", "embed"))
 
     # --- decoding --------------------------------------------------------------------------------------------
@@ -154,7 +158,7 @@ class PipelinedStack(Stack):
             return self._run(x, sequences, jnp.int32(0), caches)
         context = current_context()
         check_schedule(self.config.num_layers, stages, stages, 1, self.path)
-        params, state, kept = (
+        params, state, held = (
             by_stage(t, stages, 1) for t in (context.params[_LAYER], context.current_state().get(_LAYER, {}), caches)
         )
         per_stage = self.config.num_layers // stages
@@ -168,15 +172,15 @@ class PipelinedStack(Stack):
 
         moving = on_stages(jnp.zeros((stages, *x.shape), x.dtype).at[0].set(x))
         for t in range(stages):
-            moving, extended = jax.vmap(one_stage, spmd_axis_name=stage_axes()[0])(params, state, moving, kept, here)
+            moving, extended = jax.vmap(one_stage, spmd_axis_name=stage_axes()[0])(params, state, moving, held, here)
             # vmap runs every stage in every tick; a stage out of its turn has extended its cache by garbage, which is
             # put back.
             mine = here == t
-            kept = jax.tree.map(
-                lambda new, old, m=mine: jnp.where(m.reshape(-1, *[1] * (new.ndim - 1)), new, old), extended, kept
+            held = jax.tree.map(
+                lambda new, old, m=mine: jnp.where(m.reshape(-1, *[1] * (new.ndim - 1)), new, old), extended, held
             )
             moving = on_stages(jnp.roll(moving, 1, axis=0))
-        return moving[0], jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), kept)
+        return moving[0], jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), held)
 
     @kn.nowrap
     def cuts(self) -> dict[str, int]:
@@ -224,7 +228,7 @@ def on_stages(x: jax.Array) -> jax.Array:
     return kn.constrain(x, ("stage", "batch", "length", "embed"))
 
 
-def collect(outputs: Outputs, stages: int, count: int, rounds: int) -> Outputs:
+def collect_ticks(outputs: Outputs, stages: int, count: int, rounds: int) -> Outputs:
     """Returns the outputs of all ticks as those of one pass; ticks in which a stage had nothing to do don't count.
 
     Each leaf is [ticks, S, …]. State keeps what the last microbatch left, in layer order.

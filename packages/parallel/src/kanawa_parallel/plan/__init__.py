@@ -1,6 +1,7 @@
-"""`kanawa plan`: compiles the real step for a target that isn't here, and says what it would cost.
+"""`kanawa plan`: compiles the real step for a target that isn't here, and reports what it costs.
 
-Read in this order: `command` (the verb), `problems` (what can't be), `compilation` (the compiler and its dump),
-`read/` (the program's text), `cost/` (what it does and what that takes), `memory/` (what lies where, and when),
-`analyse` (all of it in one report), `show/` (what is said).
+Folders, each importing only those before it: `read` (the text of a compiled program), `memory`, `cost` (FLOPs, bytes,
+collectives, seconds), `programs` (what is planned), `report` (the record), `quick` (estimates from a traced program),
+`compiled` (the compiler and what is counted in its program), `targets` (the plan of one target), `show`, `search`,
+`goodput`. `command` is the verb and `api` is `kn.plan`.
 """

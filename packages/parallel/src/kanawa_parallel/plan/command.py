@@ -1,4 +1,4 @@
-"""`kanawa plan EXPERIMENT --on T[,T2…]`: the verb's arguments, and what is done for each target."""
+"""`kanawa plan EXPERIMENT --on T[,T2…]`: the verb's arguments, and the plan of each target."""
 
 import argparse
 import dataclasses
@@ -39,19 +39,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     experiment_arguments(parser)
     parser.add_argument("--serve", action="store_true", help="plan a decoding step, and room for its caches")
     parser.add_argument("--quick", action="store_true", help="estimate in seconds, without compiling")
-    parser.add_argument("--search", action="store_true", help="look for the quickest mesh, remat and microbatches")
+    parser.add_argument("--search", action="store_true", help="search the quickest mesh, remat and microbatches")
     parser.add_argument(
-        "--fix", action="append", default=[], metavar="NAME=VALUE", help="keep this in a search: tensor=1"
+        "--fix", action="append", default=[], metavar="NAME=VALUE", help="fix this in a search: tensor=1"
     )
     parser.add_argument("--verify", type=int, metavar="N", help="compile the best N of a search (default: 2)")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of a search's estimates (default: 600)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="time for a search's estimates (default: 600)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write a search's winner as JSON")
     parser.add_argument("--compare", action="store_true", help="rank the targets by time and by cost")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="TOML or JSON: price of a chip and hour by device")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the mesh and what is sharded where")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="keep the compiled program, for a warm start of train")
-    parser.add_argument("--dump", type=Path, metavar="DIR", help="keep the compiler's texts")
-    parser.add_argument("--probe", action="store_true", help="measure this processor first, for a cpu target")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="save the compiled program, for a warm start of train")
+    parser.add_argument("--dump", type=Path, metavar="DIR", help="save the compiler's texts")
+    parser.add_argument("--probe", action="store_true", help="measure this machine first, where it is the target")
     parser.add_argument(
         "--goodput", action="store_true", help="simulate a month in which hosts fail; suggest intervals"
     )
@@ -60,12 +60,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of that month: mtbf_hours=5000, spares=4, tier=disk:every=50,blocking=1,write=9,restore=9",
+        help="assumptions of that month: mtbf_hours=5000, spares=4, tier=disk:every=50,blocking=1,write=9,restore=9",
     )
     parser.add_argument(
         "--measured", type=Path, metavar="FILE", help="times of a run for that month, from `kanawa report RUN --json`"
     )
-    parser.add_argument("--no-suggestions", action="store_true", help="don't look for changes that would make it fit")
+    parser.add_argument("--no-suggestions", action="store_true", help="don't search for changes that would make it fit")
     json_argument(parser)
 
 
@@ -188,9 +188,9 @@ def _goodput(args: argparse.Namespace, planned: list[tuple[Any, float | None]]) 
 
 
 def _keep_off_accelerators() -> None:
-    """Keeps JAX off this machine's accelerators, unless the user said which platforms to use.
+    """Restricts JAX to this machine's processor, unless the user chose platforms.
 
-    A plan needs none of them, and a compiler's wheels without the driver fail as they start.
+    A plan needs no accelerator, and a compiler's wheels fail to start without the driver.
     """
     if os.environ.get("JAX_PLATFORMS"):
         return

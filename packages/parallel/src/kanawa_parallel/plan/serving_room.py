@@ -1,7 +1,7 @@
-"""What a pod has room for when it serves: cache pages beside the weights, and tokens a second by roofline.
+"""How many cache pages fit beside the weights of a serving pod, and its tokens a second by roofline.
 
 A decoding step reads every weight and every cached key once, and multiplies each weight by as many rows as sequences:
-whichever takes longer is its time. Nothing is compiled, and communication is left out, so that it is a bound.
+the longer of both is its time. Nothing is compiled, and communication is ignored, so this is a lower bound.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from kanawa.errors import UsageError
 from kanawa.module import Module, param_specs
 
 from kanawa_parallel.plan.programs.decode import cast_spec, placed
-from kanawa_parallel.plan.report.units import amount, duration, size
-from kanawa_parallel.plan.show.render import table
+from kanawa_parallel.plan.report.units import format_bytes, format_count, format_seconds
+from kanawa_parallel.plan.show.render import format_table
 
 #: Tokens of a page, as the serving engine's.
 PAGE_SIZE = 16
-#: Of a device's memory, kept for a step's temporaries and what the runtime holds itself.
+#: The share of a device's memory that is reserved for a step's temporaries and for the runtime.
 RESERVED_SHARE = 0.1
 BATCHES = (1, 8, 32, 128, 512)
 CONTEXTS = (1024, 4096, 16384, 65536)
@@ -45,7 +45,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Bytes on each device, pages and tokens on all of them; `sequence_bytes` are what a sequence keeps at any length.
+    """Bytes on each device, pages and tokens on all of them; `sequence_bytes` are what a sequence needs at any length.
 
     `cache_pages` is None for a model whose caches don't grow.
     """
@@ -65,7 +65,7 @@ class Room:
 
 
 def serving_room(composition: Composition) -> Room:
-    """Returns what fits beside the weights, in the compute dtype, laid out as the composition's strategies say.
+    """Returns what fits beside the weights, in the compute dtype, sharded by the composition's strategies.
 
     Raises UsageError for a model that doesn't decode.
     """
@@ -99,12 +99,12 @@ def serving_room(composition: Composition) -> Room:
     for context in CONTEXTS:
         flops = model.flops_per_token(float(context))
         for batch in BATCHES:
-            kept = batch * cache(context)
-            memory = (weights + kept) / (device.memory_bandwidth / share)
+            cached = batch * cache(context)
+            memory = (weights + cached) / (device.memory_bandwidth / share)
             compute = batch * flops / devices / (peak / share)
             step = max(memory, compute)
             binds = "memory" if memory >= compute else "compute"
-            rows.append(Row(batch, context, kept <= free, step, batch / step, binds))
+            rows.append(Row(batch, context, cached <= free, step, batch / step, binds))
     return Room(weights, limit, int(free), PAGE_SIZE, token * PAGE_SIZE * devices, fixed * devices, pages, tuple(rows))
 
 
@@ -113,17 +113,23 @@ def render_room(room: dict[str, Any]) -> str:
     pages = room["cache_pages"]
     tokens = "caches that don't grow" if pages is None else f"{pages:,} pages of {room['page_size']} tokens"
     head = (
-        f"\nserving: {size(room['weights_per_device_bytes'])} of weights a device leave {tokens} "
-        f"({size(room['cache_per_device_bytes'])} a device); by roofline, without communication:"
+        f"\nserving: {format_bytes(room['weights_per_device_bytes'])} of weights a device leave {tokens} "
+        f"({format_bytes(room['cache_per_device_bytes'])} a device); by roofline, without communication:"
     )
     rows = [
-        (row["context"], row["batch"], duration(row["step_seconds"]), amount(row["tokens_per_second"]), row["binds"])
+        (
+            row["context"],
+            row["batch"],
+            format_seconds(row["step_seconds"]),
+            format_count(row["tokens_per_second"]),
+            row["binds"],
+        )
         for row in room["rows"]
         if row["fits"]
     ]
     if not rows:
         return f"{head} nothing fits; shard the weights over more devices"
-    return head + table("decoding", ("context", "batch", "step", "tokens/s", "binds"), rows)
+    return head + format_table("decoding", ("context", "batch", "step", "tokens/s", "binds"), rows)
 
 
 def _local_bytes(tree: Any) -> int:

@@ -21,7 +21,7 @@ def named_policy(name: str) -> RematPolicy.Config:
     made = component.Config() if is_policy else component()
     if not isinstance(made, RematPolicy.Config):
         message = (
-            f"remat: {name!r} is {component!r}, which gives {type(made).__qualname__}; expected a RematPolicy, or a "
+            f"remat: {name!r} is {component!r}, which returned {type(made).__qualname__}; expected a RematPolicy, or a "
             "function without arguments that returns the config of one"
         )
         raise UsageError(message)
@@ -29,7 +29,7 @@ def named_policy(name: str) -> RematPolicy.Config:
 
 
 class Remat(kn.Modifier):
-    """`remat`: gives every stack a policy by name, such as full, dots or save-qkv-and-output (`kanawa list remat`).
+    """`remat`: sets the policy of every stack by name, such as full, dots or save-qkv-and-output (`kanawa list remat`).
 
     `save` and `offload` name the tagged activations themselves, for a policy that has no name:
     `remat:save=["query"],offload=["layer_input"]`.

@@ -3,7 +3,7 @@
 from kanawa_parallel.remat.policies import OffloadNames, SaveNames
 
 #: What a layer of attention and gated feed-forward computes by matmuls, queries and keys after they were turned, and
-#: what a fused attention needs for its gradient: with these kept, only elementwise work is done again.
+#: what a fused attention needs for its gradient: with these saved, only elementwise work is done again.
 PROJECTIONS = (
     *("query", "key", "value", "attention_out", "attention_residuals", "attention_projection"),
     *("feed_forward_gate", "feed_forward_up"),

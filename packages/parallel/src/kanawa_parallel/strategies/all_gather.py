@@ -11,7 +11,7 @@ class AllGatherAttention(Strategy):
     """Splits sequences over `context`; in attention, every shard gathers the keys and values of all.
 
     One collective instead of a ring's hops, worth it where key heads are few; for the time of one attention a shard
-    holds the whole sequence's keys. Nothing gathered is kept for the backward pass.
+    holds the whole sequence's keys. Nothing gathered is saved for the backward pass.
     """
 
     class Config(Strategy.Config):

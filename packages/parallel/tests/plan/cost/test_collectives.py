@@ -13,7 +13,7 @@ class Chip:
 
 def test_gathered_weights_of_the_compiled_step(modules, island):
     """Both weights of a layer, [256, 512] in bf16, gathered once forward: three of four parts come from others."""
-    links = Links.of(island, None, 4)
+    links = Links.of_devices(island, None, 4)
     module = modules["gpu"]
     found = [
         collective(module, computation, instruction, {"fsdp": 4}, links)
@@ -40,7 +40,7 @@ def test_a_ring_of_eight_sends(kind, sent):
 
 
 def test_a_group_in_one_node_uses_nvlink_and_one_across_nodes_its_members_adapters(island):
-    links = Links.of(island, None, 16)
+    links = Links.of_devices(island, None, 16)
     inside = links.between(np.arange(16).reshape(2, 8))
     assert (inside.name, inside.bandwidth) == ("NVLink", island.link_bandwidth)
     pair = links.between(np.array([[0, 8]]))
@@ -51,7 +51,7 @@ def test_a_group_in_one_node_uses_nvlink_and_one_across_nodes_its_members_adapte
 
 def test_a_torus_group_uses_the_dimensions_it_spans(torus):
     chips = [Chip(i, tuple(map(int, np.unravel_index(i, (4, 4, 4))))) for i in range(64)]
-    links = Links.of(torus, chips, 64)
+    links = Links.of_devices(torus, chips, 64)
     line, cube = np.arange(4)[None], np.arange(64)[None]
     assert links.between(line).bandwidth == pytest.approx(torus.link_bandwidth / 3)
     assert links.between(cube).bandwidth == pytest.approx(torus.link_bandwidth)
@@ -60,6 +60,6 @@ def test_a_torus_group_uses_the_dimensions_it_spans(torus):
 
 def test_slices_talk_over_dcn(torus):
     chips = [Chip(i, (i % 2, i // 2 % 2, 0), i // 4) for i in range(8)]
-    links = Links.of(torus, chips, 8)
+    links = Links.of_devices(torus, chips, 8)
     assert links.between(np.array([[0, 4]])).name == "DCN"
     assert links.between(np.array([[0, 1, 2, 3]])).name == "ICI"

@@ -16,7 +16,7 @@ MATMUL = 2 * ROWS * WIDTH * HIDDEN
 def timing_of(function, *arguments):
     compiled = jax.jit(function).lower(*arguments).compile()
     device = parse_target("cpu").device
-    return Timing(parse_module(compiled.as_text()), {}, Machine(device, Links.of(device, None, 1)))
+    return Timing(parse_module(compiled.as_text()), {}, Machine(device, Links.of_devices(device, None, 1)))
 
 
 def layer(x, w):

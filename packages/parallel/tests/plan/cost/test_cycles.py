@@ -37,7 +37,7 @@ ENTRY main {{
 
 
 def cycles(text, device):
-    work = Timing(parse_module(text), {}, Machine(device, Links.of(device, None, 1))).work()
+    work = Timing(parse_module(text), {}, Machine(device, Links.of_devices(device, None, 1))).work()
     return {item.name: item.cycles for item in work if item.cycles}
 
 

@@ -19,7 +19,7 @@ MATMULS = 7
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_the_step_does_seven_matmuls_a_layer(modules, platform, torus, island):
     device = {"tpu": torus, "gpu": island}[platform]
-    timing = Timing(modules[platform], {"fsdp": 4}, Machine(device, Links.of(device, None, 4)))
+    timing = Timing(modules[platform], {"fsdp": 4}, Machine(device, Links.of_devices(device, None, 4)))
     assert timing.total_flops() == MATMULS * MATMUL * LAYERS
     assert sum(item.flops for item in timing.work()) == MATMULS * MATMUL * LAYERS
 

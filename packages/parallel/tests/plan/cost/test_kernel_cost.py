@@ -82,5 +82,5 @@ def test_a_strangers_kernel_says_itself_what_its_calls_cost(stranger):
     known = choice(WHOLE)
     unknown = choice(WHOLE, "attention.abacus.uninstalled")
     matmul_free = dataclasses.replace(known, matmul_flops=0.0)
-    costs = KernelCosts.of([unknown, matmul_free, known, choice(WHOLE, "ring")])
+    costs = KernelCosts.of_choices([unknown, matmul_free, known, choice(WHOLE, "ring")])
     assert costs == KernelCosts((cost(WHOLE),))

@@ -9,7 +9,7 @@ from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.choice import KernelChoice
 from kanawa.kernels.masks import CAUSAL, sliding_window
 from kanawa_parallel.plan.cost.kernel_cost import KernelCost, KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import recorded, scheduled
+from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles, scheduled_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing, call_cycles
@@ -87,20 +87,20 @@ def asked():
 
 def test_cycles_come_from_the_schedule_and_are_kept(abacus):
     target, versions = parse_target("abacus-1"), {"beads": "1"}
-    cycles, failures = scheduled([choice(), choice(kernel="attention.any.reference")], target, versions)
+    cycles, failures = scheduled_cycles([choice(), choice(kernel="attention.any.reference")], target, versions)
     assert cycles == {choice().scope: (("swift_fwd_residuals", 1000.0), ("swift_dq", 3000.0))}
     assert (failures, len(asked())) == ([], 1)
-    assert scheduled([choice()], target, versions) == (cycles, [])
+    assert scheduled_cycles([choice()], target, versions) == (cycles, [])
     assert len(asked()) == 1
     # Another compiler, and another problem, schedule anew.
-    scheduled([choice()], target, {"beads": "2"})
-    scheduled([choice(dataclasses.replace(PROBLEM, mask=sliding_window(128)))], target, versions)
+    scheduled_cycles([choice()], target, {"beads": "2"})
+    scheduled_cycles([choice(dataclasses.replace(PROBLEM, mask=sliding_window(128)))], target, versions)
     assert len(asked()) == 3
 
 
 def test_a_kernel_that_cannot_be_scheduled_is_recorded_and_told(abacus):
     wide = choice(dataclasses.replace(PROBLEM, head_dim=256, v_head_dim=256))
-    cycles, failures = scheduled([wide], parse_target("abacus-1"), {})
+    cycles, failures = scheduled_cycles([wide], parse_target("abacus-1"), {})
     assert failures == ["attention.abacus.swift: out of beads"]
     assert cycles[wide.scope] == (("swift_fwd_residuals", wide.matmul_flops * 10 / 100),)
 
@@ -108,15 +108,15 @@ def test_a_kernel_that_cannot_be_scheduled_is_recorded_and_told(abacus):
 def test_the_nearest_recorded_problem_is_scaled_by_its_matmuls(abacus):
     device = parse_target("abacus-1").device
     narrow = choice(dataclasses.replace(PROBLEM, head_dim=72))
-    cycles = recorded([choice(), narrow], device)
+    cycles = recorded_cycles([choice(), narrow], device)
     assert cycles[choice().scope] == (("swift_fwd_residuals", choice().matmul_flops * 10 / 100),)
     assert cycles[narrow.scope] == (("swift_fwd_residuals", narrow.matmul_flops * 20 / 50),)
     assert asked() == []
 
 
 def test_a_device_whose_cycles_nobody_counts_asks_nobody(abacus):
-    assert scheduled([choice()], parse_target("clockless-1"), {}) == ({}, [])
-    assert recorded([choice()], parse_target("clockless-1").device) == {}
+    assert scheduled_cycles([choice()], parse_target("clockless-1"), {}) == ({}, [])
+    assert recorded_cycles([choice()], parse_target("clockless-1").device) == {}
 
 
 COST = KernelCost("attention.abacus.swift~0123abcd", 1e12, ((r"swift\w*_d", 5), (r"swift", 2)),
@@ -150,5 +150,5 @@ def test_a_call_takes_its_schedule_or_its_bytes(abacus, cycles, compute, memory)
         '  ROOT %swift_dq.1 = bf16[1024,1024] custom-call(%q), custom_call_target="tpu_custom_call"\n}\n'
     )
     costs = KernelCosts((dataclasses.replace(COST, cycles=(("swift_dq", cycles),)),))
-    spent = Timing(parse_module(text), {}, Machine(device, Links.of(device, None, 1), costs)).step()
+    spent = Timing(parse_module(text), {}, Machine(device, Links.of_devices(device, None, 1), costs)).step()
     assert (spent.compute, spent.memory, spent.unestimated) == (pytest.approx(compute), pytest.approx(memory), 0)

@@ -60,7 +60,7 @@ def torus(*sides, slices=1):
 )
 def test_a_group_has_the_wires_of_the_dimensions_it_spans(dimensions, sides, group, share):
     devices = torus(*sides)
-    link = Links.of(chip(dimensions), devices, len(devices)).between(np.array([list(group)]))
+    link = Links.of_devices(chip(dimensions), devices, len(devices)).between(np.array([list(group)]))
     assert link.name == "wires"
     assert link.bandwidth == pytest.approx(FAST * share)
 
@@ -73,7 +73,7 @@ def test_a_group_has_the_wires_of_the_dimensions_it_spans(dimensions, sides, gro
 def test_shares_are_between_one_dimension_and_all(sides, members, one):
     devices = torus(*sides)
     group = sorted(m % len(devices) for m in members)
-    links = Links.of(chip(len(sides)), devices, len(devices))
+    links = Links.of_devices(chip(len(sides)), devices, len(devices))
     share = links.between(np.array([group]), one_dimension=one).bandwidth / FAST
     spanned = sum(len({devices[m].coords[axis] for m in group}) > 1 for axis in range(3))
     assert share == pytest.approx((1 if one else max(1, spanned)) / len(sides))
@@ -83,7 +83,7 @@ def test_shares_are_between_one_dimension_and_all(sides, members, one):
 def test_a_ring_between_slices_leaves_each_by_all_its_members(members):
     """Half the members stand in either slice; each has an adapter of its own, which they use at once."""
     devices = torus(4, 2, slices=2)
-    links = Links.of(chip(2), devices, 16)
+    links = Links.of_devices(chip(2), devices, 16)
     group = [*range(members // 2), *range(8, 8 + members // 2)]
     link = links.between(np.array([group]))
     assert link.name == "cables"
@@ -93,13 +93,13 @@ def test_a_ring_between_slices_leaves_each_by_all_its_members(members):
 def test_adapters_together_are_not_quicker_than_the_wires_that_feed_them():
     quick = dataclasses.replace(chip(2), network_bandwidth=FAST)
     devices = torus(4, 2, slices=2)
-    assert Links.of(quick, devices, 16).between(np.arange(16)[None]).bandwidth == pytest.approx(FAST)
+    assert Links.of_devices(quick, devices, 16).between(np.arange(16)[None]).bandwidth == pytest.approx(FAST)
 
 
 @pytest.mark.parametrize("per_chip", [1, 2, 4])
 def test_devices_of_one_chip_share_its_links(per_chip):
     device = chip(0, jax_devices_per_chip=per_chip, domain_chips=4)
-    links = Links.of(device, None, 16 * per_chip)
+    links = Links.of_devices(device, None, 16 * per_chip)
     assert links.between(np.arange(2)[None]).bandwidth == FAST / per_chip
     far = np.array([[0, 4 * per_chip]])
     assert links.between(far) == dataclasses.replace(links.between(far), name="cables", bandwidth=SLOW / per_chip)
@@ -107,18 +107,18 @@ def test_devices_of_one_chip_share_its_links(per_chip):
 
 def test_islands_begin_at_the_first_device_whatever_its_number():
     devices = [Device(100 + i, None) for i in range(8)]
-    links = Links.of(chip(0, domain_chips=4), devices, 8)
+    links = Links.of_devices(chip(0, domain_chips=4), devices, 8)
     assert links.domains.tolist() == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("groups", [np.zeros((0, 2), int), np.array([[0]]), np.array([[99, 98]])])
 def test_nobody_to_talk_to_is_no_crash(groups):
-    assert Links.of(chip(2), torus(2, 2), 4).between(groups).bandwidth > 0
+    assert Links.of_devices(chip(2), torus(2, 2), 4).between(groups).bandwidth > 0
 
 
 def test_places_count_only_where_links_form_a_torus():
     devices = torus(4, 4)
-    flat = Links.of(chip(0, domain_chips=16), devices, 16)
+    flat = Links.of_devices(chip(0, domain_chips=16), devices, 16)
     assert flat.places is None
     assert flat.between(np.arange(4)[None]).bandwidth == FAST
-    assert math.isclose(Links.of(chip(2), devices, 16).between(np.arange(4)[None]).bandwidth, FAST / 2)
+    assert math.isclose(Links.of_devices(chip(2), devices, 16).between(np.arange(4)[None]).bandwidth, FAST / 2)

@@ -17,7 +17,7 @@ def seen(island, line, inside="", extra=()):
     entry = "\n".join(f"  {each}" for each in ("p = f32[8,16] parameter(0)", *extra, line))
     module = parse_module(f"HloModule m\n{inside}\nENTRY main (p: f32[]) -> f32[] {{\n{entry}\n}}\n")
     scope = module.computations["main"]
-    return collective(module, scope, scope.by_name["r"], MESH, Links.of(island, None, 8))
+    return collective(module, scope, scope.by_name["r"], MESH, Links.of_devices(island, None, 8))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_fusion_named_as_a_start_is_waited_for(island):
     module = parse_module(text)
     scope = module.computations["main"]
     begin, end = scope.instructions[1:]
-    assert collective(module, scope, begin, MESH, Links.of(island, None, 8)).starts
+    assert collective(module, scope, begin, MESH, Links.of_devices(island, None, 8)).starts
     assert ends(end) and not ends(begin)
 
 
@@ -126,7 +126,7 @@ def collective_over(island, devices):
     module = parse_module(text)
     scope = module.computations["main"]
     return collective(
-        module, scope, scope.by_name["r"], {"data": 2, "fsdp": devices // 2}, Links.of(island, None, devices)
+        module, scope, scope.by_name["r"], {"data": 2, "fsdp": devices // 2}, Links.of_devices(island, None, devices)
     )
 
 

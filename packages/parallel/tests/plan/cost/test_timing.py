@@ -26,7 +26,7 @@ SENT = 3 * 1024 * 256 * 2
 
 def timing(text, device, mesh=None, **kwargs):
     mesh = mesh or {"fsdp": 4}
-    return Timing(parse_module(text), mesh, Machine(device, Links.of(device, None, 4), **kwargs))
+    return Timing(parse_module(text), mesh, Machine(device, Links.of_devices(device, None, 4), **kwargs))
 
 
 def program(*lines):
@@ -294,7 +294,7 @@ def test_a_fused_kernels_tables_of_integers_are_no_operands_of_its_matmuls(islan
     )
     cost = KernelCosts((KernelCost("nowhere", 1e12, (("cudnn", 2.0),)),))
     both = dataclasses.replace(island, peak_flops={"bfloat16": 1e15, "int8": 2e15})
-    timed = Timing(parse_module(text), {}, Machine(both, Links.of(both, None, 4), cost))
+    timed = Timing(parse_module(text), {}, Machine(both, Links.of_devices(both, None, 4), cost))
     assert timed.step().compute == pytest.approx(2e12 / 1e15)
 
 
@@ -305,7 +305,7 @@ def test_a_fused_kernel_reaches_the_share_of_its_operation(island):
         'custom_call_target="cudnn", metadata={op_name="step/attention.gpu.cudnn~0123abcd/cudnn"}',
     )
     cost = KernelCosts((KernelCost("attention.gpu.cudnn~0123abcd", 1e12, (("cudnn", 2.0),)),))
-    timed = Timing(parse_module(text), {}, Machine(island, Links.of(island, None, 4), cost))
+    timed = Timing(parse_module(text), {}, Machine(island, Links.of_devices(island, None, 4), cost))
     shares = Calibration(compute_share=0.8, kernel_shares={"attention": 0.4, "grouped_matmul": 0.1})
     assert timed.reaching(shares).step().compute == pytest.approx(2e12 / 1e15 / 0.4)
     assert timed.reaching(dataclasses.replace(shares, kernel_shares={})).step().compute == pytest.approx(2e12 / 8e14)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from kanawa.errors import UsageError
-from kanawa_parallel.plan.goodput.assume import Planned, assume, read_measured
+from kanawa_parallel.plan.goodput.assume import Planned, assume_scenario, read_measured
 from kanawa_parallel.plan.goodput.scenario import Tier
 
 PLANNED = Planned(hosts=4, chips=32, step_seconds=2.0, parameters=8_000_000_000, every_steps=100)
@@ -12,7 +12,7 @@ PLANNED = Planned(hosts=4, chips=32, step_seconds=2.0, parameters=8_000_000_000,
 
 def test_given_wins_over_measured_over_planned_over_assumed():
     measured = {"step_seconds": 2.5, "start_seconds": 7.0, "blocking_seconds": 0.5, "write_seconds": 9.0}
-    assumed = assume(PLANNED, ["start_seconds=3", "spares=2"], measured)
+    assumed = assume_scenario(PLANNED, ["start_seconds=3", "spares=2"], measured)
     s = assumed.scenario
     assert (s.hosts, s.step_seconds, s.start_seconds, s.spares) == (4, 2.5, 3.0, 2)
     assert s.tiers == (Tier("store", 100, 0.5, 9.0, 24.0),)
@@ -27,7 +27,7 @@ def test_tiers_are_given_in_one_text_each():
         "tier=local:every=10,blocking=0.5,write=1,restore=2,survives=process",
         "tier=s3:every=100,blocking=1,write=60,restore=50",
     ]
-    tiers = assume(PLANNED, texts).scenario.tiers
+    tiers = assume_scenario(PLANNED, texts).scenario.tiers
     assert tiers == (Tier("local", 10, 0.5, 1.0, 2.0, "process"), Tier("s3", 100, 1.0, 60.0, 50.0, "all"))
 
 
@@ -49,13 +49,13 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_cant_be_is_refused_by_name_value_and_rule(text):
     with pytest.raises(UsageError) as caught:
-        assume(PLANNED, REFUSED[text])
+        assume_scenario(PLANNED, REFUSED[text])
     assert text in str(caught.value)
 
 
 def test_without_a_steps_time_there_is_nothing_to_simulate():
     with pytest.raises(UsageError, match="needs a step's time: .*--assume step_seconds=2.5"):
-        assume(Planned(hosts=1, chips=1), [])
+        assume_scenario(Planned(hosts=1, chips=1), [])
 
 
 def test_a_report_without_times_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from kanawa_parallel.plan.memory.arguments import argument_bytes, by_kind, by_module, local_bytes
+from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind, bytes_by_module, local_bytes
 
 
 class State(NamedTuple):
@@ -86,12 +86,12 @@ def test_paths_are_the_states_fields_or_the_arguments_name(held):
 
 
 def test_kinds_add_up_to_everything(held):
-    assert by_kind(held) == {"state": 4, "parameters": 48, "optimizer": 52, "inputs": 128}
-    assert sum(by_kind(held).values()) == sum(held.values())
+    assert bytes_by_kind(held) == {"state": 4, "parameters": 48, "optimizer": 52, "inputs": 128}
+    assert sum(bytes_by_kind(held).values()) == sum(held.values())
 
 
 def test_an_optimizers_arrays_belong_to_the_parameters_they_follow(held):
-    assert by_module(held) == {
+    assert bytes_by_module(held) == {
         "learner": {"optimizer": 4},
         "model": {"parameters": 16, "optimizer": 16},
         "model.stack.layer": {"parameters": 32, "optimizer": 32},

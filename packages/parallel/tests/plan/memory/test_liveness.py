@@ -1,7 +1,7 @@
 """The fullest moment of temporary memory against the compiler's own figure."""
 
 import pytest
-from kanawa_parallel.plan.memory.liveness import by_owner, peak
+from kanawa_parallel.plan.memory.liveness import bytes_by_owner, find_peak
 
 ASSIGNMENT = """\
 BufferAssignment:
@@ -34,18 +34,22 @@ HloLiveRange (max 9):
 
 
 def test_values_that_share_a_place_count_once_and_loops_names_give_way():
-    found = peak(ASSIGNMENT, RANGES)
+    found = find_peak(ASSIGNMENT, RANGES)
     assert found.bytes == 200
     assert found.reserved_bytes == 300
     assert found.error == pytest.approx(-1 / 3)
-    assert by_owner(found, lambda name: name) in ({"a": 100, "b": 100}, {"c": 100, "b": 100}, {"b": 100, "d": 100})
+    assert bytes_by_owner(found, lambda name: name) in (
+        {"a": 100, "b": 100},
+        {"c": 100, "b": 100},
+        {"b": 100, "d": 100},
+    )
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_the_compiled_steps_peak_is_near_what_the_compiler_reserves(text, platform):
-    found = peak(text(f"{platform}_assignment"), text(f"{platform}_live_ranges"))
+    found = find_peak(text(f"{platform}_assignment"), text(f"{platform}_live_ranges"))
     assert -0.25 < found.error <= 0.01
 
 
 def test_nothing_to_read_is_nothing_held():
-    assert peak("", "").bytes == 0
+    assert find_peak("", "").bytes == 0

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from kanawa_parallel.plan.memory.liveness import Buffer, by_owner, peak
+from kanawa_parallel.plan.memory.liveness import Buffer, bytes_by_owner, find_peak
 
 MOMENTS = 12
 
@@ -51,10 +51,10 @@ def filled(buffers):
 @given(schedules())
 def test_the_peak_is_the_fullest_memory(buffers):
     reserved = max(b.offset + b.size for b in buffers)
-    held = peak(*written(buffers, reserved))
+    held = find_peak(*written(buffers, reserved))
     assert held.bytes == filled(buffers) <= held.reserved_bytes == reserved
     assert held.error == held.bytes / reserved - 1
-    assert sum(by_owner(held, lambda name: name).values()) == held.bytes
+    assert sum(bytes_by_owner(held, lambda name: name).values()) == held.bytes
     assert all(b.name.startswith("b") for b in held.buffers), "a view counts for nobody"
 
 
@@ -66,17 +66,17 @@ def test_owners_are_ranked_and_tuple_indices_are_one_instruction():
     ]
     text, ranges = written(buffers, 8)
     ranges = ranges.replace("loop{0}{}", "loop{0}").replace("loop{1}{}", "loop{1}")
-    assert by_owner(peak(text, ranges), str.upper) == {"LOOP": 7, "X": 1}
+    assert bytes_by_owner(find_peak(text, ranges), str.upper) == {"LOOP": 7, "X": 1}
 
 
 def test_memory_of_other_kinds_is_not_the_devices():
     """Allocations in colours are host or on-chip memory; only the preallocated temporaries are counted."""
     text, ranges = written([Buffer("a", 5, 0, "s8[5]", 0, 3)], 5)
     host = text.replace("preallocated-temp:", "preallocated-temp, color 5:")
-    assert peak(host, ranges).bytes == 0
-    assert peak(text + host.partition("\n")[2], ranges).bytes == 5
+    assert find_peak(host, ranges).bytes == 0
+    assert find_peak(text + host.partition("\n")[2], ranges).bytes == 5
 
 
 def test_values_without_a_live_range_are_never_alive():
     text, ranges = written([Buffer("a", 5, 0, "s8[5]", 0, 3)], 5)
-    assert peak(text, ranges.replace("a{}", "other{}")).bytes == 0
+    assert find_peak(text, ranges.replace("a{}", "other{}")).bytes == 0

@@ -11,8 +11,8 @@ from kanawa.plugins import DeviceSpec
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.quick.buffers import Memory
-from kanawa_parallel.plan.quick.equations import flat
-from kanawa_parallel.plan.quick.estimate import laid_out
+from kanawa_parallel.plan.quick.equations import flat_scope
+from kanawa_parallel.plan.quick.estimate import lay_out_program
 from kanawa_parallel.plan.quick.roofline import Rates, Roofline
 from kanawa_parallel.plan.quick.walk import flops
 
@@ -38,7 +38,7 @@ def loss(params, x, policy=None):
 
 def walked(fn, *args, mesh=None):
     traced = jax.jit(fn).trace(*args)
-    return laid_out(flat(traced.jaxpr), args, dict(mesh.shape) if mesh else {})
+    return lay_out_program(flat_scope(traced.jaxpr), args, dict(mesh.shape) if mesh else {})
 
 
 def total_flops(scope):
@@ -157,7 +157,7 @@ def test_what_a_loop_hides_is_not_waited_for_around_it():
         link_bandwidth=sent / gathering, network_bandwidth=1.0, chips_per_host=8, domain_chips=8,
         link_latency_seconds=0.0, source="made up",
     )  # fmt: skip
-    times = Roofline(scope, Memory(scope), Rates(Machine(device, Links.of(device, None, 8))))
+    times = Roofline(scope, Memory(scope), Rates(Machine(device, Links.of_devices(device, None, 8))))
     assert sum(item.seconds for item in times.sent) == pytest.approx((LAYERS + 1 / 4) * gathering)
     assert sum(times.seconds.exposed.values()) == pytest.approx(gathering / 4 / 2, rel=0.01)
 

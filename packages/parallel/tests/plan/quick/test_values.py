@@ -3,7 +3,7 @@
 import pytest
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.compiled.values import with_values
-from kanawa_parallel.plan.memory.liveness import peak
+from kanawa_parallel.plan.memory.liveness import find_peak
 from kanawa_parallel.plan.programs.compositions import compositions
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.read.attribution import UNNAMED
@@ -14,7 +14,7 @@ def test_named_and_unnamed_add_up_and_little_is_unnamed(planned, job, policy):
     composition, report = planned("box-2", f"remat:policy={policy}", overrides=["batch_size=96"])
     compilation = compile_program(composition, "train_step")
     held = with_values(report, compilation).held
-    fullest = peak(compilation.assignment, compilation.live_ranges)
+    fullest = find_peak(compilation.assignment, compilation.live_ranges)
     assert sum(row.bytes for row in held) == fullest.bytes
     assert fullest.bytes == pytest.approx(fullest.reserved_bytes, rel=0.05)
     unnamed = sum(row.bytes for row in held if row.module == UNNAMED)
@@ -25,5 +25,5 @@ def test_a_quick_plans_values_are_all_its_temporaries_and_stacked_ones_bear_thei
     (composition,) = compositions("plan-job", ["box-2"], ["remat:policy=none"], ["batch_size=96"])
     report = quick_report(composition, "train_step")
     assert sum(row.bytes for row in report.held) == pytest.approx(report.memory["temporaries"], abs=len(report.held))
-    kept = [row for row in report.held if "kept for each layer" in row.value]
-    assert kept and all(row.module.startswith("model.stack") for row in kept)
+    saved = [row for row in report.held if "saved for each layer" in row.value]
+    assert saved and all(row.module.startswith("model.stack") for row in saved)

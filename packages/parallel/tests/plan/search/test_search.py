@@ -106,20 +106,20 @@ def test_meshes_fill_the_devices_and_keep_what_is_fixed(job):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("choice", "message"),
     [
-        ("tensr=2", "'tensr' is nothing that is searched.*tensor"),
-        ("stage=2", "the search makes meshes of data, fsdp, expert, tensor; give stage with"),
+        ("tensr=2", "'tensr' isn't searched.*tensor"),
+        ("stage=2", "the search makes meshes of data, fsdp, expert, tensor; set stage with"),
         ("fsdp=0", "expected a whole number from 1"),
         ("policy=ful", "no policy of that name.*full"),
         ("fsdp", "expected NAME=VALUE"),
         ("fsdp=", "expected a whole number from 1"),
-        ("data=4", "data is kept at 2 already; give it once"),
+        ("data=4", "data is fixed at 2 already; set it once"),
     ],
 )
-def test_what_can_not_be_fixed_is_refused(given, told):
-    with pytest.raises(UsageError, match=told):
-        fixed_choices(["data=02", given])
+def test_what_can_not_be_fixed_is_refused(choice, message):
+    with pytest.raises(UsageError, match=message):
+        fixed_choices(["data=02", choice])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import pytest
 from kanawa_parallel.plan.report.report import ModuleRow, Report, Suggestion, Traffic
 from kanawa_parallel.plan.show import render as shown
-from kanawa_parallel.plan.show.render import comparison, render, table
+from kanawa_parallel.plan.show.render import comparison, format_table, render
 
 REPORT = Report(
     experiment="llama",
@@ -164,15 +164,15 @@ def test_tables_keep_to_the_terminal(monkeypatch, columns):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: __import__("os").terminal_size((columns, 24)))
     rows = [("model.stack.layer.attention.query", "12.3 GiB", "24.6 GiB", "all-gather"), ("b", "1 B", "2 B", "c")]
-    text = table("by module", ("module", "parameters", "optimizer", "kind"), rows)
+    text = format_table("by module", ("module", "parameters", "optimizer", "kind"), rows)
     assert max(len(line) for line in text.splitlines()) <= columns
     assert "".join(text.split()).count("12.3GiB") == 1 or columns < 80
 
 
 def test_a_file_has_room_for_every_column():
     rows = [("m" * 60, "1", "2")]
-    assert "m" * 60 in table("wide", ("a", "b", "c"), rows)
+    assert "m" * 60 in format_table("wide", ("a", "b", "c"), rows)
 
 
 def test_brackets_in_a_cell_are_no_markup():
-    assert "layers[0].[bold]" in table("t", ("name",), [("layers[0].[bold]",)])
+    assert "layers[0].[bold]" in format_table("t", ("name",), [("layers[0].[bold]",)])

@@ -167,7 +167,7 @@ def test_a_plan_says_where_a_compiler_leaves_its_gathers_waiting(job):
     from kanawa_parallel.plan.read.hlo import parse_module
 
     def said(text, device):
-        timing = Timing(parse_module(text), {"fsdp": 4}, Machine(device, Links.of(device, None, 4)))
+        timing = Timing(parse_module(text), {"fsdp": 4}, Machine(device, Links.of_devices(device, None, 4)))
         return _waiting_gathers(timing, timing.step(), {"jax": "0.12.0.1", "libtpu": "0.0.52"})
 
     pod = job.box("pod", platform="abacus", compiler="libtpu")

@@ -37,7 +37,7 @@ class CompileError(KanawaError):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes a device holds, by the compiler's account; `exceeded` if it gave up because they don't fit."""
+    """Bytes a device holds, as the compiler states them; `exceeded` if it gave up because they don't fit."""
 
     arguments: int = 0
     outputs: int = 0

@@ -8,18 +8,18 @@ from kanawa.status import stage
 from kanawa_parallel.plan.compiled.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import calibration_for
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import scheduled
+from kanawa_parallel.plan.cost.kernel_cycles import scheduled_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing
 from kanawa_parallel.plan.cost.work import Seconds, axes_text
-from kanawa_parallel.plan.memory.arguments import argument_bytes, by_kind
-from kanawa_parallel.plan.memory.liveness import Peak, by_owner, peak
+from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind
+from kanawa_parallel.plan.memory.liveness import Peak, bytes_by_owner, find_peak
 from kanawa_parallel.plan.read.attribution import known_names, module_of, module_paths
 from kanawa_parallel.plan.read.hlo import parse_module
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
 from kanawa_parallel.plan.report.report import Report
-from kanawa_parallel.plan.report.units import duration
+from kanawa_parallel.plan.report.units import format_seconds
 
 #: The share of the gathers' seconds that has to be exposed, and of the step's, for a note to say so.
 _MOST_EXPOSED, _WORTH_NOTING = 0.95, 0.01
@@ -35,16 +35,16 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
     prepared, program, memory = compilation.prepared, compilation.program, compilation.memory
     module = parse_module(compilation.text) if compilation.text else None
     versions = installed_versions(device)
-    cycles, unscheduled = scheduled(compilation.kernels, compilation.target, versions)
+    cycles, unscheduled = scheduled_cycles(compilation.kernels, compilation.target, versions)
     choice = calibration_for(device, versions)
-    links = Links.of(device, compilation.devices, compilation.target.jax_devices)
-    machine = Machine(device, links, KernelCosts.of(compilation.kernels, cycles))
+    links = Links.of_devices(device, compilation.devices, compilation.target.jax_devices)
+    machine = Machine(device, links, KernelCosts.of_choices(compilation.kernels, cycles))
     timing = None if module is None else Timing(module, compilation.mesh, machine)
     # Where the compiler gave up, its last text is of a program that it never finished.
     timed = None if timing is None or memory.exceeded else timing
     calibrated = None if timed is None else timed.reaching(choice.calibration)
     arguments = argument_bytes(program.fn, program.abstract_args)
-    fullest = peak(compilation.assignment, compilation.live_ranges)
+    fullest = find_peak(compilation.assignment, compilation.live_ranges)
     names = {} if module is None else known_names(module)
     paths = module_paths(prepared.workload.model)
     seconds = Seconds() if calibrated is None else calibrated.step()
@@ -52,7 +52,7 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
         kernels=compilation.kernels,
         memory=_memory(compilation, arguments, fullest),
         arguments=arguments,
-        temporaries=by_owner(fullest, lambda name: module_of(names.get(name, ""), paths)),
+        temporaries=bytes_by_owner(fullest, lambda name: module_of(names.get(name, ""), paths)),
         work=[] if timing is None else timing.work(),
         sent=[] if timing is None else timing.sent(seconds),
         seconds=seconds,
@@ -78,7 +78,7 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
 def _memory(compilation: Compilation, arguments: dict[str, int], fullest: Peak) -> dict[str, int]:
     """Returns bytes by kind; `alignment` is what the compiler pads arguments with."""
     stated = compilation.memory
-    kinds = by_kind(arguments)
+    kinds = bytes_by_kind(arguments)
     if stated.exceeded:
         # A compiler that gives up states one number for everything: what isn't arguments is counted as temporaries.
         return {**kinds, "temporaries": stated.temporaries - sum(kinds.values()), "total": stated.temporaries}
@@ -107,5 +107,5 @@ def _waiting_gathers(timing: Timing, seconds: Seconds, versions: Mapping[str, st
     compiler = f"{device.compiler} {versions.get(device.compiler, '')}".strip()
     return (
         f"no all-gather over {axes} runs beside compute: {compiler} fuses none of them with matmuls, which leaves "
-        f"{duration(waiting)} a step exposed ({waiting / seconds.total:.1%})"
+        f"{format_seconds(waiting)} a step exposed ({waiting / seconds.total:.1%})"
     )

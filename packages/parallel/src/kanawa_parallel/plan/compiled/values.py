@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kanawa_parallel.plan.compiled.compilation import Compilation
-from kanawa_parallel.plan.memory.liveness import Peak, peak
+from kanawa_parallel.plan.memory.liveness import Peak, find_peak
 from kanawa_parallel.plan.quick.buffers import Buffer
 from kanawa_parallel.plan.quick.estimate import estimated
 from kanawa_parallel.plan.quick.values import WORKING, name_of, value_rows
@@ -17,7 +17,7 @@ from kanawa_parallel.plan.report.report import HeldRow, Report
 
 def with_values(report: Report, compilation: Compilation) -> Report:
     """Returns a compiled program's report with the names of what it holds at its fullest moment."""
-    fullest = peak(compilation.assignment, compilation.live_ranges)
+    fullest = find_peak(compilation.assignment, compilation.live_ranges)
     if not fullest.buffers or not compilation.text:
         return report
     names = known_names(parse_module(compilation.text))

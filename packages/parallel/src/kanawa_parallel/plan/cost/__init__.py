@@ -1,1 +1,1 @@
-"""What a program does and how long that takes: FLOPs, bytes moved, collectives and their links, seconds, money."""
+"""What a program does and how long it takes: FLOPs, bytes moved, collectives and their links, seconds."""

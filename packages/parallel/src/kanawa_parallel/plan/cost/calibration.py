@@ -1,7 +1,7 @@
-"""Plans held against what was measured: what a kind of device reaches of its figures, and which steps are published.
+"""What a kind of device reaches of its figures, and the published steps that this was fitted on.
 
-A backend's table says it for the compilers whose programs were fitted. Others' published runs used their own programs,
-so a calibration also holds what theirs did worse or better.
+Backends provide a table for each compiler whose programs were fitted. Published runs used other programs than ours, so
+a calibration includes that difference.
 """
 
 import dataclasses
@@ -17,22 +17,22 @@ OTHER_COMPILER = 1.1
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The calibration of a device under the installed compiler, and a word where it is another compiler's."""
+    """The calibration of a device under the installed compiler, and a note if it is another compiler's."""
 
     calibration: Calibration
     note: str = ""
 
     @property
-    def said(self) -> str:
-        """What a reader is told: how many steps, of which compiler, and what none of them tests."""
+    def summary(self) -> str:
+        """A sentence for a reader: how many steps, of which compiler, and what none of them tests."""
         chosen = self.calibration
         if not chosen.steps:
-            kin = f"at what its kin reach ({chosen.compiler})" if chosen.compiler else "at the figures' own best"
-            return f"not calibrated: no published step of this kind was fitted; {kin}"
+            shares = f"as similar devices ({chosen.compiler})" if chosen.compiler else "at the figures' own best"
+            return f"not calibrated: no published step of this kind was fitted; {shares}"
         count = len(chosen.steps)
-        told = f"calibrated on {count} published step{'s' if count > 1 else ''} of this kind ({chosen.compiler})"
-        told += f"; {self.note}" if self.note else ""
-        return told + (f"; not calibrated: {', '.join(chosen.uncalibrated)}" if chosen.uncalibrated else "")
+        text = f"calibrated on {count} published step{'s' if count > 1 else ''} of this kind ({chosen.compiler})"
+        text += f"; {self.note}" if self.note else ""
+        return text + (f"; not calibrated: {', '.join(chosen.uncalibrated)}" if chosen.uncalibrated else "")
 
     def as_json(self) -> dict[str, object]:
         """Returns the record for `plan --json`."""
@@ -43,7 +43,7 @@ class Choice:
             for step in self.calibration.steps
         ]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-        return {**plain, "note": self.note, "said": self.said}
+        return {**plain, "note": self.note, "said": self.summary}
 
 
 def calibration_for(device: DeviceSpec, versions: Mapping[str, str]) -> Choice:
@@ -66,7 +66,7 @@ def calibration_for(device: DeviceSpec, versions: Mapping[str, str]) -> Choice:
     return Choice(wider, f"interval widened, for this is {here}")
 
 
-def reached(device: DeviceSpec, calibration: Calibration) -> DeviceSpec:
+def at_reached_figures(device: DeviceSpec, calibration: Calibration) -> DeviceSpec:
     """Returns the device with its figures as far as programs get with them."""
     return dataclasses.replace(
         device,
@@ -83,7 +83,7 @@ def published_steps() -> list[PublishedStep]:
     return [step for _, steps in host().collect("kanawa_published_steps") for step in steps]
 
 
-def published(experiment: str, target: str) -> PublishedStep | None:
+def published_step(experiment: str, target: str) -> PublishedStep | None:
     """Returns what is published for a workload as it stands, if anything."""
     return next((step for step in published_steps() if (step.experiment, step.target) == (experiment, target)), None)
 

@@ -1,4 +1,4 @@
-"""Collectives on their way: what was started, until when it takes, and under which name its end will ask for it.
+"""Collectives in flight: what was started, until when it runs, and the name by which its end refers to it.
 
 A start may be awaited elsewhere: after the loop that began it, in the loop's next iteration, in what a call runs. Then
 it travels inside tuples, and each computation knows it by another name.
@@ -24,7 +24,7 @@ class Flights:
 
     def start(self, name: str, item: Collective, now: float) -> float:
         """Takes a collective's link when that is free, and returns when it is through."""
-        # A link carries one collective at a time: the second waits for the first, while the cores go on.
+        # A link carries one collective at a time: the second waits for the first, while the cores continue.
         until = max(now, self.free.get(item.link, 0.0)) + item.seconds
         self.free[item.link] = until
         if item.starts:
@@ -36,7 +36,7 @@ class Flights:
     ) -> tuple[Collective, float] | None:
         """Returns what an end waits for, which then is on its way no longer; None if nothing is."""
         for operand in operands:
-            name = handle(computation, operand)
+            name = name_where_made(computation, operand)
             # A piece of what a start yields stands for the start.
             for key in (name, name.partition("[")[0]):
                 if key in self.running:
@@ -77,11 +77,11 @@ class Flights:
 
 
 def by_channel(channel: str) -> str:
-    """Returns the key of a collective that only its channel tells from others."""
+    """Returns the key of a collective that only its channel identifies."""
     return f"{_CHANNEL}{channel}"
 
 
-def handle(computation: Computation, name: str) -> str:
+def name_where_made(computation: Computation, name: str) -> str:
     """Returns what a value is called where it is made, "name[i]" for an element: through tuples and copies."""
     path: list[int] = []
     while (made := computation.by_name.get(name)) is not None:
@@ -98,9 +98,9 @@ def handle(computation: Computation, name: str) -> str:
 
 def _leaves(computation: Computation, name: str, path: str = "") -> Iterator[tuple[str, str]]:
     """Yields (place in the tuple, handle) of all that a value holds."""
-    made = computation.by_name.get(handle(computation, name))
+    made = computation.by_name.get(name_where_made(computation, name))
     if made is None or made.opcode != "tuple":
-        yield path, handle(computation, name)
+        yield path, name_where_made(computation, name)
         return
     for index, operand in enumerate(made.operands):
         yield from _leaves(computation, operand, f"{path}[{index}]")

@@ -1,4 +1,4 @@
-"""What fused kernels cost that state no cost of their own: by the matmuls that their classes say their calls do."""
+"""The cost of fused kernels that state none: the matmuls of their calls, as their classes declare them."""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def operation_of(name_stack: str) -> str:
 class KernelCost:
     """One choice of the manifest: the scope of its calls, FLOPs of one of its matmuls, and matmuls by a call's name.
 
-    `cycles` are those of calls by the names that they were scheduled under; empty where no compiler told.
+    `cycles` are those of calls by the names that they were scheduled under; empty if they weren't.
     """
 
     scope: str
@@ -62,7 +62,7 @@ class KernelCosts:
     costs: tuple[KernelCost, ...] = ()
 
     @classmethod
-    def of(cls, choices: Iterable[KernelChoice], cycles: Cycles | None = None) -> "KernelCosts":
+    def of_choices(cls, choices: Iterable[KernelChoice], cycles: Cycles | None = None) -> "KernelCosts":
         """Returns the costs of those chosen kernels that are catalogued, and name their calls or were scheduled."""
         keys = {state.name: state.key for state in host().components("kernels") if state.state.usable}
         costs = []

@@ -1,7 +1,7 @@
-"""How many cycles a program's kernels take: by the schedules that their compiler makes, else by recorded ones.
+"""How many cycles a program's kernels take: by their compiler's schedules, else by recorded ones.
 
 Each distinct call is compiled alone, in a process of its own: dumping it with the whole program would write gigabytes.
-What they tell is kept for the next plan, by the kernel's source, the problem, the chip and the compilers.
+The cycles are cached for the next plan, by the kernel's source, the problem, the chip and the compilers.
 """
 
 import hashlib
@@ -25,10 +25,12 @@ from kanawa.status import stage
 Cycles = Mapping[str, tuple[tuple[str, float], ...]]
 
 
-def scheduled(choices: Iterable[KernelChoice], target: Target, versions: Mapping[str, str]) -> tuple[Cycles, list[str]]:
-    """Returns the cycles of the kernels that a compiler tells of, and why it doesn't of the others it was asked for.
+def scheduled_cycles(
+    choices: Iterable[KernelChoice], target: Target, versions: Mapping[str, str]
+) -> tuple[Cycles, list[str]]:
+    """Returns the cycles of the kernels that a compiler schedules, and why the others couldn't be scheduled.
 
-    What can't be scheduled is taken from recorded schedules where there are any.
+    Those take recorded cycles, if there are any.
     """
     known: dict[str, tuple[tuple[str, float], ...]] = {}
     failures: list[str] = []
@@ -41,7 +43,7 @@ def scheduled(choices: Iterable[KernelChoice], target: Target, versions: Mapping
             tuning=choice.tuning,
         )
         try:
-            calls = _kept(request, versions)
+            calls = _cached(request, versions)
         except KanawaError as error:
             failures.append(f"{choice.kernel}: {str(error).splitlines()[0]}")
             calls = _recorded(choice, target.device)
@@ -50,10 +52,10 @@ def scheduled(choices: Iterable[KernelChoice], target: Target, versions: Mapping
     return known, failures
 
 
-def recorded(choices: Iterable[KernelChoice], device: DeviceSpec) -> Cycles:
+def recorded_cycles(choices: Iterable[KernelChoice], device: DeviceSpec) -> Cycles:
     """Returns the cycles of the kernels of which a schedule was recorded, scaled from the nearest problem."""
-    told = ((choice.scope, _recorded(choice, device)) for choice, _ in _counted(choices, device))
-    return {scope: calls for scope, calls in told if calls}
+    known = ((choice.scope, _recorded(choice, device)) for choice, _ in _counted(choices, device))
+    return {scope: calls for scope, calls in known if calls}
 
 
 def _counted(choices: Iterable[KernelChoice], device: DeviceSpec) -> Iterable[tuple[KernelChoice, str]]:
@@ -75,7 +77,7 @@ def _one_slice(target: Target) -> Target:
     return parse_target(f"{spec.name}-{min(spec.topologies) * spec.cores_per_unit}")
 
 
-def _kept(request: ScheduleRequest, versions: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
+def _cached(request: ScheduleRequest, versions: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
     """Returns the cycles of a request's calls, from an earlier plan where nothing has changed since."""
     path = _folder() / f"{_digest(request, versions)}.json"
     try:

@@ -25,7 +25,7 @@ class Links:
     places: np.ndarray | None = None
 
     @classmethod
-    def of(cls, device: DeviceSpec, devices: Sequence[Any] | None, count: int) -> "Links":
+    def of_devices(cls, device: DeviceSpec, devices: Sequence[Any] | None, count: int) -> "Links":
         """Returns the links of a mesh's devices, in mesh order; of `count` devices in a row if there are none."""
         per_domain = device.domain_chips * device.jax_devices_per_chip
         if devices is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from kanawa.plugins import Calibration, DeviceSpec
 
-from kanawa_parallel.plan.cost.calibration import reached
+from kanawa_parallel.plan.cost.calibration import at_reached_figures
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
 from kanawa_parallel.plan.cost.links import Links
 
@@ -30,7 +30,7 @@ class Machine:
     @functools.cached_property
     def device(self) -> DeviceSpec:
         """The device with its figures as far as programs reach them."""
-        return reached(self.figures, self.calibration)
+        return at_reached_figures(self.figures, self.calibration)
 
     @functools.cached_property
     def reached_links(self) -> Links:

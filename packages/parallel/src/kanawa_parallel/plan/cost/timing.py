@@ -121,7 +121,7 @@ class Timing:
     def _run(self, name: str, entering: Flights) -> tuple[Seconds, Flights]:
         """Walks a schedule; returns its seconds and what is on its way when it ends.
 
-        A collective that was started runs on its link while the cores go on.
+        A collective that was started runs on its link while the cores continue.
         """
         if not entering.running and name in self._runs:
             return self._runs[name]

@@ -1,1 +1,1 @@
-"""How much of a month a run trains, given how often hosts fail and what saving and starting again take."""
+"""How much of a month a run trains, by how often hosts fail and how long saving and restarting take."""

@@ -1,4 +1,4 @@
-"""Where a simulation's numbers come from: the plan, a run that was measured, what the user gives, stated defaults."""
+"""Where a simulation's numbers come from: the user, a measured run, the plan, or defaults, in this order."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ class Assumed:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What a plan and its target know.
+    """What the plan and its target provide.
 
     Attributes:
         step_seconds: None where nothing was planned.
@@ -61,11 +61,11 @@ class Planned:
     every_steps: int | None = None
 
 
-def assume(planned: Planned, given: Iterable[str], measured: Mapping[str, Any] | None = None) -> Assumed:
-    """Returns the scenario. What is given wins over what was measured, that over the plan, that over defaults.
+def assume_scenario(planned: Planned, options: Iterable[str], measured: Mapping[str, Any] | None = None) -> Assumed:
+    """Returns the scenario; options of the user win over measurements, those over the plan, that over defaults.
 
-    given: texts such as "spares=4" and "tier=local:every=50,blocking=1,write=10,restore=20,survives=process".
-    Raises UsageError for what isn't known, isn't a number or isn't possible.
+    options: texts such as "spares=4" and "tier=local:every=50,blocking=1,write=10,restore=20,survives=process".
+    Raises UsageError for unknown names, for what isn't a number and for impossible values.
     """
     values: dict[str, Any] = {
         "hosts": planned.hosts,
@@ -82,7 +82,7 @@ def assume(planned: Planned, given: Iterable[str], measured: Mapping[str, Any] |
             values[name], origins[name] = value, "measured"
         else:
             measured_tier[name] = value
-    own, tiers = _given(given)
+    own, tiers = _parse_options(options)
     values |= own
     origins |= dict.fromkeys(own, "given")
     if "step_seconds" not in values:
@@ -98,10 +98,10 @@ def assume(planned: Planned, given: Iterable[str], measured: Mapping[str, Any] |
     return Assumed(scenario, origins)
 
 
-def _given(given: Iterable[str]) -> tuple[dict[str, Any], list[Tier]]:
+def _parse_options(options: Iterable[str]) -> tuple[dict[str, Any], list[Tier]]:
     values: dict[str, Any] = {}
     tiers: list[Tier] = []
-    for text in given:
+    for text in options:
         name, equals, value = text.partition("=")
         if name == "tier" and equals:
             tiers.append(_tier(value))
@@ -178,7 +178,7 @@ def read_measured(path: Path) -> dict[str, Any]:
     if not isinstance(times, dict) or not times:
         message = (
             f"--measured {path} has no times of a run; expected what `kanawa report RUN --json` prints of a run that "
-            "kept a ledger"
+            "logged its time"
         )
         raise UsageError(message)
     return times

@@ -1,4 +1,4 @@
-"""`kanawa plan EXPERIMENT --on T --goodput`: gathers what a month hangs on, simulates it, says what would be better."""
+"""`kanawa plan EXPERIMENT --on T --goodput`: gathers the inputs of a month, simulates it, and suggests improvements."""
 
 import argparse
 import contextlib
@@ -8,44 +8,44 @@ from kanawa.composition.experiment import Composition
 from kanawa.errors import KanawaError, UsageError
 from kanawa.status import stage
 
-from kanawa_parallel.plan.goodput.assume import Assumed, Planned, assume, read_measured
+from kanawa_parallel.plan.goodput.assume import Assumed, Planned, assume_scenario, read_measured
 from kanawa_parallel.plan.goodput.show import as_json, render
 from kanawa_parallel.plan.goodput.simulate import Outcome, average
 from kanawa_parallel.plan.goodput.suggest import Suggestions, suggestions
 
-#: Months that the printed one is the mean of.
+#: How many simulated months are averaged.
 _MONTHS = 20
 
 
 def refuse_without_goodput(args: argparse.Namespace) -> None:
-    """Raises UsageError where a simulation's numbers are given and none is asked for, or beside what it can't join."""
+    """Raises UsageError for a simulation's options without --goodput, and for verbs' options that it excludes."""
     asked = ["--assume"] * bool(args.assume) + ["--measured"] * (args.measured is not None)
     if asked and not args.goodput:
-        message = f"{' and '.join(asked)}: only the simulation of a month takes this; add --goodput, or leave it out"
+        message = f"{' and '.join(asked)}: only the simulation of a month takes this; add --goodput, or omit it"
         raise UsageError(message)
     beside = [f"--{name}" for name in ("search", "serve", "compare") if args.goodput and getattr(args, name)]
     if beside:
-        message = f"--goodput with {' and '.join(beside)}: it simulates the training of one plan; leave the latter out"
+        message = f"--goodput with {' and '.join(beside)}: it simulates the training of one plan; omit the latter"
         raise UsageError(message)
 
 
 def needs_plan(args: argparse.Namespace) -> bool:
-    """Returns whether a step's time has to be planned: neither given nor measured."""
-    given = any(text.startswith("step_seconds=") for text in args.assume)
-    return not given and (args.measured is None or "step_seconds" not in read_measured(args.measured))
+    """Returns whether a step's time has to be planned: it is neither assumed nor measured."""
+    assumed = any(text.startswith("step_seconds=") for text in args.assume)
+    return not assumed and (args.measured is None or "step_seconds" not in read_measured(args.measured))
 
 
 def simulated(
     args: argparse.Namespace, composition: Composition, step_seconds: float | None
 ) -> tuple[Assumed, Outcome, Suggestions]:
-    """Returns what was assumed, the month, and what would lose less."""
+    """Returns the assumptions, the simulated month, and the suggestions."""
     target = composition.target
     if target is None:
         message = "--goodput needs --on TARGET: failures are counted by its hosts"
         raise UsageError(message)
     planned = Planned(target.hosts, target.chips, step_seconds, _parameters(composition), _interval(composition))
     measured = None if args.measured is None else read_measured(args.measured)
-    assumed = assume(planned, args.assume, measured)
+    assumed = assume_scenario(planned, args.assume, measured)
     with stage("simulating months"):
         return assumed, average(assumed.scenario, _MONTHS), suggestions(assumed.scenario)
 

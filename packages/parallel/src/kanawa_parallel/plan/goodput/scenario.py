@@ -1,4 +1,4 @@
-"""What a simulation is told: hosts that fail, a step, where checkpoints lie and what they cost, what a start takes."""
+"""The inputs of a simulation: failures, step time, checkpoint tiers with their costs, and start-up times."""
 
 import dataclasses
 import math

@@ -7,7 +7,7 @@ from kanawa_parallel.plan.goodput.assume import Assumed
 from kanawa_parallel.plan.goodput.scenario import Scenario
 from kanawa_parallel.plan.goodput.simulate import Outcome
 from kanawa_parallel.plan.goodput.suggest import Suggestions
-from kanawa_parallel.plan.report.units import duration
+from kanawa_parallel.plan.report.units import format_seconds
 
 #: What each category is, for a reader who meets it first.
 _MEANING = {
@@ -69,7 +69,7 @@ def render(name: str, target: str, assumed: Assumed, outcome: Outcome, advice: S
 def duration_of(seconds: float) -> str:
     """Returns hours and minutes for what takes longer than a minute."""
     if seconds < 120:
-        return duration(seconds)
+        return format_seconds(seconds)
     return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"
 
 
@@ -80,9 +80,9 @@ def _assumptions(assumed: Assumed) -> list[str]:
         rows.append(f"{name:21}  {getattr(s, name):>12,.6g}  {assumed.origins[name]}")
     for tier in s.tiers:
         rows.append(
-            f"tier {tier.name}: every {tier.every_steps} steps, stops training for {duration(tier.blocking_seconds)}, "
-            f"counts {duration(tier.write_seconds)} later, read in {duration(tier.restore_seconds)}, survives "
-            f"{tier.survives}  {assumed.origins['tiers']}"
+            f"tier {tier.name}: every {tier.every_steps} steps, stops training for "
+            f"{format_seconds(tier.blocking_seconds)}, counts {format_seconds(tier.write_seconds)} later, read in "
+            f"{format_seconds(tier.restore_seconds)}, survives {tier.survives}  {assumed.origins['tiers']}"
         )
     return rows
 

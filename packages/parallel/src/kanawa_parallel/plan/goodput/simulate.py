@@ -1,7 +1,7 @@
-"""A month, attempt by attempt: hosts fail at random or at given times, and every second goes into one category.
+"""A month, attempt by attempt: hosts fail at random or at fixed times, and every second goes into one category.
 
 Failures of hosts are independent and memoryless, so that the next one is exponential in their number. Categories are
-those of a run's own ledger (`productive`, `wasted`, `checkpoint_save`, …).
+those of a run's own time log (`productive`, `wasted`, `checkpoint_save`, …).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ CATEGORIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Seconds by category, which add up to the time simulated; how many failures, and how many steps were kept."""
+    """Seconds by category, which add up to the time simulated; how many failures, and how many steps remain."""
 
     seconds: dict[str, float]
     failures: int
@@ -84,7 +84,7 @@ def simulate(
 ) -> Outcome:
     """Returns what became of the time.
 
-    `failures`, where given, happen at those times and no others do. `attempts` are the first ones of a real run, which
+    `failures` happen at their times instead of at random. `attempts` are the first ones of a real run, which
     this one's are to be like: what is simulated is then what became of their steps.
     """
     return _Month(scenario, seed, failures, attempts).run()
@@ -104,15 +104,15 @@ class _Month:
     ) -> None:
         self.scenario = scenario
         self.chance = random.Random(seed)
-        self.given: Iterator[Failure] | None = (
+        self.fixed_failures: Iterator[Failure] | None = (
             None if failures is None else iter(sorted(failures, key=lambda f: f.seconds))
         )
         self.seconds = dict.fromkeys(CATEGORIES, 0.0)
         self.attempts = iter(attempts)
         self.now, self.step, self.failures = 0.0, 0, 0
-        # The seconds of a step of each attempt whose steps are kept so far, and up to which step they are.
+        # Of each attempt whose steps still count: the seconds of a step, and its last step.
         self.taken: list[tuple[float, int]] = []
-        self.kept: dict[str, int] = {}
+        self.saved: dict[str, int] = {}
         self.standing_by = scenario.spares
         self.in_repair: list[float] = []
 
@@ -130,9 +130,9 @@ class _Month:
         return Outcome(self.seconds, self.failures, self.step)
 
     def _next_failure(self) -> Failure:
-        if self.given is not None:
-            # One that struck while nothing ran struck nobody.
-            return next((each for each in self.given if each.seconds >= self.now), Failure(float("inf")))
+        if self.fixed_failures is not None:
+            # A failure while nothing ran has no effect.
+            return next((each for each in self.fixed_failures if each.seconds >= self.now), Failure(float("inf")))
         wait = self.chance.expovariate(1.0 / self.scenario.system_mtbf_seconds)
         draw = self.chance.random()
         kind: Kind = "crash"
@@ -159,7 +159,7 @@ class _Month:
         for tier in pace.tiers:
             newest = pace.committed(tier, start, left, reached.step)
             if newest is not None:
-                self.kept[tier.name] = newest
+                self.saved[tier.name] = newest
         self.taken.append((pace.step_seconds, reached.step))
         self.seconds["productive"] += reached.stepping_seconds
         self.seconds["checkpoint_save"] += reached.saving_seconds
@@ -167,15 +167,15 @@ class _Month:
         self.step, self.now = reached.step, until
 
     def _recover(self, failure: Failure) -> Tier | None:
-        """Loses what the end took, waits until there are hosts to go on, and returns where to restore from."""
+        """Takes back the lost steps, waits until there are hosts to resume, and returns the tier to restore from."""
         s, kind = self.scenario, failure.kind
         for tier in s.tiers:
             if not tier.outlives(kind):
-                self.kept.pop(tier.name, None)
-        there = [tier for tier in s.tiers if tier.name in self.kept]
+                self.saved.pop(tier.name, None)
+        there = [tier for tier in s.tiers if tier.name in self.saved]
         # Of two as new, the one that is read sooner.
-        origin = min(there, key=lambda tier: (-self.kept[tier.name], tier.restore_seconds), default=None)
-        back = 0 if origin is None else self.kept[origin.name]
+        origin = min(there, key=lambda tier: (-self.saved[tier.name], tier.restore_seconds), default=None)
+        back = 0 if origin is None else self.saved[origin.name]
         lost = self._take_away(back)
         self.seconds["productive"] -= lost
         self.seconds["wasted"] += lost

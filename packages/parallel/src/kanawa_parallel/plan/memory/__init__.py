@@ -1,1 +1,1 @@
-"""What lies in a device's memory: the step's arguments by part, and the temporaries at the fullest moment."""
+"""What a device's memory holds: the step's arguments, and the temporaries at the fullest moment."""

@@ -40,7 +40,7 @@ def local_bytes(leaf: Any) -> int:
     return bits // 8
 
 
-def by_kind(arguments: Mapping[str, int]) -> dict[str, int]:
+def bytes_by_kind(arguments: Mapping[str, int]) -> dict[str, int]:
     """Returns bytes of parameters, optimizer, state and inputs."""
     total: Counter[str] = Counter()
     for path, size in arguments.items():
@@ -48,7 +48,7 @@ def by_kind(arguments: Mapping[str, int]) -> dict[str, int]:
     return dict(total)
 
 
-def by_module(arguments: Mapping[str, int]) -> dict[str, dict[str, int]]:
+def bytes_by_module(arguments: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Returns {config path of the module: {kind: bytes}} of parameters, optimizer arrays and state.
 
     An optimizer's flat names are "transform/parameter path"; an array belongs to the parameter it ends with.

@@ -1,4 +1,4 @@
-"""What lies in temporary memory at its fullest moment, from the compiler's own buffer assignment and live ranges.
+"""The temporaries at their fullest moment, from the compiler's own buffer assignment and live ranges.
 
 The compiler shares one allocation among values that don't live at once. Those alive at the fullest moment are the
 peak; what remains up to the allocation's size is lost between them, and is reported as the error.
@@ -50,7 +50,7 @@ class Peak:
         return self.bytes / self.reserved_bytes - 1 if self.reserved_bytes else 0.0
 
 
-def peak(assignment: str, live_ranges: str) -> Peak:
+def find_peak(assignment: str, live_ranges: str) -> Peak:
     """Returns the peak from the texts of a buffer assignment and of its live ranges."""
     ranges = _ranges(live_ranges)
     buffers, reserved = [], 0
@@ -71,7 +71,7 @@ def peak(assignment: str, live_ranges: str) -> Peak:
     return Peak(_named(_fullest(buffers), buffers), reserved)
 
 
-def by_owner(fullest: Peak, owner: Callable[[str], str]) -> dict[str, int]:
+def bytes_by_owner(fullest: Peak, owner: Callable[[str], str]) -> dict[str, int]:
     """Returns bytes at the peak by `owner(instruction's name)`, largest first."""
     total: Counter[str] = Counter()
     for buffer in fullest.buffers:
@@ -104,28 +104,28 @@ def _fullest(buffers: list[Buffer]) -> tuple[Buffer, ...]:
     # Memory grows only where a value begins, so one of those moments is the fullest.
     for moment in np.unique(starts[ends >= starts]):
         alive = [buffers[i] for i in np.flatnonzero((starts <= moment) & (ends >= moment))]
-        kept = _disjoint(alive)
-        size = sum(b.size for b in kept)
+        disjoint = _disjoint(alive)
+        size = sum(b.size for b in disjoint)
         if size > best_bytes:
-            best, best_bytes = kept, size
+            best, best_bytes = disjoint, size
     return best
 
 
 def _named(alive: tuple[Buffer, ...], buffers: list[Buffer]) -> tuple[Buffer, ...]:
     """Returns the buffers with those that a loop carries under the name of the instruction that fills their place."""
-    # A loop's carried value has the loop's name, which belongs to no module; whoever fills the place does. Reversed:
-    # the first maker wins.
+    # A loop's carried value has the loop's name, which belongs to no module; the instruction that
+    # fills the place does. Reversed: the first one wins.
     makers = {(b.offset, b.size): b for b in reversed(buffers) if not b.carried}
     return tuple(makers.get((b.offset, b.size), b) if b.carried else b for b in alive)
 
 
 def _disjoint(alive: list[Buffer]) -> tuple[Buffer, ...]:
     """Returns buffers without those that lie inside another: they are views of it or take its place."""
-    kept: list[Buffer] = []
+    disjoint: list[Buffer] = []
     reach = -1
     for buffer in sorted(alive, key=lambda b: (b.offset, -b.size)):
         # Sorted by offset, larger ones first: a buffer that ends before another's end lies inside it.
         if buffer.offset + buffer.size > reach:
-            kept.append(buffer)
+            disjoint.append(buffer)
             reach = buffer.offset + buffer.size
-    return tuple(kept)
+    return tuple(disjoint)

@@ -1,6 +1,6 @@
-"""Everything that is wrong with what was asked, for every target at once, found before anything compiles.
+"""Compositions of an experiment with each target; the problems of all targets are reported at once.
 
-What doesn't fit a mesh is found by `divisibility`, which composing asks; here it is gathered over the targets.
+Sizes that a mesh doesn't divide are found by `divisibility` while composing.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def compositions(
 def missing_compilers(composed: Sequence[Composition]) -> list[str]:
     """Returns each backend's reason why it can't compile for a target: no compiler installed, or no such topology."""
     problems = []
-    # The largest first: a process can't be given more devices once JAX has started.
+    # The largest first: a process can't get more devices once JAX has started.
     for target in sorted((each.required_target() for each in composed), key=lambda each: -each.jax_devices):
         try:
             host().collect("kanawa_topology", target=target)

@@ -1,4 +1,4 @@
-"""The step that serving repeats: one token for each of many sequences, their caches in place."""
+"""The program that serving repeats: one token for each of many sequences, with their caches updated in place."""
 
 from typing import Any
 
@@ -60,10 +60,10 @@ def decode_program(prepared: Prepared) -> Program:
 
 
 def cast_spec(leaf: jax.ShapeDtypeStruct, dtype: str) -> jax.ShapeDtypeStruct:
-    """Returns an abstract parameter as serving keeps it: floats in `dtype`."""
-    # Codes of quantised weights are integers: they are stored as they are, whatever maths runs in.
-    kept = not jnp.issubdtype(leaf.dtype, jnp.floating)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if kept else jnp.dtype(dtype), sharding=leaf.sharding)
+    """Returns an abstract parameter as serving stores it: floats in `dtype`."""
+    # Codes of quantised weights are integers and stay as they are.
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype) if is_float else leaf.dtype, sharding=leaf.sharding)
 
 
 def placed(shape: tuple[int, ...], axes: Any, dtype: str, rules: Rules, mesh: Any, what: str) -> Any:

@@ -1,1 +1,1 @@
-"""A plan in seconds: memory and time of a traced program, from its equations, shapes and shardings."""
+"""Plans estimated from the traced program, in seconds and without a compiler."""

@@ -9,7 +9,7 @@ import functools
 
 from kanawa_parallel.plan.quick.equations import Value, scan_parts
 from kanawa_parallel.plan.quick.layout import local_bytes
-from kanawa_parallel.plan.quick.rules import alike
+from kanawa_parallel.plan.quick.rules import is_elementwise
 from kanawa_parallel.plan.quick.walk import SAME, Step, Walked
 
 #: What is fused into its reader although its result has another shape than what it reads.
@@ -27,7 +27,7 @@ _OWN = frozenset(
 class Buffer:
     """A value in memory: its bytes on a device, and the first and last step that it is there for.
 
-    `path` is the name stack of what makes it, `tag` the name that its layer gave it; `stacked` if a loop keeps one an
+    `path` is the name stack of what makes it, `tag` the name that its layer gave it; `stacked` if a loop saves one an
     iteration.
     """
 
@@ -55,7 +55,7 @@ class Pass:
 class Memory:
     """The memory of one scope; `peak` is its temporaries' fullest moment, inner scopes included.
 
-    A scope's inputs belong to whoever calls it. `in_place` if its outputs take the place of inputs, as a step's do.
+    A scope's inputs belong to its caller. `in_place` if its outputs take the place of inputs, as a step's do.
     """
 
     def __init__(self, walked: Walked, in_place: bool = False) -> None:
@@ -89,7 +89,7 @@ class Memory:
             return True
         if eqn.name in SAME or eqn.name in _RESHAPING:
             return False
-        return not alike(eqn)
+        return not is_elementwise(eqn)
 
     def _name_roots(self) -> None:
         """Finds values that are others under another name, and results that are narrowed as they are written."""

@@ -59,7 +59,7 @@ class Scope:
     outputs: list[Value | None]
 
 
-def flat(jaxpr: Any, prefix: str = "") -> Scope:
+def flat_scope(jaxpr: Any, prefix: str = "") -> Scope:
     """Returns the scope of a jaxpr (closed or not), with its calls inlined; constants are inputs, first."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     values: dict[Any, Value] = {}
@@ -72,12 +72,12 @@ def flat(jaxpr: Any, prefix: str = "") -> Scope:
 def _live(equations: list[Equation], outputs: list[Value | None]) -> list[Equation]:
     """Returns the equations that an output follows from: compilers drop the others."""
     used = {value for value in outputs if value is not None}
-    kept = []
+    live = []
     for eqn in reversed(equations):
         if any(out in used for out in eqn.outputs):
-            kept.append(eqn)
+            live.append(eqn)
             used.update(value for value in eqn.inputs if value is not None)
-    return kept[::-1]
+    return live[::-1]
 
 
 def _equations(jaxpr: Any, values: dict[Any, Value], prefix: str) -> Iterator[Equation]:

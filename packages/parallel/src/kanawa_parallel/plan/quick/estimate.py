@@ -20,17 +20,17 @@ from kanawa.status import stage
 
 from kanawa_parallel.plan.cost.calibration import Choice, calibration_for
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import recorded
+from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
-from kanawa_parallel.plan.memory.arguments import argument_bytes, by_kind, local_bytes
+from kanawa_parallel.plan.memory.arguments import argument_bytes, bytes_by_kind, local_bytes
 from kanawa_parallel.plan.programs.decode import DECODE, decode_program
 from kanawa_parallel.plan.quick.buffers import Buffer, Memory
-from kanawa_parallel.plan.quick.equations import Scope, flat
-from kanawa_parallel.plan.quick.layout import Layout, of_spec, whole
+from kanawa_parallel.plan.quick.equations import Scope, flat_scope
+from kanawa_parallel.plan.quick.layout import Layout, layout_of_spec, replicated
 from kanawa_parallel.plan.quick.roofline import Rates, Roofline
 from kanawa_parallel.plan.quick.values import estimated_values
-from kanawa_parallel.plan.quick.walk import Walked, walk
+from kanawa_parallel.plan.quick.walk import Walked, lay_out
 from kanawa_parallel.plan.read.attribution import module_of, module_paths
 from kanawa_parallel.plan.report.assemble import Counts, assemble, installed_versions
 from kanawa_parallel.plan.report.report import Report
@@ -106,37 +106,37 @@ def estimated(composition: Composition, name: str, device: DeviceSpec | None = N
     kernels = manifest(traced.out_info)
     with stage("laying out"):
         mesh = {} if prepared.environment.mesh is None else dict(prepared.environment.mesh.shape)
-        walked = laid_out(flat(_needed(traced.jaxpr)), program.abstract_args, mesh)
+        walked = lay_out_program(flat_scope(_without_dead_code(traced.jaxpr)), program.abstract_args, mesh)
         memory = Memory(walked, in_place=bool(program.donate))
     with stage("timing"):
         device = device or target.device
         choice = calibration_for(device, installed_versions(device))
-        costs = KernelCosts.of(kernels, recorded(kernels, device))
+        costs = KernelCosts.of_choices(kernels, recorded_cycles(kernels, device))
         machine = Machine(device, _links(device, target), costs, choice.calibration)
         return Estimate(prepared, program, kernels, memory, Roofline(walked, memory, _rates(machine)), choice)
 
 
-def _needed(jaxpr: Any) -> Any:
-    """Returns a program without what no output follows from, in its loops too: compilers leave that out."""
+def _without_dead_code(jaxpr: Any) -> Any:
+    """Returns a program without dead code, in its loops too: compilers drop it."""
     return partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals), instantiate=True)[0]
 
 
-def laid_out(scope: Scope, abstract_args: Any, mesh: Mapping[str, int]) -> Walked:
+def lay_out_program(scope: Scope, abstract_args: Any, mesh: Mapping[str, int]) -> Walked:
     """Returns a traced program's scope on a mesh, from its abstract arguments' shardings."""
     leaves = jax.tree.leaves(abstract_args)
     hidden = len(scope.inputs) - len(leaves)
-    arguments = [whole(value, free=True) for value in scope.inputs[:hidden]]
+    arguments = [replicated(value, free=True) for value in scope.inputs[:hidden]]
     for held, leaf in zip(scope.inputs[hidden:], leaves, strict=True):
         spec = getattr(getattr(leaf, "sharding", None), "spec", ())
-        arguments.append(of_spec(held, spec))
+        arguments.append(layout_of_spec(held, spec))
         held.host = local_bytes(leaf) == 0 < held.bytes
-    # A step gives its state back first, laid out as it came.
+    # A step returns its state first, in the layout of its arguments.
     wanted: list[Layout | None] = [None] * len(scope.outputs)
-    for at, (value, given) in enumerate(zip(scope.outputs, scope.inputs[hidden:], strict=False)):
-        if value is None or (value.shape, value.dtype) != (given.shape, given.dtype):
+    for at, (value, argument) in enumerate(zip(scope.outputs, scope.inputs[hidden:], strict=False)):
+        if value is None or (value.shape, value.dtype) != (argument.shape, argument.dtype):
             break
         wanted[at] = arguments[hidden + at]
-    return walk(scope, arguments, mesh, wanted)
+    return lay_out(scope, arguments, mesh, wanted)
 
 
 def _rates(machine: Machine) -> Rates:
@@ -152,7 +152,7 @@ def _rates(machine: Machine) -> Rates:
 
 def _links(device: DeviceSpec, target: Target) -> Links:
     """Returns the links of the target's devices in a row, in the order of its topology where it has one."""
-    links = Links.of(device, None, target.jax_devices)
+    links = Links.of_devices(device, None, target.jax_devices)
     sides = [int(side) for side in target.topology.split("x")] if target.topology else []
     if not device.torus_dimensions or not sides:
         return links
@@ -171,7 +171,7 @@ def _wider(choice: Choice) -> Choice:
 
 
 def _memory(arguments: Mapping[str, int], estimate: Estimate) -> dict[str, int]:
-    kinds = by_kind(arguments)
+    kinds = bytes_by_kind(arguments)
     temporaries = round(estimate.memory.peak)
     return {**kinds, "temporaries": temporaries, "total": sum(kinds.values()) + temporaries}
 

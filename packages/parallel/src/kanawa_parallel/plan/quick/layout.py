@@ -34,17 +34,19 @@ class Move:
     kind: str
     axes: tuple[str, ...]
     bytes: float
-    #: Whether it is needed long after what it takes is there, such as a weight: it can then run beside other work.
+    #: Whether its operand is ready long before, such as a weight: it can then run beside other work.
     early: bool = False
 
 
-def whole(value: Value, free: bool = False) -> Layout:
+def replicated(value: Value, free: bool = False) -> Layout:
     """Returns the layout of an array that every device holds whole."""
     return Layout(((),) * len(value.shape), free=free)
 
 
-def of_spec(value: Value, spec: Iterable[object], kept: Mapping[int, tuple[str, ...]] | None = None) -> Layout:
-    """Returns the layout of a PartitionSpec; `kept` are dimensions that the spec leaves open, as they are."""
+def layout_of_spec(
+    value: Value, spec: Iterable[object], unconstrained: Mapping[int, tuple[str, ...]] | None = None
+) -> Layout:
+    """Returns the layout of a PartitionSpec; `unconstrained` are the axes of dimensions that the spec leaves open."""
     dims: list[tuple[str, ...]] = []
     for names in spec:
         if names is None or isinstance(names, str):
@@ -52,12 +54,12 @@ def of_spec(value: Value, spec: Iterable[object], kept: Mapping[int, tuple[str, 
         else:
             dims.append(tuple(str(name) for name in names) if isinstance(names, tuple) else ())
     dims += [()] * (len(value.shape) - len(dims))
-    for at, names in (kept or {}).items():
+    for at, names in (unconstrained or {}).items():
         dims[at] = names
     return Layout(tuple(dims))
 
 
-def parts(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+def count_parts(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
     """Returns how many devices stand along these axes."""
     return math.prod(mesh.get(axis, 1) for axis in axes)
 
@@ -69,10 +71,10 @@ def local_bytes(value: Value, layout: Layout, mesh: Mapping[str, int]) -> float:
 
 def local_shape(value: Value, layout: Layout, mesh: Mapping[str, int]) -> tuple[int, ...]:
     """Returns a device's own shape."""
-    return tuple(-(-size // parts(names, mesh)) for size, names in zip(value.shape, layout.dims, strict=True))
+    return tuple(-(-size // count_parts(names, mesh)) for size, names in zip(value.shape, layout.dims, strict=True))
 
 
-def moves(value: Value, before: Layout, after: Layout, mesh: Mapping[str, int]) -> list[Move]:
+def moves_between(value: Value, before: Layout, after: Layout, mesh: Mapping[str, int]) -> list[Move]:
     """Returns the collectives from one layout to another: what must be summed first, then what must be gathered."""
     if before.free:
         return []
@@ -101,8 +103,8 @@ def moves(value: Value, before: Layout, after: Layout, mesh: Mapping[str, int]) 
     if gathered:
         # What is cut anew is cut before it is sent.
         new = {axis for names in after.dims for axis in names} - {axis for names in dims for axis in names}
-        needed.append(Move("all-gather", _sorted(gathered, mesh), here / parts(new, mesh)))
-    return [move for move in needed if parts(move.axes, mesh) > 1]
+        needed.append(Move("all-gather", _sorted(gathered, mesh), here / count_parts(new, mesh)))
+    return [move for move in needed if count_parts(move.axes, mesh) > 1]
 
 
 def _sorted(axes: Iterable[str], mesh: Mapping[str, int]) -> tuple[str, ...]:

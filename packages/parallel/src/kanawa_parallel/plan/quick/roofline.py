@@ -17,7 +17,7 @@ from kanawa_parallel.plan.cost.machine import Machine, kernel_operand_dtypes
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.quick.buffers import Memory
 from kanawa_parallel.plan.quick.equations import Equation, Value
-from kanawa_parallel.plan.quick.layout import Move, local_bytes, parts
+from kanawa_parallel.plan.quick.layout import Move, count_parts, local_bytes
 from kanawa_parallel.plan.quick.walk import Step, Walked, flops
 
 #: Bytes a second that a device sends to its host's memory, and back.
@@ -28,7 +28,7 @@ _HEAVY = frozenset(("dot_general", "pallas_call", "gather"))
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What one device does in a second, by what traced programs tell of it.
+    """What one device does in a second in a traced program.
 
     `matmul_factor` and `memory_factor` are what matmuls and elementwise work reach of the machine's figures.
     """
@@ -76,7 +76,7 @@ class Rates:
             order = [i for i, name in enumerate(mesh) if name not in axes]
             order += [i for i, name in enumerate(mesh) if name in axes]
             # On a torus the compilers' rings run along one dimension.
-            groups = grid.transpose(order).reshape(-1, parts(axes, mesh))
+            groups = grid.transpose(order).reshape(-1, count_parts(axes, mesh))
             self.links_by_axes[axes] = self.machine.reached_links.between(groups, one_dimension=True)
         return self.links_by_axes[axes]
 
@@ -156,7 +156,7 @@ class Roofline:
 
     def _sent(self, move: Move, early: bool) -> Sent:
         mesh = self.walked.mesh
-        members = 2 if move.kind == "collective-permute" else parts(move.axes, mesh)
+        members = 2 if move.kind == "collective-permute" else count_parts(move.axes, mesh)
         sent = sent_bytes(move.kind, move.bytes, members)
         link = self.rates.link(move.axes, mesh)
         seconds = self.runs * self.rates.machine.reached_links.seconds(sent, link) if members > 1 else 0.0

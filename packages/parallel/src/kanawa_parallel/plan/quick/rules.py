@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Value
-from kanawa_parallel.plan.quick.layout import Layout, local_bytes, of_spec, parts, whole
+from kanawa_parallel.plan.quick.layout import Layout, count_parts, layout_of_spec, local_bytes, replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +46,17 @@ _SUMS = frozenset({"add", "add_any", "sub"})
 _MADE = frozenset({"iota", "rng_bit_generator", "random_bits", "random_seed", "random_wrap", "random_unwrap"})
 
 
-def decide(situation: Situation) -> Decision:
+def decide_layouts(situation: Situation) -> Decision:
     """Returns what an equation wants and makes."""
     rule = _RULES.get(situation.equation.name)
     if rule is not None:
         return rule(situation)
     if situation.equation.name in _MADE or not any(situation.equation.inputs):
-        return Decision(situation.layouts, [whole(out, free=True) for out in situation.equation.outputs])
-    return _elementwise(situation) if alike(situation.equation) else _replicated(situation)
+        return Decision(situation.layouts, [replicated(out, free=True) for out in situation.equation.outputs])
+    return _elementwise(situation) if is_elementwise(situation.equation) else _replicated(situation)
 
 
-def alike(eqn: Equation) -> bool:
+def is_elementwise(eqn: Equation) -> bool:
     """Returns whether each element of the outputs follows from the elements of the same place (or of size 1)."""
     shape = eqn.outputs[0].shape if eqn.outputs else ()
     return all(out.shape == shape for out in eqn.outputs) and all(
@@ -73,7 +73,7 @@ def summed(layout: Layout) -> Layout:
     return Layout(layout.dims) if layout.partial else layout
 
 
-def cut(layout: Layout, target: Layout) -> Layout:
+def cut_further(layout: Layout, target: Layout) -> Layout:
     """Returns a layout without partial sums that is cut further where `target` is and nothing is in the way."""
     used = set(layout.axes)
     dims = []
@@ -91,7 +91,7 @@ def _elementwise(s: Situation) -> Decision:
     fixed = [layout for layout in layouts if not layout.free]
     if not fixed:
         free = all(layout.free for layout in layouts) or not eqn.outputs[0].shape
-        return Decision(s.layouts, [dataclasses.replace(whole(out), free=free) for out in eqn.outputs])
+        return Decision(s.layouts, [dataclasses.replace(replicated(out), free=free) for out in eqn.outputs])
     partials = [layout.partial for layout in fixed]
     through = (eqn.name in _SUMS and len(set(partials)) == 1 and len(fixed) == len(full)) or (
         eqn.name in _LINEAR and sum(bool(p) for p in partials) == 1
@@ -143,18 +143,18 @@ def _constraint(s: Situation) -> Decision:
     eqn, before = s.equation, s.layouts[0]
     open_dims = {at: before.dims[at] for at in eqn.params["unconstrained_dims"]}
     spec = getattr(eqn.params["sharding"], "spec", None)
-    after = before if spec is None else of_spec(s.value(0), spec, open_dims)
+    after = before if spec is None else layout_of_spec(s.value(0), spec, open_dims)
     after = Layout(after.dims)
     return Decision([after], [after])
 
 
 def _enter(s: Situation) -> Decision:
     value = s.value(0)
-    return Decision([of_spec(value, s.equation.params["spec"])], [whole(s.equation.outputs[0])])
+    return Decision([layout_of_spec(value, s.equation.params["spec"])], [replicated(s.equation.outputs[0])])
 
 
 def _leave(s: Situation) -> Decision:
-    return Decision(s.layouts, [of_spec(s.equation.outputs[0], s.equation.params["spec"])])
+    return Decision(s.layouts, [layout_of_spec(s.equation.outputs[0], s.equation.params["spec"])])
 
 
 def _dot(s: Situation) -> Decision:
@@ -224,7 +224,7 @@ def _transpose(s: Situation) -> Decision:
 def _broadcast(s: Situation) -> Decision:
     out = s.equation.outputs[0]
     if not s.layouts or not s.layouts[0].dims:
-        return Decision(s.layouts, [whole(out, free=True)])
+        return Decision(s.layouts, [replicated(out, free=True)])
     before = s.layouts[0]
     dims: list[tuple[str, ...]] = [()] * len(out.shape)
     for at, to in enumerate(s.equation.params["broadcast_dimensions"]):
@@ -243,7 +243,7 @@ def _reshape(s: Situation) -> Decision:
         new = [at for at in outer if out.shape[at] > 1]
         for a, b in zip(old[:1], new[:1], strict=False):
             names = before.dims[a]
-            if out.shape[b] % parts(names, s.mesh) == 0:
+            if out.shape[b] % count_parts(names, s.mesh) == 0:
                 dims[b], kept[a] = names, names
     layout = Layout(tuple(kept), before.partial, before.free)
     return Decision([layout], [Layout(tuple(dims), before.partial, before.free)])
@@ -303,7 +303,7 @@ def _resized(s: Situation) -> Decision:
     outputs = []
     for out in s.equation.outputs:
         dims = tuple(
-            names if size % parts(names, s.mesh) == 0 else ()
+            names if size % count_parts(names, s.mesh) == 0 else ()
             for names, size in zip(before.dims, out.shape, strict=True)
         )
         outputs.append(Layout(dims, before.partial, before.free))

@@ -1,4 +1,4 @@
-"""Which values lie in memory at a step's fullest moment, by module and by the names that layers give them."""
+"""The values in memory at a step's fullest moment, by module and by the names that layers tag them with."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from kanawa_parallel.plan.read.attribution import module_of
 from kanawa_parallel.plan.report.report import HeldRow
 
 #: What a value without a name is called: by its role.
-_STACKED, WORKING = "kept for each layer", "in use"
+_STACKED, WORKING = "saved for each layer", "in use"
 
 
 def estimated_values(at_peak: Iterable[Buffer], paths: frozenset[str]) -> list[HeldRow]:

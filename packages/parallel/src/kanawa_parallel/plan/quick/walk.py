@@ -8,9 +8,18 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Scope, Value, flat, scan_parts
-from kanawa_parallel.plan.quick.layout import Layout, Move, local_bytes, local_shape, moves, of_spec, parts, whole
-from kanawa_parallel.plan.quick.rules import Situation, cut, decide, summed
+from kanawa_parallel.plan.quick.equations import ENTER, LEAVE, Equation, Scope, Value, flat_scope, scan_parts
+from kanawa_parallel.plan.quick.layout import (
+    Layout,
+    Move,
+    count_parts,
+    layout_of_spec,
+    local_bytes,
+    local_shape,
+    moves_between,
+    replicated,
+)
+from kanawa_parallel.plan.quick.rules import Situation, cut_further, decide_layouts, summed
 
 #: Collectives that a program asks for itself, inside shards, by the names that JAX gives them.
 _COLLECTIVES = {
@@ -58,14 +67,16 @@ class Walked:
         return 0.0 if value.host else local_bytes(value, self.layouts[value], self.mesh)
 
 
-def walk(scope: Scope, arguments: Iterable[Layout], mesh: Mapping[str, int], wanted: Iterable[Layout | None]) -> Walked:
+def lay_out(
+    scope: Scope, arguments: Iterable[Layout], mesh: Mapping[str, int], wanted: Iterable[Layout | None]
+) -> Walked:
     """Returns the scope laid out, from the layouts of its inputs and those wanted of its outputs."""
     goals = list(wanted)
     wishes = _wishes(scope, goals)
     layouts = dict(zip(scope.inputs, arguments, strict=True))
     steps = []
     for eqn in scope.equations:
-        given = [_SCALAR if v is None else layouts.setdefault(v, whole(v)) for v in eqn.inputs]
+        given = [_SCALAR if v is None else layouts.setdefault(v, replicated(v)) for v in eqn.inputs]
         step, outputs = _step(eqn, given, mesh, [wishes.get(out) for out in eqn.outputs])
         steps.append(step)
         layouts.update(zip(eqn.outputs, outputs, strict=True))
@@ -75,11 +86,11 @@ def walk(scope: Scope, arguments: Iterable[Layout], mesh: Mapping[str, int], wan
                 layouts[value] = taken
     outputs, closing = [], []
     for value, goal in zip(scope.outputs, goals, strict=True):
-        before = _SCALAR if value is None else layouts.setdefault(value, whole(value))
+        before = _SCALAR if value is None else layouts.setdefault(value, replicated(value))
         fits = goal is not None and len(goal.dims) == len(before.dims)
-        after = before if before.free else cut(before, goal) if fits and goal is not None else summed(before)
+        after = before if before.free else cut_further(before, goal) if fits and goal is not None else summed(before)
         outputs.append(after)
-        closing += [(value, move) for move in moves(value, before, after, mesh)] if value is not None else []
+        closing += [(value, move) for move in moves_between(value, before, after, mesh)] if value is not None else []
     return Walked(scope, mesh, layouts, steps, outputs, closing)
 
 
@@ -93,9 +104,9 @@ def _wishes(scope: Scope, goals: list[Layout | None]) -> dict[Value, Layout]:
         if eqn.name == "sharding_constraint":
             spec = getattr(eqn.params["sharding"], "spec", None)
             if spec is not None and eqn.inputs[0] is not None and not eqn.params["unconstrained_dims"]:
-                wishes[eqn.inputs[0]] = of_spec(eqn.inputs[0], spec)
+                wishes[eqn.inputs[0]] = layout_of_spec(eqn.inputs[0], spec)
         elif eqn.name == ENTER and eqn.inputs[0] is not None:
-            wishes[eqn.inputs[0]] = of_spec(eqn.inputs[0], eqn.params["spec"])
+            wishes[eqn.inputs[0]] = layout_of_spec(eqn.inputs[0], eqn.params["spec"])
         elif eqn.name == "transpose" and eqn.outputs[0] in wishes and eqn.inputs[0] is not None:
             dims: list[tuple[str, ...]] = [()] * len(eqn.inputs[0].shape)
             for names, at in zip(wishes[eqn.outputs[0]].dims, eqn.params["permutation"], strict=True):
@@ -118,7 +129,7 @@ def _step(
         return _scan(eqn, given, mesh, wanted)
     if eqn.name in ("while", "cond"):
         return _branches(eqn, given, mesh, wanted)
-    decision = decide(Situation(eqn, given, mesh, wanted[0] if wanted else None))
+    decision = decide_layouts(Situation(eqn, given, mesh, wanted[0] if wanted else None))
     return Step(eqn, decision.inputs, _moves(eqn, given, decision.inputs, mesh)), decision.outputs
 
 
@@ -127,7 +138,7 @@ def _moves(eqn: Equation, before: list[Layout], after: list[Layout], mesh: Mappi
         (at, move)
         for at, (value, old, new) in enumerate(zip(eqn.inputs, before, after, strict=True))
         if value is not None and old != new
-        for move in moves(value, old, new, mesh)
+        for move in moves_between(value, old, new, mesh)
     ]
 
 
@@ -137,22 +148,22 @@ def _collective(eqn: Equation, given: list[Layout]) -> tuple[Step, list[Layout]]
     # A ragged exchange's other operands are counts and offsets.
     taken = [0] if eqn.name == "ragged_all_to_all" else range(len(eqn.inputs))
     needed = [(at, Move(_COLLECTIVES[eqn.name], axes, value.bytes)) for at in taken if (value := eqn.inputs[at])]
-    return Step(eqn, given, needed), [whole(out) for out in eqn.outputs]
+    return Step(eqn, given, needed), [replicated(out) for out in eqn.outputs]
 
 
 def _scan(
     eqn: Equation, given: list[Layout], mesh: Mapping[str, int], wanted: list[Layout | None]
 ) -> tuple[Step, list[Layout]]:
     consts, carried = scan_parts(eqn.params)
-    body = flat(eqn.params["jaxpr"], eqn.path)
-    hidden = [whole(v, free=True) for v in body.inputs[: len(body.inputs) - len(given)]]
+    body = flat_scope(eqn.params["jaxpr"], eqn.path)
+    hidden = [replicated(v, free=True) for v in body.inputs[: len(body.inputs) - len(given)]]
     before, given = given, [summed(layout) for layout in given]
     slices = [Layout(layout.dims[1:], layout.partial, layout.free) for layout in given[consts + carried :]]
     goals = [*wanted[:carried], *(w and Layout(w.dims[1:]) for w in wanted[carried:])]
     carry = given[consts : consts + carried]
     walked = None
     for _ in range(_ROUNDS):
-        walked = walk(body, [*hidden, *given[:consts], *carry, *slices], mesh, goals)
+        walked = lay_out(body, [*hidden, *given[:consts], *carry, *slices], mesh, goals)
         left = [Layout(new.dims, free=old.free and new.free) for new, old in zip(walked.outputs, carry, strict=False)]
         if left == carry:
             break
@@ -183,14 +194,16 @@ def _branches(
         bodies, arguments = list(eqn.params["branches"]), given[1:]
     walks = []
     for body in bodies:
-        scope = flat(body, eqn.path)
-        hidden = [whole(v, free=True) for v in scope.inputs[: len(scope.inputs) - len(arguments)]]
-        walks.append(walk(scope, [*hidden, *arguments], mesh, wanted))
+        scope = flat_scope(body, eqn.path)
+        hidden = [replicated(v, free=True) for v in scope.inputs[: len(scope.inputs) - len(arguments)]]
+        walks.append(lay_out(scope, [*hidden, *arguments], mesh, wanted))
     outputs = [
         next((w.outputs[at] for w in walks if not w.outputs[at].free), walks[0].outputs[at])
         for at in range(len(eqn.outputs))
     ]
-    outputs = [whole(v) if len(out.dims) != len(v.shape) else out for v, out in zip(eqn.outputs, outputs, strict=True)]
+    outputs = [
+        replicated(v) if len(out.dims) != len(v.shape) else out for v, out in zip(eqn.outputs, outputs, strict=True)
+    ]
     # One branch runs; which one no shape says. All are kept, and the costliest is counted.
     return Step(eqn, given, _moves(eqn, before, given, mesh), [(1.0, walked) for walked in walks]), outputs
 
@@ -210,7 +223,7 @@ def flops(step: Step, mesh: Mapping[str, int]) -> float:
         kernel = eqn.inputs[1].shape
         outputs = eqn.outputs[0]
         taps = math.prod(kernel) / max(1, kernel[numbers.rhs_spec[0]])
-        return float(2 * math.prod(outputs.shape) * taps / parts(step.inputs[0].axes, mesh))
+        return float(2 * math.prod(outputs.shape) * taps / count_parts(step.inputs[0].axes, mesh))
     return 0.0
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from kanawa_parallel.plan.read.hlo import HloModule
 
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
-#: Where work goes that no module of the model asked for: optimizer, clipping, loss scaling.
+#: Work of no module of the model: optimizer, clipping, loss scaling.
 OUTSIDE = "(step)"
-#: What the compiler made up without saying for whom.
+#: What the compiler added without a name stack.
 UNNAMED = "(compiler)"
 
 

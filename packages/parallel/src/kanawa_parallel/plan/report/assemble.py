@@ -11,7 +11,7 @@ from kanawa.kernels.choice import KernelChoice
 from kanawa.plugins import DeviceSpec
 
 from kanawa_parallel.passes import idle_share
-from kanawa_parallel.plan.cost.calibration import Choice, published
+from kanawa_parallel.plan.cost.calibration import Choice, published_step
 from kanawa_parallel.plan.cost.work import Seconds, Sent, Work, axes_text
 from kanawa_parallel.plan.memory import arguments
 from kanawa_parallel.plan.programs.decode import DECODE
@@ -56,11 +56,11 @@ def assemble(
     """
     composition = prepared.composition
     target = composition.required_target()
-    request = Request.of(prepared, program)
+    request = ModelRequest.of_program(prepared, program)
     limit = device.memory_bytes // device.jax_devices_per_chip
     fits = not counts.exceeded and counts.memory["total"] <= limit
     # What others published is of the experiment as it stands, not of a changed one of the same name.
-    known = None if composition.changes else published(composition.name, target.selector)
+    known = None if composition.changes else published_step(composition.name, target.selector)
     return Report(
         experiment=composition.name,
         target=target.selector,
@@ -95,7 +95,7 @@ def assemble(
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ModelRequest:
     """What the model itself asks for: tokens, FLOPs by its own count, its modules, the mesh and the matmuls' dtype."""
 
     tokens: int
@@ -105,7 +105,7 @@ class Request:
     dtype: str
 
     @classmethod
-    def of(cls, prepared: Prepared, program: Program) -> "Request":
+    def of_program(cls, prepared: Prepared, program: Program) -> "ModelRequest":
         """Reads the shapes of the program's inputs and counts by the model's own `flops_per_token`."""
         model: Any = prepared.workload.model
         rows, length, context, passes = _shape(prepared, program)
@@ -178,7 +178,7 @@ def _traffic(sent: Sequence[Sent]) -> list[Traffic]:
 
 def _modules(paths: frozenset[str], counts: Counts) -> list[ModuleRow]:
     rows: dict[str, dict[str, Any]] = {}
-    for path, kinds in arguments.by_module(counts.arguments).items():
+    for path, kinds in arguments.bytes_by_module(counts.arguments).items():
         rows.setdefault(path, {}).update(kinds)
     for path, size in counts.temporaries.items():
         rows.setdefault(path, {})["temporaries"] = size

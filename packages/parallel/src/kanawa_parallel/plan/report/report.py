@@ -33,7 +33,7 @@ class ModuleRow:
 
 @dataclasses.dataclass(frozen=True)
 class HeldRow:
-    """Temporaries of one kind at the fullest moment: whose they are, what they are, and their bytes on a device."""
+    """Temporaries of one kind at the fullest moment: their module, their name, and their bytes on a device."""
 
     module: str
     value: str
@@ -42,7 +42,7 @@ class HeldRow:
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A change that makes a plan fit, and what the compiler said of it."""
+    """A change that makes a plan fit, and the plan with it."""
 
     change: str
     fits: bool

@@ -6,22 +6,22 @@ _COUNTS = ("", "k", "M", "G", "T", "P", "E")
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Returns bytes, such as "12.3 GiB" or "-40 B"."""
     return _scaled(count, 1024, _BYTES)
 
 
-def amount(count: float) -> str:
+def format_count(count: float) -> str:
     """Returns FLOPs, cycles or tokens a second in powers of a thousand, such as "1.85 T"; "0" for none."""
     return _scaled(count, 1000, _COUNTS).rstrip()
 
 
-def sent(count: float) -> str:
+def format_sent(count: float) -> str:
     """Returns bytes that move, such as "3.2 GB": in powers of a thousand, as bandwidths are quoted."""
     return _scaled(count, 1000, _SENT)
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Returns seconds, such as "2.48 s" or "310 µs"; "0 s" for none."""
     if not seconds:
         return "0 s"

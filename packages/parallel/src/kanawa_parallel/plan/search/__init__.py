@@ -1,1 +1,1 @@
-"""Looks for the mesh, rematerialisation and microbatches with which a workload's step is quickest on its hardware."""
+"""Searches the mesh, rematerialisation and microbatches with which a step is quickest on its hardware."""

@@ -1,4 +1,4 @@
-"""`kanawa plan EXPERIMENT --on T[,T2…] --search`: asks, searches, verifies, prints, writes."""
+"""`kanawa plan EXPERIMENT --on T[,T2…] --search`: searches, verifies, prints and writes."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What quick plans and compilers say of candidates: times, memory, or why one is out."""
+"""The outcome of a candidate by its quick plan and by its compiler: time, memory, or why it is dropped."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from kanawa.errors import CompositionError, KanawaError
 
 from kanawa_parallel.plan.quick.estimate import quick_report
 from kanawa_parallel.plan.report.report import Report
-from kanawa_parallel.plan.report.units import size
+from kanawa_parallel.plan.report.units import format_bytes
 from kanawa_parallel.plan.search.space import Candidate
 from kanawa_parallel.plan.targets.request import PlanRequest
 
@@ -17,7 +17,7 @@ ROOM = 1.1
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A candidate with its quick plan, or the reason why there is none; `compiled` once a compiler has judged it."""
+    """A candidate with its quick plan, or the reason why there is none; `compiled` once it was compiled."""
 
     candidate: Candidate
     report: Report | None = None
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether it surely fits: by the compiler, or by a quick plan with room to spare."""
+        """Whether it fits, by the compiler or by a quick plan with room to spare."""
         if self.report is None:
             return False
         if self.compiled is not None:
@@ -52,15 +52,16 @@ class Outcome:
 
     @property
     def why_not(self) -> str:
-        """Says why it is out; empty if it isn't."""
+        """Why it is dropped; empty if it isn't."""
         if self.report is None:
             return self.reason
         if self.fits:
             return ""
         limit = self.report.memory_limit_bytes
         if self.memory_bytes > limit:
-            return f"does not fit: {size(self.memory_bytes - limit)} too much of {size(limit)} a device"
-        return f"may not fit: {size(self.memory_bytes)} of {size(limit)} a device, less than {ROOM - 1:.0%} to spare"
+            return f"does not fit: {format_bytes(self.memory_bytes - limit)} too much of {format_bytes(limit)} a device"
+        needed = f"{format_bytes(self.memory_bytes)} of {format_bytes(limit)} a device"
+        return f"may not fit: {needed}, less than {ROOM - 1:.0%} to spare"
 
     def cost(self) -> float:
         """Returns money for a million tokens, else chip-seconds, by which candidates of one search compare."""
@@ -73,7 +74,7 @@ class Outcome:
 
 
 def evaluate(request: PlanRequest, candidate: Candidate) -> Outcome:
-    """Returns what a quick plan says of a candidate."""
+    """Returns a candidate with its quick plan."""
     try:
         (composition,) = request.composed([candidate.target], candidate.modifiers)
         return Outcome(candidate, quick_report(composition, request.program))

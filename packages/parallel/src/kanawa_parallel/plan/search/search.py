@@ -14,18 +14,18 @@ from kanawa.status import stage
 
 from kanawa_parallel.passes import batch_cuts
 from kanawa_parallel.plan.report.report import Report
-from kanawa_parallel.plan.report.units import size
+from kanawa_parallel.plan.report.units import format_bytes
 from kanawa_parallel.plan.search.evaluate import Outcome, evaluate
 from kanawa_parallel.plan.search.space import Candidate, meshes, policies, splits
 from kanawa_parallel.plan.targets.request import PlanRequest
 
-#: How many of a round's best go on to the next; half of them may be such as don't fit yet.
+#: How many of a round's best are varied in the next; half of them may not fit yet.
 _KEPT = 4
 
 
 @dataclasses.dataclass
 class Search:
-    """The outcomes for all targets, in the order in which they were judged; `by_rule` are those of the mesh rules."""
+    """The outcomes for all targets, in the order in which they were planned; `by_rule` are those of the mesh rules."""
 
     outcomes: list[Outcome]
     by_rule: dict[str, Outcome]
@@ -43,21 +43,21 @@ class Search:
         """Returns those that fit and that no other beats in time, memory and cost at once."""
         ranked = self.ranked()
         points = [(each.seconds, each.memory_bytes, each.cost()) for each in ranked]
-        kept = []
+        unbeaten = []
         for at, (each, point) in enumerate(zip(ranked, points, strict=True)):
             beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
             # Of equals the one that changes least comes first.
             if not beaten and point not in points[:at]:
-                kept.append(each)
-        return sorted(kept, key=lambda each: each.seconds)
+                unbeaten.append(each)
+        return sorted(unbeaten, key=lambda each: each.seconds)
 
     def nearest(self) -> Outcome | None:
-        """Returns the one that is the least above its device's memory, for when none fits."""
+        """Returns the outcome that exceeds its device's memory least, for when none fits."""
         shares = [(each.memory_bytes / each.report.memory_limit_bytes, each) for each in self.outcomes if each.report]
         return min(shares, key=lambda pair: pair[0], default=(0.0, None))[1]
 
     def replace(self, old: Outcome, new: Outcome) -> None:
-        """Puts a verified outcome in the place of the estimated one."""
+        """Replaces an estimated outcome by the verified one."""
         self.outcomes[self.outcomes.index(old)] = new
         for target, outcome in self.by_rule.items():
             if outcome is old:
@@ -71,7 +71,7 @@ def search(
     budget_seconds: float = math.inf,
     priced: Callable[[Report], Report] = lambda report: report,
 ) -> Search:
-    """Returns what was found in the budget; without running out of it the same for the same request."""
+    """Returns what was found in the budget; deterministic unless the budget runs out."""
     result = Search([], {})
     names = list(targets)
     begin = time.monotonic()
@@ -141,7 +141,7 @@ def _best(result: Search, target: str) -> list[Candidate]:
 
 
 def _least_bytes(composition: Composition, request: PlanRequest, limit: int) -> Callable[[dict[str, int]], str]:
-    """Returns a function from a mesh to why its devices can't even hold the state, if they can't."""
+    """Returns a function from a mesh to the reason why its devices can't hold even the state; "" if they can."""
     prepared = prepare(composition, where=environment(composition, "abstract"))
     program = prepared.programs.get(request.program)
     leaves = [] if program is None else jax.tree.leaves(program.abstract_args[0])
@@ -152,6 +152,6 @@ def _least_bytes(composition: Composition, request: PlanRequest, limit: int) -> 
         shards = mesh.get("fsdp", 1) * mesh.get("tensor", 1) * mesh.get("expert", 1)
         if elsewhere or held / shards <= limit:
             return ""
-        return f"does not fit: the state alone is {size(held / shards)} a device, of {size(limit)}"
+        return f"does not fit: the state alone is {format_bytes(held / shards)} a device, of {format_bytes(limit)}"
 
     return least

@@ -1,16 +1,16 @@
-"""What a search found, for a person and for a machine."""
+"""The result of a search as text and as JSON."""
 
 import shlex
 from collections import Counter
 from typing import Any
 
-from kanawa_parallel.plan.report.units import duration, size
+from kanawa_parallel.plan.report.units import format_bytes, format_seconds
 from kanawa_parallel.plan.search.evaluate import Outcome
 from kanawa_parallel.plan.search.search import Search
-from kanawa_parallel.plan.show.render import table
+from kanawa_parallel.plan.show.render import format_table
 from kanawa_parallel.plan.targets.request import PlanRequest
 
-#: Kinds of reasons that are told, the most frequent first; and a gain that rounds to 0.0 %, which is none.
+#: How many kinds of reasons are listed; and the gain below which none is reported: it rounds to 0.0 %.
 _REASONS, _LEAST_GAIN = 8, 0.0005
 
 
@@ -65,14 +65,16 @@ def gain(result: Search, winner: Outcome) -> float | None:
 
 
 def render_search(request: PlanRequest, result: Search, currency: str) -> str:
-    """Returns the text: the frontier, what the rules choose, what was dropped and why, the command."""
+    """Returns the text: the frontier, the rules' choice, the dropped candidates with reasons, and the command."""
     head = ("candidate", "target", "step", "a device", currency or "chip-s / M tokens", "by")
-    lines = [table("the frontier of step time, memory and cost", head, [_cells(each) for each in result.frontier()])]
+    lines = [
+        format_table("the frontier of step time, memory and cost", head, [_cells(each) for each in result.frontier()])
+    ]
     rules = [
         _cells(each) if each.report else (each.reason, each.candidate.target) + ("-",) * 4
         for each in result.by_rule.values()
     ]
-    lines.append(table("by the mesh rules and recipes", head, rules))
+    lines.append(format_table("by the mesh rules and recipes", head, rules))
     lines.append(_dropped(result))
     ranked = result.ranked()
     if not ranked:
@@ -82,14 +84,16 @@ def render_search(request: PlanRequest, result: Search, currency: str) -> str:
         )
         return "\n".join(lines)
     winner, won = ranked[0], gain(result, ranked[0])
-    said = (
-        "the rule's own does not fit"
+    comparison = (
+        "the rule's own plan does not fit"
         if won is None
         else f"{won:.1%} quicker than the rule"
         if won > _LEAST_GAIN
         else "no quicker than the rule"
     )
-    lines.append(f"\nbest: {_name(winner)} on {winner.candidate.target}: {duration(winner.seconds)} a step, {said}")
+    lines.append(
+        f"\nbest: {_name(winner)} on {winner.candidate.target}: {format_seconds(winner.seconds)} a step, {comparison}"
+    )
     lines.append(f"  {command_line(request, winner)}")
     if result.out_of_time:
         lines.append("  the budget ended before the search did; a longer one may find more")
@@ -99,7 +103,7 @@ def render_search(request: PlanRequest, result: Search, currency: str) -> str:
 def _cells(outcome: Outcome) -> tuple[str, ...]:
     by = "compiler" if outcome.compiled is not None else outcome.unverified or "estimate"
     return (
-        _name(outcome), outcome.candidate.target, duration(outcome.seconds), size(outcome.memory_bytes),
+        _name(outcome), outcome.candidate.target, format_seconds(outcome.seconds), format_bytes(outcome.memory_bytes),
         f"{outcome.cost():.3g}", by,
     )  # fmt: skip
 
@@ -112,7 +116,7 @@ def _name(outcome: Outcome) -> str:
 
 
 def _dropped(result: Search) -> str:
-    """Returns how many candidates are out for which kind of reason, with an example of each."""
+    """Returns the number of dropped candidates by kind of reason, with an example of each."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for each in result.outcomes:

@@ -13,7 +13,7 @@ from kanawa.errors import UsageError, did_you_mean
 from kanawa.module import Module, param_specs
 from kanawa.plugins import host
 
-#: Axes that meshes are made of, slowest links first. Pipelines, rings and replicas are for those who ask for them.
+#: Axes of the meshes that are searched, slowest links first; pipelines, rings and replicas are not.
 AXES = ("data", "fsdp", "expert", "tensor")
 #: What `--fix` takes besides axes.
 POLICY, MICROBATCHES = "policy", "microbatches"
@@ -24,7 +24,7 @@ _MICROBATCHES = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One choice; None leaves what the experiment and its mesh rule say."""
+    """One choice; None leaves the experiment and its mesh rule as they are."""
 
     target: str
     mesh: tuple[tuple[str, int], ...] | None = None
@@ -47,27 +47,25 @@ class Candidate:
         return tuple(chosen)
 
 
-def fixed_choices(given: Sequence[str]) -> dict[str, str]:
-    """Returns {axis, policy or microbatches: value} of `--fix NAME=VALUE`; raises UsageError for what is none."""
+def fixed_choices(options: Sequence[str]) -> dict[str, str]:
+    """Returns {axis, policy or microbatches: value} of `--fix NAME=VALUE`; raises UsageError for anything else."""
     names = (*AXES, POLICY, MICROBATCHES)
     fixed: dict[str, str] = {}
-    for each in given:
+    for each in options:
         name, equals, value = each.partition("=")
         if name in MESH_AXES and name not in AXES:
             message = (
-                f"--fix {each}: the search makes meshes of {', '.join(AXES)}; give {name} with --modify mesh:axes=…"
+                f"--fix {each}: the search makes meshes of {', '.join(AXES)}; set {name} with --modify mesh:axes=…"
             )
             raise UsageError(message)
         if not equals or name not in names:
-            message = (
-                f"--fix {each}: {name!r} is nothing that is searched{did_you_mean(name, names)}; expected NAME=VALUE"
-            )
+            message = f"--fix {each}: {name!r} isn't searched{did_you_mean(name, names)}; expected NAME=VALUE"
             raise UsageError(message)
         if name != POLICY and (not value.isdecimal() or int(value) < 1):
             message = f"--fix {each}: expected a whole number from 1"
             raise UsageError(message)
         if name in fixed:
-            message = f"--fix {each}: {name} is kept at {fixed[name]} already; give it once"
+            message = f"--fix {each}: {name} is fixed at {fixed[name]} already; set it once"
             raise UsageError(message)
         # Sizes are compared as they are written: 02 is 2.
         fixed[name] = value if name == POLICY else str(int(value))
@@ -120,8 +118,8 @@ def splits(rows: int, fixed: Mapping[str, str]) -> list[int]:
 
 def _sizes(name: str, devices: int, most: int, fixed: Mapping[str, str]) -> Iterator[int]:
     for size in range(1, devices + 1):
-        given = fixed.get(name)
-        if devices % size == 0 and (str(size) == given if given else size <= most):
+        wanted = fixed.get(name)
+        if devices % size == 0 and (str(size) == wanted if wanted else size <= most):
             yield size
 
 

@@ -15,7 +15,7 @@ Compile = Callable[[Outcome], dict[str, Any]]
 def verify(result: Search, count: int, compiled: Compile) -> None:
     """Compiles the best candidates until `count` are known to fit, and the rule's own beside them, for comparison.
 
-    One that the compiler says doesn't fit makes way for the next; at most twice `count` are tried.
+    If one doesn't fit, the next is tried; at most twice `count` are.
     """
     tried = good = 0
     while good < count and tried < 2 * count:

@@ -1,1 +1,1 @@
-"""What is said of a plan: the report, its text and JSON, the mesh's picture, and changes that would make it fit."""
+"""A plan for people: its text, and the picture of its mesh."""

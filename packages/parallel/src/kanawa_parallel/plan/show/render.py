@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from kanawa.kernels.choice import list_choices
 
 from kanawa_parallel.plan.report.report import Report
-from kanawa_parallel.plan.report.units import amount, duration, sent, size
+from kanawa_parallel.plan.report.units import format_bytes, format_count, format_seconds, format_sent
 
 #: Modules that are listed, those that take longest or hold most.
 _TOP = 12
@@ -32,14 +32,14 @@ def comparison(reports: Iterable[Report]) -> str:
     ranked = sorted(reports, key=lambda r: (not r.fits, r.step_seconds or math.inf))
     rows = [
         (
-            r.target, "yes" if r.fits else "no", size(r.memory_per_device_bytes),
-            _or_dash(r.step_seconds, duration), _or_dash(r.tokens_per_second, amount), _or_dash(r.mfu, "{:.1%}".format),
-            r.binds or "-", _cost(r),
+            r.target, "yes" if r.fits else "no", format_bytes(r.memory_per_device_bytes),
+            _or_dash(r.step_seconds, format_seconds), _or_dash(r.tokens_per_second, format_count),
+            _or_dash(r.mfu, "{:.1%}".format), r.binds or "-", _cost(r),
         )
         for r in ranked
     ]  # fmt: skip
     head = ("target", "fits", "a device", "step", "tokens/s", "MFU", "binds", "per million tokens")
-    text = table("by time", head, rows)
+    text = format_table("by time", head, rows)
     priced = [r for r in ranked if r.cost_per_million_tokens is not None and r.fits]
     if priced:
         order = sorted(priced, key=lambda r: r.cost_per_million_tokens or 0.0)
@@ -47,7 +47,7 @@ def comparison(reports: Iterable[Report]) -> str:
     return text
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def format_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Returns an aligned table; numbers to the right."""
     if find_spec("rich") is None:
         return f"\n{title}\n{_plain_table(head, rows)}"
@@ -98,13 +98,14 @@ def _cost(r: Report) -> str:
 def _verdict(r: Report) -> str:
     margin = r.memory_margin_bytes
     mesh = " x ".join(f"{name} {n}" for name, n in r.mesh.items()) or "one device"
-    took = duration(r.compile_seconds)
+    took = format_seconds(r.compile_seconds)
     compiled = f"compiled in {took}" if r.compiled else f"ESTIMATED in {took}, not compiled"
     lines = [
         f"{r.experiment} {r.program} on {r.target}: {_many(r.devices, 'device')} ({_many(r.chips, 'chip')}), mesh "
         f"{mesh}; {compiled}",
-        f"{'fits' if r.fits else 'DOES NOT FIT'}: {size(r.memory_per_device_bytes)} of {size(r.memory_limit_bytes)} "
-        f"a device, {size(abs(margin))} {'free' if margin >= 0 else 'too much'}",
+        f"{'fits' if r.fits else 'DOES NOT FIT'}: {format_bytes(r.memory_per_device_bytes)} of "
+        f"{format_bytes(r.memory_limit_bytes)} a device, "
+        f"{format_bytes(abs(margin))} {'free' if margin >= 0 else 'too much'}",
     ]
     if not r.fits:
         lines.append("  no step time: a program that doesn't fit never runs")
@@ -115,41 +116,43 @@ def _verdict(r: Report) -> str:
         cost = r.cost_per_million_tokens
         money = "" if cost is None else f"; {cost:.3g} {r.currency} per million tokens"
         lines += [
-            f"{duration(r.step_seconds)} ({duration(between[0])} to {duration(between[1])}) a step, "
-            f"{amount(r.tokens_per_second)} tokens/s, MFU {r.mfu:.1%}, {r.binds} binds{beside}{money}",
+            f"{format_seconds(r.step_seconds)} ({format_seconds(between[0])} to {format_seconds(between[1])}) a step, "
+            f"{format_count(r.tokens_per_second)} tokens/s, MFU {r.mfu:.1%}, {r.binds} binds{beside}{money}",
             f"  MFU = {r.mfu_formula}",
             f"  {r.calibration['said']}",
-            f"  at the figures' own best {duration(r.estimated_seconds)}, {duration(r.unestimated_seconds)} of it "
-            "estimated by no compiler",
+            f"  at the figures' own best {format_seconds(r.estimated_seconds)}, "
+            f"{format_seconds(r.unestimated_seconds)} of it estimated by no compiler",
         ]
     return "\n".join([*lines, *([f"  {r.note}"] if r.note else [])])
 
 
 def _memory(r: Report) -> str:
-    rows = [(name, size(held)) for name, held in r.memory.items()]
+    rows = [(name, format_bytes(held)) for name, held in r.memory.items()]
     errors = f"arguments by path {r.arguments_error:+.2%}, temporaries alive at the peak {r.temporaries_error:+.1%}"
-    return table(f"memory of a device (against the compiler's totals: {errors})", ("what", "size"), rows)
+    return format_table(f"memory of a device (against the compiler's totals: {errors})", ("what", "size"), rows)
 
 
 def _time(r: Report) -> str:
     if not r.step_seconds:
         return ""
-    rows = [(part, duration(value), f"{value / r.step_seconds:.1%}") for part, value in r.step_seconds_by.items()]
+    rows = [(part, format_seconds(value), f"{value / r.step_seconds:.1%}") for part, value in r.step_seconds_by.items()]
     ratio = r.flops_per_step / r.model_flops_per_step if r.model_flops_per_step else 0.0
-    cycles = "" if r.estimated_cycles is None else f", the compiler's cycles {amount(r.estimated_cycles)}"
-    title = f"step time ({amount(r.flops_per_device)} FLOPs a device, {ratio:.3f} of the model's own{cycles})"
-    return table(title, ("part", "time", "share"), rows)
+    cycles = "" if r.estimated_cycles is None else f", the compiler's cycles {format_count(r.estimated_cycles)}"
+    title = f"step time ({format_count(r.flops_per_device)} FLOPs a device, {ratio:.3f} of the model's own{cycles})"
+    return format_table(title, ("part", "time", "share"), rows)
 
 
 def _communication(r: Report) -> str:
     rows = [
-        (row.axes, row.link, row.kind, f"{row.count:g}", sent(row.bytes), duration(row.seconds),
-         duration(row.exposed_seconds))
+        (row.axes, row.link, row.kind, f"{row.count:g}", format_sent(row.bytes), format_seconds(row.seconds),
+         format_seconds(row.exposed_seconds))
         for row in r.communication
     ]  # fmt: skip
     if not rows:
         return ""
-    return table("communication, a device", ("axes", "link", "collective", "count", "sent", "time", "exposed"), rows)
+    return format_table(
+        "communication, a device", ("axes", "link", "collective", "count", "sent", "time", "exposed"), rows
+    )
 
 
 def _modules(r: Report) -> str:
@@ -157,19 +160,23 @@ def _modules(r: Report) -> str:
     ranked = sorted(r.modules, key=lambda m: -(m.seconds + m.temporaries / 1e12 + m.parameters / 1e13))[:_TOP]
     rows = [
         (
-            m.path, size(m.parameters), size(m.optimizer), size(m.temporaries), amount(m.flops),
-            sent(m.bytes), duration(m.seconds),
+            m.path, format_bytes(m.parameters), format_bytes(m.optimizer), format_bytes(m.temporaries),
+            format_count(m.flops), format_sent(m.bytes), format_seconds(m.seconds),
         )
         for m in ranked
     ]  # fmt: skip
     head = ("module", "parameters", "optimizer", "temporaries", "FLOPs", "moved", "time")
-    return table("by module, a device; uncalibrated time", head, rows)
+    return format_table("by module, a device; uncalibrated time", head, rows)
 
 
 def _held(r: Report) -> str:
     total = sum(row.bytes for row in r.held)
-    rows = [(row.module, row.value, size(row.bytes), f"{row.bytes / total:.1%}") for row in r.held[:_TOP] if row.bytes]
-    return table("temporaries at the fullest moment", ("module", "value", "size", "share"), rows) if rows else ""
+    rows = [
+        (row.module, row.value, format_bytes(row.bytes), f"{row.bytes / total:.1%}")
+        for row in r.held[:_TOP]
+        if row.bytes
+    ]
+    return format_table("temporaries at the fullest moment", ("module", "value", "size", "share"), rows) if rows else ""
 
 
 def _kernels(r: Report) -> str:
@@ -184,6 +191,6 @@ def _suggestions(r: Report) -> str:
     lines = ["", f"{how} and found to help:" if r.suggestions[0].fits else f"{how}; less, and still too much:"]
     for s in r.suggestions:
         verdict = "fits" if s.fits else "does not fit"
-        time = "" if s.step_seconds is None else f", {duration(s.step_seconds)} a step"
-        lines.append(f"  {s.change}: {verdict}, {size(s.memory_per_device_bytes)} a device{time}")
+        time = "" if s.step_seconds is None else f", {format_seconds(s.step_seconds)} a step"
+        lines.append(f"  {s.change}: {verdict}, {format_bytes(s.memory_per_device_bytes)} a device{time}")
     return "\n".join(lines)

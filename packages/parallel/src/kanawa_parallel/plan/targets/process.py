@@ -1,4 +1,4 @@
-"""Plans one target in a process of its own: compilers hold on to memory, and JAX to its number of devices."""
+"""Plans one target in a process of its own: compilers don't free memory, and JAX can't change its device count."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What to change when a plan doesn't fit, each change compiled before it is offered."""
+"""Changes that make a plan fit, each planned before it is suggested."""
 
 import dataclasses
 import logging
@@ -16,7 +16,7 @@ from kanawa_parallel.plan.targets.request import PlanRequest
 
 logger = logging.getLogger(__name__)
 
-#: How many changes that fit are offered; the first is the least intrusive.
+#: How many changes that fit are suggested; the first is the least intrusive.
 _ENOUGH = 2
 _MICROBATCHES = (2, 4, 8, 16)
 
@@ -29,7 +29,7 @@ def with_suggestions(report: Report, composition: Composition, request: PlanRequ
 def suggestions(report: Report, composition: Composition, request: PlanRequest) -> tuple[Suggestion, ...]:
     """Returns changes that make the plan fit, in the order of `candidates`, each verified by compiling it.
 
-    Where none does, those that need less than now, the least first; what doesn't help isn't offered.
+    If none does, those that need less memory than now, the smallest first.
     """
     fitting: list[Suggestion] = []
     failing: list[Suggestion] = []
@@ -52,7 +52,7 @@ def suggestions(report: Report, composition: Composition, request: PlanRequest) 
 def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
     """Yields changes as modifiers: recompute, then split the batch too, then shard over everything, then offload.
 
-    Those that can't reach what is missing are left out: recomputation and splitting act on temporaries only.
+    Changes that can't free enough are left out: recomputation and splitting act on temporaries only.
     """
     if report.program == DECODE:
         yield from ([sharded] for sharded in (_whole_mesh(report),) if sharded)
@@ -64,7 +64,7 @@ def candidates(composition: Composition, report: Report) -> Iterator[list[str]]:
     if fixed < report.memory_limit_bytes:
         if full:
             yield full
-        # Temporaries shrink with the rows at best in proportion; what can't be enough isn't worth a minute's compiling.
+        # Temporaries shrink with the rows at best in proportion; a count that can't be enough isn't compiled.
         enough = report.memory["temporaries"] / max(1, report.memory_limit_bytes - fixed)
         for count in _splits(composition, report) if "accumulate" in installed else ():
             if full or count >= enough:
@@ -90,11 +90,11 @@ def _whole_mesh(report: Report) -> str:
     """Returns the modifier that shards parameters over all devices, where they aren't."""
     if report.mesh.get("fsdp", 1) == report.devices or report.devices == 1:
         return ""
-    # Axes that split the computation itself stay; what is left of the mesh goes to fsdp.
-    kept = {
+    # Axes that split the computation itself stay; the rest of the mesh becomes fsdp.
+    others = {
         name: size
         for name, size in report.mesh.items()
         if name in ("tensor", "context", "expert", "stage") and size > 1
     }
-    axes = ",".join([f'"{name}":{size}' for name, size in kept.items()] + ['"fsdp":-1'])
+    axes = ",".join([f'"{name}":{size}' for name, size in others.items()] + ['"fsdp":-1'])
     return f"mesh:axes={{{axes}}}"
