@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
+from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.healing import HealedPrompt
 
 #: U+2400 and on show the control characters, U+2421 delete. C1 controls have no pictures.
@@ -15,17 +15,17 @@ class Continuation:
     """The text that new ids add to a prompt, in whole characters, without the prompt's last blanks."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: HealedPrompt) -> None:
-        self._decoder = StreamDecoder(tokenizer, prompt.ids)
+        self._growing = GrowingText(tokenizer, prompt.ids)
         #: What the first text begins with, since it was taken back from the prompt.
         self._again = prompt.blanks.decode()
 
     def push(self, ids: Iterable[int]) -> str:
         """Returns the text that became certain; possibly empty."""
-        return self._new(self._decoder.push(ids))
+        return self._new("".join(self._growing.push(token) for token in ids))
 
     def finish(self) -> str:
         """Returns what is left of an incomplete last character."""
-        return self._new(self._decoder.finish())
+        return self._new(self._growing.finish())
 
     def _new(self, text: str) -> str:
         if not text:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kanawa.errors import UsageError
 
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
-from kanawa_runtime.serve.http.growing_text import GrowingText
+from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.http.sampling import PromptReader
 
 if TYPE_CHECKING:

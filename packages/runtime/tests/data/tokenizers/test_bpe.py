@@ -13,9 +13,9 @@ from kanawa_runtime.data.tokenizers.bpe_training import learn_merges, merge_pair
 from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
 from kanawa_runtime.data.tokenizers.special_ids import FIRST_LEARNED_ID
-from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import TokenizerError, tokenizer_from_bytes
+from kanawa_runtime.serve.growing_text import GrowingText
 
 CODE = [Path(__file__).read_bytes(), Path(pretokens.__file__).read_bytes()]
 TRAINED = BytePairTokenizer.Config(vocab_size=600, min_piece_count=2).build().fit(CODE)
@@ -105,13 +105,13 @@ def test_decoding_invalid_bytes_and_ids() -> None:
 @given(data=TEXT)
 def test_streamed_text_equals_decoded_text(tokenizer: Tokenizer, data: bytes) -> None:
     ids = tokenizer.encode(data).tolist()
-    stream = StreamDecoder(tokenizer)
-    assert "".join(stream.push([i]) for i in ids) + stream.finish() == tokenizer.decode(ids)
+    stream = GrowingText(tokenizer)
+    assert "".join(stream.push(i) for i in ids) + stream.finish() == tokenizer.decode(ids)
 
 
 def test_a_character_appears_whole() -> None:
-    stream = StreamDecoder(TOKENIZERS[1])
-    assert [stream.push([byte]) for byte in "é!".encode()] == ["", "é", "!"]
+    stream = GrowingText(TOKENIZERS[1])
+    assert [stream.push(byte) for byte in "é!".encode()] == ["", "é", "!"]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

@@ -16,9 +16,9 @@ from kanawa_runtime.data.tokenizers.bytes import ByteTokenizer
 from kanawa_runtime.data.tokenizers.export import SPECIAL
 from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
 from kanawa_runtime.data.tokenizers.load import load_tokenizer
-from kanawa_runtime.data.tokenizers.streaming import StreamDecoder
 from kanawa_runtime.data.tokenizers.tokenizer import Tokenizer
 from kanawa_runtime.runs.tokenizer_file import TokenizerError
+from kanawa_runtime.serve.growing_text import GrowingText
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from .library_tokenizers import TEXT, added, byte_level, end_of, sentence_pieces, unigram, write_folder
@@ -53,8 +53,8 @@ def test_a_stream_adds_up_to_the_whole(make: Callable[[], LibraryTokenizer], tmp
     for text in [*HARD, *TEXT[:3]]:
         ids = read.encode(text).tolist()
         for start in (0, len(ids) // 2):
-            stream = StreamDecoder(read, ids[:start])
-            pieces = [stream.push([index]) for index in ids[start:]]
+            stream = GrowingText(read, ids[:start])
+            pieces = [stream.push(index) for index in ids[start:]]
             before, whole = read.decode(ids[:start]), read.decode(ids)
             if before.endswith("\ufffd"):
                 continue  # Cut within a character, which then belongs to neither side.

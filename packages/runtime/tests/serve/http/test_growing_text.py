@@ -5,8 +5,7 @@ import pytest
 from hypothesis import example, given
 from kanawa_runtime.data.tokenizers.folder import files_state
 from kanawa_runtime.data.tokenizers.huggingface import HuggingFaceTokenizer
-from kanawa_runtime.serve.http.growing_text import GrowingText
-from kanawa_runtime.serve.http.stop_strings import StopStrings
+from kanawa_runtime.serve.growing_text import GrowingText, StopStrings
 
 from ...data.tokenizers.library_tokenizers import TEXT, byte_level, sentence_pieces
 from .running_server import BYTES

@@ -3,7 +3,7 @@
 import dataclasses
 
 from kanawa_runtime.serve.engine.request import Output, Request, TokenLogprobs
-from kanawa_runtime.serve.http.growing_text import GrowingText
+from kanawa_runtime.serve.growing_text import GrowingText
 
 
 @dataclasses.dataclass

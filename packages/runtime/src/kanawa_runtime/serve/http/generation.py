@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams
+from kanawa_runtime.serve.growing_text import GrowingText
 from kanawa_runtime.serve.http.choice import Choice, Piece
 from kanawa_runtime.serve.http.errors import ApiError, invalid, refused_by_engine, unavailable, unprocessable
-from kanawa_runtime.serve.http.growing_text import GrowingText
 from kanawa_runtime.serve.http.logprobs import LogprobWriter
 from kanawa_runtime.serve.http.protocol import TextRequest
 from kanawa_runtime.serve.http.sampling import sampling_of_choice

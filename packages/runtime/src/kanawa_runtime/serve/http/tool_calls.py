@@ -12,9 +12,9 @@ from typing import Any
 
 from kanawa.errors import did_you_mean
 
+from kanawa_runtime.serve.growing_text import StopStrings
 from kanawa_runtime.serve.http.errors import invalid, shown
 from kanawa_runtime.serve.http.protocol import ChatRequest, Structure, ToolChoice
-from kanawa_runtime.serve.http.stop_strings import StopStrings
 from kanawa_runtime.serve.structured.tools import call_schema, tagged_grammar
 
 BEGIN, END = "<tool_call>", "</tool_call>"
