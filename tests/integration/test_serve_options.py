@@ -199,7 +199,7 @@ def test_names_keys_templates_adapters_and_a_draft_on_a_mesh(folder, alone):
         assert bytes(told["tokens"][-8:]) == b"[user]ab"
         assert server.post("/v1/chat/completions", messages=messages, max_tokens=3)["choices"]
         said = server.post("/v1/completions", 400, prompt="a", n=3)["error"]["message"]
-        assert said == "n: 3 is out of range, expected a whole number from 1 to 2"
+        assert said == "n: Input should be less than or equal to 2, got 3"
         assert server.http.post("/load", json={}).status_code == 401
         with httpx2.Client(base_url=server.http.base_url, timeout=300) as other:
             assert other.get("/v1/models").status_code == 401
@@ -281,7 +281,7 @@ REFUSED = {
         "",
         "one engine",
     ),
-    "recurrent-draft": ("run", ("--draft", "recurrent", *GUESSES), "the draft model keeps a state", "choose another"),
+    "recurrent-draft": ("run", ("--draft", "recurrent", *GUESSES), "the draft model has a state", "choose another"),
     "draft-alone": ("run", ("--draft", "draft"), "engine.speculative_tokens is 0", "--set engine.speculative_tokens"),
     "no-such-mesh": ("run", ("--modify", 'mesh:axes={"tensor":3}'), "3", "device"),
     "no-modifier": ("run", ("--modify", "mash"), "mash", "did you mean"),
