@@ -89,7 +89,7 @@ class LatentAttention(SequenceMixer):
 
         def check(self) -> list[str]:
             """Returns what is wrong with the window and the projections."""
-            # Absorbing means q . (W c) = (W^T q) . c; a bias would leave a term q . b besides.
+            # Absorbing means q . (W c) = (W^T q) . c; a bias would add a term q . b.
             biased = ["kv_up has a bias, which can't be absorbed into queries"] if self.kv_up.bias else []
             return window_problems(self.mask, self.window) + biased
 

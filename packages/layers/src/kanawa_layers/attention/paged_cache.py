@@ -11,7 +11,7 @@ from kanawa_layers.attention.cache_arrays import arrays_by_name, confine_nonfini
 
 
 class PagedCache(Cache):
-    """Keys and values [pages, page_size, kv_heads, width]; token p of a row lies in page `table[row, p // page_size]`.
+    """Keys and values [pages, page_size, kv_heads, width]; token p of a row is in page `table[row, p // page_size]`.
 
     Without `Sequences.page_table`, row b owns the b-th run of pages, and `num_pages` None makes room for that. With
     `query_starts`, the one row is a flat batch of many sequences. Padding (segment id 0) isn't written. `bits` stores

@@ -20,7 +20,7 @@ _NOWHERE = 2**30
 
 
 class RingCache(Cache):
-    """Position p lies in entry p modulo the mask's reach; without a bound on it, a ring as long as the row.
+    """Position p is in entry p modulo the mask's reach; without a bound on it, the ring is as long as the row.
 
     The entries' positions follow from the row's length, so only keys and values are stored. Padding (segment id 0)
     isn't written: it would overwrite tokens that are still visible.

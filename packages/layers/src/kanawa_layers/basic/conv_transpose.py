@@ -12,7 +12,7 @@ from kanawa_layers.basic.conv import channels_last
 
 
 class ConvTranspose(kn.Module):
-    """Spreads each position of x [batch, *axes, input_dim] over a window, `strides` apart.
+    """Spreads each position of x [batch, *axes, input_dim] over a window, at distances of `strides`.
 
     With "same", an axis of length n becomes n * stride; with "valid", (n - 1) * stride + window at least.
     """

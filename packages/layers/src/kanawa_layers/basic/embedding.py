@@ -37,7 +37,7 @@ class Embedding(kn.Module):
     def forward(self, input_ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Returns the scaled rows of the table in the compute dtype."""
         cfg = self.config
-        # An id past the table gives NaN (jnp.take fills), which shows at once; clipped, it would train the wrong row.
+        # An id past the table becomes NaN (jnp.take fills), which is noticed; clipped, it would train the wrong row.
         plan = kn.current_plan()
         # Training gathers from the table that its head reads too. Serving reads few rows: they are cast, not the table.
         table = self.param("weight", None if plan.purpose == "train" else self.param_specs["weight"].dtype)

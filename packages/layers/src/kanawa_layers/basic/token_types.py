@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 
 class TokenTypes(kn.Module):
-    """Looks up one row of a small table for each token's type; a slot of encoders, beside the token embedding."""
+    """Looks up one row of a small table for each token's type; a slot of encoders, added to the token embedding."""
 
     class Config(kn.Module.Config):
         output_dim: kn.Size = kn.FROM_PARENT

@@ -1,4 +1,4 @@
-"""Checks that a config.json fits the tensors beside it, before anything is built.
+"""Checks that a config.json fits the folder's tensors, before anything is built.
 
 A config is untrusted: building 10**12 layers would exhaust the machine's memory.
 """
@@ -45,13 +45,13 @@ def refuse_implausible(folder: Folder) -> None:
             continue
         if name in _LAYER_COUNTS and value > min(held, _MOST_LAYERS):
             limit = (
-                f"at most {_MOST_LAYERS:,}, and no more than the {held:,} tensors beside it: a layer has one at least"
+                f"at most {_MOST_LAYERS:,}, and no more than the folder's {held:,} tensors: a layer has at least one"
             )
             raise _refused(where, path, _shown(value), limit)
         if _COUNT.search(name) and value > _MOST_COUNTED:
             raise _refused(where, path, _shown(value), f"at most {_MOST_COUNTED:,}")
         if _SIZE.search(name) and value > max(elements, _ALWAYS_ALLOWED):
-            limit = f"no more than the {elements:,} elements of the tensors beside it"
+            limit = f"no more than the {elements:,} elements of the folder's tensors"
             raise _refused(where, path, _shown(value), limit)
 
 

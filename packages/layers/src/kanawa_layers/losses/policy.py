@@ -35,7 +35,7 @@ def k3_divergence(logprobs: Float[Array, "..."], reference: Float[Array, "..."])
 def truncated_importance(
     logprobs: Float[Array, "..."], sampled: Float[Array, "..."], limit: float
 ) -> Float[Array, "..."]:
-    """Returns min(exp(new - sampled), most), a constant: the weight of a token sampled by another program (TIS).
+    """Returns min(exp(new - sampled), limit), a constant: the weight of a token sampled by another program (TIS).
 
     A sampler in lower precision draws from a slightly different distribution; the bound limits the variance.
     """

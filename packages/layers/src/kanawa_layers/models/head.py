@@ -66,7 +66,7 @@ class UntiedHead(Head, Fusable):
 
     @classmethod
     def fused_config(cls, cfg: "UntiedHead.Config") -> "OutputFirstHead.Config | None":
-        """Returns the config of the head with its weight the other way round."""
+        """Returns the config of the head with its weight transposed."""
         fields = {name: getattr(cfg, name) for name in ("input_dim", "vocab_size", "logit_scale", "logit_cap")}
         return OutputFirstHead.Config(**fields) if cls is UntiedHead else None
 
@@ -77,7 +77,7 @@ class UntiedHead(Head, Fusable):
 
 
 class OutputFirstHead(Head):
-    """An `UntiedHead` as engines keep it: [vocab, embed], so that a step's few rows read it in runs of memory."""
+    """An `UntiedHead` with its weight as [vocab, embed], which engines' steps of few rows read contiguously."""
 
     class Config(Head.Config):
         pass

@@ -44,8 +44,8 @@ class PolicyLoss(TokenLoss):
             return
         if not isinstance(batch, RolloutBatch):
             message = (
-                f"{self.path}: a policy learns from its own rollouts, but this batch is a {type(batch).__name__}; give "
-                "the experiment a `rollouts` slot with --modify grpo:reward=NAME"
+                f"{self.path}: a policy learns from its own rollouts, but this batch is a {type(batch).__name__}; fill "
+                "the experiment's slot `rollouts` with --modify grpo:reward=NAME"
             )
             raise ModuleError(message)
         now = jax.lax.stop_gradient(logprobs)

@@ -14,7 +14,7 @@ from kanawa_layers.moe.router import TopKRouter
 class MoE(kn.Modifier):
     """Replaces feed-forwards by mixtures whose experts have their kind, activation, gating, biases and hidden size.
 
-    `hidden_dim` gives the experts another hidden size; `shared_hidden_dim` adds a shared feed-forward of the old kind.
+    `hidden_dim` sets another hidden size of experts; `shared_hidden_dim` adds a shared feed-forward of the old kind.
     """
 
     class Config(kn.Modifier.Config):

@@ -9,7 +9,7 @@ from kanawa.errors import ModuleError
 
 
 class AbsolutePositions(kn.Module):
-    """A vector for each position; a slot of models, beside the token embedding."""
+    """A vector for each position; a slot of models, added to the token embedding."""
 
     class Config(kn.Module.Config):
         output_dim: kn.Size = kn.FROM_PARENT

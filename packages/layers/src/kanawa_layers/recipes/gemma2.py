@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv:2408.00118, table 1): sandwich norms, local and global layers in turn, soft-capped logits."""
+"""Gemma 2 (arXiv:2408.00118, table 1): sandwich norms, alternating local and global layers, soft-capped logits."""
 
 from typing import Any
 

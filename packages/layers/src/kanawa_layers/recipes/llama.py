@@ -69,7 +69,7 @@ def from_hf(config: Foreign) -> DecoderLM.Config:
 
 
 def llama_from(config: Foreign, recipe: Callable[..., DecoderLM.Config], **fields: Any) -> DecoderLM.Config:
-    """Returns the model of a config.json of Llama's shape, made by a family's recipe with these fields besides."""
+    """Returns the model of a config.json of Llama's shape, built by a family's recipe with extra arguments."""
     tied = config.get("tie_word_embeddings", False)
     cfg = recipe(**sizes(config), tied=tied, positions=rotary(config), **fields)
     feed_forward: Any = cfg.stack.layer.feed_forward

@@ -19,7 +19,7 @@ def entering(cache: CacheState | None, sequences: Sequences, path: str) -> Cache
     if sequences.query_starts is not None:
         message = (
             f"{path} got one ragged row (query_starts), but has a state for each row: "
-            f"give every sequence a row of its own, padded with segment id 0"
+            f"use a separate row for every sequence, padded with segment id 0"
         )
         raise ModuleError(message)
     # Slots aren't cleared for a new sequence: causality hides old keys, but not an old state.

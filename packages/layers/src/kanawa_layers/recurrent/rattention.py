@@ -217,6 +217,6 @@ def _last(
     if segments is None:
         return {"keys": keys[:, length:], "values": values[:, length:]}
     count = jnp.sum(segments.real, axis=1, dtype=jnp.int32)
-    # The carried window stands in front, so the last `window` real tokens begin at `count`.
+    # The previous window comes first, so the last `window` real tokens begin at `count`.
     places = (count[:, None] + jnp.arange(window, dtype=jnp.int32)[None])[..., None, None]
     return {name: jnp.take_along_axis(array, places, axis=1) for name, array in (("keys", keys), ("values", values))}

@@ -64,8 +64,8 @@ class RGLRU(kn.Module):
 
     def _gate(self, x: Float[Array, "B T C"], name: str) -> Float[Array, "B T C"]:
         blocks = x.reshape(*x.shape[:2], self.config.num_blocks, -1)
-        product = jnp.einsum("bthi,hio->btho", blocks, self.param(name), preferred_element_type=jnp.float32)
-        return jax.nn.sigmoid(product + self.param(f"{name}_bias", jnp.float32)[None, None]).reshape(x.shape)
+        logits = jnp.einsum("bthi,hio->btho", blocks, self.param(name), preferred_element_type=jnp.float32)
+        return jax.nn.sigmoid(logits + self.param(f"{name}_bias", jnp.float32)[None, None]).reshape(x.shape)
 
     @kn.nowrap
     def flops_per_token(self, context_length: float) -> float:

@@ -69,7 +69,7 @@ class ChainedStack(Stack):
 
 
 def _count(cfg: Stack.Config) -> int:
-    """Returns how many layers a stack's config stands for."""
+    """Returns the number of layers of a stack's config."""
     if isinstance(cfg, ChainedStack.Config):
         return sum(_count(stack) for stack in cfg.stacks)
     return cfg.num_layers

@@ -1,4 +1,4 @@
-"""A stack of equal blocks, scanned or written out; parameters look the same either way."""
+"""A stack of equal blocks, scanned or written out; parameters are the same."""
 
 from typing import Any
 

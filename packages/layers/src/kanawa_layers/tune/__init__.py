@@ -1,1 +1,1 @@
-"""Tuning and quantisation: adapters beside weights, other forms of weights, distillation."""
+"""Tuning and quantisation: adapters, weight forms, distillation."""

@@ -11,7 +11,7 @@ from kanawa.kernels.matmul import matmul
 
 from kanawa_layers.basic.dropout import Dropout
 
-#: What the peft library calls the factors, beside the projection's own tensors.
+#: The peft library's names of the factors, next to the projection's own tensors.
 FOREIGN = kn.foreign.Names(
     tensors={
         "lora_a": kn.foreign.Tensor(name="lora_A.weight", form=kn.foreign.Matrix.Config()),

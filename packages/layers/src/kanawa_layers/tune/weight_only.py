@@ -20,7 +20,7 @@ from kanawa.kernels.quantized_matmul.quantize import dequantize_rhs, quantize_rh
 
 
 class WeightOnly(WeightForm):
-    """A weight becomes values of `number_format` under its own path, and fp32 scales beside it, `<weight>_scale`.
+    """A weight becomes values of `number_format` under its own path, and fp32 scales under `<weight>_scale`.
 
     A scale spans `group_size` elements of the fan-in, or all of it where that is None; the size is lowered where it
     doesn't divide the weight. Dimensions before the fan-in, such as experts, are quantised one by one.
