@@ -31,7 +31,7 @@ class OwnAttention(GroupedQueryAttention):
 
 
 class OwnFeedForward(GatedFeedForward):
-    """Isn't what the joined layer computes."""
+    """Isn't what the fused layer computes."""
 
     class Config(GatedFeedForward.Config):
         pass
@@ -56,7 +56,7 @@ CHANGES = [(None, True), (_wide, True), (_adapted, False), (_fused, False), (_su
 
 
 @pytest.mark.parametrize(("change", "joins"), CHANGES)
-def test_a_joined_model_computes_the_same(change, joins):
+def test_a_fused_model_computes_the_same(change, joins):
     cfg = llama_tiny()
     if change is not None:
         change(cfg)
@@ -84,4 +84,4 @@ def test_a_joined_model_computes_the_same(change, joins):
     ids = np.arange(12, dtype=np.int32).reshape(2, 6) + 3
     expected, _ = functional(apart, "predict")(params, {}, ids)
     actual, _ = functional(together, "predict")(made, {}, ids)
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
