@@ -71,7 +71,7 @@ BROKEN = "test_a_value_that_is_not_finite_stays_with_those_who_see_it"
             BROKEN,
             "page 0 keeps a value that isn't finite at its token 2: pages change hands.*NaN into the key",
         ),
-        ("silent", BROKEN, "gets finite numbers: nobody is told"),
+        ("silent", BROKEN, "gets finite numbers, undetected"),
     ],
 )
 def test_what_a_cache_does_wrong_is_said(fault, test, said):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from kanawa.arrays.axes import LogicalAxes
-from kanawa.kernels.verdict import Verdict, refuse
+from kanawa.kernels.verdict import SUPPORTED, Verdict, refuse
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
@@ -153,3 +153,12 @@ class Kernel(abc.ABC):
         """
         message = f"{self.name} has no backward: set autodiff = True or define backward"
         raise TypeError(message)
+
+
+class UniversalKernel(Kernel):
+    """A kernel that supports every problem of its operation."""
+
+    def supports(self, problem: Any, device: "DeviceSpec | None") -> Verdict:
+        """Returns support, always."""
+        del problem, device
+        return SUPPORTED

@@ -115,7 +115,7 @@ class PluginHost:
         """Returns distribution to version for all that offer something that can be used."""
         running = self._start()
         # A component in conflict can still be selected, so its distribution takes part.
-        states: list[PluginState | ComponentState] = list(running.plugins.values())
+        states: list[PluginState] = list(running.plugins.values())
         states += running.catalog.states()
         usable = {state.distribution for state in states if state.state.usable or state.state is State.CONFLICT}
         return {name: v for name, v in running.versions.items() if name in usable}
@@ -237,7 +237,7 @@ class PluginHost:
                     results.append((key, result))
         return results
 
-    def _report(self, states: Iterable[PluginState | ComponentState]) -> None:
+    def _report(self, states: Iterable[PluginState]) -> None:
         """Logs one line for each bad state; raises PluginError with all of them if strict."""
         lines = [
             f"{state.label} {state.key} {state.version} is {state.state}: {state.reason}"

@@ -60,22 +60,10 @@ class PluginState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComponentState:
+class ComponentState(PluginState):
     """A catalogued component and its state; `value` is "module:object"."""
 
-    name: str
     kind: str
-    value: str
-    distribution: str
-    version: str
-    state: State = State.AVAILABLE
-    reason: str = ""
-    traceback: str = ""
-
-    @property
-    def key(self) -> str:
-        """The full name, `distribution:name`."""
-        return f"{self.distribution}:{self.name}"
 
     @property
     def label(self) -> str:
@@ -161,12 +149,12 @@ def mark_conflicts(states: Sequence[_AnyState]) -> list[_AnyState]:
     return marked
 
 
-def refused_code(states: Sequence[PluginState | ComponentState]) -> dict[str, str]:
+def refused_code(states: Sequence[PluginState]) -> dict[str, str]:
     """Returns what a config may not import either, with the reason: the code of plugins that are skipped or don't fit.
 
     A distribution of which nothing may be used is refused by its top-level packages, otherwise by "module:object".
     """
-    by_distribution: defaultdict[str, list[PluginState | ComponentState]] = defaultdict(list)
+    by_distribution: defaultdict[str, list[PluginState]] = defaultdict(list)
     for state in states:
         by_distribution[state.distribution].append(state)
     refused = {}
@@ -180,7 +168,7 @@ def refused_code(states: Sequence[PluginState | ComponentState]) -> dict[str, st
     return refused
 
 
-def _claim(state: PluginState | ComponentState) -> tuple[str, str]:
+def _claim(state: PluginState) -> tuple[str, str]:
     return (state.kind if isinstance(state, ComponentState) else PLUGIN_KIND, state.name)
 
 

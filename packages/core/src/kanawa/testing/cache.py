@@ -5,22 +5,21 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from kanawa.contracts import Cache, CacheView, Sequences
 from kanawa.kernels.attention import attention
 from kanawa.module import functional
+from kanawa.testing.conformance import Conformance
 
 _ROWS = 2
 
 
-class CacheConformance:
+class CacheConformance(Conformance):
     """What every `Cache` promises. An author implements `config`, and lists in `unsupported` what doesn't apply.
 
     `unsupported` may hold "attention" (values are part of the keys), with a reason.
     """
 
-    unsupported: ClassVar[dict[str, str]] = {}
     #: How many tokens each call writes; more of them than the reach, if there is one.
     cuts: ClassVar[tuple[int, ...]] = (3, 1, 2, 1)
     #: Difference allowed between a number that was written and the one that is read, in parts of the largest.
@@ -114,8 +113,7 @@ class CacheConformance:
                             np.testing.assert_allclose(read, written[row, position], atol=atol)
 
     def test_a_value_that_is_not_finite_stays_with_those_who_see_it(self) -> None:
-        if "attention" in self.unsupported:
-            pytest.skip(f"attention: {self.unsupported['attention']}")
+        self.skip_unless("attention")
         k, v = self.tokens(1)
         assert v is not None, 'values are part of the keys: list "attention" in `unsupported`'
         size = self.cuts[0]

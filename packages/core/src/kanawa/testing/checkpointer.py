@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kanawa.config import from_json, to_json
 from kanawa.contracts import Checkpointer, CheckpointError, Restored
+from kanawa.testing.conformance import ConfiguredConformance
 
 _DATA = {"row": 24, "digest": "abc"}
 _META = {"plugins": {"kanawa": "0.1.0"}}
 
 
-class CheckpointerConformance:
+class CheckpointerConformance(ConfiguredConformance):
     """Subclasses return the checkpointer's config; each test has a fresh folder."""
 
     def config(self) -> Checkpointer.Config:
@@ -48,9 +48,6 @@ class CheckpointerConformance:
         restored = checkpointer.restore(abstract, step=step)
         assert restored is not None, "what was saved can't be restored"
         return restored
-
-    def test_config_round_trips_through_json(self) -> None:
-        assert from_json(to_json(self.config())) == self.config()
 
     def test_a_fresh_folder_has_nothing_to_restore(self, tmp_path: Path) -> None:
         checkpointer: Checkpointer = self.config().build(directory=tmp_path)

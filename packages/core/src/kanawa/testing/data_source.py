@@ -1,11 +1,10 @@
 """Conformance of a data source: rows are a pure function of their index, with the shapes and types of the contract."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 
 from kanawa.contracts import DataSource
+from kanawa.testing.conformance import Conformance
 
 _TYPES = {
     "input_ids": np.int32,
@@ -20,13 +19,11 @@ _TYPES = {
 _INDICES = (0, 1, 2, 3, 17)
 
 
-class DataSourceConformance:
+class DataSourceConformance(Conformance):
     """Subclasses return a small source; a fresh one must have the same rows in any order.
 
     `unsupported` may hold "next token" (targets are something else than the input one place on), with a reason.
     """
-
-    unsupported: ClassVar[dict[str, str]] = {}
 
     def source(self) -> DataSource:
         """Returns a new source each time."""
@@ -41,11 +38,6 @@ class DataSourceConformance:
         """Returns the rows at those indices, of one source."""
         source = self.source()
         return [source.row(index) for index in self.indices()]
-
-    def skip_unless(self, feature: str) -> None:
-        """Skips the test with the author's reason where the feature is listed as unsupported."""
-        if feature in self.unsupported:
-            pytest.skip(f"{feature}: {self.unsupported[feature]}")
 
     def test_rows_have_the_shapes_and_types_of_the_contract(self) -> None:
         source = self.source()

@@ -2,14 +2,13 @@
 
 from typing import Any, ClassVar
 
-import pytest
-
 from kanawa.composition.environment import environment
 from kanawa.composition.experiment import Composition, compose
 from kanawa.config import digest, from_json, to_json
+from kanawa.testing.conformance import Conformance
 
 
-class ExperimentConformance:
+class ExperimentConformance(Conformance):
     """Subclasses set the experiment's catalog name, and a target for it.
 
     `unsupported` may hold "trace", for a step that takes too long to trace in a test, with a reason.
@@ -17,7 +16,6 @@ class ExperimentConformance:
 
     name: ClassVar[str] = ""
     target: ClassVar[str] = "cpu"
-    unsupported: ClassVar[dict[str, str]] = {}
 
     def composition(self) -> Composition:
         """Returns the experiment, composed for its target."""
@@ -42,6 +40,5 @@ class ExperimentConformance:
         assert programs["train_step"].abstract_args
 
     def test_its_step_traces(self) -> None:
-        if "trace" in self.unsupported:
-            pytest.skip(self.unsupported["trace"])
+        self.skip_unless("trace")
         self.programs()["train_step"].trace()

@@ -13,22 +13,22 @@ from kanawa.arrays.precision import Precision
 from kanawa.arrays.rules import Rules
 from kanawa.arrays.shardings import param_shardings
 from kanawa.arrays.tree import flatten_paths
-from kanawa.config import REQUIRED, Config, from_json, to_json
+from kanawa.config import REQUIRED, Config
 from kanawa.foreign import table_of
 from kanawa.module import Module, functional, initial_state, initialize, param_specs, scan
+from kanawa.testing.conformance import ConfiguredConformance
 
 #: How far parameters are moved to see a slope: fp32 sums lose digits below, curvature counts above.
 _STEP = 1e-3
 
 
-class LayerConformance:
+class LayerConformance(ConfiguredConformance):
     """What every layer promises. An author implements `config` and `inputs`, and lists what isn't supported.
 
     `unsupported` may hold "gradients", "finite differences" (gradients that are not the derivative, or a step in the
     function), "bfloat16", "scan", "sharding", "foreign names", with a reason each.
     """
 
-    unsupported: ClassVar[dict[str, str]] = {}
     _built: ClassVar[tuple[Any, Any, Any]]
 
     def config(self) -> Config:
@@ -62,16 +62,7 @@ class LayerConformance:
         """Returns the same through one compiled program, which is quicker than many small ones."""
         return jax.jit(self.call)(params, *inputs)
 
-    def skip_unless(self, feature: str) -> None:
-        """Skips the test with the author's reason where the feature is listed as unsupported."""
-        if feature in self.unsupported:
-            pytest.skip(f"{feature}: {self.unsupported[feature]}")
-
     # --- the checks ------------------------------------------------------------------------------------------
-
-    def test_config_round_trips_through_json(self) -> None:
-        cfg = self.config()
-        assert from_json(to_json(cfg)) == cfg
 
     def test_specs_match_parameters(self) -> None:
         module, params, _ = self.build()

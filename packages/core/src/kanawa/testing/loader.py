@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 
-from kanawa.config import Count, Size, from_json, to_json
+from kanawa.config import Count, Size
 from kanawa.contracts import Batch, DataSource, Loader
+from kanawa.testing.conformance import ConfiguredConformance
 
 _LENGTH = 4
 
@@ -59,7 +60,7 @@ class Rows(DataSource):
         }
 
 
-class LoaderConformance:
+class LoaderConformance(ConfiguredConformance):
     """Subclasses return the loader's config."""
 
     def config(self) -> Loader.Config:
@@ -75,9 +76,6 @@ class LoaderConformance:
     def rows(self, batches: list[Batch]) -> list[int]:
         """Returns which rows the batches hold, in order."""
         return [int(row[0]) for batch in batches for row in batch.input_ids]
-
-    def test_config_round_trips_through_json(self) -> None:
-        assert from_json(to_json(self.config())) == self.config()
 
     def test_rows_come_in_order_with_the_types_of_the_contract(self) -> None:
         batches = self.batches(3)

@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from kanawa.arrays.optimizer_state import follows, from_flat, parameter_of, state_sharding, to_flat
 from kanawa.arrays.spec import ParamSpec
-from kanawa.config import from_json, to_json
 from kanawa.contracts import GradientTransformation, Optimizer
+from kanawa.testing.conformance import ConfiguredConformance
 
 Flat = dict[str, jax.Array]
 
@@ -27,13 +26,12 @@ SPECS = {
 }
 
 
-class OptimizerConformance:
+class OptimizerConformance(ConfiguredConformance):
     """Subclasses return the optimizer's config. Needs no device but the CPU.
 
     `unsupported` may hold "weight decay", "descent", "stacking" with a reason each.
     """
 
-    unsupported: ClassVar[dict[str, str]] = {}
     #: What makes `steps` updates on a quadratic worth at least half of its value.
     learning_rate: ClassVar[float] = 0.03
     steps: ClassVar[int] = 60
@@ -78,16 +76,7 @@ class OptimizerConformance:
             changes.append(change)
         return changes
 
-    def skip_unless(self, feature: str) -> None:
-        """Skips the test with the author's reason where the feature is listed as unsupported."""
-        if feature in self.unsupported:
-            pytest.skip(f"{feature}: {self.unsupported[feature]}")
-
     # --- the checks ------------------------------------------------------------------------------------------
-
-    def test_config_round_trips_through_json(self) -> None:
-        cfg = self.config()
-        assert from_json(to_json(cfg)) == cfg
 
     def test_state_is_flat_and_follows_the_parameters(self) -> None:
         state = to_flat(jax.eval_shape(self.transform().init, self.arrays(0)))

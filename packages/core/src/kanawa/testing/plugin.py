@@ -5,7 +5,6 @@ import sys
 from typing import Any, ClassVar
 
 import importlib_metadata
-import pytest
 from packaging.requirements import Requirement
 
 from kanawa.errors import did_you_mean
@@ -13,20 +12,20 @@ from kanawa.plugins import Kind, component, host
 from kanawa.plugins.catalog import load_value
 from kanawa.plugins.discovery import PLUGIN_KIND, normalise
 from kanawa.plugins.states import ComponentState, PluginState
+from kanawa.testing.conformance import Conformance
 
 PREFIX = "kanawa."
 #: What a plugin module must not load: the host reads it on every command line.
 HEAVY = ("jax", "jaxlib", "numpy", "optax", "flax", "torch", "tensorflow")
 
 
-class PluginConformance:
+class PluginConformance(Conformance):
     """Subclasses set the name of the installed distribution.
 
     `unsupported` may hold "components" (a plugin of hooks alone), with a reason.
     """
 
     distribution: ClassVar[str] = ""
-    unsupported: ClassVar[dict[str, str]] = {}
 
     # --- what the kit needs ----------------------------------------------------------------------------------
 
@@ -47,11 +46,6 @@ class PluginConformance:
         """Returns what the host says of the distribution's components, hooks' included."""
         return [s for s in host().components() if s.distribution == normalise(self.distribution)]
 
-    def skip_unless(self, feature: str) -> None:
-        """Skips the test with the author's reason where the feature is listed as unsupported."""
-        if feature in self.unsupported:
-            pytest.skip(f"{feature}: {self.unsupported[feature]}")
-
     # --- the checks ------------------------------------------------------------------------------------------
 
     def test_it_says_which_core_it_works_with(self) -> None:
@@ -70,7 +64,7 @@ class PluginConformance:
         assert not unknown, f"groups that no package reads (declare your own with kanawa_kinds): {unknown}"
 
     def test_the_host_accepts_it(self) -> None:
-        states: list[PluginState | ComponentState] = [*self.plugin_states(), *self.component_states()]
+        states: list[PluginState] = [*self.plugin_states(), *self.component_states()]
         refused = [f"{s.label} {s.name} is {s.state}: {s.reason}" for s in states if not s.state.usable]
         assert states, f"the host knows nothing of {self.distribution}"
         assert not refused, refused

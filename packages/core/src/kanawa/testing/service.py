@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kanawa.config import from_json, to_json
 from kanawa.contracts import Run, Service
+from kanawa.testing.conformance import ConfiguredConformance
 
 #: What a run may report, odd cases included; a service must take events it has never heard of.
 EVENTS: tuple[dict[str, Any], ...] = (
@@ -22,7 +22,7 @@ EVENTS: tuple[dict[str, Any], ...] = (
 )
 
 
-class ServiceConformance:
+class ServiceConformance(ConfiguredConformance):
     """Subclasses return the service's config; the run is a folder without a trainer."""
 
     #: How long `stop` may take on the author's machine.
@@ -57,10 +57,6 @@ class ServiceConformance:
         stopping.join(self.stop_seconds)
         assert not stopping.is_alive(), f"stop still runs after {self.stop_seconds} s: give what it waits for a limit"
         assert not raised, f"stop raised {raised[0]!r}"
-
-    def test_config_round_trips_through_json(self) -> None:
-        cfg = self.config()
-        assert from_json(to_json(cfg)) == cfg
 
     def test_it_sees_a_run_from_start_to_end_and_leaves_no_thread(self, run: Run) -> None:
         before = set(threading.enumerate())

@@ -5,7 +5,7 @@ Softmax in fp32, products in the operands' dtype with fp32 accumulation. Differe
 log-sum-exp.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,16 @@ from kanawa.kernels.attention.dropout import weight_factors
 from kanawa.kernels.attention.operands import mask_array
 from kanawa.kernels.attention.paged import gather_pages
 from kanawa.kernels.attention.problem import AttentionProblem
-from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.verdict import SUPPORTED, Verdict
+from kanawa.kernels.operation import Operands, UniversalKernel
 
 
-class ReferenceAttention(Kernel):
+class ReferenceAttention(UniversalKernel):
     """Materialises the scores [B, H, T, S]. Supports every problem."""
 
     name: ClassVar[str] = "attention.any.reference"
     operation: ClassVar[str] = "attention"
     autodiff: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = frozenset({"alibi", "dropout", "pages of bits"})
-
-    def supports(self, problem: AttentionProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def apply(self, problem: AttentionProblem, operands: Operands) -> jax.Array:
         """Returns out [B, T, H, Dv] in the dtype of v. A row that may attend to nothing is zero."""

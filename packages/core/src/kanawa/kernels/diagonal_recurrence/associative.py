@@ -1,26 +1,21 @@
 """diagonal_recurrence.any.associative: a parallel prefix scan (Blelloch 1990), log2(T) passes instead of T steps."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
-from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.verdict import SUPPORTED, Verdict
+from kanawa.kernels.operation import Operands, UniversalKernel
 
 
-class AssociativeDiagonalRecurrence(Kernel):
+class AssociativeDiagonalRecurrence(UniversalKernel):
     """Forward, and backward as the same scan from the end; keeps its output alone."""
 
     name: ClassVar[str] = "diagonal_recurrence.any.associative"
     operation: ClassVar[str] = "diagonal_recurrence"
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
-
-    def supports(self, problem: DiagonalRecurrenceProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: DiagonalRecurrenceProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (h fp32 [B, T, C], None)."""

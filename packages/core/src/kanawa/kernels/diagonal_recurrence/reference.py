@@ -1,26 +1,21 @@
 """diagonal_recurrence.any.reference: one token after the other. The truth on any device."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.accumulate import wide
 from kanawa.kernels.diagonal_recurrence.problem import DiagonalRecurrenceProblem
-from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.verdict import SUPPORTED, Verdict
+from kanawa.kernels.operation import Operands, UniversalKernel
 
 
-class ReferenceDiagonalRecurrence(Kernel):
+class ReferenceDiagonalRecurrence(UniversalKernel):
     """A `lax.scan` over tokens."""
 
     name: ClassVar[str] = "diagonal_recurrence.any.reference"
     operation: ClassVar[str] = "diagonal_recurrence"
     autodiff: ClassVar[bool] = True
-
-    def supports(self, problem: DiagonalRecurrenceProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: DiagonalRecurrenceProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (h fp32 [B, T, C], None)."""

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
 from kanawa.kernels.linear_recurrence.triangular import unit_lower_inverse
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.segments import segments
-from kanawa.kernels.verdict import SUPPORTED, Verdict
 
 #: Tokens of a chunk by default. Inside, work grows with the chunk; between, with its inverse. The delta rule inverts a
 #: matrix of this size for each chunk and head.
@@ -26,17 +25,13 @@ DELTA_CHUNK_LENGTH = 64
 OutAndState = tuple[jax.Array, jax.Array]
 
 
-class ChunkedLinearRecurrence(Kernel):
+class ChunkedLinearRecurrence(UniversalKernel):
     """Keeps no state but one a chunk; the backward pass computes the chunks again."""
 
     name: ClassVar[str] = "linear_recurrence.any.chunked"
     operation: ClassVar[str] = "linear_recurrence"
     priority: ClassVar[int] = 10
     fused: ClassVar[bool] = True
-
-    def supports(self, problem: LinearRecurrenceProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: LinearRecurrenceProblem, operands: Operands) -> tuple[OutAndState, None]:
         """Returns ((out [B, T, H, V], final state [B, H, K, V]), None)."""

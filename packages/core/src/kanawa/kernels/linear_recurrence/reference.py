@@ -1,30 +1,25 @@
 """linear_recurrence.any.reference: one token after the other, in fp32. The truth on any device."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.accumulate import wide
 from kanawa.kernels.linear_recurrence.problem import LinearRecurrenceProblem
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.segments import segments
-from kanawa.kernels.verdict import SUPPORTED, Verdict
 
 #: (out in the dtype of v, final state fp32).
 OutAndState = tuple[jax.Array, jax.Array]
 
 
-class ReferenceLinearRecurrence(Kernel):
+class ReferenceLinearRecurrence(UniversalKernel):
     """A `lax.scan` over tokens. Differentiated, it keeps the state of every token."""
 
     name: ClassVar[str] = "linear_recurrence.any.reference"
     operation: ClassVar[str] = "linear_recurrence"
     autodiff: ClassVar[bool] = True
-
-    def supports(self, problem: LinearRecurrenceProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: LinearRecurrenceProblem, operands: Operands) -> tuple[OutAndState, None]:
         """Returns ((out [B, T, H, V], final state [B, H, K, V]), None)."""

@@ -5,23 +5,17 @@ from typing import Any, ClassVar
 import jax
 
 from kanawa.kernels.matmul.problem import MatmulProblem
-from kanawa.kernels.operation import Kernel, Operands
-from kanawa.kernels.verdict import SUPPORTED, Verdict
+from kanawa.kernels.operation import Operands, UniversalKernel
 
 #: Contracted dimensions of both operands, and none that are equal in both.
 Contraction = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-class ReferenceMatmul(Kernel):
+class ReferenceMatmul(UniversalKernel):
     """`jax.lax.dot_general`. Supports every problem; the compiler splits it over a mesh."""
 
     name: ClassVar[str] = "matmul.any.xla"
     operation: ClassVar[str] = "matmul"
-
-    def supports(self, problem: MatmulProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        del problem, device
-        return SUPPORTED
 
     def forward(self, problem: MatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [rows, outputs], None)."""

@@ -1,29 +1,24 @@
 """quantized_matmul.any.reference: one dot, and scales outside of it where they can be."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.kernels.accumulate import wide
 from kanawa.kernels.matmul import matmul
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.quantized_matmul.formats import FORMATS, format_named
 from kanawa.kernels.quantized_matmul.problem import QuantizedMatmulProblem
 from kanawa.kernels.quantized_matmul.quantize import scaled_rhs
-from kanawa.kernels.verdict import SUPPORTED, Verdict
 
 
-class ReferenceQuantizedMatmul(Kernel):
+class ReferenceQuantizedMatmul(UniversalKernel):
     """Integers accumulate in int32, all else in fp32. Differentiable in an lhs that isn't quantised, only."""
 
     name: ClassVar[str] = "quantized_matmul.any.reference"
     operation: ClassVar[str] = "quantized_matmul"
     autodiff: ClassVar[bool] = True
-
-    def supports(self, problem: QuantizedMatmulProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: QuantizedMatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [*rows, *columns], None)."""

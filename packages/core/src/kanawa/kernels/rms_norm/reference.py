@@ -1,26 +1,21 @@
 """rms_norm.any.reference: RMSNorm in plain JAX (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from kanawa.arrays.broadcast import along_last
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.rms_norm.problem import RMSNormProblem
-from kanawa.kernels.verdict import SUPPORTED, Verdict
 
 
-class ReferenceRMSNorm(Kernel):
+class ReferenceRMSNorm(UniversalKernel):
     """Statistics and product in fp32, differentiated by JAX. Supports every problem."""
 
     name: ClassVar[str] = "rms_norm.any.reference"
     operation: ClassVar[str] = "rms_norm"
     autodiff: ClassVar[bool] = True
-
-    def supports(self, problem: RMSNormProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: RMSNormProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (x / rms(x) * scale in x's dtype, None)."""

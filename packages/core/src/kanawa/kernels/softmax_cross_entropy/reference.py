@@ -1,8 +1,8 @@
 """softmax_cross_entropy.any.reference: all logits at once, in plain JAX."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.softmax_cross_entropy.losses import (
     Sums,
     project,
@@ -10,19 +10,14 @@ from kanawa.kernels.softmax_cross_entropy.losses import (
     weighted_sums,
 )
 from kanawa.kernels.softmax_cross_entropy.problem import CrossEntropyProblem
-from kanawa.kernels.verdict import SUPPORTED, Verdict
 
 
-class ReferenceCrossEntropy(Kernel):
+class ReferenceCrossEntropy(UniversalKernel):
     """Materialises the logits [tokens, vocab] in fp32. Supports every problem."""
 
     name: ClassVar[str] = "softmax_cross_entropy.any.reference"
     operation: ClassVar[str] = "softmax_cross_entropy"
     autodiff: ClassVar[bool] = True
-
-    def supports(self, problem: CrossEntropyProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: CrossEntropyProblem, operands: Operands) -> tuple[Sums, None]:
         """Returns (sums over tokens, None)."""

@@ -4,26 +4,21 @@ XLA's `ragged_all_to_all` would send no padding, but doesn't exist on its CPU ba
 sent cost bandwidth here: a buffer has room for min(rows, output_rows) from each pair of shards.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from kanawa.kernels.operation import Kernel, Operands
+from kanawa.kernels.operation import Operands, UniversalKernel
 from kanawa.kernels.token_exchange.problem import TokenExchangeProblem
-from kanawa.kernels.verdict import SUPPORTED, Verdict
 
 
-class PaddedTokenExchange(Kernel):
+class PaddedTokenExchange(UniversalKernel):
     """Supports every problem. Linear in the rows: JAX differentiates it into the way back."""
 
     name: ClassVar[str] = "token_exchange.any.padded"
     operation: ClassVar[str] = "token_exchange"
     autodiff: ClassVar[bool] = True
-
-    def supports(self, problem: TokenExchangeProblem, device: Any) -> Verdict:
-        """Returns support, always."""
-        return SUPPORTED
 
     def forward(self, problem: TokenExchangeProblem, operands: Operands) -> tuple[tuple[jax.Array, jax.Array], None]:
         """Returns ((received [output_rows, width], sizes by source [shards]), None)."""
