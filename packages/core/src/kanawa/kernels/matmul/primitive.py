@@ -95,10 +95,8 @@ def _batched(
     x_batched, weight_batched = x_dim is not None, weight_dim is not None
     x = jnp.moveaxis(x, x_dim, 0) if x_batched else x
     weight = jnp.moveaxis(weight, weight_dim, 0) if weight_batched else weight
-    contracted = (
-        (x_batched + (problem.x_layout == "rows_first"),),
-        (weight_batched + (problem.weight_layout == "outputs_first"),),
-    )
+    (x_inner,), (weight_inner,) = problem.contraction
+    contracted = (x_batched + x_inner,), (weight_batched + weight_inner,)
     batch = ((0,), (0,)) if x_batched and weight_batched else ((), ())
     out = jax.lax.dot_general(
         x,

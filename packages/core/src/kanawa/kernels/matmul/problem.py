@@ -74,6 +74,11 @@ class MatmulProblem:
         return self.rows, self.outputs
 
     @property
+    def contraction(self) -> tuple[tuple[int], tuple[int]]:
+        """The contracted dimension of x and of the weight, as they are stored."""
+        return (1 if self.x_layout == "rows_first" else 0,), (0 if self.weight_layout == "inner_first" else 1,)
+
+    @property
     def operand_bytes(self) -> int:
         """The bytes of both operands."""
         sizes = ((self.x_shape, self.x_dtype), (self.weight_shape, self.weight_dtype))

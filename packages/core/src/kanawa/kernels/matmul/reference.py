@@ -7,9 +7,6 @@ import jax
 from kanawa.kernels.matmul.problem import MatmulProblem
 from kanawa.kernels.operation import Operands, UniversalKernel
 
-#: Contracted dimensions of both operands, and none that are equal in both.
-Contraction = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
-
 
 class ReferenceMatmul(UniversalKernel):
     """`jax.lax.dot_general`. Supports every problem; the compiler splits it over a mesh."""
@@ -19,14 +16,10 @@ class ReferenceMatmul(UniversalKernel):
 
     def forward(self, problem: MatmulProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [rows, outputs], None)."""
-        contracted = (
-            (1 if problem.x_layout == "rows_first" else 0,),
-            (0 if problem.weight_layout == "inner_first" else 1,),
-        )
         out = jax.lax.dot_general(
             operands["x"],
             operands["weight"],
-            (contracted, ((), ())),
+            (problem.contraction, ((), ())),
             precision=dot_precision(problem.precision),
             preferred_element_type=problem.sum_dtype,
         )

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
+from kanawa.kernels.matmul import is_matmul
 
 #: What holds a program only to give it another rule for differentiation, compilation or memory.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -90,7 +91,11 @@ def _equations(jaxpr: Any, values: dict[Any, Value], prefix: str) -> Iterator[Eq
             outputs = [_new(var, values) for var in eqn.outvars]
             if name == "device_put":
                 _place(eqn, outputs)
-            yield Equation(name, eqn.params, inputs, outputs, path)
+            params = eqn.params
+            if is_matmul(eqn.primitive):
+                # Whichever kernel computes it.
+                name, params = "dot_general", {"dimension_numbers": (params["problem"].contraction, ((), ()))}
+            yield Equation(name, params, inputs, outputs, path)
         elif name == "shard_map":
             yield from _shards(eqn, body, values, path)
         else:
