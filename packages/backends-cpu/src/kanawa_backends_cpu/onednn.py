@@ -45,7 +45,6 @@ def call(
     transpose_b: bool = False,
     dtype: Any = None,
     input_layouts: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
-    output_layout: tuple[int, ...] | None = None,
 ) -> Array:
     """Returns a @ b over equal leading dimensions, without derivatives; `dtype` is the result's: float32 or theirs.
 
@@ -54,8 +53,6 @@ def call(
     config = f'{{"onednn_matmul_config":{{"transpose_a":{_json(transpose_a)},"transpose_b":{_json(transpose_b)}}}}}'
     result_shape = matmul_shape(a.shape, b.shape, transpose_a=transpose_a, transpose_b=transpose_b)
     layouts: dict[str, Any] = {} if input_layouts is None else {"input_layouts": list(input_layouts)}
-    if output_layout is not None:
-        layouts["output_layouts"] = output_layout
     result = jax.ShapeDtypeStruct(result_shape, a.dtype if dtype is None else dtype)
     # XLA's own passes emit the call with this version of custom calls.
     matmul = jax.ffi.ffi_call(
