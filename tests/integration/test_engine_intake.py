@@ -103,7 +103,7 @@ REFUSED_TOGETHER = {
         QueueFullError, "the queue is full", [request("a"), request("b"), request("c")],
     ),
     "more than it could ever hold": (
-        RequestError, r"4 requests are to be taken together, and this engine holds 3: max_sequences \(1\) and "
+        RequestError, r"4 requests are submitted together, and this engine holds 3: max_sequences \(1\) and "
         r"max_queued \(2\)", [request(name) for name in "abcd"],
     ),
 }  # fmt: skip
