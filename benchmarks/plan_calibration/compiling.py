@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from kanawa.api.kernels import chosen_kernels
 from kanawa_parallel.plan.compiled.compilation import compile_program
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import scheduled_cycles
+from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.report.assemble import ModelRequest, installed_versions
 from rows import Row, composed
@@ -51,17 +50,13 @@ def compiled(row: Row, folder: Path) -> Compiled:
 
 
 def kernel_costs(compiled: Compiled) -> KernelCosts:
-    """Returns the costs of a compiled row's kernels, with their cycles where its device's compiler schedules them.
-
-    Schedules are made with the kernels as they are now and kept apart from the program, which takes far longer.
-    """
+    """Returns the costs of a compiled row's kernels, with their recorded cycles."""
     composition = composed(compiled.row)
     target: Any = composition.target
     if target.device.clock_hz is None:
         return compiled.kernels
     choices = chosen_kernels(composition, "train_step")
-    cycles, failures = scheduled_cycles(choices, target, installed_versions(target.device))
-    sys.stderr.writelines(f"{compiled.row['id']}: {failure}\n" for failure in failures)
+    cycles = recorded_cycles(choices, target.device)
     return KernelCosts.of_choices(choices, {scope: _in_one(calls, compiled.text) for scope, calls in cycles.items()})
 
 

@@ -6,8 +6,8 @@ from kanawa.contracts import GradientStrategy, Model
 from kanawa_parallel.accumulate import Accumulate
 from kanawa_parallel.passes import batch_cuts, idle_share
 from kanawa_parallel.pipeline.one_forward_one_backward import OneForwardOneBackward
-from kanawa_parallel.pipeline.schedule import gpipe, one_forward_one_backward
 from kanawa_parallel.pipeline.stack import PipelinedStack
+from pipeline_schedules import gpipe, one_forward_one_backward
 from stacked_model import StackedLM, SumBlock
 
 

@@ -1,7 +1,7 @@
 """Schedule tables: every microbatch passes every stage in order, and stages idle as long as the formula says."""
 
 import pytest
-from kanawa_parallel.pipeline.schedule import gpipe, one_forward_one_backward
+from pipeline_schedules import gpipe, one_forward_one_backward
 
 SCHEDULES = [
     gpipe(4, 8),

@@ -1,6 +1,6 @@
 """1F1B gradients: each microbatch's backward follows its forward, so a stage saves inputs of few of them.
 
-Three loops of ticks follow `schedule.one_forward_one_backward`: forwards only until the last stage has a microbatch,
+Three loops of ticks: forwards only until the last stage has a microbatch,
 then one forward and one backward a tick, then backwards only. Legend: S stages, M microbatches, k layers a stage.
 """
 
@@ -18,8 +18,7 @@ from kanawa.contracts.gradients import ModelLoss
 from kanawa.errors import ConfigError
 from kanawa.module import Loss, Outputs
 
-from kanawa_parallel.pipeline.rows import pick_microbatch, split_rows, stage_axes
-from kanawa_parallel.pipeline.schedule import one_forward_one_backward
+from kanawa_parallel.pipeline.rows import idle_fraction, pick_microbatch, split_rows, stage_axes
 from kanawa_parallel.pipeline.stack import PipelinedStack, by_stage, check_schedule, collect_ticks, on_stages
 
 _LAYER = "layer"
@@ -41,7 +40,7 @@ class OneForwardOneBackward(GradientStrategy):
 
     def idle_share(self, stages: int) -> float:
         """Returns (S - 1) / (M + S - 1): warming up and draining take S - 1 ticks each, of half a tick's work."""
-        return one_forward_one_backward(stages, self.config.microbatches).idle_fraction
+        return idle_fraction(stages, self.config.microbatches)
 
     def gradients(self, loss: LossProgram, params: Any, state: Any, batch: Any, key: jax.Array) -> tuple[Any, Outputs]:
         """Returns gradients of the whole batch's loss, and its outputs; state is what the last microbatch left.

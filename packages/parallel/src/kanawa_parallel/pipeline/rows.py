@@ -18,6 +18,11 @@ def stage_axes() -> tuple[tuple[str, ...], int]:
     return axes, math.prod(sizes[axis] for axis in axes)
 
 
+def idle_fraction(stages: int, microbatches: int, rounds: int = 1) -> float:
+    """Returns the share of a step in which a stage waits, for any times of forward and backward."""
+    return (stages - 1) / (rounds * microbatches + stages - 1)
+
+
 def split_rows(tree: Any, count: int) -> Any:
     """Returns arrays [B, …] as [count, B / count, …]; row r goes to microbatch r mod count.
 

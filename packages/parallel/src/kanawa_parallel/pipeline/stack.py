@@ -18,8 +18,7 @@ from kanawa.module import Outputs
 from kanawa.module.context import current_context
 from kanawa.module.detached import run_detached
 
-from kanawa_parallel.pipeline.rows import join_rows, pick_microbatch, split_rows, stage_axes
-from kanawa_parallel.pipeline.schedule import gpipe
+from kanawa_parallel.pipeline.rows import idle_fraction, join_rows, pick_microbatch, split_rows, stage_axes
 
 _LAYER = "layer"
 
@@ -190,7 +189,7 @@ class PipelinedStack(Stack):
     @kn.nowrap
     def idle_share(self, stages: int) -> float:
         """Returns (S - 1) / (R M + S - 1): while the pipeline fills and drains, stages wait."""
-        return gpipe(stages, self.config.microbatches, self.config.rounds).idle_fraction
+        return idle_fraction(stages, self.config.microbatches, self.config.rounds)
 
     @kn.nowrap
     def cache_spec(self, rows: int, length: int, dtype: str) -> Any:

@@ -1,14 +1,14 @@
 """The simulated month against closed forms, against a walk step by step, and against what must hold of any month."""
 
 import dataclasses
+import math
 import random
 
 import pytest
-from kanawa_parallel.plan.goodput.intervals import daly, expected_goodput, young
 from kanawa_parallel.plan.goodput.progress import Pace
 from kanawa_parallel.plan.goodput.scenario import Scenario, Tier
 from kanawa_parallel.plan.goodput.simulate import Failure, Lived, average, simulate
-from kanawa_parallel.plan.goodput.suggest import best_intervals, suggestions
+from kanawa_parallel.plan.goodput.suggest import best_intervals, daly, suggestions, young
 
 NOTHING_ELSE = dict.fromkeys(
     ("detect_seconds", "restart_seconds", "start_seconds", "compile_seconds", "cold_compile_seconds"), 0.0
@@ -22,6 +22,16 @@ def test_one_tier_agrees_with_dalys_formula(every):
     scenario = dataclasses.replace(PLAIN, tiers=(dataclasses.replace(STORE, every_steps=every),))
     expected = expected_goodput(every, 30.0, 60.0, scenario.system_mtbf_seconds)
     assert average(scenario, months=8).goodput == pytest.approx(expected, rel=0.005)
+
+
+def expected_goodput(work_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
+    """Returns the share of time in work that counts, saving every `work_seconds` of it (Daly 2006, equation 20).
+
+    Failures may strike while saving and while restarting, and are exponential.
+    """
+    segment = (work_seconds + cost_seconds) / mtbf_seconds
+    wall = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(segment)
+    return work_seconds / wall
 
 
 def test_the_best_interval_is_where_the_formulas_say():

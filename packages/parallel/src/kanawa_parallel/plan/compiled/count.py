@@ -8,7 +8,7 @@ from kanawa.status import stage
 from kanawa_parallel.plan.compiled.compilation import Compilation
 from kanawa_parallel.plan.cost.calibration import calibration_for
 from kanawa_parallel.plan.cost.kernel_cost import KernelCosts
-from kanawa_parallel.plan.cost.kernel_cycles import scheduled_cycles
+from kanawa_parallel.plan.cost.kernel_cycles import recorded_cycles
 from kanawa_parallel.plan.cost.links import Links
 from kanawa_parallel.plan.cost.machine import Machine
 from kanawa_parallel.plan.cost.timing import Timing
@@ -35,7 +35,7 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
     prepared, program, memory = compilation.prepared, compilation.program, compilation.memory
     module = parse_module(compilation.text) if compilation.text else None
     versions = installed_versions(device)
-    cycles, unscheduled = scheduled_cycles(compilation.kernels, compilation.target, versions)
+    cycles = recorded_cycles(compilation.kernels, device)
     choice = calibration_for(device, versions)
     links = Links.of_devices(device, compilation.devices, compilation.target.jax_devices)
     machine = Machine(device, links, KernelCosts.of_choices(compilation.kernels, cycles))
@@ -60,7 +60,6 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
         flops=0.0 if timing is None else timing.total_flops(),
         exceeded=memory.exceeded,
     )
-    note = "" if timing is None else _waiting_gathers(timing, seconds, versions)
     return assemble(
         prepared,
         program,
@@ -68,7 +67,7 @@ def _counted(compilation: Compilation, device: DeviceSpec) -> Report:
         counts,
         choice,
         compiled=True,
-        note="; ".join(filter(None, (note, *unscheduled))),
+        note="" if timing is None else _waiting_gathers(timing, seconds, versions),
         arguments_error=sum(arguments.values()) / memory.arguments - 1 if memory.arguments else 0.0,
         temporaries_error=fullest.error,
         compile_seconds=compilation.seconds,

@@ -5,9 +5,9 @@ Everything is simulated under the same chances, so that two settings differ by w
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 
-from kanawa_parallel.plan.goodput.intervals import daly, young
 from kanawa_parallel.plan.goodput.progress import Pace
 from kanawa_parallel.plan.goodput.scenario import Scenario, Tier
 from kanawa_parallel.plan.goodput.simulate import Outcome, average
@@ -127,3 +127,16 @@ def pauses(scenario: Scenario) -> dict[str, float]:
     """Returns what a save to each tier stops training for, waiting for the one before included."""
     pace = Pace(scenario.step_seconds, scenario.tiers)
     return {tier.name: pace.pause(tier) for tier in scenario.tiers}
+
+
+def young(cost_seconds: float, mtbf_seconds: float) -> float:
+    """Returns the seconds of work between saves that lose least, to first order (Young, CACM 17:9, 1974)."""
+    return math.sqrt(2.0 * cost_seconds * mtbf_seconds)
+
+
+def daly(cost_seconds: float, mtbf_seconds: float) -> float:
+    """Returns the same to higher order (Daly, FGCS 22:3, 2006, equation 37)."""
+    if cost_seconds >= 2.0 * mtbf_seconds:
+        return mtbf_seconds
+    ratio = cost_seconds / (2.0 * mtbf_seconds)
+    return young(cost_seconds, mtbf_seconds) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost_seconds
