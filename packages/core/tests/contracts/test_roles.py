@@ -7,8 +7,10 @@ from kanawa.config import AbstractRoleError, Configurable, IncompleteConfigError
 from kanawa.foreign import Form
 from kanawa.plugins import PluginHost, host, set_host
 
+#: The mesh isn't a role: it has one implementation, which is core's.
+CONFIGURABLE = {c for c in vars(contracts).values() if isinstance(c, type) and issubclass(c, Configurable)}
 ROLES = sorted(
-    {c for c in vars(contracts).values() if isinstance(c, type) and issubclass(c, Configurable)},
+    CONFIGURABLE - {contracts.DeviceMesh},
     key=lambda role: role.__name__,
 )
 
