@@ -56,7 +56,7 @@ class GrowingText:
         tokens = self._tokenizer.tokens
         if token_id in self._special:
             return self._special[token_id].encode()
-        # Ids that only pad the model's vocabulary stand for nothing.
+        # Ids that only pad the model's vocabulary have no text.
         data = tokens[token_id] if token_id < len(tokens) else b""
         if self._starts and data:
             self._starts = False
@@ -70,7 +70,7 @@ class GrowingText:
 
 
 def _has_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    """Returns whether any of the ids stands for text; in almost every case one of the last does."""
+    """Returns whether any of the ids has text; in almost every case one of the last does."""
     tokens = tokenizer.tokens
     return any(i < len(tokens) and tokens[i] for i in reversed(ids))
 

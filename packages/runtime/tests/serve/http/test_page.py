@@ -30,7 +30,7 @@ def idle(browser):
 
 def test_a_conversation(browser, paged):
     browser.open(paged.url)
-    wait_for(lambda: browser.text("#model") == ["scripted (goes on with texts; not made for chats)"])
+    wait_for(lambda: browser.text("#model") == ["scripted (continues text; not a chat model)"])
     browser.run("document.getElementById('max_tokens').value = 9")
     browser.say("ab<b>é")
     idle(browser)
@@ -69,7 +69,7 @@ def test_errors_are_shown(browser, paged):
     browser.run("document.getElementById('temperature').value = 500")
     browser.say("a")
     idle(browser)
-    assert browser.text(".error") == ["temperature: 500 is out of range, expected a number from 0 to 100"]
+    assert browser.text(".error") == ["temperature: Input should be less than or equal to 100, got 500"]
 
 
 def test_the_page_loads_nothing_from_elsewhere(server):

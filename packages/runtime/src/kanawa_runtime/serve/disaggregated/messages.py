@@ -7,7 +7,7 @@ from typing import Any
 from kanawa_runtime.serve.disaggregated.wire import WireError
 from kanawa_runtime.serve.engine.request import Output, Request, SamplingParams, TokenLogprobs
 
-_LISTS = ("stop_token_ids", "allowed_token_ids")
+_OUTPUT_FIELDS = ("finish_reason", "stop_token_id", "cached_tokens", "error")
 
 
 def request_message(request: Request, seed: int) -> dict[str, Any]:
@@ -16,16 +16,9 @@ def request_message(request: Request, seed: int) -> dict[str, Any]:
     fields = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling) if f.name != "grammar"}
     fields |= {"seed": seed, "max_tokens": 1, "min_tokens": min(1, sampling.min_tokens)}
     fields["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
+    names = ("id", "prompt_ids", "adapter", "cache_salt", "priority")
     left = None if request.deadline is None else request.deadline - time.monotonic()
-    return {
-        "id": request.id,
-        "prompt_ids": list(request.prompt_ids),
-        "sampling": fields,
-        "adapter": request.adapter,
-        "cache_salt": request.cache_salt,
-        "priority": request.priority,
-        "seconds": left,
-    }
+    return {name: getattr(request, name) for name in names} | {"sampling": fields, "seconds": left}
 
 
 def request_of(message: dict[str, Any]) -> Request:
@@ -33,7 +26,7 @@ def request_of(message: dict[str, Any]) -> Request:
     try:
         fields = dict(message["sampling"])
         fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"]}
-        for name in _LISTS:
+        for name in ("stop_token_ids", "allowed_token_ids"):
             fields[name] = None if fields[name] is None else tuple(int(i) for i in fields[name])
         fields["bad_words"] = tuple(tuple(int(i) for i in word) for word in fields["bad_words"])
         seconds = message["seconds"]
@@ -53,26 +46,22 @@ def request_of(message: dict[str, Any]) -> Request:
 
 def output_message(output: Output) -> dict[str, Any]:
     """Returns an output's fields."""
-    return {
-        "token_ids": list(output.token_ids),
-        "logprobs": _of_logprobs(output.logprobs),
-        "prompt_logprobs": _of_logprobs(output.prompt_logprobs),
-        "finish_reason": output.finish_reason,
-        "stop_token_id": output.stop_token_id,
-        "cached_tokens": output.cached_tokens,
-        "error": output.error,
+    fields = {name: getattr(output, name) for name in _OUTPUT_FIELDS} | {"token_ids": output.token_ids}
+    logprobs = {"logprobs": output.logprobs, "prompt_logprobs": output.prompt_logprobs}
+    return fields | {
+        name: each and [one and [one.logprob, one.rank, one.top] for one in each] for name, each in logprobs.items()
     }
 
 
 def output_of(request_id: str, message: dict[str, Any]) -> Output:
     """Returns the output that `output_message` wrote; raises WireError for anything else."""
     try:
-        fields = {name: message[name] for name in ("finish_reason", "stop_token_id", "cached_tokens", "error")}
+        fields = {name: message[name] for name in _OUTPUT_FIELDS}
         return Output(
             request_id=request_id,
             token_ids=tuple(int(i) for i in message["token_ids"]),
-            logprobs=_to_logprobs(message["logprobs"]),
-            prompt_logprobs=_to_logprobs(message["prompt_logprobs"]),
+            logprobs=_logprobs(message["logprobs"]),
+            prompt_logprobs=_logprobs(message["prompt_logprobs"]),
             **fields,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -80,20 +69,10 @@ def output_of(request_id: str, message: dict[str, Any]) -> Output:
         raise WireError(text) from error
 
 
-def _of_logprobs(logprobs: Any) -> Any:
-    return (
-        None
-        if logprobs is None
-        else [None if one is None else [one.logprob, one.rank, list(one.top)] for one in logprobs]
-    )
-
-
-def _to_logprobs(logprobs: Any) -> Any:
-    if logprobs is None:
+def _logprobs(listed: Any) -> Any:
+    if listed is None:
         return None
     return tuple(
-        None
-        if one is None
-        else TokenLogprobs(logprob=float(one[0]), rank=int(one[1]), top=tuple((int(i), float(p)) for i, p in one[2]))
-        for one in logprobs
+        one and TokenLogprobs(logprob=float(one[0]), rank=int(one[1]), top=tuple((int(i), float(p)) for i, p in one[2]))
+        for one in listed
     )

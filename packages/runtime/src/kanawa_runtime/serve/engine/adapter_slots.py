@@ -103,7 +103,7 @@ class AdapterSlots:
                     raise UsageError(message)
 
     def add(self, name: str, adapter: StoredAdapter) -> None:
-        """Puts an adapter in a free slot; raises UsageError where there is none, or the name is taken."""
+        """Loads an adapter into a free slot; raises UsageError where there is none, or the name is taken."""
         self.check_adapter(name, adapter)
         if name in self._slots:
             message = f"there is an adapter {name!r} already; remove it first, or give this one another name"

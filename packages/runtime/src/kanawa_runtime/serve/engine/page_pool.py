@@ -22,7 +22,7 @@ def root_digest(salt: str, adapter: str | None) -> bytes:
 
 
 def page_digest(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """Returns the digest of a page with these tokens after the prefix that `before` stands for."""
+    """Returns the digest of a page with these tokens after the prefix with digest `before`."""
     return hashlib.sha256(before + np.asarray(token_ids, "<i4").tobytes()).digest()
 
 

@@ -115,7 +115,7 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
-    #: The stop token's id where one ended it, and its log-probability where those were asked for.
+    #: The stop token's id where one ended it, and its log-probability where wanted.
     stop_token_id: int | None = None
     stop_logprob: TokenLogprobs | None = None
     #: Of the prompt's tokens, how many were found in the prefix cache.
@@ -123,7 +123,7 @@ class Output:
     #: When it left the queue, of time.monotonic; on the first output at the latest, for metrics.
     scheduled_at: float | None = None
     error: str | None = None
-    #: Whether the request itself caused the error: asked again, it would fail again.
+    #: Whether the request itself caused the error: sent again, it would fail again.
     is_refused: bool = False
 
     def then(self, later: "Output") -> "Output":

@@ -1,4 +1,4 @@
-"""Who may ask: keys that clients show, and names under which a server that listens to its own machine may be asked.
+"""Who may use a server: clients' keys, and the host names of a server that listens on its own machine alone.
 
 Keys are compared in constant time, stored as digests, never logged. A page of another site can have its own name lead
 to 127.0.0.1, and then reads whatever a server there answers, unless the server looks at the name.

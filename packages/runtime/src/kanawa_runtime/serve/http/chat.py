@@ -21,7 +21,7 @@ class Chat(TextEndpoint[ChatRequest]):
         super().__init__(service, chat_request(service.model.engine.limits, service.config))
 
     def structure(self, request: ChatRequest) -> Structure | None:
-        """Returns the form that the request or its tools ask for; raises the 400 of tools that can't be called."""
+        """Returns the form that the request or its tools require; raises the 400 of tools that can't be called."""
         tools, structure = self._tools(request), request.structure()
         if tools is None:
             return structure
@@ -36,7 +36,7 @@ class Chat(TextEndpoint[ChatRequest]):
         return Tools.of(request, self.service.model.template.source)
 
     def num_logprobs(self, request: ChatRequest) -> int:
-        """Returns how many the request asks for."""
+        """Returns how many the request wants."""
         return (request.top_logprobs or 0) + request.logprobs
 
     def generation(self, request: ChatRequest, grammar: Grammar | None) -> Generation:
@@ -76,7 +76,7 @@ class Chat(TextEndpoint[ChatRequest]):
         return head | {"choices": choices, "usage": generation.usage()}
 
     async def events(self, request: ChatRequest, generation: Generation) -> AsyncIterator[dict[str, Any]]:
-        """Yields deltas of messages, and the usage last where asked."""
+        """Yields deltas of messages, and the usage last where wanted."""
         kind, tools = "chat.completion.chunk", self._tools(request)
         readers: dict[int, CallReader] = {}
         async for changes in generation.pieces():

@@ -49,7 +49,7 @@ class Compilers:
 
 
 def _in_thread(work: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-    """Returns the result to come of a thread of its own, which nothing waits for at the end of the process."""
+    """Returns the future result of a daemon thread."""
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: the text after prompts of text or ids; whole or as a stream, echoed and scored where asked."""
+"""`/v1/completions`: the text after prompts of text or ids; whole or as a stream, with echo and scores."""
 
 import functools
 from collections.abc import AsyncIterator
@@ -22,11 +22,11 @@ class Completions(TextEndpoint[CompletionRequest]):
         super().__init__(service, completion_request(service.model.engine.limits, service.config))
 
     def structure(self, request: CompletionRequest) -> Structure | None:
-        """Returns the form that the request asks for."""
+        """Returns the form that the request requires."""
         return request.structure()
 
     def num_logprobs(self, request: CompletionRequest) -> int:
-        """Returns how many the request asks for."""
+        """Returns how many the request wants."""
         return request.logprobs or 0
 
     def generation(self, request: CompletionRequest, grammar: Grammar | None) -> Generation:
@@ -41,7 +41,7 @@ class Completions(TextEndpoint[CompletionRequest]):
             ids = service.prompts.ids(
                 prompt, prefix=request.add_special_tokens, field=field, truncate=request.truncate_prompt_tokens
             )
-            # An engine gives one token at least: with max_tokens 0, the answer leaves it out.
+            # An engine generates at least one token: with max_tokens 0, the answer drops it.
             asked = None if request.max_tokens is None else max(1, request.max_tokens)
             most = service.prompts.room(ids, asked, "max_tokens", otherwise=_DEFAULT_TOKENS)
             own = grammar if index == 0 or grammar is None else grammar.fork()
@@ -56,7 +56,7 @@ class Completions(TextEndpoint[CompletionRequest]):
         return generation.head(_KIND) | {"choices": choices, "usage": _usage(request, generation)}
 
     async def events(self, request: CompletionRequest, generation: Generation) -> AsyncIterator[dict[str, Any] | bytes]:
-        """Yields an event a piece, and the usage last where asked."""
+        """Yields an event a piece, and the usage last where wanted."""
         begun: set[int] = set()
         async for changes in generation.pieces():
             for choice, piece in changes:

@@ -27,7 +27,7 @@ class ServerConfig(Config):
     max_connections: Size = 2048
     #: After SIGTERM, until what still runs is ended.
     drain_seconds: NonNegative = 30.0
-    #: Names besides localhost that a server without keys, which only its own machine reaches, may be asked for under.
+    #: Host names besides localhost of a server without keys that listens on its own machine alone.
     allowed_hosts: tuple[str, ...] = ()
     #: Threads that read long bodies, tokenize prompts, render chats and write long answers; as many compile grammars.
     worker_threads: Size = 2

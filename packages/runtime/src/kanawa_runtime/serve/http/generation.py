@@ -90,7 +90,7 @@ class Generation:
             with contextlib.suppress(TimeoutError):
                 left = None if deadline is None else max(0.0, deadline + _PATIENCE_SECONDS - time.monotonic())
                 # Up to Python 3.11 wait_for loses a cancellation that comes with the event: a request whose client has
-                # left would go on to its end.
+                # left would run to its end.
                 async with asyncio.timeout(left):
                     await self._event.wait()
             if not self._event.is_set():
@@ -132,7 +132,7 @@ class Generation:
         }
 
     def event(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns an event of a stream, with the usage that the request asks for."""
+        """Returns an event of a stream, with the usage that the request wants."""
         made, options = self.head(kind) | {"choices": choices}, self.request.stream_options
         if options is not None and options.continuous_usage_stats:
             return made | {"usage": self.usage()}

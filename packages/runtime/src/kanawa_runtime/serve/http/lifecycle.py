@@ -146,7 +146,7 @@ class HttpServer:
             if self._stopping is None or self._stopping.is_set():
                 sys.stdout.flush()
                 sys.stderr.flush()
-                # Threads of the engine and of a compiler would keep Python from ending.
+                # Threads of the engine and of a compiler would prevent Python's exit.
                 os._exit(128 + number)
             self._stopping.set()
 

@@ -100,7 +100,7 @@ def _documented(operation: Operation, schema: Any) -> dict[str, Any]:
         made["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
     if "{name}" in operation.path:
         made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    # Any of them may be asked for under another name.
+    # Any of them may be requested under a wrong host name.
     refused = (*operation.refuses, 403) if operation.key == "none" else (*operation.refuses, 401, 403)
     error = {"schema": {"$ref": "#/components/schemas/Error"}}
     for status in sorted(set(refused) & set(STATUSES)):

@@ -1,4 +1,4 @@
-"""What a request asks of the engine: its prompts as ids, and how their tokens are drawn."""
+"""From a request's fields to the engine's: prompts as ids, and how tokens are drawn."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from kanawa_runtime.serve.http.protocol import TextRequest
 
 #: Sampling fields that a model's generation_config.json may set defaults for.
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-#: A token of any vocabulary in use stands for no more characters than this, but in oddities such as runs of blanks.
+#: A token of any vocabulary in use has no more characters than this, except oddities such as runs of blanks.
 _CHARACTERS_A_TOKEN = 128
 _SEEDS = 2**32
 
@@ -31,7 +31,7 @@ class PromptReader:
         if isinstance(prompt, str):
             most = self.limits.max_length * _CHARACTERS_A_TOKEN
             if truncate is None and len(prompt) > most:
-                # Tokenizing megabytes to count them would keep a thread busy for nothing.
+                # Tokenizing megabytes to count them would waste a thread's time.
                 raise self._too_long(field, f"{len(prompt):,} characters")
             # Of what is cut off anyway, no more is tokenized than the rest may need.
             encoded = self.tokenizer.encode(prompt[-most:]).tolist()
@@ -47,7 +47,7 @@ class PromptReader:
         return ids
 
     def room(self, prompt: Sequence[int], asked: int | None, field: str, *, otherwise: int | None = None) -> int:
-        """Returns how many tokens an answer may have: as asked, else `otherwise`, else what fits.
+        """Returns how many tokens an answer may have: as requested, else `otherwise`, else what fits.
 
         Raises the 400 of a request for more than fit.
         """
@@ -82,7 +82,7 @@ class SamplingReader:
     def read(
         self, request: TextRequest, *, max_tokens: int, logprobs: int | None, grammar: Grammar | None = None
     ) -> SamplingParams:
-        """Returns what the engine is asked for; raises the ApiError of a field that doesn't fit the model."""
+        """Returns the engine's sampling parameters; raises the ApiError of a field that doesn't fit the model."""
         if request.min_tokens > max_tokens:
             raise invalid(at="min_tokens", why=f"{request.min_tokens} is more than max_tokens, which is {max_tokens}")
         stop_ids = [] if request.ignore_eos else list(self.tokenizer.stop_ids)

@@ -46,7 +46,7 @@ class Service:
         self.sampling = SamplingReader(model.tokenizer, limits, model.defaults)
         make = concurrent.futures.ThreadPoolExecutor
         self._workers = make(config.worker_threads, thread_name_prefix="kanawa-http")
-        # Apart: a grammar that takes its whole time must not keep prompts waiting.
+        # Separate threads: a slow grammar must not delay prompts.
         self._compilers = Compilers(config.worker_threads, config.max_slow_grammars)
         self.loading = asyncio.Lock()
 

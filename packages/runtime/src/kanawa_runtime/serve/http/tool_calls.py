@@ -119,7 +119,7 @@ class CallReader:
         return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
 
     def _marked(self, text: str) -> list[dict[str, Any]]:
-        """Returns the deltas of text in which calls stand between marks."""
+        """Returns the deltas of text with calls between marks."""
         deltas: list[dict[str, Any]] = []
         while True:
             if self._inside:
@@ -130,7 +130,7 @@ class CallReader:
                 calls = self._calls_in(inner)
                 deltas += calls or [{"content": BEGIN + inner + END}]
                 self._inside, self._held, text = False, "", after
-                # Between calls, and before the first of several, stands nothing but a line end.
+                # Between calls, and before the first of several, is only a line end.
                 text = text.lstrip("\n") if calls else text
                 self._marks = StopStrings((BEGIN,))
             plain = self._marks.push(text)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class _Words:
-    """What llguidance asks of a tokenizer in Python."""
+    """The Python interface of a tokenizer that llguidance needs."""
 
     bos_token_id = None
 
