@@ -37,7 +37,7 @@ def test_the_trainer_ends_by_the_table():
 
 
 def test_a_lost_peer_is_no_stop():
-    """A crash loop must use up its restarts, whichever process's code an engine sees first."""
+    """A crash loop must use up its restarts, whichever process's code a launcher sees first."""
     assert PeerLostError.exit_code == LOST != STOPPED
     assert not saved_by_all([STOPPED, LOST])
 

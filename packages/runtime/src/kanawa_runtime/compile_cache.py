@@ -2,8 +2,8 @@
 
 An entry is machine code. One that a full disk, a crash or a bad sector has changed could crash the process, or change a
 loss without a word: JAX reads what it finds. Ours end with a SHA-256 of their key and of what precedes it; one that
-doesn't match, be it another program's, is removed, and the program compiled anew. It guards against accidents: whoever
-may write the folder may run code here.
+doesn't match, be it another program's, is removed, and the program compiled anew. It guards against accidents only:
+anyone who may write the folder may run code here.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class CheckedFiles:
             self._path.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(value + sealed(key, value))
             faults.reached("in_cache_write", beside)
-            # Renamed, so that whoever reads meanwhile sees no half of it.
+            # Renamed, so that a concurrent reader sees no half of it.
             beside.replace(path)
         except OSError as error:
             logger.warning("a compiled program can't be kept in %s: %s", self._path, error)

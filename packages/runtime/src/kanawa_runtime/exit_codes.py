@@ -1,4 +1,4 @@
-"""What a process's exit code means to whoever started it: the one table from which every engine's policy is made.
+"""What a process's exit code means: the one table from which every launcher's restart policy is made.
 
 `kanawa train` ends by it, `kanawa launch` judges by it, help texts and the documentation print it.
 """
@@ -9,8 +9,8 @@ from typing import Literal
 Verdict = Literal["done", "retry", "permanent"]
 
 DONE, USAGE, STOPPED, FIRST_INFRASTRUCTURE, LAST = 0, 2, 42, 127, 255
-#: Nobody asked this process to stop, and another start may mend it: a peer or the storage was lost, or all hung.
-#: Engines count it, as they do a kill: where a process always crashes, Kubernetes may see the code of a peer first,
+#: The process wasn't asked to stop, and a restart may help: a peer or the storage was lost, or all hung.
+#: Systems count it, as they do a kill: where a process always crashes, Kubernetes may see the code of a peer first,
 #: and what isn't counted would start for ever. The codes of signals end at 192.
 LOST = 200
 #: What a shell reports for a process that a signal ended is this plus the signal's number.
@@ -21,7 +21,7 @@ SIGNAL_BASE = 128
 TABLE = (
     (f"{DONE}", "done", "ends"),
     (f"{USAGE}", "usage: an unknown name, a wrong value, a directory of another run", "ends, failed"),
-    (f"{STOPPED}", "stopped on request, everything saved: the same command goes on", "starts again, not counted"),
+    (f"{STOPPED}", "stopped on request, everything saved: the same command resumes", "starts again, not counted"),
     (
         f"{FIRST_INFRASTRUCTURE} to {LAST}",
         f"killed (128 and the signal's number), or another process, the machine or the storage was lost ({LOST})",
@@ -50,7 +50,7 @@ def verdict(code: int) -> Verdict:
 
 
 def permanent_codes() -> tuple[int, ...]:
-    """Returns every code that no other start would mend, for engines that want them listed."""
+    """Returns every code that no other start would mend, for systems that want them listed."""
     return tuple(code for code in range(1, LAST + 1) if verdict(code) == "permanent")
 
 

@@ -42,7 +42,7 @@ POINTS = (
     "in_evaluation",
     "in_gradient",
 )
-#: The process ends, stands still or holds the interpreter's lock; storage refuses; bytes or numbers spoil.
+#: The process ends, hangs or holds the interpreter's lock; storage refuses; bytes or numbers spoil.
 ACTIONS = (
     "sigkill",
     "sigterm",

@@ -9,12 +9,16 @@ from kanawa.plugins import Command, CommandOptions, Finding, Kind, PublishedStep
 
 @hookimpl
 def kanawa_kinds() -> list[Kind]:
-    """Returns the kinds under which text data finds its documents, rollouts their rewards, and `launch` its engines."""
+    """Returns the kinds under which text data finds its documents, rollouts their rewards, and `launch` its systems."""
     return [
         Kind("corpora", "documents to read text from", subclass_of="kanawa_runtime.data.corpus:Corpus"),
         Kind("rewards", "functions that say how good a rollout is", instance_of="collections.abc:Callable"),
         Kind("samplers", "writers of text during training", instance_of="collections.abc:Callable"),
-        Kind("launchers", "engines that run jobs", subclass_of="kanawa_runtime.launch.launcher:Launcher"),
+        Kind(
+            "launchers",
+            "submitters of jobs to Slurm, Kubernetes, Ray and others",
+            subclass_of="kanawa_runtime.launch.launcher:Launcher",
+        ),
     ]
 
 

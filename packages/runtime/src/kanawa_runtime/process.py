@@ -30,11 +30,11 @@ def keep_what_is_loaded() -> None:
     """Takes all that there is now out of the garbage collector's sight.
 
     Looking through what JAX and its compilers have made takes 0.1 s, every few seconds, in which no thread of Python
-    does anything: nobody is answered.
+    runs, so no request is answered.
     """
     import gc
 
-    # What nobody needs would be kept for good.
+    # Garbage would be retained for good.
     gc.collect()
     gc.freeze()
 

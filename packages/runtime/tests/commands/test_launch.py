@@ -67,7 +67,10 @@ def test_settings_of_an_engine(capsys):
         (["local", "tiny-lm", "--status", "a"], "give one EXPERIMENT to run, or one of"),
         (["local", "tiny-lm", "--env", "A"], "--env 'A': expected NAME=VALUE"),
         (["local", "tiny-lm", "--env", "A=1", "--env", "A=2"], "--env A is given twice, as '1' and '2'; give it once"),
-        (["local", "tiny-lm", "--replicas", "2"], "--replicas is of servers: the engines `deployment` and `ray-serve`"),
+        (
+            ["local", "tiny-lm", "--replicas", "2"],
+            "--replicas is of servers: the launchers `deployment` and `ray-serve`",
+        ),
         (["ray-serve", "/r", "--on", "cpu", "--steps", "5"], "--steps: of training; a server takes RUN"),
         (["ray-serve", "/r", "--on", "cpu", "--processes", "2"], "--processes: of training; a server takes RUN"),
         (["local", "tiny-lm", "--option", "settle=1"], "settle_seconds"),
@@ -98,7 +101,7 @@ def test_an_experiment_that_can_t_be_composed_is_not_submitted(capsys, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-# --- another engine ---------------------------------------------------------------------------------------------------
+# --- another launcher ------------------------------------------------------------------------------------------------
 
 
 class PaperLauncher(Launcher):

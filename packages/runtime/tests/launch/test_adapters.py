@@ -44,8 +44,8 @@ ADAPTERS = {
 MANY = 200
 
 
-def rendered(engine):
-    config, wanted = ADAPTERS[engine]
+def rendered(launcher):
+    config, wanted = ADAPTERS[launcher]
     adapter = config.build()
     adapter.check(wanted)
     files = adapter.render(wanted)
@@ -53,12 +53,12 @@ def rendered(engine):
     return adapter, files
 
 
-@pytest.mark.parametrize("engine", ADAPTERS)
-def test_one_job_on_every_engine(engine):
-    adapter, files = rendered(engine)
+@pytest.mark.parametrize("launcher", ADAPTERS)
+def test_one_job_on_every_engine(launcher):
+    adapter, files = rendered(launcher)
     adapter.check_files(files)
     ((name, text),) = files.items()
-    check_golden(f"one-{engine}.{name.rpartition('.')[2]}", text)
+    check_golden(f"one-{launcher}.{name.rpartition('.')[2]}", text)
     assert "A_TOKEN" not in text or "secretKeyRef" in text or "A_TOKEN: null" in text
 
 
@@ -96,9 +96,9 @@ def closed(name, tree):
     return "\n".join(["#!/bin/bash", *told]) + "\n\n" + body
 
 
-@pytest.mark.parametrize("engine", ADAPTERS)
-def test_careless_edits_are_refused(engine, record_drill):
-    adapter, files = rendered(engine)
+@pytest.mark.parametrize("launcher", ADAPTERS)
+def test_careless_edits_are_refused(launcher, record_drill):
+    adapter, files = rendered(launcher)
     ((name, text),) = files.items()
     tree = opened(name, text)
     adapter.check_files({name: closed(name, tree)})
@@ -112,12 +112,12 @@ def test_careless_edits_are_refused(engine, record_drill):
         except KanawaError:
             continue
         taken.append(mistake)
-    record_drill(f"drill: {MANY - len(taken)} of {MANY} edited files for {engine} refused")
+    record_drill(f"drill: {MANY - len(taken)} of {MANY} edited files for {launcher} refused")
     # What is left are numbers and words that only their author can know: a time, a variable's value.
     assert len(taken) <= MANY // 20, taken
 
 
-#: What one or another engine can't give.
+#: What one or another launcher can't give.
 WISHES = {
     "run": "runs/seven",
     "image": "",
@@ -132,25 +132,25 @@ WISHES = {
 }
 
 
-@pytest.mark.parametrize("engine", ADAPTERS)
-def test_all_that_an_engine_can_t_give_is_told_at_once_with_what_to_do(engine):
-    config, wanted = ADAPTERS[engine]
-    wishes = {**WISHES, "image": "registry/image:1"} if engine == "local" else WISHES
+@pytest.mark.parametrize("launcher", ADAPTERS)
+def test_all_that_an_engine_can_t_give_is_told_at_once_with_what_to_do(launcher):
+    config, wanted = ADAPTERS[launcher]
+    wishes = {**WISHES, "image": "registry/image:1"} if launcher == "local" else WISHES
     said = refusal(config, wanted.clone().set(**wishes))
-    check_golden(f"refused-{engine}.txt", said + "\n")
+    check_golden(f"refused-{launcher}.txt", said + "\n")
     first, *problems = said.splitlines()
-    assert first == f"{config.build().engine} can't run this job:" and len(problems) >= 6
+    assert first == f"{config.build().title} can't run this job:" and len(problems) >= 6
     for problem in problems:
         assert re.search(r"; |: .*(give|leave|use|expected|takes|look|one)\b", problem), problem
 
 
-# --- what no engine may write down -----------------------------------------------------------------------------------
+# --- what no launcher may write down --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ADAPTERS)
+@pytest.mark.parametrize("launcher", ADAPTERS)
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"])
-def test_secrets_are_never_in_the_files(engine, name):
-    config, wanted = ADAPTERS[engine]
+def test_secrets_are_never_in_the_files(launcher, name):
+    config, wanted = ADAPTERS[launcher]
     said = refusal(config, wanted.clone().set(environment={name: "hush"}))
     assert f"environment variable {name} would stand in clear in the job's files; {config.build().secrets_by}" in said
 
@@ -160,7 +160,7 @@ def test_names_that_only_sound_so_are_no_secrets():
     LocalLauncher.Config().build().check(job(image="", environment=dict.fromkeys(names, "x")))
 
 
-@pytest.mark.parametrize("engine", ["jobset", "pathways", "deployment"])
+@pytest.mark.parametrize("launcher", ["jobset", "pathways", "deployment"])
 @pytest.mark.parametrize(
     ("place", "said"),
     [
@@ -168,8 +168,8 @@ def test_names_that_only_sound_so_are_no_secrets():
         ("Big/key", "expected SECRET/KEY"),
     ],
 )
-def test_a_secret_is_named_with_its_entry(engine, place, said):
-    config, wanted = ADAPTERS[engine]
+def test_a_secret_is_named_with_its_entry(launcher, place, said):
+    config, wanted = ADAPTERS[launcher]
     assert said in refusal(config.clone().set(secrets={"A_TOKEN": place}), wanted)
     twice = refusal(config.clone().set(secrets={"NOTE": "a/b"}), wanted)
     assert "NOTE is given by --env and by a Secret; leave --env NOTE out" in twice

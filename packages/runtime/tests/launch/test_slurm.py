@@ -213,7 +213,7 @@ def test_a_job_that_slurm_doesn_t_have(slurm):
 
 
 def undisturbed(run, folder):
-    """Trains in a gang of two that no engine knows of."""
+    """Trains in a gang of two that no launcher knows of."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

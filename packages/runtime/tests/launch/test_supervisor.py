@@ -210,4 +210,4 @@ def test_a_disk_that_takes_no_state_ends_no_gang(tmp_path):
     folder.mkdir()
     (folder / "state.json.part").mkdir()
     assert Supervisor(job(tmp_path, "0"), folder, told.append).run() == 0
-    assert any("the job's state can't be written, the gang goes on" in line for line in told)
+    assert any("the job's state can't be written, the gang keeps running" in line for line in told)

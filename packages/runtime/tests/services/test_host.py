@@ -81,7 +81,7 @@ def test_one_failure_is_logged_once_by_name_and_the_third_leaves_the_service_out
     assert bad.entries == ["start", "step", "step", "step", "stop"]
     assert good.entries.count("step") == 10
     failed, left_out = warnings_of(caplog)
-    assert failed == "service Diary failed in event: RuntimeError: no step today; training goes on"
+    assert failed == "service Diary failed in event: RuntimeError: no step today; training continues"
     assert left_out == "service Diary is left out for the rest of the run: it failed 3 times"
 
 
@@ -132,7 +132,7 @@ def test_a_slow_service_loses_events_and_nobody_waits_for_it(caplog):
     # One was taken, five waited, and the end of the run is never dropped.
     assert slow.entries == ["start", *["step"] * 6, "run_ended", "stop"]
     first, last = warnings_of(caplog)
-    assert first == "service Stuck is too slow: 5 events wait for it, and newer ones are dropped; training goes on"
+    assert first == "service Stuck is too slow: 5 events wait for it, and newer ones are dropped; training continues"
     assert last == "service Stuck was too slow: it lost 95 events"
 
 

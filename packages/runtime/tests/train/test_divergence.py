@@ -23,11 +23,11 @@ def test_every_batch_is_taken_once_or_left_out(returns):
         assert missing >= gone
     # Though ranges that touch become one.
     assert left_out.returns == len(returns)
-    stream = list(left_out.kept(iter(range(100)), 0))
+    stream = list(left_out.included(iter(range(100)), 0))
     assert stream[:40] == [left_out.batch_of(step) for step in range(40)]
     for step in (0, 7, 30):
         number = left_out.batch_of(step)
-        assert next(left_out.kept(iter(range(number, 100)), number)) == number
+        assert next(left_out.included(iter(range(number, 100)), number)) == number
 
 
 def test_a_spike_is_far_above_what_was_usual():

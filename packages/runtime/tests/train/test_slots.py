@@ -146,7 +146,7 @@ def test_a_checkpoint_on_the_way_that_cannot_be_saved_is_told_and_training_goes_
     cfg = config(checkpointer=PickleCheckpointer.Config(full_at=20))
     lines = []
     assert run(cfg, tmp_path / "run", 22, lines).step == 22
-    assert "training goes on without checkpoint 20" in lines
+    assert "training continues without checkpoint 20" in lines
 
 
 def test_a_service_sees_the_run_from_its_first_event_to_its_last(tmp_path):

@@ -96,7 +96,7 @@ def test_while_waiting_for_data_the_last_step_is_saved(run, uninterrupted):
     assert (last["outcome"], last["signal"], last["checkpoint"]) == ("stopped", "Ctrl-C", str(saved))
     assert "stopping (Ctrl-C)" in err
     assert f"stopped by Ctrl-C after step {last['step']}; saved in {shown(saved)}" in err
-    assert f"to go on: kanawa train tiny-lm --set data=slow_data:SlowData --run {run.path} --steps 30" in err
+    assert f"to resume: kanawa train tiny-lm --set data=slow_data:SlowData --run {run.path} --steps 30" in err
     assert (saved / "COMMIT.json").exists()
     code, err = ended(run.start())
     assert code == 0, err
@@ -136,7 +136,7 @@ def test_while_data_is_read_a_new_run_stops_with_nothing_to_save(run):
     code, err = ended(process)
     assert code == 143, err
     assert "stopped by SIGTERM before the first step; nothing was saved" in err
-    assert "to go on: kanawa train tiny-lm" in err
+    assert "to resume: kanawa train tiny-lm" in err
     assert run.events("run_ended")[-1]["signal"] == "SIGTERM"
     assert ended(run.start(steps=5))[0] == 0
 

@@ -88,7 +88,7 @@ def test_ctrl_c_on_the_keyboard_saves_and_leaves_the_terminal_tidy(command):
     code, shown = on_terminal(command(100_000, "--set", "checkpoints.every_steps=100000"), rb"[1-9]\d*/100000  loss")
     assert code == 42, shown
     assert "stopped by Ctrl-C after step" in shown
-    assert "to go on:" in shown
+    assert "to resume:" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 

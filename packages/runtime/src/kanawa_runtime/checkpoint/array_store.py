@@ -61,7 +61,7 @@ class ArrayStore:
         self._writes: list[Any] = []
 
     def start(self, folder: Path, arrays: Mapping[str, Mapping[str, jax.Array]]) -> None:
-        """Copies the arrays off the devices and returns; orbax goes on writing to `folder/ITEM`."""
+        """Copies the arrays off the devices and returns; orbax keeps writing to `folder/ITEM`."""
         self._items = [item for item, leaves in arrays.items() if leaves]
         self._writes = []
         for item in self._items:

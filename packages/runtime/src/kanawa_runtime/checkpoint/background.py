@@ -300,9 +300,9 @@ class BackgroundCheckpointer(Checkpointer):
             if not pending.may_count():
                 self._drop(pending)
                 return
-            told = [[part.entry and dataclasses.astuple(part.entry), part.error] for part in written]
+            parts = [[part.entry and dataclasses.astuple(part.entry), part.error] for part in written]
             # Of all processes: a step that one of them could not write is no step.
-            everyone = [json.loads(text) for text in self._exchange(pending, "parts", json.dumps(told))]
+            everyone = [json.loads(text) for text in self._exchange(pending, "parts", json.dumps(parts))]
             lost: LeaseLostError | None = None
             for number, part in enumerate(written):
                 answers = [answer[number] for answer in everyone]
@@ -326,13 +326,13 @@ class BackgroundCheckpointer(Checkpointer):
 
     def _hear_refusals(self, pending: Pending) -> None:
         """Waits until each process has begun: what one wrote before the primary makes room would go with the old."""
-        told = {str(number): error for number, error in pending.refused.items()}
+        refused = {str(number): error for number, error in pending.refused.items()}
         shared = {str(number) for number, root in enumerate(pending.roots) if not root.is_private}
         answers: list[dict[str, str]] = []
         try:
-            answers = [json.loads(text) for text in self._exchange(pending, "begun", json.dumps(told))]
+            answers = [json.loads(text) for text in self._exchange(pending, "begun", json.dumps(refused))]
         finally:
-            has_begun = not shared & told.keys()
+            has_begun = not shared & refused.keys()
             if has_begun and (not answers or any(shared & answer.keys() for answer in answers)):
                 # What is written still would come back after the folder is removed.
                 with contextlib.suppress(Exception):
@@ -342,7 +342,7 @@ class BackgroundCheckpointer(Checkpointer):
                 pending.refused.setdefault(int(number), error)
 
     def _written(self, pending: Pending, number: int) -> Written:
-        """Writes this process's part to a place; what goes wrong is told, for the others wait for the word."""
+        """Writes this process's part to a place; an error is returned, since other processes wait for it."""
         if number in pending.refused:
             return Written(error=pending.refused[number])
         root = pending.roots[number]
@@ -428,7 +428,7 @@ class BackgroundCheckpointer(Checkpointer):
             logger.warning("old checkpoints in %s can't be deleted: %s", root.where, brief(error))
 
     def _drop(self, pending: Pending) -> None:
-        """Removes a step that nobody vouched for; to a reader it looks like a save that was never finished."""
+        """Removes an uncommitted step; to a reader it looks like an unfinished save."""
         self._discard(pending)
         if self._root in pending.roots:
             fields = {"step": pending.step, "path": self._root.location(pending.step)}
@@ -443,12 +443,12 @@ class BackgroundCheckpointer(Checkpointer):
                     root.discard(pending.step)
                 except (OSError, StorageError, LeaseLostError) as error:
                     lost = error if isinstance(error, LeaseLostError) else lost
-                    # On the thread that saves nobody would see this one; the first error says more.
+                    # Raised on the saving thread it would be lost; the first error says more.
                     logger.warning("%s can't be tidied up: %s", root.where, brief(error))
         return lost
 
     def _loss_of_lease(self) -> LeaseLostError | None:
-        """Returns why nothing may be written any more: the heir removes what this process was writing."""
+        """Returns why nothing may be written any more: the new holder removes what this process was writing."""
         try:
             if self.lease is not None:
                 self.lease.check()

@@ -39,7 +39,7 @@ def delete_step(directory: Path, step: int) -> None:
     target = directory / f"{step}.deleted"
     shutil.rmtree(target, ignore_errors=True)
     (directory / str(step)).rename(target)
-    # Synced before the arrays go: else a crash could bring back the name with half of what it vouches for.
+    # Synced before the arrays go: else a crash could bring back the name with half of its arrays.
     sync_directory(directory)
     shutil.rmtree(target, ignore_errors=True)
 
@@ -63,7 +63,7 @@ def remove_leftovers(directory: Path) -> list[str]:
 def lost_commits(directory: Path, recorded: Collection[int]) -> dict[int, Path]:
     """Sets aside the steps that were committed once and have lost their commit file; returns where they are now.
 
-    `recorded` are steps that somebody was told of. The manifest says the same: it is written when all else is there.
+    `recorded` are steps of `checkpoint_committed` events. A manifest proves the same: it is written last.
     """
     aside = {}
     for path in _entries(directory):

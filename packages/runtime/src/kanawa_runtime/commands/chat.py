@@ -34,7 +34,7 @@ def command() -> Command:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.add_argument("run_directory", metavar="RUN", help="a run directory, or a Hugging Face folder")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="of an answer (default 512)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the model's own, else 1)")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest mass P")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def talk(conversation: "Conversation", args: argparse.Namespace, *, plain: bool) -> None:
     """Reads messages and writes answers, until the input ends."""
     if sys.stdin.isatty() and not args.json:
-        about = " It has no chat template: it goes on with the text." if plain else ""
+        about = " It has no chat template: it continues the text." if plain else ""
         write_message(f"Talking with {args.run_directory}.{about} {_HELP}.")
     with hidden():
         for text in _messages():

@@ -29,7 +29,7 @@ def join_gang(coordinator: str | None, processes: int | None, process_id: int | 
     except RuntimeError as error:
         said = lost_peer(error)
         # Of its runtime's errors most pass, such as a port that is still taken; of its Python's, such as a second
-        # `initialize`, none does, and whoever starts the process would start it for ever.
+        # `initialize`, none does, and a restarting supervisor would loop for ever.
         if said is None and not isinstance(error, jax.errors.JaxRuntimeError):
             raise
         raise PeerLostError(said or str(error)) from error
@@ -62,7 +62,7 @@ def leave_gang(reason: str) -> None:
     try:
         write_message(
             f"kanawa: another process of this run was lost ({reason}). Nothing is wrong with this one: start all of "
-            "them again with the same command, and the run goes on from its newest checkpoint"
+            "them again with the same command, and the run resumes from its newest checkpoint"
         )
         sys.stdout.flush()
         sys.stderr.flush()
@@ -72,7 +72,7 @@ def leave_gang(reason: str) -> None:
 
 
 def leave_after_error(error: BaseException) -> None:
-    """Makes this process of a gang end with the error's own code once it has been told, without waiting for the others.
+    """Makes this process of a gang end with the error's own code once it is printed, without waiting for the others.
 
     JAX's way out is a barrier with all processes. Those that train on never come to it: five minutes later it aborts,
     and what is permanent would look like a lost peer, which is worth another start.

@@ -33,7 +33,7 @@ def generate_file(args: argparse.Namespace) -> int:
         seed=args.seed,
         stop_token_ids=() if tokenizer is None else tuple(tokenizer.stop_ids),
     )
-    # Nobody reads along: more tokens of one call, though they come in bursts.
+    # Nothing is streamed: more tokens a call, though they come in bursts.
     engine = LLMEngine.of_run(opened, EngineConfig(fused_steps=16))
     with stage("compiling the engine's programs"):
         engine.start()
@@ -50,8 +50,8 @@ def generate_file(args: argparse.Namespace) -> int:
     finally:
         engine.stop()
     if args.json:
-        told: dict[str, Any] = {"output": str(output), "lines": answers.lines, "failed": answers.failed}
-        write_json(told | {"answered_before": answers.before})
+        summary: dict[str, Any] = {"output": str(output), "lines": answers.lines, "failed": answers.failed}
+        write_json(summary | {"answered_before": answers.before})
     else:
         kept = f", {answers.before} of them before" if answers.before else ""
         write(f"wrote {output}: {answers.lines} lines{kept}; {answers.failed} with an error")

@@ -1,4 +1,4 @@
-"""`kanawa launch`: run an experiment as a job of an engine that exists."""
+"""`kanawa launch`: run an experiment as a job of Slurm, Kubernetes, Ray and others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command() -> Command:
     """Returns the verb."""
     return Command(
         name="launch",
-        help="run an experiment as a job of an engine: local, slurm, jobset, ray, ...",
+        help="run an experiment as a job of a launcher: local, slurm, jobset, ray, ...",
         configure=configure,
         run=run,
         example=(
@@ -32,7 +32,7 @@ def command() -> Command:
             "kanawa launch deployment gs://b/7b --on h100-8 --replicas 4 --image my/image:1 --dry-run\n"
             "kanawa launch local --status runs/gang\n"
             "kanawa launch local --cancel runs/gang\n"
-            "engines: `kanawa list launchers`; with --watch the exit code is the job's, else 0 once it is submitted\n"
+            "launchers: `kanawa list launchers`; with --watch the exit code is the job's, else 0 once it is submitted\n"
             f"{table_text()}"
         ),
     )
@@ -40,7 +40,7 @@ def command() -> Command:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.add_argument("engine", metavar="ENGINE", help="who runs it: `kanawa list launchers`")
+    parser.add_argument("launcher", metavar="LAUNCHER", help="who runs it: `kanawa list launchers`")
     parser.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=EXPERIMENT_HELP)
     composition_arguments(parser)
     parser.add_argument("--run", dest="directory", metavar="DIR", help="run directory (default: runs/NAME)")
@@ -49,8 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     _job_arguments(parser.add_argument_group("the job"))
     doing = parser.add_argument_group("what to do")
-    doing.add_argument("--dry-run", action="store_true", help="only write the engine's files, to --out or stdout")
-    doing.add_argument("--out", metavar="DIR", help="folder for the engine's files (default: launch/NAME)")
+    doing.add_argument("--dry-run", action="store_true", help="only write the job's files, to --out or stdout")
+    doing.add_argument("--out", metavar="DIR", help="folder for the job's files (default: launch/NAME)")
     stay = "stay until the job ends, and return its exit code (default for local)"
     doing.add_argument("--watch", action=argparse.BooleanOptionalAction, default=None, help=stay)
     for verb, what in (
@@ -79,9 +79,9 @@ def _job_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--retries", type=int, metavar="N", default=10, help="restarts of the gang (default: 10)")
     group.add_argument("--spares", type=int, metavar="N", default=0, help="hosts or slices that wait to replace others")
     group.add_argument("--replicas", type=int, metavar="N", help="of a server: deployment and ray-serve (default: 1)")
-    setting = "a setting of the engine, typed; repeat (`kanawa launch ENGINE --options` lists them)"
+    setting = "a setting of the launcher, typed; repeat (`kanawa launch LAUNCHER --options` lists them)"
     group.add_argument("--option", metavar="path=value", action="append", default=[], help=setting)
-    group.add_argument("--options", action="store_true", help="list the engine's settings and end")
+    group.add_argument("--options", action="store_true", help="list the launcher's settings and end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,23 +120,23 @@ def run(args: argparse.Namespace) -> int:
         return launcher.run(job, folder, write_message)
     name = launcher.submit(job, folder)
     if args.json:
-        write_json({"engine": args.engine, "job": name, "files": str(folder)})
+        write_json({"launcher": args.launcher, "engine": args.launcher, "job": name, "files": str(folder)})
     else:
         write(f"submitted {name}")
-        write(f"next: kanawa launch {args.engine} --follow {name}   (or --status, --logs, --cancel)")
+        write(f"next: kanawa launch {args.launcher} --follow {name}   (or --status, --logs, --cancel)")
     return 0
 
 
 def _launcher(args: argparse.Namespace) -> Launcher:
-    """Returns the engine's adapter with its settings; raises UsageError."""
+    """Returns the launcher with its settings; raises UsageError."""
     from kanawa.config import apply_override
     from kanawa.plugins import component
 
     from kanawa_runtime.launch import Launcher
 
-    kind = component("launchers", args.engine)
+    kind = component("launchers", args.launcher)
     if not (isinstance(kind, type) and issubclass(kind, Launcher)):
-        message = f"launcher {args.engine!r} is {kind!r}, expected a subclass of kanawa_runtime.launch.Launcher"
+        message = f"launcher {args.launcher!r} is {kind!r}, expected a subclass of kanawa_runtime.launch.Launcher"
         raise UsageError(message)
     config = kind.Config()
     for text in args.option:
@@ -172,7 +172,7 @@ def _show(args: argparse.Namespace, job: Job, files: dict[str, str]) -> None:
     from kanawa.config import to_json
 
     if args.json:
-        write_json({"engine": args.engine, "job": to_json(job), "files": files})
+        write_json({"launcher": args.launcher, "engine": args.launcher, "job": to_json(job), "files": files})
         return
     for name, text in files.items():
         write(f"# --- {name}")

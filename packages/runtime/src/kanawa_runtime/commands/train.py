@@ -1,4 +1,4 @@
-"""`kanawa train`: train an experiment, or go on with a run."""
+"""`kanawa train`: train an experiment, or resume a run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from-step",
         type=int,
         metavar="N",
-        help="go on from this checkpoint of the run, not the newest; later ones are set aside, not deleted",
+        help="resume from this checkpoint of the run, not the newest; later ones are set aside, not deleted",
     )
     parser.add_argument("--require-fused", action="store_true", help="fail where a fused kernel would be refused")
     parser.add_argument(
@@ -112,7 +112,7 @@ def _train(args: argparse.Namespace, screen: Screen) -> Outcome:
 
 
 def _start_again_if_it_passes(error: Exception) -> None:
-    """Has a job start again for what its engine can wait for, and a person would rather be told.
+    """Marks errors that a restart may cure as retriable for a job; at a terminal they stay errors.
 
     Its run is held: the last attempt may be cut off, and will end by itself soon. Or a storage fails, the data's too.
     """

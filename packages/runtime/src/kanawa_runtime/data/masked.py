@@ -1,4 +1,4 @@
-"""Rows for models that see both sides: some tokens of another source's rows are hidden and must be told."""
+"""Rows for models that see both sides: some tokens of another source's rows are hidden and must be predicted."""
 
 import functools
 import hashlib

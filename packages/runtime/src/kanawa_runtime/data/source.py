@@ -27,7 +27,7 @@ class TextSource(DataSource):
     """
 
     class Config(DataSource.Config):
-        #: Which tokenizer it is, the data's digest says; where it lies is nobody's business.
+        #: The data's digest identifies the tokenizer; its location may change.
         PLACEMENT = ("tokenizer_file",)
 
         corpus: Corpus.Config = EmbeddedCorpus.Config()

@@ -39,12 +39,12 @@ def tokenizer_file(directory: Path) -> Path | None:
 def run_and_start(composition: Composition, run: str | None, initial: str | None) -> tuple[Path | str, Path | None]:
     """Returns the run directory of `kanawa train`, and the folder whose weights a new run starts from.
 
-    A run that is named without other data goes on in its own directory; what is derived from a folder otherwise is a
-    new run. Raises UsageError for a folder that says nothing of what to learn, where nobody else does.
+    A run that is named without other data resumes in its own directory; anything else derived from a folder is a new
+    run. Raises UsageError for a folder without data to learn from, if none is given.
     """
     start = _readable(initial) if initial else None
     place = run_place(run, "--run") if run else None
-    # Before a tokenizer is learned and parameters are made, which takes a minute. A run that goes on needs it no more.
+    # Before a tokenizer is learned and parameters are made, which takes a minute. A resumed run doesn't need it.
     if start is not None and not (isinstance(place, Path) and (place / CONFIG).exists()):
         check_is_directory(start)
     source = composition.source

@@ -15,7 +15,7 @@ from kanawa_runtime.learn.schedules import WarmupCosine
 from kanawa_runtime.train.policies import CheckpointPolicy, EvaluationPolicy
 from kanawa_runtime.train.trainer import Trainer
 
-#: Enough to see a loss fall, and to measure speed; whoever means it sets their own.
+#: Enough to see a loss fall, and to measure speed.
 STEPS = 1000
 #: A step on a processor must end; an accelerator idles on less.
 _CPU_LENGTH, _LENGTH = 256, 2048

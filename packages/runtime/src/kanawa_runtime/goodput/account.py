@@ -87,7 +87,7 @@ def account(records: Sequence[Mapping[str, Any]]) -> Account:
             for category, value in categories_of(line, typical, attempt.kept):
                 seconds[category] += value
             before = float(line["time"])
-        # Between the last line and the last sign of life: what no line told of.
+        # Between the last record and the last sign of life.
         seconds[tail_category(attempt)] += max(0.0, attempt.last - before)
         ended = max(attempt.last, before)
     wall = (ended or 0.0) - attempts[0].started if attempts else 0.0

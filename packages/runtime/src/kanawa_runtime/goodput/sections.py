@@ -36,7 +36,7 @@ class Sections:
         try:
             yield
         finally:
-            # A loop that goes on elsewhere after an error has begun a stack of its own.
+            # After an error the loop has started a new stack.
             if len(self._stack) > 1:
                 self._stack.pop()
             self._tell()

@@ -134,7 +134,7 @@ def _of_events(events: Sequence[Mapping[str, Any]], start: float) -> Iterator[Ma
         if text is None or not isinstance(at, int | float) or isinstance(at, bool):
             continue
         known = {name: event[name] for name in ("step", "rank", "used") if isinstance(event.get(name), int)}
-        told = ", ".join(f"{name} {value}" for name, value in known.items())
+        details = ", ".join(f"{name} {value}" for name, value in known.items())
         attempt = event.get("attempt")
         number = attempt if isinstance(attempt, int) else 0
-        yield Mark(max(0.0, float(at) - start), "event", number, f"{text}{': ' * bool(told)}{told}")
+        yield Mark(max(0.0, float(at) - start), "event", number, f"{text}{': ' * bool(details)}{details}")

@@ -64,7 +64,7 @@ def _steady(attempt: Attempt, typical: float) -> float | None:
 
 
 def _steps(line: Mapping[str, Any]) -> bool:
-    # An attempt that goes on from a step tells it as steps of a line without any.
+    # A resumed attempt reports the steps before it in a record without a step section.
     return "step" in line["seconds"]
 
 

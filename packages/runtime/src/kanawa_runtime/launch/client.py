@@ -1,11 +1,11 @@
-"""Calls of an engine's own command-line client."""
+"""Calls of a system's own command-line client."""
 
 import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 
 _SECONDS = 120.0
 _MOST_CHARACTERS = 2000
@@ -14,20 +14,20 @@ _MOST_CHARACTERS = 2000
 def call(command: Sequence[str], install: str, given: str | None = None) -> str:
     """Returns what a client tool writes to stdout.
 
-    Raises EngineError where it isn't there (`install` says what to do), takes too long, or refuses.
+    Raises LauncherError where it isn't there (`install` says what to do), takes too long, or refuses.
     """
     if shutil.which(command[0]) is None:
         message = f"{command[0]} isn't on PATH: {install}; --dry-run shows the files without it"
-        raise EngineError(message)
+        raise LauncherError(message)
     try:
         done = subprocess.run(
             list(command), capture_output=True, text=True, input=given, timeout=_SECONDS, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as error:
-        message = f"{shlex.join(command)} gave no answer within {_SECONDS:.0f} s: the engine may be overloaded or down"
-        raise EngineError(message) from error
+        message = f"{shlex.join(command)} gave no answer within {_SECONDS:.0f} s: the system may be overloaded or down"
+        raise LauncherError(message) from error
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-_MOST_CHARACTERS:]
         message = f"{shlex.join(command)} failed with exit code {done.returncode}: {said or 'it said nothing'}"
-        raise EngineError(message)
+        raise LauncherError(message)
     return done.stdout

@@ -17,7 +17,7 @@ _VALUES = {
     "--set": r"[^=\s]+=.*",
 }
 _FLAGS = ("--require-fused",)
-#: From here on an engine's own arguments follow.
+#: Arguments that launchers add follow.
 _JOINING = "--coordinator"
 
 

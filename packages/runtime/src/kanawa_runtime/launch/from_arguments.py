@@ -1,4 +1,4 @@
-"""From the command line to a job: what `kanawa launch` was asked for, as the record that engines render."""
+"""From the command line to a job: what `kanawa launch` was asked for, as the record that launchers render."""
 
 import argparse
 import re
@@ -18,20 +18,20 @@ _OF_TRAINING = ("run", "data", "steps", "init-from", "modify", "require-fused", 
 
 
 def job_from(args: argparse.Namespace, *, serves: bool = False, is_here: bool = False) -> Job:
-    """Returns the job, one that trains or one that `serves`; raises UsageError for what no engine could run.
+    """Returns the job, one that trains or one that `serves`; raises UsageError for what no launcher could run.
 
-    Only a job that runs on this machine, `is_here`, finds out what hardware it has: elsewhere it must be told.
+    Only a job that runs on this machine, `is_here`, finds out what hardware it has: elsewhere --on must say.
     """
     if args.on is None and not is_here:
         message = (
-            f"--on says what hardware the job runs on, such as cpu-8, h100-64 or v5p-512; {args.engine} gives it what "
-            "is asked for, and no accelerator unasked"
+            f"--on says what hardware the job runs on, such as cpu-8, h100-64 or v5p-512; {args.launcher} gives it "
+            "what is asked for, and no accelerator unasked"
         )
         raise UsageError(message)
     if serves:
         return _serving(args)
     if args.replicas is not None:
-        message = "--replicas is of servers: the engines `deployment` and `ray-serve` run them"
+        message = "--replicas is of servers: the launchers `deployment` and `ray-serve` run them"
         raise UsageError(message)
     run = args.directory or f"runs/{Path(args.experiment.rstrip('/')).name}"
     target = parse_target(args.on or "cpu")
@@ -92,7 +92,7 @@ def _treatment(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _command(args: argparse.Namespace, run: str) -> list[str]:
-    """Returns the command of each process, without what its engine adds."""
+    """Returns the command of each process, without what its launcher adds."""
     words = ["kanawa", "train", args.experiment, "--run", run]
     for option in ("on", "data", "steps", "init_from"):
         value = getattr(args, option)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kanawa_runtime.exit_codes import DONE
 
-#: Where nothing was measured yet. Engines give 30 s, which a large model's save doesn't fit in.
+#: Where nothing was measured yet. Systems allow 30 s, too little to save a large model.
 UNMEASURED_SECONDS = 120
 #: On top of what was measured: signals travel, disks have bad moments, processes say goodbye to each other.
 MARGIN_SECONDS = 15.0
@@ -32,7 +32,7 @@ class Grace:
 def measured_grace(run: str, *, asks: bool = True) -> Grace:
     """Returns the grace that a run's events ask for; the default, and why, where there are none.
 
-    Those of a run at an address are read there, unless nobody shall be asked.
+    Those of a run at an address are read there, unless no address may be read.
     """
     if "://" in run:
         return _measured_there(run) if asks else Grace(UNMEASURED_SECONDS, f"the events at {run} weren't read")

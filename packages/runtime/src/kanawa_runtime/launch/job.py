@@ -1,4 +1,4 @@
-"""The job: what runs, on what, and how it is treated; every engine renders the same record."""
+"""The job: what runs, on what, and how it is treated; every launcher renders the same record."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kanawa.composition.target import Target, parse_target
 from kanawa.config import REQUIRED, Config, Count, Size
 
-#: DNS labels: what pods, services and most engines accept as a name.
+#: DNS labels: what pods, services and most systems accept as a name.
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -82,7 +82,7 @@ def joining(job: Job, coordinator: str, index: str) -> list[str]:
 
 
 def problems_of_any(job: Job) -> Iterator[str]:
-    """Yields what is wrong with a job on any engine, one sentence each."""
+    """Yields what is wrong with a job on any launcher, one sentence each."""
     if not NAME.fullmatch(job.name):
         yield (
             f"name {job.name!r} is no DNS label: small letters, digits and '-', at most 63, from a letter to no '-'; "

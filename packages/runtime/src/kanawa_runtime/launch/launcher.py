@@ -1,4 +1,4 @@
-"""What an engine's adapter must do; catalogued as `kanawa.launchers`."""
+"""What a launcher must do; catalogued as `kanawa.launchers`."""
 
 import abc
 import dataclasses
@@ -25,7 +25,7 @@ class Status:
     """Where a job stands.
 
     `restarts` after what was lost so far, `stops` after which everything was saved, `exit_code` of one that ended,
-    `detail` in the engine's words.
+    `detail` in the system's words.
     """
 
     state: State
@@ -47,26 +47,26 @@ class Status:
 
     def line(self) -> str:
         """Returns it as a person reads it."""
-        told = [str(self.state)]
+        parts = [str(self.state)]
         if self.restarts:
-            told.append(f"restarts {self.restarts}")
+            parts.append(f"restarts {self.restarts}")
         if self.stops:
-            told.append(f"stops {self.stops}")
+            parts.append(f"stops {self.stops}")
         if self.exit_code is not None:
-            told.append(f"exit code {self.exit_code}")
-        return ", ".join([*told, *filter(None, [self.detail])])
+            parts.append(f"exit code {self.exit_code}")
+        return ", ".join([*parts, *filter(None, [self.detail])])
 
 
 class Launcher(Configurable):
-    """Runs jobs on one engine, with the engine's own client tools.
+    """Runs jobs on one system, with the system's own client tools.
 
-    `render` is pure: the same job gives the same files, without asking the engine. The other methods name a job by what
-    `submit` returned. `watched` says whether `kanawa launch` stays until the end unless told otherwise, `serves`
+    `render` is pure: the same job gives the same files, without asking the system. The other methods name a job by what
+    `submit` returned. `watched` says whether `kanawa launch` stays until the end by default, `serves`
     whether it runs replicas of `kanawa serve` in place of `kanawa train`, `is_here` whether jobs run on this machine.
     `secrets_by` says in messages how a secret reaches the processes without a file of ours.
     """
 
-    secrets_by = "give it by the engine's own means"
+    secrets_by = "give it by the system's own means"
     watched = False
     is_here = False
     serves = False
@@ -77,19 +77,19 @@ class Launcher(Configurable):
 
     @abc.abstractmethod
     def render(self, job: Job) -> dict[str, str]:
-        """Returns the files that describe the job to the engine, by name."""
+        """Returns the files that describe the job to the system, by name."""
 
     def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises JobError for files that the engine would refuse or misread: of `render`, or changed since."""
+        """Raises JobError for files that the system would refuse or misread: of `render`, or changed since."""
         del files
 
     @abc.abstractmethod
     def submit(self, job: Job, folder: Path) -> str:
-        """Hands the files in `folder` over and returns what the engine calls the job; raises EngineError."""
+        """Hands the files in `folder` over and returns what the system calls the job; raises LauncherError."""
 
     @abc.abstractmethod
     def status(self, name: str) -> Status:
-        """Returns where a job stands; raises EngineError where there is none of that name."""
+        """Returns where a job stands; raises LauncherError where there is none of that name."""
 
     @abc.abstractmethod
     def logs(self, name: str) -> str:
@@ -97,10 +97,10 @@ class Launcher(Configurable):
 
     @abc.abstractmethod
     def cancel(self, name: str) -> None:
-        """Stops a job for good, with its grace; nothing of it runs when this or the engine is through."""
+        """Stops a job for good, with its grace; nothing of it runs when this or the system is through."""
 
     def problems(self, job: Job) -> Iterator[str]:
-        """Yields what of the job this engine can't give, one sentence each with what to do."""
+        """Yields what of the job this launcher can't give, one sentence each with what to do."""
         del job
         yield from ()
 
@@ -108,15 +108,15 @@ class Launcher(Configurable):
         """Raises JobError with all that is wrong with the job."""
         wrong = [*problems_of_any(job), *self._secrets_in_clear(job), *self.problems(job)]
         if wrong:
-            raise JobError(self.engine, wrong)
+            raise JobError(self.title, wrong)
 
     def _secrets_in_clear(self, job: Job) -> Iterator[str]:
         for name in filter(_SECRET.search, job.environment):
             yield f"environment variable {name} would stand in clear in the job's files; {self.secrets_by}"
 
     @property
-    def engine(self) -> str:
-        """What to call the engine in messages."""
+    def title(self) -> str:
+        """What to call the system in messages."""
         return type(self).__name__
 
     def watch(self, name: str, tell: Callable[[str], None]) -> int:

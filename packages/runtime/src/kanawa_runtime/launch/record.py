@@ -27,12 +27,12 @@ def job_of(tree: Any) -> Job:
     return config
 
 
-def read_job(tree: Any, engine: str) -> Job:
+def read_job(tree: Any, launcher: str) -> Job:
     """Returns the job of a record; raises JobError for one that isn't whole, or contradicts itself."""
     try:
         job = job_of(tree)
     except (KanawaError, TypeError, ValueError, AttributeError, KeyError) as error:
-        raise JobError(engine, [f"the record can't be read: {error}"]) from error
+        raise JobError(launcher, [f"the record can't be read: {error}"]) from error
     wrong = []
     if job_record(job) != tree:
         missing = sorted(set(job_record(job)) - set(tree))
@@ -40,15 +40,15 @@ def read_job(tree: Any, engine: str) -> Job:
     if not wrong:
         wrong = [*command_problems(job.command), *_contradictions(job)]
     if wrong:
-        raise JobError(engine, wrong)
+        raise JobError(launcher, wrong)
     return job
 
 
 def _contradictions(job: Job) -> Iterator[str]:
     words = list(job.command)
-    told = words[2:3] if words[:2] == ["kanawa", "serve"] else _after(words, "--run")
-    if told and told != [job.run]:
-        yield f"command is about the run {told[0]!r}, the job about {job.run!r}; they must be one"
+    runs = words[2:3] if words[:2] == ["kanawa", "serve"] else _after(words, "--run")
+    if runs and runs != [job.run]:
+        yield f"command is about the run {runs[0]!r}, the job about {job.run!r}; they must be one"
     target = "".join(_after(words, "--on"))
     if words[:1] == ["kanawa"] and target != job.target:
         yield f"command is for {target!r}, the job's target is {job.target!r}; they must be one"
@@ -60,26 +60,28 @@ def _after(words: list[str], option: str) -> list[str]:
     return words[words.index(option) + 1 :][:1] if option in words else []
 
 
-def read_json(text: str, names: Iterable[str], engine: str) -> dict[str, Any]:
+def read_json(text: str, names: Iterable[str], launcher: str) -> dict[str, Any]:
     """Returns the object in a file; raises JobError unless it has these entries and no others."""
     try:
         tree = json.loads(text)
     except ValueError as error:
-        raise JobError(engine, [f"the file is no JSON: {error}"]) from error
+        raise JobError(launcher, [f"the file is no JSON: {error}"]) from error
     wanted = set(names)
     if not isinstance(tree, dict) or set(tree) != wanted:
         given = sorted(tree) if isinstance(tree, dict) else type(tree).__name__
-        raise JobError(engine, [f"the file holds {given}, expected {sorted(wanted)}; render it again"])
+        raise JobError(launcher, [f"the file holds {given}, expected {sorted(wanted)}; render it again"])
     return tree
 
 
-def check_record(text: str, derive: Callable[[Job], dict[str, Any]], check: Callable[[Job], None], engine: str) -> None:
+def check_record(
+    text: str, derive: Callable[[Job], dict[str, Any]], check: Callable[[Job], None], launcher: str
+) -> None:
     """Raises JobError for a file unless it has the entries that `derive` makes of the job in it, as they are made."""
     names = derive(Job(name="a", command=["b"]))
-    record = read_json(text, names, engine)
-    job = read_job(record["job"], engine)
+    record = read_json(text, names, launcher)
+    job = read_job(record["job"], launcher)
     check(job)
     for entry, derived in derive(job).items():
         if record[entry] != derived:
             given = f"{entry} is {record[entry]!r}, and the job asks for {derived!r}; render it again"
-            raise JobError(engine, [given])
+            raise JobError(launcher, [given])

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 
 
 def schema_problems(data: Any, schema: dict[str, Any]) -> list[str]:
-    """Returns what of the data breaks the schema; raises EngineError without jsonschema."""
+    """Returns what of the data breaks the schema; raises LauncherError without jsonschema."""
     try:
         import jsonschema
     except ModuleNotFoundError as error:
         message = "manifests are checked with jsonschema, which is missing: pip install 'kanawa-runtime[kubernetes]'"
-        raise EngineError(message) from error
+        raise LauncherError(message) from error
     broken = jsonschema.Draft202012Validator(schema).iter_errors(data)
     return [f"{_place(error.absolute_path)}: {error.message}" for error in sorted(broken, key=lambda e: str(e.path))]
 

@@ -1,23 +1,23 @@
-"""YAML as people write it, for the engines that read it."""
+"""YAML as people write it, for the systems that read it."""
 
 from typing import Any
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 
 _WIDE = 100_000
 
 
 def to_yaml(data: Any) -> str:
-    """Returns data as YAML, in its own order and without references; raises EngineError without PyYAML."""
+    """Returns data as YAML, in its own order and without references; raises LauncherError without PyYAML."""
     try:
         import yaml
     except ModuleNotFoundError as error:
         message = "manifests are written with PyYAML, which is missing: pip install 'kanawa-runtime[kubernetes]'"
-        raise EngineError(message) from error
+        raise LauncherError(message) from error
 
     class Plain(yaml.SafeDumper):  # type: ignore[misc]
         def ignore_aliases(self, data: Any) -> bool:
-            """Two pods with equal resources share an object here, which nobody wants to read as `&id001`."""
+            """Two pods with equal resources share an object here, which is not written as `&id001`."""
             return True
 
         def represent_list(self, data: Any) -> Any:
@@ -31,13 +31,13 @@ def to_yaml(data: Any) -> str:
 
 
 def from_yaml(text: str) -> Any:
-    """Returns the one document of a text; raises EngineError for what is no YAML."""
+    """Returns the one document of a text; raises LauncherError for what is no YAML."""
     (document,) = documents(text)
     return document
 
 
 def documents(text: str) -> list[Any]:
-    """Returns the documents of a text; raises EngineError for what is no YAML."""
+    """Returns the documents of a text; raises LauncherError for what is no YAML."""
     import yaml
 
     try:
@@ -45,4 +45,4 @@ def documents(text: str) -> list[Any]:
         return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.YAMLError as error:
         message = f"the manifest is no YAML: {error}"
-        raise EngineError(message) from error
+        raise LauncherError(message) from error

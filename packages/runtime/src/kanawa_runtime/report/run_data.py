@@ -53,7 +53,7 @@ class RunData:
     def evaluations(self, field: str = "loss") -> tuple[Points, Points]:
         """Returns (step, value) of evaluations over a part of the held-out data, and of those over more of it.
 
-        Told apart by how many tokens each was over; where all are alike they are all in the first.
+        Distinguished by how many tokens each was over; where all are alike they are all in the first.
         """
         points, tokens = self.curve(field, "eval"), dict(self.curve("tokens", "eval"))
         if not points:

@@ -1,4 +1,4 @@
-"""Models that no run of ours trained: found in a folder by whichever installed model store knows it."""
+"""Models that no run of ours trained: found in a folder by the installed model stores."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ def imported_experiment(model: Config) -> Config:
 
 
 def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | None:
-    """Returns the model of a folder that another store holds; None for a run of ours, or what nobody knows."""
+    """Returns the model of a folder that another store holds; None for a run of ours, or an unknown kind."""
     for state in host().components("model_stores"):
         if state.name != OWN and state.state.usable:
             store = component("model_stores", state.name)()
@@ -56,7 +56,7 @@ def stored_elsewhere(directory: Path, step: int | None = None) -> StoredModel | 
 
 
 def outline_of(directory: Path) -> StoredModel | None:
-    """Returns the model of a run or of any other known folder without its arrays; None where nobody knows it."""
+    """Returns the model of a run or of any other known folder without its arrays; None for an unknown kind."""
     directory = readable_folder(directory)
     for state in host().components("model_stores"):
         if state.state.usable:
@@ -68,7 +68,7 @@ def outline_of(directory: Path) -> StoredModel | None:
 
 
 def stored_model(directory: Path) -> StoredModel:
-    """Returns the model of a run or of any other known folder; raises UsageError where nobody knows it."""
+    """Returns the model of a run or of any other known folder; raises UsageError for an unknown kind."""
     directory = readable_folder(directory)
     check_is_directory(directory)
     # A run that starts from this one has its own mesh in force, and JAX refuses arrays of one device under it.

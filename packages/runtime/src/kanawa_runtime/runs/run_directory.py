@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 #: Of the layout; a change that older code would misread needs a new number.
 FORMAT = 1
 
-#: Fields that say how a run learns: whoever uses its model needs neither a reward nor a service that they name.
+#: Fields that say how a run learns: using its model needs neither the rewards nor the services that they name.
 OF_TRAINING = ("rollouts", "services", "gradients", "init_from")
 
 #: Where an imported run keeps what the folder it came from wants back.
@@ -61,7 +61,7 @@ class RunDirectoryError(UsageError):
 
 
 class RunDirectory:
-    """An opened run: locked for writing by process 0, read by nobody else of its gang.
+    """An opened run: locked for writing by process 0; other processes of its gang don't open it.
 
     `path` is its folder; of a run at an address, the one here that its small files pass through, and `place` is the
     address. `config` is the one of this attempt; `changes` lists where its placement differs from the last one's;

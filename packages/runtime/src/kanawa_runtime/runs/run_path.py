@@ -13,7 +13,7 @@ _MOST_NAMED = 8
 
 
 class NoRunError(UsageError):
-    """A path was given as a run and is none; the message says what lies there instead."""
+    """A path holds no run; the message says what lies there instead."""
 
 
 def check_is_directory(path: Path) -> None:
@@ -36,7 +36,7 @@ def check_is_directory(path: Path) -> None:
 
 
 def check_is_run(path: Path) -> None:
-    """Raises NoRunError where there is no run that anything could be told of: not even its events."""
+    """Raises NoRunError where there is no run: no config and no events."""
     check_is_directory(path)
     if not (path / EVENTS).is_file() and not _is_own_config(path / CONFIG):
         raise not_a_run(path)
@@ -59,7 +59,7 @@ def not_a_run(path: Path) -> NoRunError:
     if inner:
         return NoRunError(f"{path} is no run itself; it holds {', '.join(str(path / name) for name in inner)}")
     try:
-        # A folder whose config.json can't be read belongs to nobody: that is the reason to tell, not what it lacks.
+        # An unreadable config.json is the reason to report, not the missing events.
         guarded_json(path / CONFIG, path, most=MOST_CONFIG_BYTES)
     except UnreadableFileError as error:
         return NoRunError(str(error))

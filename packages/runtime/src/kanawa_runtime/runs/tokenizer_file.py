@@ -12,7 +12,7 @@ from kanawa.guarded_read import UnreadableFileError, guarded_bytes, parsed_json
 
 from kanawa_runtime.runs.run_directory import ORIGIN
 
-#: The file, whoever wrote it; and what lies beside a Hugging Face one and belongs to it.
+#: The file's name in runs and in Hugging Face folders, and the files that belong to the latter's.
 TOKENIZER = "tokenizer.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 CHAT_TEMPLATE = "chat_template.jinja"

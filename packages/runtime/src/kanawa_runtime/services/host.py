@@ -114,7 +114,7 @@ class _Lane:
     def _drop(self, count: int) -> None:
         if not self._dropped:
             logger.warning(
-                "service %s is too slow: %d events wait for it, and newer ones are dropped; training goes on",
+                "service %s is too slow: %d events wait for it, and newer ones are dropped; training continues",
                 self._name,
                 len(self._events),
             )
@@ -152,7 +152,7 @@ class _Lane:
             self._failures += 1
             if self._failures == 1:
                 logger.warning(
-                    "service %s failed in %s: %s: %s; training goes on",
+                    "service %s failed in %s: %s: %s; training continues",
                     self._name,
                     what,
                     type(error).__name__,

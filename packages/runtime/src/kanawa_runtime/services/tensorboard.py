@@ -14,7 +14,7 @@ from kanawa_runtime.services.extras import require
 class TensorBoardLogger(Service):
     """Losses, evaluations, config and samples as TensorBoard event files in RUN/`folder`.
 
-    A resumed run goes on with its curves: points beyond the step that it resumed from are void, as TensorBoard is told.
+    A resumed run continues its curves: points beyond the step that it resumed from are marked as purged.
     """
 
     class Config(Service.Config):

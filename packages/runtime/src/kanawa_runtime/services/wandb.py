@@ -13,14 +13,14 @@ from kanawa_runtime.services.curves import points
 from kanawa_runtime.services.extras import require
 from kanawa_runtime.storage.durable import write_durable
 
-#: Beside the run: which of their runs it is, so that a resumed one goes on with the same.
+#: Beside the run: which of their runs it is, so that a resumed one continues it.
 IDENTITY = "wandb.json"
 
 
 class WandbLogger(Service):
     """Losses, evaluations, config and samples to Weights & Biases, online or offline.
 
-    RUN/wandb.json names their run, made at the first attempt, so a resumed one goes on with the same curves. `mode`
+    RUN/wandb.json names their run, made at the first attempt, so a resumed one continues the same curves. `mode`
     "offline" needs neither account nor network: `wandb sync RUN/wandb/offline-run-*` uploads it later. `stop_seconds`
     is how long an end waits for uploads.
     """
@@ -39,7 +39,7 @@ class WandbLogger(Service):
         self._run: Any = None
 
     def start(self, run: Run) -> None:
-        """Opens their run, or goes on with it."""
+        """Opens their run, or resumes it."""
         import wandb
 
         cfg, folder = self.config, Path(run.directory)

@@ -28,7 +28,7 @@ def write_durable(path: Path, data: bytes | bytearray | memoryview, *, synced: b
 
 
 def partial_name(path: Path) -> Path:
-    """Returns a name beside `path` that nobody else has: process numbers repeat on the hosts that share a folder."""
+    """Returns a unique name beside `path`: process numbers repeat on the hosts that share a folder."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
 
 

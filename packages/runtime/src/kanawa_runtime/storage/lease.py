@@ -1,7 +1,7 @@
 """Who may write to a run: a lease with a fencing token, in one object that only conditional writes change.
 
-Whoever takes the lease over raises the token in the same write that makes every write of the last holder fail, so a
-process that stood still for an hour and goes on can commit nothing any more. Clocks of machines are never compared: a
+Taking the lease over raises the token in the same write that makes every write of the last holder fail, so a process
+that was suspended for an hour can't commit anything afterwards. Clocks of machines are never compared: a
 newcomer watches whether the holder renews.
 """
 
@@ -135,7 +135,7 @@ class StorageLease(Lease):
                 yield
 
     def release(self) -> None:
-        """Gives the lease back, so that the next one need not wait; a storage that fails leaves it to run out."""
+        """Releases the lease, so that the next holder need not wait; if the storage fails, it expires."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self._ttl)
@@ -146,7 +146,7 @@ class StorageLease(Lease):
             try:
                 self._write(self._record | {"holder": None}, self._version)
             except StorageError as error:
-                logger.warning("the lease of %s could not be given back: %s", self.where, error)
+                logger.warning("the lease of %s could not be released: %s", self.where, error)
             self._version = None
 
     # --- inside ------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class StorageLease(Lease):
         return _sound(data) or {}, version
 
     def _write(self, record: dict[str, Any], version: str | None, *, renews: bool = False) -> None:
-        # Unique, so that a lost answer can be told from somebody else's write.
+        # Unique, so that a lost answer can be distinguished from another process's write.
         record = record | {"nonce": uuid.uuid4().hex, "renewed": round(time.time(), 3), "ttl_seconds": self._ttl}
         record["digest"] = _digest(record)
         data = json.dumps(record, indent=1).encode()
@@ -181,7 +181,7 @@ class StorageLease(Lease):
         self._record = record
 
     def _is_ours(self, there: Mapping[str, Any]) -> bool:
-        """Whether this holder wrote the record: nobody else ever writes its token."""
+        """Whether this holder wrote the record: no other process writes its token."""
         own = self._record
         return bool(own) and all(there.get(name) == own.get(name) for name in ("token", "holder"))
 
@@ -238,7 +238,7 @@ class StorageLease(Lease):
 
     def _found_lost(self) -> LeaseLostError:
         there: dict[str, Any] = {}
-        with contextlib.suppress(StorageError):  # lost it is, whoever has it
+        with contextlib.suppress(StorageError):  # it is lost in any case
             there = self._read()[0] or {}
         self._lost = LeaseLostError(
             f"{self.where} has been taken over by {described(there.get('holder') or {})} with token "

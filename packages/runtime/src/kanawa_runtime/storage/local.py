@@ -15,7 +15,7 @@ from kanawa.contracts import ObjectMissingError, Storage, StorageConflictError, 
 from kanawa_runtime.storage.durable import sync_directory, write_durable
 
 LOCK = ".versions.lock"
-#: Nobody holds it for longer than one small write; a process that was stopped there holds it until it goes on or dies.
+#: It is held for one small write; a process that was suspended there holds it until it continues or dies.
 _LOCK_SECONDS = 5.0
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}

@@ -1,4 +1,4 @@
-"""What a person is told when training has diverged: what is kept, which step is good, and which command goes on."""
+"""The advice when training has diverged: which checkpoints remain, which step is good, and which command resumes."""
 
 import shlex
 from pathlib import Path
@@ -37,7 +37,7 @@ def advice(step: int, *, began: int, dropped: int | None, steps: list[int], run:
     if not steps:
         return f"{kept}Unless the data or the first parameters are at fault, {_MILDER}"
     return (
-        f"{kept}Step {steps[-1]} is good: the step after it was sound. To go on from it: "
+        f"{kept}Step {steps[-1]} is good: the step after it was sound. To resume from it: "
         f"kanawa train {place} --from-step {steps[-1]}. It comes to the same end unless the machine was at fault: "
         f"{mend}"
     )

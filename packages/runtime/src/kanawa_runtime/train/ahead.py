@@ -46,7 +46,7 @@ class ReadAhead:
         if isinstance(self.error, OSError):
             message = (
                 f"the next batch can't be read: {self.error}. Mend the storage of the data, and run the same command "
-                "again: it goes on from the newest checkpoint"
+                "again: it resumes from the newest checkpoint"
             )
             raise DataReadError(message) from self.error
         if self.error is not None:

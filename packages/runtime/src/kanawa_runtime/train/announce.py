@@ -1,4 +1,4 @@
-"""What a person is told when a run ends: what was saved, and which command comes next."""
+"""The lines shown when a run ends: what was saved, and which command comes next."""
 
 import os
 import shlex
@@ -40,11 +40,11 @@ def ending(outcome: Outcome, command: str, source: DataSource, prompt: str = "")
         return
     after = f"after step {outcome.step}" if outcome.step or outcome.saved else "before the first step"
     yield f"stopped by {outcome.signal} {after}; {_saved(outcome)}"
-    yield f"to go on: {command}"
+    yield f"to resume: {command}"
 
 
 def already_there(step: int) -> str:
-    """Returns what is said where there is nothing left to do."""
+    """Returns the line for a run that has nothing left to do."""
     return f"the run has {step} steps already; ask for more with --steps"
 
 

@@ -20,7 +20,7 @@ class Attempt:
     """A prepared composition in its directory, with those who record, save, show and watch for signals.
 
     `total` is the count of updates to reach, `initial` a folder to take the first parameters from,
-    `from_step` a committed step to go on from in place of the newest.
+    `from_step` a committed step to resume from instead of the newest.
     """
 
     prepared: Prepared

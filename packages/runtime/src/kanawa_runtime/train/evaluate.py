@@ -17,7 +17,7 @@ from kanawa_runtime.train.placement import global_batch, local_rows
 class Evaluator:
     """Runs the compiled evaluation step over held-out rows; compiles on first use.
 
-    `on_kernels` is then told the kernels of its operations, which may differ from those of training.
+    `on_kernels` then gets the kernels of its operations, which may differ from those of training.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ import collections
 
 #: Of this many steps, so many must have been finished before anybody asked.
 _WINDOW, _MOST = 50, 0.9
-#: Shorter steps are mostly host on any machine, and nobody rents one for them.
+#: Shorter steps are mostly host time on any machine.
 LEAST_SECONDS = 0.01
 
 

@@ -40,7 +40,7 @@ class Account:
         return {"taken": dict(self.taken), "fresh": list(self.fresh), "left": list(self.left)}
 
     def lines(self) -> list[str]:
-        """Returns what a person is told."""
+        """Returns the lines to show."""
         lines = [f"{len(self.taken)} parameters were taken"]
         lines += [f"begun anew: {', '.join(self.fresh[:_MOST_NAMED])}{_more(self.fresh)}"] if self.fresh else []
         lines += [f"left behind: {', '.join(self.left[:_MOST_NAMED])}{_more(self.left)}"] if self.left else []

@@ -1,4 +1,4 @@
-"""RUN/left_out.json: batches that led a run astray, which it goes on without.
+"""RUN/left_out.json: batches that are left out of training because the loss diverged on them.
 
 A step's batch is the step's own, counted without those that are left out: a function of the step and of this list, so
 that a run that is resumed sees the rows that the uninterrupted one does.
@@ -42,7 +42,7 @@ class LeftOut:
                 merged.append((first, last))
         return LeftOut(tuple(merged), self.returns + 1)
 
-    def kept(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
+    def included(self, batches: Iterator[Batch], number: int) -> Iterator[Batch]:
         """Yields the batches, of which the first has this number, but for those that are left out."""
         for batch in batches:
             if not any(first <= number <= last for first, last in self.ranges):

@@ -48,7 +48,7 @@ class Loop:
     """One attempt at a run, from opening its directory to the last event.
 
     `steps` is how far to go (None: the config's), `initial` a folder to take the first parameters from, `from_step` the
-    committed step to go on from (None: the newest), `command` what a person would type to go on. A second Ctrl-C ends
+    committed step to resume from (None: the newest), `command` what a person would type to resume. A second Ctrl-C ends
     the process if the loop `owns_process`; else it raises KeyboardInterrupt.
     """
 
@@ -158,7 +158,7 @@ class _Running:
             if self.stepper is not None:
                 self.stepper.close()
             attempt.journal.write("run_ended", outcome=kind, step=self.step, **fields)
-            # Before services end, which may take a while: a bar that stands still would look like a hang.
+            # Before services end, which may take a while: a frozen bar would look like a hang.
             attempt.screen.close()
             attempt.journal.close()
         for line in ending(outcome, self.command, attempt.trainer.source, attempt.config.sample_prompt):
@@ -203,7 +203,7 @@ class _Running:
         attempt.screen.begin(attempt.total, stepper.step)
         with contextlib.closing(iter(loader)) as batches:
             attempt.sections.enter("data", stepper.step)
-            kept = stepper.left_out.kept(batches, stepper.left_out.batch_of(stepper.step))
+            kept = stepper.left_out.included(batches, stepper.left_out.batch_of(stepper.step))
             ahead = ReadAhead(kept, attempt.stop)
             while ahead.batch is not None and stepper.step < attempt.total:
                 attempt.sections.enter("step", stepper.step)
@@ -226,7 +226,7 @@ class _Running:
             if attempt.stop.asked and not stepper.has_stepped:
                 return False
         elif ahead.error is not None:
-            # Nobody needs it: a run that has all its steps must not fail for the want of one more batch.
+            # It isn't needed: a run that has all its steps must not fail for one more batch.
             logger.warning("the batch after the last can't be read: %s", ahead.error)
         attempt.sections.enter("end", stepper.step)
         # Only now is the last loss known to be finite; what is evaluated and saved below must be.
@@ -318,14 +318,14 @@ class _Running:
     ) -> None:
         """Starts a save, which counts after the next step. One that failed has its own event and line.
 
-        One that would wait for a slow storage is left out: training goes on. Raises CheckpointSaveError only for the
+        One that would wait for a slow storage is left out: training continues. Raises CheckpointSaveError only for the
         `last` one: an end that can't be saved is no end.
         """
         attempt = self.attempt
         if not last and self._is_writing():
             if not quick:
                 attempt.journal.write("checkpoint_skipped", step=stepper.step, reason="the last one is still written")
-                attempt.screen.say(f"training goes on without checkpoint {stepper.step}: the last is still written")
+                attempt.screen.say(f"training continues without checkpoint {stepper.step}: the last is still written")
             return
         row = stepper.step * attempt.config.batch_size
         data = {"row": row, "digest": started.digest, **stepper.unrepeatable()}
@@ -347,7 +347,7 @@ class _Running:
                     continue
                 if last:
                     raise
-                attempt.screen.say(f"training goes on without checkpoint {stepper.step}")
+                attempt.screen.say(f"training continues without checkpoint {stepper.step}")
                 return
             if begun:
                 stepper.saved()
@@ -403,7 +403,7 @@ class _Running:
             self.attempt.screen.close()
             latest = self.attempt.checkpoints.latest()
             kept = "nothing was saved" if latest is None else f"the newest checkpoint is {shown(self._at(latest))}"
-            self.attempt.screen.say(f"stopped at once by {name}; {kept}\nto go on: {self.command}")
+            self.attempt.screen.say(f"stopped at once by {name}; {kept}\nto resume: {self.command}")
             self.attempt.journal.write("run_ended", outcome="interrupted", step=self.step, signal=name)
 
         # The main thread may hold a lock that this needs: then the words are lost, but the process ends.

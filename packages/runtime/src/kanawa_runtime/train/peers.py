@@ -11,7 +11,7 @@ from kanawa.errors import KanawaError
 
 from kanawa_runtime.exit_codes import LOST
 
-#: These words are about peers whoever says them.
+#: These phrases are about peers, in any library's message.
 _WORDS = re.compile(r"(?i)gloo|\b[a-z]?ccl|heartbeat|coordination service|\bbarrier\b|another task|distributed service")
 #: And in an error of JAX these too: data that is read over a network has connections of its own. Other codes, such as
 #: INTERNAL, may be a compiler's bug.

@@ -14,13 +14,13 @@ Kind = Literal["transient", "persistent", "earlier"]
 
 
 class ReplicasDifferError(KanawaError):
-    """Devices that should hold the same numbers don't; the run can go on from a checkpoint."""
+    """Devices that should hold the same numbers don't; the run can resume from a checkpoint."""
 
     exit_code = LOST
 
 
 class ReplicaCheck:
-    """Takes every `every_steps`th step under observation. `on_event` is told what was seen, `go_back` a step to trust.
+    """Takes every `every_steps`th step under observation. `on_event` gets what was seen, `go_back` a step to trust.
 
     The state before such a step is kept beside it while it runs: that is the memory it needs.
     """
@@ -90,7 +90,7 @@ class ReplicaCheck:
         kept = f" Checkpoints after step {self._trusted} are set aside: {', '.join(aside)}." if aside else ""
         return (
             f"replicas differ: devices {list(odd)} of rank {ranks} computed other numbers than the rest, {when}.{kept} "
-            "The same command goes on from the newest checkpoint that is left; have those hosts looked at, or replaced"
+            "The same command resumes from the newest checkpoint that is left; check those hosts, or replace them"
         )
 
 

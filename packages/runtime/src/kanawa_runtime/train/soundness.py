@@ -38,7 +38,7 @@ class Soundness:
         return cls(~jnp.stack(flags) if flags else jnp.zeros((0,), jnp.bool_), tuple(names))
 
     def problem(self) -> str:
-        """Returns the arrays that are unsound, as a person is told; empty where there are none. Waits for the step."""
+        """Returns the unsound arrays as text; empty where there are none. Waits for the step."""
         bad = [self.names[index] for index in np.flatnonzero(np.asarray(self.unsound))]
         more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
         return ", ".join(bad[:_MOST_NAMED]) + more

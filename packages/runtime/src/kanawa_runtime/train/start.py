@@ -42,7 +42,7 @@ class Origin:
     path: str = ""
 
     def sentence(self) -> str:
-        """Returns what a person is told."""
+        """Returns the line to show."""
         if self.kind == "resumed":
             return f"resuming at step {self.step} from {shown(self.path)}"
         if self.kind == "initialised":
@@ -105,7 +105,7 @@ def start(attempt: Attempt) -> Started:
     seconds = time.perf_counter() - began
     journal.write("prepared", step=origin.step, origin=origin.kind, path=origin.path or None, seconds=seconds)
     due = restored is not None and bool(restored.data.get("evaluation_due"))
-    evaluator = Evaluator(cfg, programs["eval_step"], lambda choices: _told(attempt, kernels.add(choices)))
+    evaluator = Evaluator(cfg, programs["eval_step"], lambda choices: _record_kernels(attempt, kernels.add(choices)))
     sampler = sampler_of(cfg.sample_prompt, attempt.trainer.model, attempt.trainer.source, where)
     rollouts = None
     if cfg.rollouts is not None:
@@ -235,7 +235,7 @@ def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> tupl
     with attempt.screen.phase("lowering the step"), attempt.sections.within("compile"):
         lowered = program.lower()
     kernels.add(lowered.kernels)
-    _told(attempt, lowered.kernels)
+    _record_kernels(attempt, lowered.kernels)
     with attempt.screen.phase("compiling the step"), attempt.sections.within("compile"):
         faults.reached("in_compile")
         with counted_hits() as hits:
@@ -243,7 +243,7 @@ def _compiled(attempt: Attempt, program: Program, kernels: KernelRecord) -> tupl
     return compiled, bool(hits)
 
 
-def _told(attempt: Attempt, choices: Iterable[KernelChoice]) -> None:
+def _record_kernels(attempt: Attempt, choices: Iterable[KernelChoice]) -> None:
     """Records choices of kernels; a person hears of those that differ from before, or from what would be chosen now."""
     for choice in choices:
         attempt.journal.write("kernel_selected", **choice.as_json())

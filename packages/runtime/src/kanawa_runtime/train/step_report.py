@@ -17,7 +17,7 @@ from kanawa_runtime.train.soundness import Soundness
 class StepReport:
     """All metrics and losses of a step as fp32 sums in `values`; `layout` says which metric owns which of them.
 
-    `manifest` is an Outputs without arrays: it carries the kernel choices to whoever lowers the step. `primary` is the
+    `manifest` is an Outputs without arrays: it carries the kernel choices of the lowered step. `primary` is the
     name of the loss term that says how good the model is. `soundness` says whether the step's result may be saved.
     """
 

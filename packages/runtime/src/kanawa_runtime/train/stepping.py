@@ -2,11 +2,11 @@
 
 The host reads a step's numbers while the next one runs, so logging costs no device time.
 
-Whether a state can be gone on from is known for certain only by going on. Arrays that are finite may still give a loss
-that is not, so a save is provisional: it counts once the next step, which runs anyway, has a finite loss and leaves a
-sound state. A resumed run repeats that very step, so what counts can always be gone on from. The last state of an
-attempt is tried by a step whose result is thrown away: the same program on the next batch, so that nothing is compiled
-for it, and it runs while the state is being written.
+Whether training can continue from a state is known only by trying. Finite arrays may still give a loss that is not, so
+a save is provisional: it counts once the next step, which runs anyway, has a finite loss and leaves a sound state. A
+resumed run repeats that very step, so training can always continue from a committed one. The last state of an attempt
+is tried by a step whose result is thrown away: the same program on the next batch, so that nothing is compiled for it,
+and it runs while the state is being written.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class NonFiniteStateError(DivergedError):
 
 
 class RewoundError(DivergedError):
-    """A run that may go back does: started again it goes on from its newest checkpoint, without what led here."""
+    """The run goes back: restarted, it resumes from its newest checkpoint, without the batches that led here."""
 
     exit_code = STOPPED
 
@@ -195,7 +195,7 @@ class Stepper:
             try:
                 self._attempt.checkpoints.commit(step)
             except CheckpointSaveError as error:
-                self._attempt.screen.say(f"training goes on without checkpoint {step}: {error}")
+                self._attempt.screen.say(f"training continues without checkpoint {step}: {error}")
 
     def _record(self, pending: _Pending, loss: float, numbers: dict[str, float]) -> float:
         """Writes the record of a step; returns its seconds."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM mean: finish the step, save, and exit with 42 so that whoever started the run starts it again.
+"""Ctrl-C and SIGTERM mean: finish the step, save, and exit with 42 so that the run's supervisor restarts it.
 
 A second Ctrl-C stops at once. Before the first step there is nothing to finish: a signal ends what is going on.
 In a gang, JAX's coordination service makes every process stop at the same step.
@@ -147,15 +147,15 @@ class StopSignals:
 
     def _watch(self, read: socket.socket) -> None:
         """Runs on its own thread: sees each signal as it arrives."""
-        told = False
+        has_logged = False
         while received := read.recv(1):
             number = signal.Signals(received[0])
             if number not in NAMES:
                 continue
             if number is signal.SIGINT and self._is_second():
                 self.on_second(NAMES[number])
-            if not told:
-                told = True
+            if not has_logged:
+                has_logged = True
                 if self._gang and number is signal.SIGINT:
                     # The coordination service knows SIGTERM only; it tells the other processes.
                     os.kill(os.getpid(), signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 In a gang all steps take the same time, that of the slowest. What tells is the part in which a process does not wait for
 a device: there a slow host, a slow disk or a noisy neighbour shows. Each process puts the median of a window of steps
-where the first one reads it; nobody waits for anybody.
+where the first one reads it; no process waits for another.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def _slow(window: Window, slow_share: float) -> set[int]:
 class Pacer:
     """Takes each step's own seconds; every window the first process looks at what all said of the one before.
 
-    `on_straggler` is told once of each; again after it has kept pace for a while.
+    `on_straggler` is called once for each; again after it has been on pace for a while.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class TerminalScreen(Screen):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Shows the phase in place of the live line; within another phase, until that goes on."""
+        """Shows the phase in place of the live line; within another phase, until that continues."""
         outer, self._phase = self._phase, (name, time.monotonic())
         try:
             yield

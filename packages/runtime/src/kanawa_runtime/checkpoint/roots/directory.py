@@ -60,7 +60,7 @@ class DirectoryRoot(Root):
         return layout.committed_steps(self.folder)
 
     def manifest(self, step: int) -> Manifest:
-        """Returns what the step's commit file vouches for."""
+        """Returns the manifest that the step's commit file names."""
         return read_manifest(self.folder / str(step))
 
     def make_room(self, step: int) -> None:
@@ -85,7 +85,7 @@ class DirectoryRoot(Root):
             layout.remove_leftovers(self.folder)
 
     def commit(self, manifest: Manifest) -> None:
-        """Writes manifest and commit file while nobody else can take the lease."""
+        """Writes manifest and commit file while no other process can take the lease."""
         folder = self.folder / str(manifest.step)
         with self.guarded():
             if self._synced:
@@ -113,13 +113,13 @@ class DirectoryRoot(Root):
             return str(layout.set_aside(self.folder, step, reason))
 
     def arrays(self, step: int, manifest: Manifest, item: str, leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns arrays of one item, whoever wrote them."""
+        """Returns arrays of one item, in either format."""
         if manifest.is_sharded:
             return super().arrays(step, manifest, item, leaves)
         return read_arrays(self.folder / str(step), item, leaves)
 
     def text(self, step: int, manifest: Manifest, name: str) -> Any:
-        """Returns one of the JSON items, whoever wrote it."""
+        """Returns one of the JSON items, in either format."""
         if manifest.is_sharded:
             return super().text(step, manifest, name)
         return read_text(self.folder / str(step), name)
@@ -128,7 +128,7 @@ class DirectoryRoot(Root):
     def guarded(self) -> Iterator[None]:
         """Proves the lease, and keeps others from taking it inside. Raises LeaseLostError.
 
-        A quick place has no lease: whoever holds the run's opens the place, and the last to have opened it has it.
+        A quick place has no lease: the holder of the run's lease opens it, and the last to open it owns it.
         """
         if self._lease is not None:
             with self._lease.guarded():
@@ -148,12 +148,12 @@ class DirectoryRoot(Root):
         try:
             holder = (self.folder / HOLDER).read_text()
         except FileNotFoundError:
-            # Removed with all else, as by a cleared disk: an heir would have written its own.
+            # Removed with all else, as by a cleared disk: a new owner would have written its own.
             write_durable(self.folder / HOLDER, self._claim.encode(), synced=False)
             return
         if holder != self._claim:
             message = (
-                f"{self.where} was taken over by another attempt of this run, which has its lease; this process had "
-                "stood still, or lost it, and writes nothing more"
+                f"{self.where} was taken over by another attempt of this run, which holds its lease; this process was "
+                "suspended, or lost it, and writes nothing more"
             )
             raise LeaseLostError(message)

@@ -1,4 +1,4 @@
-"""Where the pieces of arrays lie: one index a process, which the manifest vouches for by its SHA-256.
+"""Where the pieces of arrays lie: one index a process, whose SHA-256 the manifest holds.
 
 A piece is a box of one array, in C order, little-endian, as it lay on a device. Its bytes are one or more extents of
 volumes, files of a bounded size: object stores take bounded objects, and many small ones are slow.

@@ -1,4 +1,4 @@
-"""Copying this process's pieces off the devices, and writing them while training goes on."""
+"""Copying this process's pieces off the devices, and writing them while training continues."""
 
 import dataclasses
 import hashlib

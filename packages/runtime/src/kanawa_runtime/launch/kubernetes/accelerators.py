@@ -70,9 +70,9 @@ def accelerator(job: Job, cloud: str) -> Accelerator:
     )
 
 
-def cloud_of(wanted: Target, told: str) -> str:
-    """Returns the cloud that was told, else the one that alone sells the chip, else nothing."""
-    return told or _CLOUD.get(wanted.device.platform, "")
+def cloud_of(wanted: Target, cloud: str) -> str:
+    """Returns `cloud`, else the one that alone sells the chip, else nothing."""
+    return cloud or _CLOUD.get(wanted.device.platform, "")
 
 
 def slice_environment(job: Job, coordinator: str) -> dict[str, str]:

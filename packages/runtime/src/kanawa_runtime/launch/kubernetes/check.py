@@ -9,7 +9,7 @@ from kanawa_runtime.launch.strict import schema_problems
 
 
 def problems_of(manifest: Any) -> list[str]:
-    """Returns what is wrong with a JobSet, one sentence each with its place; raises EngineError without jsonschema."""
+    """Returns what is wrong with a JobSet, one sentence each; raises LauncherError without jsonschema."""
     # The rules read fields, which only the schema makes sure are there.
     return schema_problems(manifest, JOB_SET) or list(broken_rules(manifest))
 

@@ -1,6 +1,6 @@
 """Replicas of a server as a Deployment with a Service before them: what routes is the cluster's. Pure functions.
 
-A replica takes requests once `/ready` says so, and none any more from the moment it is told to stop; it drains within
+A replica takes requests once `/ready` says so, and none any more from the moment it is asked to stop; it drains within
 the grace. One at a time is replaced when the job changes.
 """
 

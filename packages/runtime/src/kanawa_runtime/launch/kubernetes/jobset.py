@@ -117,7 +117,7 @@ def pod(job: Job, cfg: Any, needs: Accelerator, container: dict[str, Any], prior
     taints = [*needs.tolerations, *cfg.tolerations]
     if taints:
         spec["tolerations"] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taints]
-    # Kueue has priorities of its own, told by a label.
+    # Kueue has priorities of its own, set by a label.
     if priority and not job.queue:
         spec["priorityClassName"] = priority
     if cfg.service_account:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kanawa.config import Count, Size
 
 from kanawa_runtime.launch.client import call
-from kanawa_runtime.launch.errors import EngineError, JobError
+from kanawa_runtime.launch.errors import JobError, LauncherError
 from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.kubernetes.accelerators import cloud_of
 from kanawa_runtime.launch.kubernetes.check import problems_of, serving_problems
@@ -33,7 +33,7 @@ class KubernetesLauncher(Launcher, abstract=True):
 
     class Config(Launcher.Config):
         namespace: str = ""
-        #: Whose node labels to use; TPUs are GKE's and Trainium EKS's unless told otherwise.
+        #: Whose node labels to use; by default TPUs are GKE's and Trainium is EKS's.
         cloud: Literal["", "gke", "eks"] = ""
         #: Mount path to the name of a PersistentVolumeClaim, for runs that aren't in a bucket.
         claims: dict[str, str] = {}
@@ -63,7 +63,7 @@ class KubernetesLauncher(Launcher, abstract=True):
         """Raises JobError for a manifest that the cluster would refuse, or that isn't a gang's."""
         wrong = problems_of(from_yaml(files[_FILE]))
         if wrong:
-            raise JobError(self.engine, wrong)
+            raise JobError(self.title, wrong)
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what a pod can't do."""
@@ -99,10 +99,10 @@ class KubernetesLauncher(Launcher, abstract=True):
         """Returns what the JobSet's conditions say."""
         try:
             text = call([*self._kubectl(), "get", "jobset", name, "-o", "json"], _KUBECTL)
-        except EngineError as error:
+        except LauncherError as error:
             if "NotFound" in str(error):
                 message = f"the cluster has no JobSet {name!r}; `kubectl get jobsets` lists them"
-                raise EngineError(message) from error
+                raise LauncherError(message) from error
             raise
         return status_of(json.loads(text))
 
@@ -128,7 +128,7 @@ class JobSetLauncher(KubernetesLauncher):
         spare_priority: str = ""
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "jobset"
 
@@ -160,7 +160,7 @@ class DeploymentLauncher(KubernetesLauncher):
         ready_seconds: Size = 1800
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "deployment"
 
@@ -184,7 +184,7 @@ class DeploymentLauncher(KubernetesLauncher):
             else [f"{len(items)} objects, expected a Deployment and a Service"]
         )
         if wrong:
-            raise JobError(self.engine, wrong)
+            raise JobError(self.title, wrong)
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what a Deployment can't do."""
@@ -232,7 +232,7 @@ class PathwaysLauncher(KubernetesLauncher):
         proxy_image: str = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/proxy_server:latest"
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "pathways"
 
@@ -245,7 +245,7 @@ class PathwaysLauncher(KubernetesLauncher):
         super().check_files(files)
         wrong = list(pathways_problems(from_yaml(files[_FILE])))
         if wrong:
-            raise JobError(self.engine, wrong)
+            raise JobError(self.title, wrong)
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Pathways can't do."""
@@ -276,9 +276,9 @@ def status_of(job_set: dict[str, Any]) -> Status:
                 state = "cancelled"
             return Status(state, restarts, None, condition.get("message", ""), stops)
     jobs = status.get("replicatedJobsStatus", ())
-    told = ", ".join(f"{each['name']}: {each.get('ready', 0)} ready, {each.get('failed', 0)} failed" for each in jobs)
+    detail = ", ".join(f"{each['name']}: {each.get('ready', 0)} ready, {each.get('failed', 0)} failed" for each in jobs)
     running = any(each.get("ready") or each.get("active") for each in jobs)
-    return Status("running" if running else "queued", restarts, None, told, stops)
+    return Status("running" if running else "queued", restarts, None, detail, stops)
 
 
 def _inside(run: str, path: str) -> bool:

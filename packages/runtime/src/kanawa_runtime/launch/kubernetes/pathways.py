@@ -113,17 +113,17 @@ def pathways_problems(manifest: dict[str, Any]) -> Iterator[str]:
     if missing:
         yield f"there is no container {', '.join(missing)}"
         return
-    told = {name: _arguments(server) for name, server in servers.items()}
+    flags = {name: _arguments(server) for name, server in servers.items()}
     for name, port in (("pathways-rm", MANAGER_PORT), ("pathways-proxy", PROXY_PORT), ("pathways-worker", WORKER_PORT)):
         opened = [each["containerPort"] for each in servers[name].get("ports", ())]
-        if told[name].get("--server_port") != str(port) or opened != [port]:
-            yield f"{name}: serves at {told[name].get('--server_port')} and opens {opened}, expected {port}"
-    scratch = {arguments.get("--gcs_scratch_location", "") for arguments in told.values()}
+        if flags[name].get("--server_port") != str(port) or opened != [port]:
+            yield f"{name}: serves at {flags[name].get('--server_port')} and opens {opened}, expected {port}"
+    scratch = {arguments.get("--gcs_scratch_location", "") for arguments in flags.values()}
     if len(scratch) != 1 or not re.fullmatch(r"gs://\S+", next(iter(scratch))):
         yield f"--gcs_scratch_location is {sorted(scratch)}, expected one bucket for all servers"
     slices = str(jobs[WORKERS]["replicas"])
-    if told["pathways-rm"].get("--instance_count") != slices:
-        yield f"pathways-rm: --instance_count={told['pathways-rm'].get('--instance_count')}, there are {slices} slices"
+    if flags["pathways-rm"].get("--instance_count") != slices:
+        yield f"pathways-rm: --instance_count={flags['pathways-rm'].get('--instance_count')}, there are {slices} slices"
     variables = {each["name"]: each.get("value", "") for each in servers["pathways-worker"]["env"]}
     if variables.get("MEGASCALE_NUM_SLICES") != slices or "MEGASCALE_SLICE_ID" not in variables:
         yield f"pathways-worker: MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID are those of {slices} slices"

@@ -38,7 +38,7 @@ def broken_rules(manifest: Tree) -> Iterator[str]:
 
 
 def process_rules(container: Tree, name: str, needed: tuple[str, ...]) -> Iterator[str]:
-    """Yields what is wrong with the container in which a process of ours runs: its command, and what it is told."""
+    """Yields what is wrong with the container in which a process of ours runs: its command and environment."""
     variables = {each["name"]: each.get("value", "") for each in container["env"]}
     for variable in needed:
         if variable not in variables:
@@ -179,11 +179,11 @@ def outcome(rules: list[Tree], name: str, reason: str, message: str) -> str:
 
 
 def _coordinator(spec: Tree, jobs: dict[str, Tree]) -> Iterator[str]:
-    told = spec["coordinator"]
-    job = jobs.get(told["replicatedJob"])
+    coordinator = spec["coordinator"]
+    job = jobs.get(coordinator["replicatedJob"])
     if job is None:
-        yield f"spec.coordinator: no replicated job {told['replicatedJob']!r}; there are {sorted(jobs)}"
-    elif told["jobIndex"] or told["podIndex"]:
+        yield f"spec.coordinator: no replicated job {coordinator['replicatedJob']!r}; there are {sorted(jobs)}"
+    elif coordinator["jobIndex"] or coordinator["podIndex"]:
         yield "spec.coordinator: process 0, which serves the others, is pod 0 of job 0"
 
 

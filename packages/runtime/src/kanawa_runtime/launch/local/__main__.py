@@ -12,7 +12,7 @@ from kanawa.config import from_json
 def main(folder: str, options: str) -> int:
     """Runs the job in `folder` with the launcher's options as JSON; returns the gang's exit code.
 
-    In a child that this process leaves behind, so that nobody has to wait for it: whoever submits a job may end.
+    In a child that this process leaves behind: the process that submits a job may end.
     """
     launcher = from_json(json.loads(options)).build()
     if os.fork():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kanawa.config import NonNegative, Positive, to_json
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 from kanawa_runtime.launch.job import Job, hosts, target
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.local import state
@@ -39,7 +39,7 @@ class LocalLauncher(Launcher):
         most_backoff_seconds: NonNegative = 60.0
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "this machine"
 
@@ -49,15 +49,15 @@ class LocalLauncher(Launcher):
 
     def check_files(self, files: Mapping[str, str]) -> None:
         """Raises JobError for a record that isn't a job for this machine."""
-        record = read_json(files[state.JOB], job_record(Job(name="a", command=["b"])), self.engine)
-        self.check(read_job(record, self.engine))
+        record = read_json(files[state.JOB], job_record(Job(name="a", command=["b"])), self.title)
+        self.check(read_job(record, self.title))
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what one machine can't do."""
         if not job.run:
             yield "run is empty: logs and state lie in the run's directory; give one with --run"
         if target(job).hosts > 1 or hosts(job) > 1:
-            yield f"target {job.target} has {max(target(job).hosts, hosts(job))} hosts; use another engine"
+            yield f"target {job.target} has {max(target(job).hosts, hosts(job))} hosts; use another launcher"
         for name, given in (("image", job.image), ("queue", job.queue), ("priority", job.priority)):
             if given:
                 yield f"{name} {given!r} means nothing to processes; leave --{name} out"
@@ -97,7 +97,7 @@ class LocalLauncher(Launcher):
         while not (home / state.STATE).exists():
             if time.monotonic() > deadline:
                 message = f"the supervisor of {job.run} didn't start; see {home / 'supervisor.log'}"
-                raise EngineError(message)
+                raise LauncherError(message)
             time.sleep(self.config.poll_seconds)
         return job.run
 
@@ -118,7 +118,7 @@ class LocalLauncher(Launcher):
         return log.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if log.exists() else ""
 
     def cancel(self, name: str) -> None:
-        """Asks the supervisor to stop the gang, and waits for it; raises EngineError where it doesn't within grace."""
+        """Asks the supervisor to stop the gang, and waits for it; raises LauncherError after the grace period."""
         home = state.folder_of(name)
         facts = state.read_state(home)
         if not state.is_supervised(home):
@@ -129,7 +129,7 @@ class LocalLauncher(Launcher):
         while state.is_supervised(home):
             if time.monotonic() > deadline:
                 message = f"{name} still runs {seconds:.0f} s after it was asked to stop; its supervisor is process "
-                raise EngineError(message + str(facts["supervisor"]))
+                raise LauncherError(message + str(facts["supervisor"]))
             time.sleep(self.config.poll_seconds)
 
     def _supervisor(

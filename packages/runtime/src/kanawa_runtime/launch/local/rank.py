@@ -55,7 +55,7 @@ def kill_rank(rank: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on now."""
+    """Returns a free port of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

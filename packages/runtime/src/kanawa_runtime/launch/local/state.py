@@ -10,7 +10,7 @@ from typing import Any
 
 from kanawa.config import from_json, to_json
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 from kanawa_runtime.launch.job import Job
 from kanawa_runtime.launch.launcher import Status
 
@@ -44,7 +44,7 @@ def read_job(folder: Path) -> Job:
     job = from_json(json.loads((folder / JOB).read_text()))
     if not isinstance(job, Job):
         message = f"{folder / JOB} holds a {type(job).__name__}, expected a Job; start it with `kanawa launch local`"
-        raise EngineError(message)
+        raise LauncherError(message)
     return job
 
 
@@ -56,26 +56,28 @@ def write_state(folder: Path, **facts: Any) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Returns the state; raises EngineError where no job was started."""
+    """Returns the state; raises LauncherError where no job was started."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text())
     except FileNotFoundError:
         message = (
             f"there is no job in {folder.parent}; give the run directory of one that `kanawa launch local` started"
         )
-        raise EngineError(message) from None
+        raise LauncherError(message) from None
     return state
 
 
 def status(folder: Path) -> Status:
     """Returns where the job stands; one whose supervisor is gone without a word was killed."""
     state = read_state(folder)
-    told = Status(
+    status = Status(
         state["state"], state["restarts"], state.get("exit_code"), state.get("detail", ""), state.get("stops", 0)
     )
-    if not told.ended and not is_supervised(folder):
-        return Status("failed", told.restarts, None, "its supervisor was killed; start it again with the same command")
-    return told
+    if not status.ended and not is_supervised(folder):
+        return Status(
+            "failed", status.restarts, None, "its supervisor was killed; start it again with the same command"
+        )
+    return status
 
 
 def is_supervised(folder: Path) -> bool:
@@ -83,13 +85,13 @@ def is_supervised(folder: Path) -> bool:
     try:
         with held(folder):
             return False
-    except EngineError:
+    except LauncherError:
         return True
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds the job while inside; raises EngineError where another supervisor does."""
+    """Holds the job while inside; raises LauncherError where another supervisor does."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -100,7 +102,7 @@ def held(folder: Path) -> Iterator[None]:
                 f"{folder.parent} is being run by another `kanawa launch local`; watch it with `kanawa launch local "
                 f"--status {folder.parent}`, or stop it with --cancel"
             )
-            raise EngineError(message) from None
+            raise LauncherError(message) from None
         yield
     finally:
         os.close(descriptor)

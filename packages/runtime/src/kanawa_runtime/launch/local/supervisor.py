@@ -69,8 +69,8 @@ class Supervisor:
                 if verdict(code) == "retry":
                     self.tell(f"exit codes {_listed(codes)}: no restarts are left of {self.job.retries}")
                 return code
-            told = f"exit codes {_listed(codes)}: starting all of them again in {delay:.0f} s"
-            self.tell(f"{told}, {self.restarts.last(codes)}")
+            reason = f"exit codes {_listed(codes)}: starting all of them again in {delay:.0f} s"
+            self.tell(f"{reason}, {self.restarts.last(codes)}")
             self._note("restarting")
             if self._wait(delay):
                 return STOPPED
@@ -124,7 +124,7 @@ class Supervisor:
     # --- telling ---------------------------------------------------------------------------------------------
 
     def _show(self, log: Path) -> None:
-        # Whatever a disk or a terminal refuses: nothing that is only told may end the gang.
+        # Whatever a disk or a terminal refuses: a failed message must not end the gang.
         with contextlib.suppress(OSError):
             with log.open("rb") as file:
                 file.seek(self._shown)
@@ -146,7 +146,7 @@ class Supervisor:
                 **facts,
             )
         except OSError as error:
-            self.tell(f"the job's state can't be written, the gang goes on: {error}")
+            self.tell(f"the job's state can't be written, the gang keeps running: {error}")
 
     def _ended(self, code: int) -> int:
         meaning = verdict(code)

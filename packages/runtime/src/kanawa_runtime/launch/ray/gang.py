@@ -1,4 +1,4 @@
-"""The detached actor that keeps a gang of members going, beyond whoever submitted the job."""
+"""The detached actor that keeps a gang of members running after the submitting process has ended."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ _LOST = SIGNAL_BASE + signal.SIGKILL
 class Gang:
     """Runs the attempts of a job on placement groups of Ray; `local/supervisor.py` does it on one machine.
 
-    Where the host of this actor is lost, Ray makes it anew elsewhere, and it goes on from what it kept in the cluster.
+    Where the host of this actor is lost, Ray restarts it elsewhere, and it resumes from what it stored in the cluster.
     """
 
     def __init__(self, job: dict[str, Any], bundles: list[dict[str, float]], settings: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Gang:
             meaning = verdict(code)
             state = "done" if meaning == "done" else "cancelled" if self._stopping and meaning == "retry" else "failed"
             self._facts |= {"state": state, "exit_code": code}
-        except Exception as error:  # noqa: BLE001 - nobody reads this thread's traceback: whoever watches gets the words
+        except Exception as error:  # noqa: BLE001 - a watcher gets the message; this thread's traceback is seen nowhere
             self._facts |= {"state": "failed", "detail": f"{type(error).__name__}: {error}"}
         self._facts.pop("pids", None)
         self._keep()
@@ -151,7 +151,7 @@ class Gang:
         coordinator = ray.get(self._members[0].address.remote())
         starts = [member.start.remote(index, coordinator, attempt) for index, member in enumerate(self._members)]
         self._facts |= {"pids": ray.get(starts), "state": "running", "detail": ""}
-        deadline, told = float("inf"), False
+        deadline, has_asked = float("inf"), False
         while True:
             codes = [_asked(member.code) for member in self._members]
             said = _asked(self._members[0].said) if codes[0] != _LOST else None
@@ -159,8 +159,8 @@ class Gang:
             self._said = said if isinstance(said, str) else self._said
             if all(code is not None for code in codes):
                 return [int(code) for code in codes if code is not None]
-            if self._stopping and not told:
-                told, deadline = True, time.monotonic() + self._job.grace_seconds
+            if self._stopping and not has_asked:
+                has_asked, deadline = True, time.monotonic() + self._job.grace_seconds
                 for member in self._members:
                     _asked(member.signal, signal.SIGTERM)
             if any(codes) and not self._stopping:

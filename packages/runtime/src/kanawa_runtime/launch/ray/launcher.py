@@ -8,7 +8,7 @@ from typing import Any
 
 from kanawa.config import NonNegative, Positive
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, Status
 from kanawa_runtime.launch.ray.needs import bundle, problems_of_ray
@@ -32,7 +32,7 @@ class RayLauncher(Launcher):
         most_backoff_seconds: NonNegative = 60.0
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "ray"
 
@@ -42,7 +42,7 @@ class RayLauncher(Launcher):
 
     def check_files(self, files: Mapping[str, str]) -> None:
         """Raises JobError for a record that isn't a job for Ray, or asks for other bundles than its job needs."""
-        check_record(files[_FILE], self._facts, self.check, self.engine)
+        check_record(files[_FILE], self._facts, self.check, self.title)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         cfg = self.config
@@ -102,7 +102,7 @@ class RayLauncher(Launcher):
             return str(ray.get(gang.logs.remote(), timeout=_SECONDS))
         except ray.exceptions.RayError as error:
             message = f"the actor of {name} gives no answer ({type(error).__name__}): Ray may be starting it elsewhere"
-            raise EngineError(message) from error
+            raise LauncherError(message) from error
 
     def cancel(self, name: str) -> None:
         """Asks the gang to save, waits until its processes have ended, and lets its actor go."""
@@ -139,17 +139,17 @@ class RayLauncher(Launcher):
         record = kept(name)
         if record is None:
             message = f"this Ray cluster has no job {name!r}, and had none; `kanawa launch ray EXPERIMENT` starts one"
-            raise EngineError(message)
+            raise LauncherError(message)
         return record
 
 
 def connected(address: str) -> Any:
-    """Returns Ray, connected; raises EngineError."""
+    """Returns Ray, connected; raises LauncherError."""
     try:
         import ray
     except ModuleNotFoundError as error:
         message = "Ray is missing: pip install 'kanawa-runtime[ray]', the version of the cluster"
-        raise EngineError(message) from error
+        raise LauncherError(message) from error
     from kanawa_runtime.launch.ray.gang import NAMESPACE
 
     if not ray.is_initialized():
@@ -160,7 +160,7 @@ def connected(address: str) -> Any:
                 f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or give "
                 "its address with --option address=ray://HOST:10001"
             )
-            raise EngineError(message) from error
+            raise LauncherError(message) from error
     return ray
 
 

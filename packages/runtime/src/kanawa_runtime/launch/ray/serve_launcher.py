@@ -7,7 +7,7 @@ from typing import Any
 
 from kanawa.config import Positive, Size
 
-from kanawa_runtime.launch.errors import EngineError
+from kanawa_runtime.launch.errors import LauncherError
 from kanawa_runtime.launch.job import Job, hosts
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.ray.launcher import connected, ray_errors
@@ -43,7 +43,7 @@ class RayServeLauncher(Launcher):
         max_ongoing_requests: Size = 256
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "ray-serve"
 
@@ -53,7 +53,7 @@ class RayServeLauncher(Launcher):
 
     def check_files(self, files: Mapping[str, str]) -> None:
         """Raises JobError for a record that isn't a server for Ray, or deploys something else than its job."""
-        check_record(files[_FILE], self._facts, self.check, self.engine)
+        check_record(files[_FILE], self._facts, self.check, self.title)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         needs = bundle(job)
@@ -90,14 +90,14 @@ class RayServeLauncher(Launcher):
             serve.start(http_options={"host": cfg.host, "port": cfg.port, "location": "EveryNode"})
         except failures as error:
             message = f"Ray Serve's proxies don't answer at {cfg.host}:{cfg.port} of each node: {_first_line(error)}"
-            raise EngineError(message) from error
+            raise LauncherError(message) from error
         try:
             serve.run(application_of(facts), name=job.name, route_prefix=cfg.route_prefix)
         except failures as error:
             application = serve.status().applications.get(job.name)
             said = [one.message for one in application.deployments.values() if one.message] if application else []
             message = f"the replicas of {job.name} didn't start: {' '.join(said) or _first_line(error)}"
-            raise EngineError(message) from error
+            raise LauncherError(message) from error
         return job.name
 
     def status(self, name: str) -> Status:
@@ -107,9 +107,9 @@ class RayServeLauncher(Launcher):
         for deployment in application.deployments.values():
             for state, count in deployment.replica_states.items():
                 states[str(getattr(state, "value", state))] = count
-        told = ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items()))
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items()))
         word = str(getattr(application.status, "value", application.status))
-        return Status(_STATES.get(word, "unknown"), detail=" ".join(filter(None, [told, application.message])))
+        return Status(_STATES.get(word, "unknown"), detail=" ".join(filter(None, [counts, application.message])))
 
     def logs(self, name: str) -> str:
         """Returns where Ray keeps them: by replica, on each node."""
@@ -125,7 +125,7 @@ class RayServeLauncher(Launcher):
         known = self._serve().status().applications
         if name not in known:
             message = f"Ray Serve has no application {name!r}; there are {', '.join(sorted(known)) or 'none'}"
-            raise EngineError(message)
+            raise LauncherError(message)
         return known[name]
 
     def _serve(self) -> Any:
@@ -134,7 +134,7 @@ class RayServeLauncher(Launcher):
             from ray import serve
         except ImportError as error:
             message = "Ray Serve is missing: pip install 'kanawa-runtime[ray,serve]', the version of the cluster"
-            raise EngineError(message) from error
+            raise LauncherError(message) from error
         return serve
 
 

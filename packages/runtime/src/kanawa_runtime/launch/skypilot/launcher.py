@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from kanawa_runtime.launch.client import call
-from kanawa_runtime.launch.errors import EngineError, JobError
+from kanawa_runtime.launch.errors import JobError, LauncherError
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.skypilot.task import VARIABLE, task, task_problems
@@ -47,7 +47,7 @@ class SkyPilotLauncher(Launcher):
         secrets: list[str] = []
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "skypilot"
 
@@ -61,7 +61,7 @@ class SkyPilotLauncher(Launcher):
         """Raises JobError for a task that breaks the schema, or whose command doesn't fit its nodes."""
         wrong = task_problems(from_yaml(files[_FILE]))
         if wrong:
-            raise JobError(self.engine, wrong)
+            raise JobError(self.title, wrong)
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what SkyPilot can't do."""
@@ -103,7 +103,7 @@ class SkyPilotLauncher(Launcher):
         word = self._state(name)
         if word is None:
             message = f"SkyPilot has no job {name!r}; `sky jobs queue` lists them"
-            raise EngineError(message)
+            raise LauncherError(message)
         return Status(_STATES.get(word, "failed"), detail=word)
 
     def logs(self, name: str) -> str:

@@ -120,12 +120,12 @@ def task_problems(given: Any) -> list[str]:
     if wrong:
         return wrong
     line, nodes = given["run"], given["num_nodes"]
-    told = re.search(r"--processes (\d+)", line)
+    flag = re.search(r"--processes (\d+)", line)
     is_tpu = given["resources"].get("accelerators", "").startswith("tpu-")
-    if told and not is_tpu and int(told[1]) != nodes:
-        wrong.append(f"run: --processes {told[1]}, but there are {nodes} nodes")
-    if bool(told) != ("SKYPILOT_NODE_IPS" in line) or (nodes > 1 and not told and "kanawa train" in line):
-        wrong.append(f"run: {nodes} nodes, and the command joins {told[1] if told else 'no'} processes by no address")
+    if flag and not is_tpu and int(flag[1]) != nodes:
+        wrong.append(f"run: --processes {flag[1]}, but there are {nodes} nodes")
+    if bool(flag) != ("SKYPILOT_NODE_IPS" in line) or (nodes > 1 and not flag and "kanawa train" in line):
+        wrong.append(f"run: {nodes} nodes, and the command joins {flag[1] if flag else 'no'} processes by no address")
     wrong += [f"run: {problem}" for problem in line_problems(line.rstrip("\n"))]
     if given["envs"].get("KANAWA_JOB") != given["name"]:
         wrong.append(f"envs: KANAWA_JOB is {given['envs'].get('KANAWA_JOB')!r}, the task is called {given['name']!r}")

@@ -101,9 +101,9 @@ def _between(options: dict[str, str], variables: dict[str, str], parts: dict[str
     each = options.get("ntasks-per-node", "")
     if each.isdigit() and tasks != hosts * int(each):
         yield f"srun starts {tasks} tasks, {hosts} nodes of --ntasks-per-node={each} have {hosts * int(each)}"
-    told = re.search(r"--processes (\d+)", parts["quoted"])
-    if told and int(told[1]) != tasks:
-        yield f"--processes {told[1]}, but srun starts {tasks} tasks"
+    flag = re.search(r"--processes (\d+)", parts["quoted"])
+    if flag and int(flag[1]) != tasks:
+        yield f"--processes {flag[1]}, but srun starts {tasks} tasks"
     if options.get("signal") != f"TERM@{parts['grace']}":
         yield f"--signal={options.get('signal')}, and the gang has {parts['grace']} s to save"
     try:

@@ -10,7 +10,7 @@ from kanawa.config import NonNegative
 
 from kanawa_runtime.exit_codes import SIGNAL_BASE
 from kanawa_runtime.launch.client import call
-from kanawa_runtime.launch.errors import EngineError, JobError
+from kanawa_runtime.launch.errors import JobError, LauncherError
 from kanawa_runtime.launch.job import Job, target
 from kanawa_runtime.launch.launcher import Launcher, State, Status
 from kanawa_runtime.launch.slurm.check import script_problems
@@ -62,7 +62,7 @@ class SlurmLauncher(Launcher):
         settle_seconds: NonNegative = 30.0
 
     @property
-    def engine(self) -> str:
+    def title(self) -> str:
         """Returns what to call it."""
         return "slurm"
 
@@ -76,7 +76,7 @@ class SlurmLauncher(Launcher):
         """Raises JobError for a script whose options, exports or body aren't those of a gang."""
         wrong = list(script_problems(files[_FILE], tuple(self.config.options)))
         if wrong:
-            raise JobError(self.engine, wrong)
+            raise JobError(self.title, wrong)
 
     def problems(self, job: Job) -> Iterator[str]:
         """Yields what Slurm can't do."""
@@ -123,12 +123,12 @@ class SlurmLauncher(Launcher):
         state = facts["JobState"].split()[0].rstrip("+")
         code, _, number = facts.get("ExitCode", "0:0").partition(":")
         ended = int(code) or (SIGNAL_BASE + int(number) if int(number or 0) else 0)
-        told = _STATES.get(state, "failed")
-        exit_code = ended if told in ("done", "failed") else None
+        word = _STATES.get(state, "failed")
+        exit_code = ended if word in ("done", "failed") else None
         reason = facts.get("Reason", "None")
         # What was lost, the script counts; the queue those that it got back.
         lost = int(_beside(facts, f"restarts-{name}") or 0)
-        return Status(told, lost, exit_code, "" if reason == "None" else reason, int(facts.get("Restarts", 0)))
+        return Status(word, lost, exit_code, "" if reason == "None" else reason, int(facts.get("Restarts", 0)))
 
     def logs(self, name: str) -> str:
         """Returns the end of the job's log."""
@@ -153,22 +153,22 @@ class SlurmLauncher(Launcher):
             try:
                 if not call(["squeue", "--noheader", f"--jobs={name}", "--format=%T"], _SLURM).strip():
                     return
-            except EngineError as error:
+            except LauncherError as error:
                 if "Invalid job id" in str(error):
                     return
                 raise
             time.sleep(min(1.0, self.config.poll_seconds))
 
     def _facts(self, name: str) -> dict[str, str]:
-        """Returns what Slurm knows of a job by its own names; raises EngineError."""
+        """Returns what Slurm knows of a job by its own names; raises LauncherError."""
         if not re.fullmatch(r"\d+", name):
             message = f"{name!r} is no job of Slurm: they are numbers; `squeue --me` lists yours"
-            raise EngineError(message)
+            raise LauncherError(message)
         for left in reversed(range(_TIMES)):
             try:
                 text = call(["scontrol", "--oneliner", "show", "job", name], _SLURM)
                 break
-            except EngineError as error:
+            except LauncherError as error:
                 if "Invalid job id" not in str(error):
                     raise
             if not left:
@@ -181,13 +181,13 @@ class SlurmLauncher(Launcher):
         try:
             asked = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State,ExitCode", f"--jobs={name}"]
             said = call(asked, _SLURM).strip().splitlines()
-        except EngineError:
+        except LauncherError:
             said = []
         if not said:
             message = (
                 f"Slurm has no job {name} any more, and no accounting that remembers it; see the log beside the run"
             )
-            raise EngineError(message)
+            raise LauncherError(message)
         state, _, code = said[-1].partition("|")
         return {"JobState": state, "ExitCode": code}
 

@@ -32,7 +32,7 @@ def options(job: Job, cfg: Any) -> list[str]:
         "nodes": str(nodes),
         "ntasks-per-node": str(job.processes_per_host),
         "output": f"{home(job)}/slurm-%j.log",
-        # A requeued job goes on with the same file.
+        # A requeued job appends to the same file.
         "open-mode": "append",
         # To the steps, so many seconds before the time limit: the gang saves and ends with 42.
         "signal": f"TERM@{job.grace_seconds}",

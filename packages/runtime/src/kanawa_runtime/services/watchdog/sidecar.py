@@ -44,7 +44,7 @@ class Sidecar:
         """Returns when the process has ended, wants to be watched no more, or has been ended."""
         self._look()
         if os.getppid() != self.pid:
-            # Nobody else is left to do it.
+            # The watched process can't do it any more.
             for name in ("page", "stacks"):
                 Path(self.order[name]).unlink(missing_ok=True)
 
@@ -54,7 +54,7 @@ class Sidecar:
             if page is None:
                 continue
             overdue = time.monotonic() > page["deadline"]
-            # Twice, since this process may itself have stood still, with the whole machine.
+            # Twice, since this process may itself have been suspended, with the whole machine.
             self.looks_overdue = self.looks_overdue + 1 if overdue and not self._is_put_aside() else 0
             if self.looks_overdue >= 2 or self._is_asked():
                 self.end(page)
@@ -106,7 +106,7 @@ class Sidecar:
         return [json.loads(Path(file).read_text()) for file, _ in sorted(self._verdicts() - self.earlier)]
 
     def _is_put_aside(self) -> bool:
-        """Whether a person stopped a run of one process at a terminal, with Ctrl-Z; such a run may go on any time."""
+        """Whether a person stopped a run of one process at a terminal, with Ctrl-Z; the run may continue."""
         return self.order["processes"] == 1 and self.order["terminal"] and process_state(self.pid) == "T"
 
     def _state(self, page: dict[str, Any]) -> str:

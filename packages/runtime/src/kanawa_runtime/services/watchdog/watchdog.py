@@ -41,8 +41,8 @@ class Watchdog(Service):
 
     class Config(Service.Config):
         step_seconds: Positive = 600.0
-        # A storage that refuses for a minute is tried again for as long: that is no hang of whoever reads from it, nor
-        # of the others of a gang, which wait for it in their step.
+        # A storage that refuses for a minute is tried again for as long: that is no hang of its reader, nor of
+        # the others of a gang, which wait for it in their step.
         least_seconds: Positive = 180.0
         section_seconds: Positive = 3600.0
         alone: bool = False
@@ -126,4 +126,4 @@ class _Watched:
             if words.read(1) == sidecar.LEAVE:
                 os._exit(LOST)
         if not self._is_closing:
-            logger.warning("the process that watches this one has ended; nobody will notice a hang of this process")
+            logger.warning("the process that watches this one has ended; a hang of this process won't be detected")
