@@ -4,8 +4,8 @@ import collections
 
 #: Lines of source, by package; "all" is their sum. Reached by deleting, never by denser lines.
 CEILINGS = {"core": 19_000, "all": 90_000}
-#: The same while this is under way; no number may grow.
-UNDER_WAY = {"core": 26_700, "all": 97_000}
+#: What was reached so far; no number may grow.
+REACHED = {"core": 23_500, "all": 96_700}
 
 
 def lines_of(sources) -> collections.Counter:
@@ -27,7 +27,7 @@ def over(counted, ceilings) -> list[str]:
 
 
 def test_source_stays_under_its_ceilings(sources):
-    found = over(lines_of(sources), UNDER_WAY)
+    found = over(lines_of(sources), REACHED)
     assert not found, "delete, or make one of two:\n" + "\n".join(found)
 
 

@@ -46,7 +46,7 @@ def test_locks_that_hold_nobody_are_errors(tmp_path, monkeypatch, flock, text):
     monkeypatch.setattr(fcntl, "flock", flock)
     told = file_system.check_lock(tmp_path)
     assert told.level == "error" and text in told.message
-    assert "not be told" in told.meaning and "Lustre: -o flock" in told.fix
+    assert "silently destroy" in told.meaning and "Lustre: -o flock" in told.fix
 
 
 def test_lost_appends_slow_syncs_and_wrong_clocks_are_told(tmp_path, monkeypatch):

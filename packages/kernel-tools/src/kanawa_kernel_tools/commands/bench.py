@@ -1,4 +1,4 @@
-"""`kanawa kernels EXPERIMENT --bench`: measures the installed kernels here, and writes the quickest for later runs."""
+"""`kanawa kernels EXPERIMENT --bench`: measures the installed kernels here, and writes the fastest for later runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_bench(args: argparse.Namespace) -> int:
     table = local_path(args.table, "--table") if args.table else default_path()
     composition = compose_from(args, on=args.on or local_target() or "cpu")
     _check_here(composition)
-    # What is there and isn't a table is told now, not after minutes of measuring.
+    # A file that isn't a table is an error now, not after minutes of measuring.
     read_table(table)
     seen, entries, failed = [], [], 0
     for choice in chosen_kernels(composition, args.program):
@@ -114,9 +114,9 @@ def _entry(choice: KernelChoice, measurements: list[Measurement]) -> Any:
     import jax
     from kanawa.kernels.tuning_table import Entry, device_key
 
-    from kanawa_kernel_tools.measuring.bench import quickest
+    from kanawa_kernel_tools.measuring.bench import fastest
 
-    best = quickest(measurements)
+    best = fastest(measurements)
     if best is None:
         return None
     return Entry(

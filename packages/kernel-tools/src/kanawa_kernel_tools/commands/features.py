@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--features",
         action="store_true",
-        help="show what each installed kernel takes, asked of the kernels themselves, and what falls to the reference",
+        help="show what each installed kernel supports, by its own account, and what is left to the reference",
     )
     parser.add_argument(
         "--into", metavar="FILE", help="with --features: put the tables into a page, between its two marks for them"
@@ -48,7 +48,7 @@ def as_markdown(tables: list[FeatureTable]) -> str:
 
 
 def put_into(page: pathlib.Path, text: str) -> None:
-    """Replaces what stands between the page's marks; raises UsageError where it has none."""
+    """Replaces the text between the page's marks; raises UsageError where it has none."""
     old = page.read_text(encoding="utf-8") if page.is_file() else ""
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -152,7 +152,7 @@ def _changed(problem: Any, changes: dict[str, Any], option: str) -> Any:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """Returns whether a value may stand where another did: a default of None or a float takes any number."""
+    """Returns whether a value may replace another: a default of None or a float takes any number."""
     if old is None or new is None:
         return True
     return isinstance(new, type(old)) or (isinstance(old, float) and isinstance(new, int))

@@ -110,17 +110,17 @@ def example_operands(problem: AttentionProblem, rng: np.random.Generator) -> dic
 
 
 def _positions(p: AttentionProblem, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns the positions that are given: queries late among the keys, keys with gaps; of each row or of all."""
-    given: dict[str, np.ndarray] = {}
+    """Returns the operands of positions: queries late among the keys, keys with gaps; of each row or of all."""
+    positions: dict[str, np.ndarray] = {}
     rows = p.batch if rng.random() < 0.5 else 1
     keys = np.tile(np.arange(p.kv_length), (rows, 1))
     if p.has_kv_positions:
         keys = np.cumsum(1 + (rng.random((rows, p.kv_length)) < 0.1), axis=1) - 1
-        given["kv_positions"] = keys
+        positions["kv_positions"] = keys
     if p.has_q_positions:
         first = keys[:, -1:] + 1 - p.q_length
-        given["q_positions"] = np.maximum(first, 0) + np.arange(p.q_length)
-    return given
+        positions["q_positions"] = np.maximum(first, 0) + np.arange(p.q_length)
+    return positions
 
 
 def _query_starts(rng: np.random.Generator, queries: int, sequences: int) -> np.ndarray:
@@ -129,7 +129,7 @@ def _query_starts(rng: np.random.Generator, queries: int, sequences: int) -> np.
 
 
 def _kv_lengths(p: AttentionProblem, rng: np.random.Generator, starts: np.ndarray | None, rows: int) -> np.ndarray:
-    """Returns how many keys each row has: at least its queries, and none at all in a slot that nobody uses."""
+    """Returns how many keys each row has: at least its queries, and none in an unused slot."""
     least = np.full(rows, p.q_length) if starts is None else np.diff(starts)
     lengths = rng.integers(np.minimum(least, p.kv_length), p.kv_length + 1)
     unused = rng.random(rows) < 0.2

@@ -54,7 +54,7 @@ def build(choice: Mapping[str, Any]) -> AttentionProblem | None:
         keys = -(-keys // c["page_size"]) * c["page_size"]
     mask = _mask(c)
     positions = set((c["positions"] or "").split())
-    # Two lengths say nothing of where queries are among the keys: then their positions are given.
+    # Two lengths don't say where queries are among the keys: then positions are operands.
     placed = mask.uses - {"segments", "prefix"} or c["alibi"]
     if queries != keys and not c["kv_lengths"] and placed:
         positions.add("q")

@@ -1,4 +1,4 @@
-"""Problems that a kernel accepts, generated: random features of real problems, kept where the kernel takes them.
+"""Problems that a kernel accepts, generated: random features of real problems, those that the kernel supports.
 
 Most random problems meet some limit of any one kernel (lengths in multiples of 128, no sinks). What it refuses is bent
 towards what it accepts, one feature at a time, so that a sweep tests combinations instead of counting refusals.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A value for every feature.
 Choice = dict[str, Any]
 
-#: Random problems asked for one that is kept.
+#: Random problems drawn for each one that is returned.
 _DRAWN_PER_KEPT = 12
 _FEWEST_DRAWN = 200
 #: Problems that a kernel accepts, from which refused ones are bent: enough for all of its modes.
@@ -176,12 +176,12 @@ def _cover(candidates: dict[Any, Choice], count: int) -> tuple[Any, ...]:
     """Returns `count` problems, each the one that adds most features, then pairs of features, not yet met."""
     left = {problem: _met(choice) for problem, choice in candidates.items()}
     seen: set[Any] = set()
-    kept: list[Any] = []
-    while left and len(kept) < count:
+    chosen: list[Any] = []
+    while left and len(chosen) < count:
         best = max(left, key=lambda problem: _gain(left[problem] - seen))
-        kept.append(best)
+        chosen.append(best)
         seen |= left.pop(best)
-    return tuple(kept)
+    return tuple(chosen)
 
 
 def _met(choice: Choice) -> set[Any]:

@@ -19,7 +19,7 @@ TRAINING = AttentionProblem(
     mask=CAUSAL,
     scale=128**-0.5,
 )
-#: For a kernel that takes nothing else.
+#: For a kernel that supports nothing else.
 PACKED = dataclasses.replace(TRAINING, mask=MaskSpec(causal=True, segments=True))
 _CACHE: dict[str, Any] = {"has_kv_lengths": True, "page_size": 64}
 

@@ -66,7 +66,7 @@ def _kernels() -> dict[str, list[Kernel]]:
         try:
             by_operation.setdefault(operation, []).append(component("kernels", state.key)())
         except PluginError:
-            # What can't be loaded is `kanawa plugins`' to report, with its reason; it takes nothing here.
+            # What can't be loaded is `kanawa plugins`' to report, with its reason; it has no column here.
             continue
     for kernels in by_operation.values():
         kernels.sort(key=lambda kernel: (order.index(kernel.name.split(".")[1]), -kernel.priority, kernel.name))
@@ -95,7 +95,7 @@ def _attention(kernels: list[Kernel]) -> FeatureTable:
 
 
 class _Asked:
-    """One attention kernel and the typical calls that it takes, in a dtype that it takes."""
+    """One attention kernel and the typical calls that it supports, in a dtype that it supports."""
 
     def __init__(self, kernel: Kernel, device: "DeviceSpec | None") -> None:
         self.kernel, self.device = kernel, device
@@ -105,7 +105,7 @@ class _Asked:
         }
         self.serving = {label: base for label, base in bases.items() if base is not None}
 
-    def takes(self, problem: AttentionProblem | None) -> bool:
+    def supports(self, problem: AttentionProblem | None) -> bool:
         return problem is not None and bool(self.kernel.verdict(problem, self.device))
 
     def _first(self, base: AttentionProblem) -> AttentionProblem | None:
@@ -116,7 +116,7 @@ class _Asked:
             for dtype in ("bfloat16", "float32", "float16")
             for page in pages
         )
-        return next((option for option in options if self.takes(option)), None)
+        return next((option for option in options if self.supports(option)), None)
 
     @property
     def packed_alone(self) -> bool:
@@ -131,8 +131,8 @@ class _Asked:
         """Returns whether a feature is taken in training, in serving or in both; – where it can't be asked."""
         if all(asked.changed(base, change) is None for base in self.bases):
             return "–"
-        trained = self.training is not None and self.takes(asked.changed(self.training, change))
-        served = any(self.takes(asked.changed(base, change)) for base in self.serving.values())
+        trained = self.training is not None and self.supports(asked.changed(self.training, change))
+        served = any(self.supports(asked.changed(base, change)) for base in self.serving.values())
         possible = any(asked.changed(base, change) is not None for base in self.serving.values())
         if trained and self.packed_alone and "packed" not in label:
             return "packed rows"
@@ -153,12 +153,12 @@ class _Asked:
 
     def lengths(self) -> str:
         for multiple, length in asked.LENGTHS.items():
-            if any(self.takes(asked.of_length(base, length)) for base in self.bases if not base.paged):
+            if any(self.supports(asked.of_length(base, length)) for base in self.bases if not base.paged):
                 return "any" if multiple == 1 else f"multiples of {multiple}"
         return "whole pages" if any(base.paged for base in self.bases) else "–"
 
     def _any(self, change: Mapping[str, Any]) -> bool:
-        return any(self.takes(asked.changed(base, change)) for base in self.bases)
+        return any(self.supports(asked.changed(base, change)) for base in self.bases)
 
 
 def _chosen_attention(kernels: list[Kernel]) -> dict[str, dict[str, str]]:
@@ -195,7 +195,7 @@ def _best(kernels: Iterable[Kernel], platform: str, problem: Any) -> str:
 
 
 def _generic(operation: str, kernels: list[Kernel]) -> FeatureTable:
-    """Returns a table of the values of each feature that the kernel takes in some problem of the operation's space."""
+    """Returns a table of the values of each feature that a kernel supports in some problem of the space."""
     examples = examples_for(operation)
     space = examples.space
     if not isinstance(space, Space):

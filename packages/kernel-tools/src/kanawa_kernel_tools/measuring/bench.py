@@ -19,8 +19,8 @@ from kanawa.testing.compare import Examples, examples_for
 
 #: Differences in one dtype between kernels that are both right, with room: what is beyond is a wrong result.
 _LARGEST_DIFFERENCE: Mapping[str, float] = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
-#: A kernel is taken for the kernels' own ranking's first only where it is quicker by more than chance.
-_CHANCE = 0.03
+#: A kernel replaces the first of the kernels' own ranking only if it is faster by more than noise.
+_NOISE = 0.03
 #: A quick kernel that keeps large arrays would fill a memory that the plan counted on.
 _MOST_MEMORY, _SPARE_BYTES = 2.0, 64 * 2**20
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 50
@@ -72,10 +72,10 @@ def measure(choice: KernelChoice, *, seconds: float = 1.0) -> list[Measurement]:
     return [trial.measurement() for trial in trials]
 
 
-def quickest(measurements: list[Measurement]) -> Measurement | None:
-    """Returns the one to use: the quickest of those that ran, agree, and keep no large arrays; None without any.
+def fastest(measurements: list[Measurement]) -> Measurement | None:
+    """Returns the one to use: the fastest of those that ran, agree, and need no large temporaries; None without any.
 
-    The first, which is the one that would be used anyway, gives way only to what is quicker by more than chance.
+    The first, which would be used without measuring, is replaced only by one that is faster by more than noise.
     """
     ran = [one for one in measurements if not one.failure and one.seconds is not None]
     if not ran:
@@ -84,7 +84,7 @@ def quickest(measurements: list[Measurement]) -> Measurement | None:
     lean = [one for one in ran if one.temporary_bytes <= max(_MOST_MEMORY * least, least + _SPARE_BYTES)]
     best = min(lean, key=_seconds)
     first = measurements[0]
-    return first if first in lean and _seconds(first) * (1 - _CHANCE) <= _seconds(best) else best
+    return first if first in lean and _seconds(first) * (1 - _NOISE) <= _seconds(best) else best
 
 
 def _seconds(measurement: Measurement) -> float:
@@ -144,7 +144,7 @@ def _timed(kernel: Kernel, examples: Examples, problem: Any) -> Callable[[Any], 
 
 
 def _agree(trials: list[_Trial], reference: str, dtype: str) -> None:
-    """Marks as failed what gives other results than the reference, or than the first where the reference didn't run."""
+    """Marks as failed what differs from the reference, or from the first where the reference didn't run."""
     if not trials:
         return
     judge = next((trial for trial in trials if trial.kernel == reference), trials[0])

@@ -20,8 +20,8 @@ def add_entries(path: Path, entries: Iterable[Entry]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
-            kept = {entry.place: entry for entry in (*read_table(path), *entries)}
-            _replace(path, {"format": FORMAT, "entries": [entry.as_json() for entry in kept.values()]})
+            merged = {entry.place: entry for entry in (*read_table(path), *entries)}
+            _replace(path, {"format": FORMAT, "entries": [entry.as_json() for entry in merged.values()]})
     except OSError as error:
         message = f"the tuning table {path} can't be written ({error.strerror or error}); give another with --table"
         raise TuningTableError(message) from error
@@ -29,7 +29,7 @@ def add_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 def _replace(path: Path, content: Any) -> None:
     """Writes a whole file and renames it: a run that starts meanwhile reads the old one or the new one."""
-    # Not tempfile's, which nobody but its owner may read: the table may lie where others share it.
+    # Not tempfile's, which only its owner may read: the table may be shared.
     written = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -21,7 +21,7 @@ from kanawa.kernels.operation import Kernel, Operands
 from kanawa.plugins import KernelHalf, KernelSchedule, ScheduleRequest, host
 from kanawa.testing.compare import examples_for
 
-#: The worker's answer, in the folder that it is given.
+#: The worker's answer, in its folder.
 ANSWER = "answer.json"
 REQUEST = "request.pickle"
 
@@ -29,7 +29,8 @@ REQUEST = "request.pickle"
 def schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     """Returns what the target's compiler makes of each call of the kernel.
 
-    Raises KernelError where no installed backend tells for this platform, or the kernel makes no call of its own.
+    Raises KernelError where no installed backend shows this platform's schedules, or the kernel makes no call of its
+    own.
     """
     answers = [answer for _, answer in host().collect("kanawa_kernel_schedules", request=request) if answer is not None]
     if not answers:
@@ -114,7 +115,7 @@ def compile_apart(request: ScheduleRequest, folder: Path, environment: Mapping[s
     """Compiles each Pallas call of a kernel, alone, in a fresh process with further environment variables.
 
     Compilers read their flags when they are loaded, which in this process may have happened. What the compiler leaves
-    in `folder/dump` for the first call is found in `folder/0`, and so on. Calls are told by "name", "direction",
+    in `folder/dump` for the first call is found in `folder/0`, and so on. A call is described by "name", "direction",
     "grid", "flops", those of the matmuls of a step, "outputs", how many blocks are written, and "tables", the scalar
     operands that are constants. Raises
     KernelError with the compiler's words where it refuses, and with the kernel's where it can't be traced.
@@ -128,12 +129,12 @@ def compile_apart(request: ScheduleRequest, folder: Path, environment: Mapping[s
     if done.returncode or not answer.exists():
         said = [line for line in done.stderr.strip().splitlines() if line.strip()]
         message = f"{request.kernel}: compiling it for {request.target.device.name} ended with {done.returncode}: " + (
-            "\n".join(said[-20:]) or "it said nothing"
+            "\n".join(said[-20:]) or "no message"
         )
         raise KernelError(message)
-    told = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in told:
-        message = f"{request.kernel} for {request.problem.describe()} on {request.target.device.name}: {told['error']}"
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in found:
+        message = f"{request.kernel} for {request.problem.describe()} on {request.target.device.name}: {found['error']}"
         raise KernelError(message)
-    calls: list[dict[str, Any]] = told["calls"]
+    calls: list[dict[str, Any]] = found["calls"]
     return calls

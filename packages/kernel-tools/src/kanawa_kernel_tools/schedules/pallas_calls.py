@@ -14,7 +14,7 @@ _JITTED = ("jit", "pjit")
 def pallas_calls(jaxpr: Jaxpr, around: str = "pallas_call") -> Iterator[tuple[str, Any]]:
     """Yields (name, equation) of each call of a Pallas kernel, in program order.
 
-    A kernel without a name bears that of the innermost jitted function it stands in, as it does in compiled programs.
+    A kernel without a name has that of the innermost jitted function around it, as in compiled programs.
     """
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "pallas_call":
@@ -27,7 +27,7 @@ def pallas_calls(jaxpr: Jaxpr, around: str = "pallas_call") -> Iterator[tuple[st
 
 
 def grid_of(eqn: Any) -> list[int]:
-    """Returns the grid of a call; 0 for a dimension that only the data tell."""
+    """Returns the grid of a call; 0 for a dimension that depends on the data."""
     return [size if isinstance(size, int) else 0 for size in eqn.params["grid_mapping"].grid]
 
 

@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
         answer: dict[str, Any] = {"calls": list(_compiled(request, folder))}
     except KanawaError as error:
         answer = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001 (a stranger's kernel may raise anything; the caller tells it)
+    except Exception as error:  # noqa: BLE001 (a stranger's kernel may raise anything; the caller reports it)
         answer = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
     (folder / ANSWER).write_text(json.dumps(answer), encoding="utf-8")
 
@@ -40,8 +40,8 @@ def _compiled(request: ScheduleRequest, folder: Path) -> Iterator[dict[str, Any]
     mesh = Mesh(np.array(offered[0][:1]), ("device",), axis_types=(AxisType.Auto,))
     device = target.device
     options: dict[str, Any] = {}
-    for _, given in host().collect("kanawa_compiler_options", device=device, purpose="train"):
-        options |= given
+    for _, offered_options in host().collect("kanawa_compiler_options", device=device, purpose="train"):
+        options |= offered_options
     kernel = tuned(component("kernels", request.kernel)(), request.tuning)
     kind = device.device_kinds[0] if device.device_kinds else None
     plan = ExecutionPlan(platform=device.platform, device_kind=kind)
@@ -58,9 +58,9 @@ def _compiled(request: ScheduleRequest, folder: Path) -> Iterator[dict[str, Any]
                 (folder / "dump").rename(folder / str(count))
                 (folder / "dump").mkdir()
                 count += 1
-                told = {"grid": grid_of(eqn), "flops": step_flops(eqn), "outputs": outputs_of(eqn)}
+                figures = {"grid": grid_of(eqn), "flops": step_flops(eqn), "outputs": outputs_of(eqn)}
                 tables = tables_of(traced.jaxpr, eqn)
-                yield {"name": name, "direction": half.direction, **told, "tables": tables}
+                yield {"name": name, "direction": half.direction, **figures, "tables": tables}
 
 
 def _compile(eqn: Any, mesh: Mesh, options: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def findings(folder: Path) -> list[Finding]:
         place = Path(tempfile.mkdtemp(prefix=".kanawa-doctor-", dir=folder))
     except OSError as error:
         message = f"{folder} can't be written to: {error.strerror or error}"
-        return [Finding("error", "folder", message, _ELSEWHERE, "nothing of a run could be kept there")]
+        return [Finding("error", "folder", message, _ELSEWHERE, "a run can't write its files there")]
     checks: tuple[Callable[[Path], Finding], ...] = (
         check_space, check_files, check_rename, check_exclusive, check_lock, check_append, check_fsync, check_clock
     )  # fmt: skip
@@ -65,18 +65,18 @@ def check_space(place: Path) -> Finding:
     free = shutil.disk_usage(place).free
     message = f"{free / 1e9:.1f} GB free in {place.parent}"
     if free < _FREE_BYTES_WANTED:
-        meaning = "a checkpoint that doesn't fit is not saved; training goes on and nothing older is lost"
+        meaning = "a checkpoint that doesn't fit is not saved; training continues and older checkpoints stay"
         return Finding("warning", "disk", message, f"make room, or {_ELSEWHERE}", meaning)
     return Finding("ok", "disk", message)
 
 
 def check_files(place: Path) -> Finding:
     """Returns whether more files can be made, which a full table of inodes refuses while there are bytes left."""
-    told = os.statvfs(place)
-    if told.f_files == 0:  # file systems that make inodes as they go say so
+    limits = os.statvfs(place)
+    if limits.f_files == 0:  # file systems that make inodes as they go say so
         return Finding("ok", "files", "the file system sets no limit to the number of files")
-    message = f"{told.f_favail:,} more files can be made"
-    if told.f_favail < _FREE_FILES_WANTED:
+    message = f"{limits.f_favail:,} more files can be made"
+    if limits.f_favail < _FREE_FILES_WANTED:
         meaning = "saves fail with 'no space left' though there are bytes"
         return Finding("warning", "files", message, f"delete small files, or {_ELSEWHERE}", meaning)
     return Finding("ok", "files", message)
@@ -118,7 +118,7 @@ def check_exclusive(place: Path) -> Finding:
 
 def check_lock(place: Path) -> Finding:
     """Returns whether a lock keeps another process out."""
-    meaning = "two runs in one folder would destroy each other's checkpoints and not be told"
+    meaning = "two runs in one folder would silently destroy each other's checkpoints"
     with _opened(place / "locked") as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,7 +24,7 @@ from kanawa.plugins.discovery import installed_version
 from kanawa_runtime.preflight.file_system import skew_seconds
 
 _FOLDER = ".kanawa-doctor"
-#: Records of an earlier call are none of this one's.
+#: Older records are those of an earlier call.
 _FRESH_SECONDS = 600.0
 _MOST_SKEW_SECONDS = 5.0
 _FLAGS = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
@@ -32,7 +32,7 @@ _FLAGS = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PR
 _ALIKE = {
     "plugins": "programs differ, and the gang hangs in its first collective or computes two things",
     "versions": "compilers differ, and so do the programs they make",
-    "flags": "the compiler is told different things, and the programs differ",
+    "flags": "compilers get different flags, and the programs differ",
     "python": "what is unpickled or hashed may differ",
 }
 
@@ -75,22 +75,22 @@ def record(place: Path) -> dict[str, Any]:
 def compare(records: Mapping[str, Mapping[str, Any]], count: int) -> list[Finding]:
     """Returns how records, by the host that left them, agree."""
     seen = sorted(str(each.get("host")) for each in records.values())
-    told = [Finding("ok", "hosts", f"{len(records)} of {count} are here")]
+    found = [Finding("ok", "hosts", f"{len(records)} of {count} are here")]
     if len(records) < count:
         fix = "run it on all hosts at once, with a --run folder that all of them see; --wait SECONDS for slow ones"
         message = f"{len(records)} of {count} hosts left a record: {', '.join(seen)}"
-        told = [Finding("error", "hosts", message, fix, "the others don't see this folder, or haven't started")]
+        found = [Finding("error", "hosts", message, fix, "the others don't see this folder, or haven't started")]
     for name, meaning in _ALIKE.items():
         values: dict[str, list[str]] = {}
         for each in records.values():
             values.setdefault(str(each.get(name)), []).append(str(each.get("host")))
         if len(values) > 1:
             message = "; ".join(f"{value} on {_some(sorted(hosts))}" for value, hosts in sorted(values.items()))
-            told.append(
+            found.append(
                 Finding("error", f"{name} of hosts", message, "install and set the same on every host", meaning)
             )
         else:
-            told.append(Finding("ok", f"{name} of hosts", f"alike: {next(iter(values), 'none')}"))
+            found.append(Finding("ok", f"{name} of hosts", f"alike: {next(iter(values), 'none')}"))
     skews = {str(each.get("host")): float(each.get("skew_seconds", 0.0)) for each in records.values()}
     apart = max(skews.values(), default=0.0) - min(skews.values(), default=0.0)
     message = f"clocks are at most {apart:.1f} s apart"
@@ -98,12 +98,12 @@ def compare(records: Mapping[str, Mapping[str, Any]], count: int) -> list[Findin
         worst = max(skews, key=lambda name: abs(skews[name]))
         meaning = "leases seem fresh or stale when they aren't, and logs of hosts don't line up"
         fix = "synchronise it: chrony or systemd-timesyncd"
-        told.append(
+        found.append(
             Finding("error", "clocks of hosts", f"{message}; {worst} is {skews[worst]:+.1f} s off", fix, meaning)
         )
     else:
-        told.append(Finding("ok", "clocks of hosts", message))
-    return told
+        found.append(Finding("ok", "clocks of hosts", message))
+    return found
 
 
 def _some(hosts: list[str]) -> str:

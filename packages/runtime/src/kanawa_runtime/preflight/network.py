@@ -12,7 +12,7 @@ _SECONDS = 5.0
 
 
 def findings(coordinator: str = "") -> list[Finding]:
-    """Returns what this host's network allows; `coordinator` is HOST:PORT as processes would be given it."""
+    """Returns what this host's network allows; `coordinator` is the HOST:PORT that processes would get."""
     checks = [check_name(socket.gethostname()), check_listens()]
     return [*checks, check_coordinator(coordinator)] if coordinator else checks
 
@@ -22,7 +22,7 @@ def check_name(name: str) -> Finding:
     try:
         addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except OSError as error:
-        meaning = "processes that are told this name as their coordinator can't find it"
+        meaning = "processes with this name as their coordinator can't find it"
         fix = "add it to /etc/hosts or to the name server, or give the coordinator's address as a number"
         return Finding("warning", "host name", f"{name} has no address: {error}", fix, meaning)
     message = f"{name} is {', '.join(addresses)}"

@@ -66,7 +66,7 @@ def check_variables(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def check_flags_parse(environment: Mapping[str, str]) -> list[Finding]:
-    """Returns whether the installed compiler knows the flags it will be given, by starting it once."""
+    """Returns whether the installed compiler knows the flags that it will get, by starting it once."""
     if not environment.get("XLA_FLAGS", "").strip():
         return []
     program = "import jax; jax.devices()"
@@ -84,10 +84,10 @@ def check_flags_parse(environment: Mapping[str, str]) -> list[Finding]:
         return [Finding("warning", "XLA_FLAGS", f"the compiler didn't start within {_SECONDS} s with them")]
     if done.returncode == 0:
         return [Finding("ok", "XLA_FLAGS", "the installed compiler knows every flag")]
-    told = next((line for line in done.stderr.splitlines() if "lag" in line), done.stderr.strip()[-200:])
-    told = told.partition("] ")[2] or told
+    message = next((line for line in done.stderr.splitlines() if "lag" in line), done.stderr.strip()[-200:])
+    message = message.partition("] ")[2] or message
     meaning = "every process ends as soon as it starts JAX"
-    return [Finding("error", "XLA_FLAGS", told[:300], "leave that flag out, or take the jaxlib that has it", meaning)]
+    return [Finding("error", "XLA_FLAGS", message[:300], "remove that flag, or use the jaxlib that has it", meaning)]
 
 
 def check_devices(seconds: int = _SECONDS) -> Finding:
@@ -101,7 +101,7 @@ def check_devices(seconds: int = _SECONDS) -> Finding:
         meaning = "a device that hangs, or that another process holds"
         return Finding("error", "devices", f"JAX didn't start within {seconds} s", "look who uses it", meaning)
     if done.returncode:
-        told = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return Finding("error", "devices", f"JAX doesn't start: {told[:300]}", "", "no run can begin here")
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding("error", "devices", f"JAX doesn't start: {message[:300]}", "", "no run can begin here")
     platform, count, kind = done.stdout.strip().splitlines()[-1].split("|")
     return Finding("ok", "devices", f"JAX runs on {count} x {kind} ({platform})")
