@@ -51,7 +51,7 @@ class _Question:
 def select(operation: Operation, problem: Any, split_error: str = "") -> Selection:
     """Returns the best installed kernel for a local problem on the current platform.
 
-    Order: pins of the plan in force, what this run chose before, what was measured to be quickest on this device,
+    Order: pins of the plan in force, what this run chose before, what was measured to be fastest on this device,
     kernels for this platform before general ones, priority, name.
     `split_error` says why operands can't be split over the mesh, which rules out local kernels.
     Raises KernelError where a pinned kernel can't be used, none supports the problem, two distributions tie,
@@ -275,7 +275,7 @@ def _settings(tuning: Tuning) -> str:
 def _as_measured(
     question: _Question, measured: str, supporting: list[tuple["ComponentState", Kernel]]
 ) -> Kernel | None:
-    """Returns the kernel that was quickest here, if it can be used still."""
+    """Returns the kernel that was fastest here, if it can still be used."""
     found = next((kernel for _, kernel in supporting if kernel.name == measured), None)
     if found is None or (question.policy.require_fused and _falls_back(question, found)):
         return None

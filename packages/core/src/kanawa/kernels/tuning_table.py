@@ -1,7 +1,7 @@
-"""The tuning table: which kernel, run with what, was quickest for a problem on a device, as measured there.
+"""The tuning table: which kernel, run with what, was fastest for a problem on a device, as measured there.
 
 `kanawa kernels EXPERIMENT --bench` writes it, later runs on such a device read it. JSON, one entry a problem. An entry
-counts for the versions it was measured with alone: another compiler or another kernel may be quicker in another way.
+counts for the versions it was measured with alone: another compiler or another kernel may be faster elsewhere.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class TuningTableError(UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The quickest kernel for one problem on one device.
+    """The fastest kernel for one problem on one device.
 
     Attributes:
         device: as `device_key` returns it.

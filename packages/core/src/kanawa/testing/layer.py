@@ -59,7 +59,7 @@ class LayerConformance(ConfiguredConformance):
         return result[0] if isinstance(result, tuple) else result
 
     def compiled_call(self, params: Any, *inputs: Any) -> Any:
-        """Returns the same through one compiled program, which is quicker than many small ones."""
+        """Returns the same through one compiled program, which is faster than many small ones."""
         return jax.jit(self.call)(params, *inputs)
 
     # --- the checks ------------------------------------------------------------------------------------------
