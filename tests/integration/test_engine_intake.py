@@ -142,3 +142,22 @@ def test_the_hosts_seconds_only_grow_and_leave_out_what_the_device_takes(engine)
     assert ended.wait(60)
     assert len(seen) > 2
     assert seen == sorted(seen)
+
+
+def test_a_list_of_prompts_is_generated_as_each_alone(model, engine):
+    prompts = [(1, 2), (3, 4, 5), (6,)]
+    samplings = [LONG, SamplingParams(max_tokens=5, seed=3), SamplingParams(max_tokens=1, temperature=0.0)]
+    outputs = engine.generate(prompts, samplings)
+    assert [(len(output.token_ids), output.finish_reason) for output in outputs] == [
+        (20, "length"),
+        (5, "length"),
+        (1, "length"),
+    ]
+    alone = [engine.generate([prompt], sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in alone]
+    with pytest.raises(RequestError, match="4 requests are submitted together"):
+        engine.generate([(1,)] * 4, LONG)
+    with LLMEngine(*model, config=CONFIG) as other:
+        assert other.generate(prompts[:1], LONG)[0].token_ids == outputs[0].token_ids
+    with pytest.raises(EngineStoppedError, match="the engine isn't running"):
+        other.generate(prompts[:1], LONG)

@@ -22,6 +22,7 @@ from kanawa_runtime.serve.engine import compile_count
 from kanawa_runtime.serve.engine.adapter_slots import AdapterSlots, LoraSlot
 from kanawa_runtime.serve.engine.build import build_core
 from kanawa_runtime.serve.engine.config import EngineConfig
+from kanawa_runtime.serve.engine.gather import gather_outputs
 from kanawa_runtime.serve.engine.page_transfer import PageShapes, PageTransfer
 from kanawa_runtime.serve.engine.request import (
     EngineLimits,
@@ -42,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How often a wait checks that the engine is alive.
-_CHECK_SECONDS = 1.0
 #: When a refused client may ask again.
 _RETRY_SECONDS = 1.0
 
@@ -247,19 +246,7 @@ class LLMEngine:
         ]
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self.submit_together(requests, outputs.put)
-        gathered = {request.id: Output(request_id=request.id) for request in requests}
-        running = len(requests)
-        while running:
-            try:
-                output = outputs.get(timeout=_CHECK_SECONDS)
-            except queue.Empty:
-                if not self.is_alive and outputs.empty():
-                    message = f"the engine ended with an error: {self._error}" if self._error else "it was stopped"
-                    raise EngineStoppedError(message, _RETRY_SECONDS) from None
-                continue
-            gathered[output.request_id] = gathered[output.request_id].then(output)
-            running -= output.finish_reason is not None
-        return list(gathered.values())
+        return gather_outputs(self, requests, outputs)
 
     def _page_transfer(self) -> PageTransfer:
         if self.transfer is None:
