@@ -71,6 +71,14 @@ def test_a_run_is_trained_opened_and_used(run):
     assert logits.shape == (1, 4, opened.config.model.vocab_size)
 
 
+@pytest.mark.nightly
+def test_an_engine_generates_and_stops(run):
+    with run.engine(max_sequences=2, max_length=64) as engine:
+        outputs = engine.generate([[5, 17, 4], [9, 2]])
+        assert [len(output.token_ids) > 0 for output in outputs] == [True, True]
+    assert not engine.is_alive
+
+
 def test_a_script_shows_progress_and_keeps_its_stdout(tmp_path):
     program = f"""
     import kanawa as kn

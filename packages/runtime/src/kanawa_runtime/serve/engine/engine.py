@@ -232,13 +232,13 @@ class LLMEngine:
                 self._queue(_Submitted(request, on_output))
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Output]:
         """Returns all that each prompt of token ids gained, once all have ended; `sampling` is for all, or one each.
 
         They are submitted together. Raises as `submit_together` does, and EngineStoppedError where the engine fails.
         """
-        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        each = sampling if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(prompts)
         name = uuid.uuid4().hex
         requests = [
             Request(id=f"{name}-{index}", prompt_ids=tuple(prompt), sampling=own)
