@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,16 @@ from kanawa_runtime.serve.engine.token_sampler import SamplingTables
 _THREADS = 4
 
 
+class Extension(Protocol):
+    """Programs beside the engine's own, over the same device state."""
+
+    def compile(self) -> Mapping[tuple[Any, ...], Program]:
+        """Returns the programs to compile, for `set_compiled`."""
+
+    def set_compiled(self, compiled: Mapping[tuple[Any, ...], Callable[..., Any]]) -> None:
+        """Takes the compiled programs."""
+
+
 class Programs:
     """Compiled programs by shape, the parameters they run with, and the device state that passes through them."""
 
@@ -48,8 +58,7 @@ class Programs:
         self.shardings = KVState(self._cache_shardings, whole)
         #: Verifies guesses of several tokens; set before anything is compiled.
         self.speculation: Any = None
-        #: Extensions with programs of their own over the same state.
-        self.extensions: list[Any] = []
+        self.extensions: list[Extension] = []
         self.known = allowed = None if known is None else jnp.asarray(np.pad(known, (0, self.vocab - known.shape[0])))
         self.steps = Steps(
             paged.model,

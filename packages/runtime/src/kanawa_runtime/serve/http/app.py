@@ -80,7 +80,8 @@ class _Refusal:
 
 def _no_route(error: Exception, scope: Any, paths: dict[str, list[str]]) -> ApiError:
     """Returns the error of a path or a method that isn't there."""
-    status, path = getattr(error, "status_code", 404), ascii(scope["path"][:80])
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    path = ascii(scope["path"][:80])
     if status == 405:
         allowed: Sequence[str] = paths.get(scope["path"], ["GET"])
         message = f"{scope['method']} {path} isn't offered, expected {' or '.join(allowed)}"
