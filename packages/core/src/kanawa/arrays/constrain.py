@@ -1,4 +1,4 @@
-"""`constrain`: a layer says what an activation's axes mean; the plan in force says where they live."""
+"""`constrain`: a layer names an activation's axes; the active plan maps them to the mesh."""
 
 import jax
 from jax.sharding import AxisType

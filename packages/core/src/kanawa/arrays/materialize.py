@@ -45,8 +45,7 @@ def computed_once(function: Callable[[jax.Array], T], x: jax.Array, otherwise: C
     return chosen
 
 
-# A rule for derivatives alone: a barrier in the function itself would stand in decoding's programs too, whose fusions
-# are wanted.
+# A rule for derivatives alone: a barrier in the function itself would prevent fusions in decoding, too.
 @jax.custom_jvp
 def _materialized(x: jax.Array) -> jax.Array:
     return x

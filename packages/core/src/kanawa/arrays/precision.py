@@ -1,4 +1,4 @@
-"""Precision policy: parameters are stored in fp32; this says what maths runs in and reductions accumulate in."""
+"""Precision policy: the dtypes of computation and of accumulation; parameters are stored in fp32."""
 
 import dataclasses
 

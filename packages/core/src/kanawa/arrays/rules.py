@@ -73,7 +73,7 @@ def _assign(
         for index, axis in enumerate(axes):
             if axis != logical or assigned[index]:
                 continue
-            # One array can't be split twice along a mesh axis; a later rule takes what is left.
+            # One array can't be split twice along a mesh axis; a later rule uses the remaining ones.
             free = tuple(m for m in mesh_axes if sizes.get(m, 1) > 1 and m not in used)
             if shape is not None and STORAGE_AXES.issuperset(free) and shape[index] % math.prod(sizes[m] for m in free):
                 break

@@ -1,4 +1,4 @@
-"""Which platform and device a program is built for: the plan says, else the mesh or the process."""
+"""Which platform and device a program is built for: those of the plan, else of the mesh or the process."""
 
 import math
 

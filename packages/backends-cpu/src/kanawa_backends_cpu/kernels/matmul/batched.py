@@ -18,7 +18,7 @@ def suits(a: jax.Array, b: jax.Array) -> bool:
 def matmul(a: jax.Array, b: jax.Array, *, transpose_a: bool = False, transpose_b: bool = False) -> jax.Array:
     """Returns a @ b in fp32 over equal leading dimensions, either one transposed in its last two.
 
-    By a native function, else by oneDNN; `suits` says whether there is either. It can't be differentiated.
+    By a native function, else by oneDNN; check with `suits` first. It can't be differentiated.
     """
 
     @custom_vmap

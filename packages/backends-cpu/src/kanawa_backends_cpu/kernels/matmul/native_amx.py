@@ -1,10 +1,11 @@
 """The code of a matmul in bfloat16 by the tiles of AMX: a work item is a block of the result.
 
-A tile register has 16 rows of 64 bytes. One instruction takes 16 rows of 32 numbers, 32 rows of 16 as pairs of two that
-follow in K, and adds what they make to 16 x 16 sums in float32. Operands are packed into such tiles as they lie in
-registers; four tiles of sums share two of each operand. Denormal numbers count as zero.
+A tile register has 16 rows of 64 bytes. One instruction multiplies 16 rows of 32 numbers by 32 rows of 16, stored as
+pairs of neighbours in K, and adds the result to 16 x 16 sums in float32. Operands are packed in the registers' layout;
+four tiles of sums share two tiles of each operand. Denormal numbers count as zero.
 
-Legend: M rows, N columns, K what is contracted; a *group* is 16 rows or columns, a *chunk* 32 of K, a *pair* two of K.
+Legend: M rows, N columns, K the contracted dimension; a *group* is 16 rows or columns, a *chunk* 32 of K, a *pair* two
+of K.
 """
 
 import functools
@@ -46,7 +47,7 @@ class _Block:
         self.m, self.n, self.k = self.place.blocking.sizes
 
     def emit(self) -> None:
-        """Emits the block: K part by part, then the sums into their place."""
+        """Emits the block: K part by part, then the copy of its sums into the result."""
         code, builder, place = self.code, self.builder, self.place
         lefts, rights, sums = 2 * AMX_ROWS * AMX_DEPTH, 2 * AMX_COLUMNS * AMX_DEPTH, 4 * AMX_ROWS * AMX_COLUMNS
         with scratch(code, lefts + rights + sums) as memory:
@@ -79,7 +80,7 @@ class _Block:
         self.builder.call(function, arguments)
 
     def _configure(self) -> None:
-        """Emits that this thread's eight tiles have 16 rows of 64 bytes each."""
+        """Emits the configuration of this thread's eight tiles: 16 rows of 64 bytes each."""
         code = self.code
         asked = code.alloca_bytes(64)
         # Palette 1; bytes of a row from byte 16 on, in 16 bits, and rows from byte 48 on.
@@ -98,7 +99,7 @@ class _Block:
         *,
         is_left: bool,
     ) -> None:
-        """Emits a part of an operand as tiles, group by group: left ones [16, 16 pairs], right ones [16 pairs, 16].
+        """Emits the packing of a part of an operand: tiles [16, 16 pairs] of the left, [16 pairs, 16] of the right.
 
         `span` is the whole size, the first, and the count of its rows or columns.
         """
@@ -157,7 +158,7 @@ class _Block:
         ends: tuple[ir.Value, ir.Value],
         is_left: bool,
     ) -> None:
-        """Emits a tile number by number, what lies beyond the operand's end as 0."""
+        """Emits the packing of a tile number by number; numbers beyond the operand's end are 0."""
         code, builder = self.code, self.builder
 
         def number(column: ir.Value, k: ir.Value) -> None:
@@ -183,7 +184,7 @@ class _Block:
     def _square(
         self, left: ir.Value, right: ir.Value, depth: ir.Value, row: ir.Value, column: ir.Value, first: ir.Value
     ) -> None:
-        """Emits that 32 x 32 sums get what a part of K adds to them."""
+        """Emits the addition of a part of K to 32 x 32 sums."""
         code, builder = self.code, self.builder
 
         def number(register: int) -> ir.Constant:

@@ -171,7 +171,7 @@ def scratch(code: Code, size: int) -> Iterator[ir.Value]:
 
 
 def store_sums(code: Code, place: Place, sums: ir.Value, n: ir.Value, variant: Variant) -> None:
-    """Emits a block's sums, a row of as many as a block may have, into its place of the result, of `n` columns."""
+    """Emits the copy of a block's sums, in rows of the largest block's columns, into the result of `n` columns."""
     builder, lanes, kind = code.builder, variant.lanes, I16 if variant.bf16_result else F32
     whole = builder.and_(place.columns, i64(-lanes))
 
@@ -193,7 +193,7 @@ def store_sums(code: Code, place: Place, sums: ir.Value, n: ir.Value, variant: V
 
 
 def transposed(code: Code, rows: list[ir.Value]) -> list[ir.Value]:
-    """Returns the columns of a square, given its rows as vectors: halves change places, then quarters, and so on."""
+    """Returns the columns of a square, given its rows as vectors: halves are exchanged, then quarters, and so on."""
     lanes, distance = len(rows), 1
     while distance < lanes:
         masks = [
@@ -263,7 +263,7 @@ class _Block:
         return self.code.bf16_to_f32(self.code.load(source, ir.VectorType(I16, width)))
 
     def _line(self, source: ir.Value, to: ir.Value, count: ir.Value) -> None:
-        """Emits that so many numbers in a row are copied, as floats."""
+        """Emits the copy of `count` contiguous numbers, as floats."""
         code, builder, lanes = self.code, self.builder, self.variant.lanes
         whole = builder.and_(count, i64(-lanes))
         code.loop(
@@ -277,7 +277,7 @@ class _Block:
         )
 
     def _pack_left(self, start: ir.Value, depth: ir.Value) -> None:
-        """Emits the left operand as floats: [rows, DEPTH], or of one that is transposed tiles of [depth, _LINE]."""
+        """Emits the packing of the left operand as floats: [rows, DEPTH], or tiles of [depth, _LINE] if transposed."""
         code, builder, place = self.code, self.builder, self.place
         if self.variant.transpose_a:
             whole = builder.mul(
@@ -318,7 +318,7 @@ class _Block:
         code.loop(i64(0), place.rows, 1, row)
 
     def _pack_right(self, start: ir.Value, depth: ir.Value, column: ir.Value) -> None:
-        """Emits one panel, [depth, tile columns]; columns that aren't any repeat the last, or are 0."""
+        """Emits the packing of one panel, [depth, tile columns]; columns beyond the last repeat it, or are 0."""
         code, builder, place, tile = self.code, self.builder, self.place, self.variant.tile_columns
         panel = code.gep(self.panels, builder.mul(column, i64(DEPTH)), F32)
         left = builder.sub(place.columns, column)
@@ -346,7 +346,7 @@ class _Block:
                 code.loop(i64(0), depth, 1, rest)
 
     def _pack_transposed(self, start: ir.Value, depth: ir.Value, panel: ir.Value, at: ir.Value, left: ir.Value) -> None:
-        """Emits a panel of an operand that lies transposed, in squares as wide as a vector."""
+        """Emits the packing of a panel of a transposed operand, in squares as wide as a vector."""
         code, builder, lanes, tile = self.code, self.builder, self.variant.lanes, self.variant.tile_columns
         last = builder.sub(left, i64(1))
         whole = builder.and_(depth, i64(-lanes))
@@ -374,7 +374,7 @@ class _Block:
         code.loop(i64(0), i64(tile), lanes, columns)
 
     def _tile(self, start: ir.Value, depth: ir.Value, row: ir.Value, column: ir.Value, first: ir.Value) -> None:
-        """Emits that a tile's sums get what a part of K adds to them."""
+        """Emits the addition of a part of K to a tile's sums."""
         code, builder, place, tile = self.code, self.builder, self.place, self.variant.tile_columns
         if self.sums is not None:
             to = code.gep(self.sums, builder.add(builder.mul(row, i64(BLOCK_COLUMNS)), column), F32)

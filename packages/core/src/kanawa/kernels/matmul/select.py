@@ -20,7 +20,7 @@ def select_matmul(problem: MatmulProblem) -> Selection:
 
 
 def recorded_choices(problem: MatmulProblem, *, gradients: bool) -> tuple[KernelChoice, ...]:
-    """Returns what a manifest says of a call: its choice, and those of its gradients where it is differentiated."""
+    """Returns a call's choice for the manifest, and with `gradients` the choices of its gradients."""
     return _recorded(problem, gradients, _key())
 
 
