@@ -35,7 +35,7 @@ def test_ptxas_tells_registers_spills_and_static_memory():
 
 
 def test_a_report_in_other_words_is_an_error_that_shows_them():
-    with pytest.raises(KernelError, match=r"ptxas told of other without its registers .*registers: many"):
+    with pytest.raises(KernelError, match=r"ptxas reported other without its registers .*registers: many"):
         read_report("Compiling entry function 'other' for 'sm_90a'\nregisters: many")
 
 

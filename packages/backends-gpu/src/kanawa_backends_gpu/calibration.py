@@ -46,9 +46,9 @@ HOPPER_AND_BLACKWELL = Calibration(
     interval=(0.87, 1.21),
     steps=(
         _step("Llama 2 7B, fsdp 8 x data 32", "h100-256", 1.4, 1.508, 1.543, _AXLEARN),
-        _step("Llama 2 7B, fsdp 8 x data 32, matmuls kept", "h100-256", 1.5, 1.42, 1.401, _RECIPES),
+        _step("Llama 2 7B, fsdp 8 x data 32, matmuls saved", "h100-256", 1.5, 1.42, 1.401, _RECIPES),
         _step(
-            "Llama 3 70B, fsdp 128 x data 8, queries, keys and values kept",
+            "Llama 3 70B, fsdp 128 x data 8, queries, keys and values saved",
             "h100-1024",
             15.603,
             15.78,

@@ -20,22 +20,22 @@ def findings() -> list[Finding]:
 
     missing = missing_wheels()
     has_gpu = Path("/dev/nvidiactl").exists()
-    told: list[Finding] = []
+    reported: list[Finding] = []
     if has_gpu and "jax-cuda13-plugin" in missing and _installed("jax-cuda12-plugin") is None:
         message = "this machine has an NVIDIA driver but JAX has no CUDA plugin: JAX uses the CPU"
         meaning = "a run would be right, and a hundred times slower than what is paid for"
-        told.append(Finding("error", "gpu", message, 'pip install "kanawa-backends-gpu[cuda]"', meaning))
+        reported.append(Finding("error", "gpu", message, 'pip install "kanawa-backends-gpu[cuda]"', meaning))
     elif missing:
         message = f"plans for GPU targets can't be compiled; not installed: {', '.join(missing)}"
         meaning = "`plan --quick` works; a compiled plan for a GPU doesn't"
-        told.append(Finding("warning", "gpu", message, 'pip install "kanawa-backends-gpu[compile]"', meaning))
+        reported.append(Finding("warning", "gpu", message, 'pip install "kanawa-backends-gpu[compile]"', meaning))
     else:
-        told.append(Finding("ok", "gpu", "the GPU compiler is installed: GPU targets can be compiled"))
-    told += check_wheels(_installed)
+        reported.append(Finding("ok", "gpu", "the GPU compiler is installed: GPU targets can be compiled"))
+    reported += check_wheels(_installed)
     if has_gpu:
         text = _DRIVER.read_text(encoding="utf-8", errors="replace") if _DRIVER.exists() else ""
-        told += [*check_driver(text, _installed), *check_libraries(os.environ)]
-    return told
+        reported += [*check_driver(text, _installed), *check_libraries(os.environ)]
+    return reported
 
 
 def check_wheels(version_of: Callable[[str], str | None]) -> list[Finding]:

@@ -15,7 +15,7 @@ _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) 
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _TARGET = re.compile(r"^\.target (sm_\w+)", re.MULTILINE)
-#: Registers are given to a warp in multiples of this many, and shared memory to a block beside the system's own KiB.
+#: A warp gets registers in multiples of this many, and a block shared memory beside the system's own KiB.
 _REGISTER_STEP = 256
 _SYSTEMS_SHARED_BYTES = 1024
 _MOST_BLOCKS = 32
@@ -47,13 +47,15 @@ def assemble(ptx: Path) -> dict[str, Assembled]:
 
 
 def read_report(text: str) -> dict[str, Assembled]:
-    """Returns the kernels that `ptxas -v` told of, by name; raises KernelError where it tells in other words."""
+    """Returns the kernels in the output of `ptxas -v`, by name; raises KernelError where it reads otherwise."""
     parts = _ENTRY.split(text)[1:]
     kernels = {}
-    for name, told in zip(parts[::2], parts[1::2], strict=True):
-        spills, used, shared = _SPILLS.search(told), _USED.search(told), _SHARED.search(told)
+    for name, report in zip(parts[::2], parts[1::2], strict=True):
+        spills, used, shared = _SPILLS.search(report), _USED.search(report), _SHARED.search(report)
         if spills is None or used is None:
-            message = f"ptxas told of {name} without its registers or spills; another version than 13's? {told[:300]!r}"
+            message = (
+                f"ptxas reported {name} without its registers or spills; another version than 13's? {report[:300]!r}"
+            )
             raise KernelError(message)
         kernels[name] = Assembled(
             registers=int(used[1]),

@@ -134,7 +134,7 @@ def differences(mask: MaskSpec) -> Any:
         errors = {n: jnp.max(jnp.abs(ours[n] - right[n])) / jnp.max(jnp.abs(right[n])) for n in right}
         (out, lse), _ = raw
         clean = ~jnp.any(jnp.where(real, 0, out)) & jnp.all(jnp.isneginf(jnp.where(ids[:, None] == 0, lse, -jnp.inf)))
-        fell_back = ~SegmentRuns.of(ids, 5).fits
+        fell_back = ~SegmentRuns.of_ids(ids, 5).fits
         return errors, clean | fell_back
 
     return compare
@@ -148,7 +148,7 @@ def test_equals_the_reference_whatever_the_rows_hold(mask):
     compare = differences(mask)
     for case, rows in IDS.items():
         ids = jnp.asarray(rows * (3 - len(rows)), jnp.int32)
-        assert bool(SegmentRuns.of(ids, 5).fits) == (case in FITS), case
+        assert bool(SegmentRuns.of_ids(ids, 5).fits) == (case in FITS), case
         errors, padding_is_zero = compare(ids)
         assert all(float(error) < 2e-2 for error in errors.values()), (case, errors)
         assert padding_is_zero, case

@@ -78,7 +78,7 @@ def test_against_the_reference(case):
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.sampled_from([16, 128]))
 def test_tiles_cover_each_row_once_and_with_its_own_group(sizes, height):
     rows = sum(sizes) + 5
-    tiles = RowTiles.of(jnp.array(sizes, jnp.int32), rows, height)
+    tiles = RowTiles.of_groups(jnp.array(sizes, jnp.int32), rows, height)
     found = [(row, int(g)) for g, a, b in zip(*tiles, strict=True) for row in range(int(a), int(b))]
     owners = [group for group, size in enumerate(sizes) for _ in range(size)]
     assert sorted(found) == list(enumerate(owners))

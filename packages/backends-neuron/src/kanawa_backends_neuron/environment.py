@@ -71,7 +71,7 @@ _NETWORK: Mapping[str, str] = {
 
 
 def sharding_environment() -> dict[str, str]:
-    """Returns what Neuron's PJRT plugin is told of FSDP: gather a layer's weights early, scatter gradients late."""
+    """Returns the FSDP variables of Neuron's PJRT plugin: gather a layer's weights early, scatter gradients late."""
     return {
         "NEURON_FSDP": "1",
         "NEURON_FSDP_NUM_LAYER_EARLY_AG_SHIFT": "1",

@@ -40,7 +40,7 @@ def stored(tile):
     return out
 
 
-def product(left, right, dst=None, **options):
+def tile_matmul(left, right, dst=None, **options):
     dst = psum((left.shape[1], right.shape[1])) if dst is None else dst
     nisa.nc_matmul(dst=dst, stationary=left, moving=right, **options)
     return dst
@@ -48,7 +48,7 @@ def product(left, right, dst=None, **options):
 
 def psum_from_outside():
     outside = psum((128, 128))
-    nl.fori_loop(0, 1, lambda i: product(full((128, 128)), full((128, 128)), outside) and None)
+    nl.fori_loop(0, 1, lambda i: tile_matmul(full((128, 128)), full((128, 128)), outside) and None)
 
 
 def fill_sbuf():
@@ -60,11 +60,11 @@ def fill_psum():
 
 
 def copy_from_psum():
-    nisa.dma_copy(dst=sbuf((128, 128)), src=product(full((128, 128)), full((128, 128))))
+    nisa.dma_copy(dst=sbuf((128, 128)), src=tile_matmul(full((128, 128)), full((128, 128))))
 
 
 def add_in_psum():
-    tile = product(full((128, 64)), full((128, 64)))
+    tile = tile_matmul(full((128, 64)), full((128, 64)))
     nisa.tensor_tensor(dst=sbuf((64, 64)), data1=tile, data2=tile, op=nl.add)
 
 
@@ -83,14 +83,16 @@ BROKEN = {
     "SBUF is full: 262144 bytes of a partition are alive, there are 196608": fill_sbuf,
     "PSUM is full: 9 tiles are alive, there are 8 banks": fill_psum,
     "reads what was never written": lambda: nisa.tensor_copy(dst=sbuf((4, 4)), src=sbuf((4, 4))),
-    "nc_matmul stationary lies in psum": lambda: product(psum((128, 8)), full((128, 8))),
-    "nc_matmul dst lies in sbuf; it must be in PSUM": lambda: product(full((8, 8)), full((8, 8)), sbuf((8, 8))),
-    "nc_matmul dst is bfloat16": lambda: product(full((8, 8)), full((8, 8)), psum((8, 8), nl.bfloat16)),
-    "nc_matmul stationary has 129 columns; 128 at most": lambda: product(full((8, 129)), full((8, 8)), psum((8, 8))),
-    "nc_matmul moving has 513 columns; 512 at most": lambda: product(full((8, 8)), full((8, 513)), psum((8, 8))),
-    "nc_matmul contracts 8 with 16 partitions": lambda: product(full((8, 8)), full((16, 8))),
-    "float32 goes with float32": lambda: product(full((8, 8)), full((8, 8), 1.0, nl.bfloat16)),
-    "the product is (8, 8)": lambda: product(full((8, 8)), full((8, 8)), psum((8, 9))),
+    "nc_matmul stationary lies in psum": lambda: tile_matmul(psum((128, 8)), full((128, 8))),
+    "nc_matmul dst lies in sbuf; it must be in PSUM": lambda: tile_matmul(full((8, 8)), full((8, 8)), sbuf((8, 8))),
+    "nc_matmul dst is bfloat16": lambda: tile_matmul(full((8, 8)), full((8, 8)), psum((8, 8), nl.bfloat16)),
+    "nc_matmul stationary has 129 columns; 128 at most": lambda: tile_matmul(
+        full((8, 129)), full((8, 8)), psum((8, 8))
+    ),
+    "nc_matmul moving has 513 columns; 512 at most": lambda: tile_matmul(full((8, 8)), full((8, 513)), psum((8, 8))),
+    "nc_matmul contracts 8 with 16 partitions": lambda: tile_matmul(full((8, 8)), full((16, 8))),
+    "float32 goes with float32": lambda: tile_matmul(full((8, 8)), full((8, 8), 1.0, nl.bfloat16)),
+    "the product is (8, 8)": lambda: tile_matmul(full((8, 8)), full((8, 8)), psum((8, 9))),
     "allocated outside of the device loop": psum_from_outside,
     "dma_copy src lies in PSUM: copy it to SBUF first": copy_from_psum,
     "tensor_tensor: both inputs lie in PSUM": add_in_psum,
@@ -226,11 +228,11 @@ def test_bfloat16_is_rounded_where_it_is_written():
 def test_matmul_accumulates_and_transposes_turn():
     def both(x):
         left, right = loaded(x[:, 0:128]), loaded(x[:, 128:256])
-        total = product(left, right, accumulate=False)
-        product(left, right, total, accumulate=True)
-        turned, result = psum((128, 128)), sbuf((128, 128))
-        nisa.nc_transpose(dst=turned, data=left)
-        nisa.tensor_tensor(dst=result, data1=loaded(x[:, 0:128]), data2=turned, op=nl.add)
+        total = tile_matmul(left, right, accumulate=False)
+        tile_matmul(left, right, total, accumulate=True)
+        transposed, result = psum((128, 128)), sbuf((128, 128))
+        nisa.nc_transpose(dst=transposed, data=left)
+        nisa.tensor_tensor(dst=result, data1=loaded(x[:, 0:128]), data2=transposed, op=nl.add)
         doubled = sbuf((128, 128))
         nisa.tensor_copy(dst=doubled, src=total)
         return stored(doubled), stored(result)

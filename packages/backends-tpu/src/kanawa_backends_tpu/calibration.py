@@ -1,6 +1,6 @@
 """What compiled steps reach on TPUs, fitted on published ones by `benchmarks/plan_calibration`.
 
-One figure a generation is fitted, the factor on the compiler's own estimates; what published steps don't tell apart is
+One figure a generation is fitted, the factor on the compiler's own estimates; what published steps can't separate is
 assumed for all: links reach 80 % of their figures. Kernels take the cycles of their own schedules.
 """
 
@@ -87,7 +87,7 @@ V7X = replace(
     interval=(0.81, 1.23),
     steps=(
         _step(
-            "Llama 3.1 70B, fsdp 512, layer inputs, queries, keys, values and attention kept",
+            "Llama 3.1 70B, fsdp 512, layer inputs, queries, keys, values and attention saved",
             "tpu7x-512",
             12.27,
             12.29,

@@ -16,8 +16,8 @@ _OVERLAP: dict[str, Any] = {
     "xla_enable_async_collective_permute": True,
     "xla_tpu_overlap_compute_collective_tc": True,
 }
-# Gathers that go on inside a matmul. On v5p they halve the communication that nothing hides; but
-# libtpu 0.0.48 refuses whole programs with them on all but v5e, and an empty program doesn't tell.
+# Gathers that run inside a matmul. On v5p they halve the communication that nothing hides; but
+# libtpu 0.0.48 refuses whole programs with them on all but v5e, and an empty program doesn't show it.
 _FUSED_GATHERS: dict[str, Any] = {
     "xla_tpu_enable_async_collective_fusion": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,

@@ -14,8 +14,8 @@ def findings() -> list[Finding]:
     from kanawa_backends_tpu.topology import has_tpu, missing_wheels
 
     if not missing_wheels():
-        told = [Finding("ok", "tpu", "libtpu is installed: TPU targets can be compiled")]
-        return [*told, *check_version(_installed("libtpu"), _required())]
+        installed = [Finding("ok", "tpu", "libtpu is installed: TPU targets can be compiled")]
+        return [*installed, *check_version(_installed("libtpu"), _required())]
     fix = 'pip install "kanawa-backends-tpu[tpu]"'
     if has_tpu():
         meaning = "a run would be right, and a hundred times slower than what is paid for"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import jax
 
 _LIBTPU_NAMES = {"v7x": "tpu7x"}
-# v4's cores are two devices unless libtpu is told to join them, as a Cloud TPU VM does.
+# v4's cores are two devices unless libtpu is configured to join them, as a Cloud TPU VM does.
 _MEGACORE = ("v4",)
 
 

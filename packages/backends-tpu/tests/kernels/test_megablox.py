@@ -11,7 +11,7 @@ from kanawa.kernels.grouped_matmul.problem import GroupedMatmulProblem
 from kanawa.kernels.grouped_matmul.reference import ReferenceGroupedMatmul
 from kanawa.testing.kernel import KernelConformance
 from kanawa_backends_tpu.kernels.grouped_matmul.megablox import Megablox
-from kanawa_backends_tpu.kernels.grouped_matmul.tiles import Product, tiles
+from kanawa_backends_tpu.kernels.grouped_matmul.tiles import MatmulShape, tile_sizes
 
 
 class Interpreted(Megablox):
@@ -82,13 +82,13 @@ class TestMegablox(KernelConformance):
         return (dataclasses.replace(PLAIN, rows=201, inner=40, columns=56),)
 
 
-MOE = Product(rows=65536, inner=2048, columns=768, groups=128, itemsize=2)
+MOE = MatmulShape(rows=65536, inner=2048, columns=768, groups=128, itemsize=2)
 TILES = {
     "a group is about two tiles of rows": (MOE, {0: range(128, 513)}),
     "a token each": (dataclasses.replace(MOE, rows=64), {0: range(16, 33)}),
     "a width that 1,024 doesn't divide": (dataclasses.replace(MOE, columns=1408, groups=64), {2: (1408, 704)}),
-    "large matrices": (Product(32768, 4096, 14336, 8, 2), {0: range(256, 1025), 2: range(512, 2049)}),
-    "less than a tile": (Product(1, 5, 7, 3, 4), {0: (16,), 1: (5,), 2: (7,)}),
+    "large matrices": (MatmulShape(32768, 4096, 14336, 8, 2), {0: range(256, 1025), 2: range(512, 2049)}),
+    "less than a tile": (MatmulShape(1, 5, 7, 3, 4), {0: (16,), 1: (5,), 2: (7,)}),
 }
 
 
@@ -96,7 +96,7 @@ TILES = {
 @pytest.mark.parametrize("summed_rows", [False, True])
 def test_tiles_fit_shapes_and_the_chip(case, summed_rows):
     product, expected = TILES[case]
-    sizes = tiles(dataclasses.replace(product, summed_rows=summed_rows), None)
+    sizes = tile_sizes(dataclasses.replace(product, summed_rows=summed_rows), None)
     widths = (product.inner, product.columns)
     assert all(size % 128 == 0 or size == width for size, width in zip(sizes[1:], widths, strict=True))
     if not summed_rows:

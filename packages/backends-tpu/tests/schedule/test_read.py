@@ -6,7 +6,7 @@ import pytest
 from kanawa.composition.target import parse_target
 from kanawa.errors import KernelError
 from kanawa_backends_tpu.schedule import bundles, units
-from kanawa_backends_tpu.schedule.read import Call, read, schedule
+from kanawa_backends_tpu.schedule.read import Call, read_schedule, schedule_from_texts
 from kanawa_backends_tpu.schedule.walk import walk
 
 SLOTS = ["{}"] * 4
@@ -105,7 +105,7 @@ def test_tables_that_the_program_holds_are_followed(memory):
 
 
 def test_cycles_regions_units_and_spills():
-    made = read(text(), table(), call(), V5P, "libtpu 1")
+    made = schedule_from_texts(text(), table(), call(), V5P, "libtpu 1")
     runs = {region.name: (region.bundles, region.runs, region.depth) for region in made.regions}
     loop = 30 - 2 + 2 - 2 - 3
     assert runs == {"call": (3, 1, 0), "loop 1": (loop, 8, 1), "branch 1": (2, 2, 2), "branch 2": (3, 4, 2)}
@@ -118,8 +118,8 @@ def test_cycles_regions_units_and_spills():
 
 
 def test_a_tile_takes_no_less_than_its_matmuls_at_peak():
-    made = read(text(), table(), call(flops=1000.0 * CYCLE), V5P, "libtpu 1")
-    usual = read(text(), table(), call(), V5P, "libtpu 1")
+    made = schedule_from_texts(text(), table(), call(flops=1000.0 * CYCLE), V5P, "libtpu 1")
+    usual = schedule_from_texts(text(), table(), call(), V5P, "libtpu 1")
     assert made.cycles - usual.cycles == (1000 - 3) * 4
     assert any("matrix units need at peak" in note for note in made.notes)
 
@@ -145,7 +145,7 @@ def with_rows(at, count, used):
 def test_either_of_two_ways_to_do_a_tile_takes_what_its_matmuls_take():
     """Only the one with most products was held to it: a grouped product came out quicker than the matrix units are."""
     units_of_both = with_rows(23, 8, ["4 0 0 0", "4 0 0 0"])
-    made = read(text(TWINS), units_of_both, call(flops=100.0 * CYCLE, share=1.0), V5P, "libtpu 1")
+    made = schedule_from_texts(text(TWINS), units_of_both, call(flops=100.0 * CYCLE, share=1.0), V5P, "libtpu 1")
     busy = [region for region in made.regions if "MATMUL" in region.units]
     assert len(busy) == 2
     assert made.cycles >= 100 * sum(region.runs for region in busy)
@@ -154,15 +154,15 @@ def test_either_of_two_ways_to_do_a_tile_takes_what_its_matmuls_take():
 
 def test_sums_are_cleared_once_for_each_block_of_output_where_the_data_decide():
     cleared = [*BUNDLES[:5], "{ %p1_p0 = scmp.ne.s32.totalorder %s7_s4, 0 }", *BUNDLES[6:]]
-    every_step = read(text(cleared), table(), call(share=1.0), V5P, "libtpu 1")
+    every_step = schedule_from_texts(text(cleared), table(), call(share=1.0), V5P, "libtpu 1")
     told = dataclasses.replace(call(share=1.0), outputs=4)
-    once = read(text(cleared), table(), told, V5P, "libtpu 1")
+    once = schedule_from_texts(text(cleared), table(), told, V5P, "libtpu 1")
     runs = [next(region.runs for region in made.regions if region.name == "branch 1") for made in (every_step, once)]
     assert runs == [8, 2]
 
 
 def test_a_grid_that_is_not_halved_leaves_a_core_idle():
-    made = read(text(), table(), call(grid=(2, 4)), V5P, "libtpu 1")
+    made = schedule_from_texts(text(), table(), call(grid=(2, 4)), V5P, "libtpu 1")
     assert made.cores == 1
     assert made.peak_share == pytest.approx(3 * 4 / made.cycles / 2)
     assert made.notes[0].startswith("one core does all of it while the chip's other one waits")
@@ -171,16 +171,16 @@ def test_a_grid_that_is_not_halved_leaves_a_core_idle():
 def test_steps_that_the_data_count_come_from_the_problem():
     lines = [line.replace("%s9_s1, 8 /*", "%s99_s9, 8 /*").replace("(2, 4)", "(2, 2147483647)") for line in BUNDLES]
     asked = call(grid=(4, 0), matmul_flops=3.0 * CYCLE * 200)
-    made = read(text(lines), table(), asked, V5P, "libtpu 1")
+    made = schedule_from_texts(text(lines), table(), asked, V5P, "libtpu 1")
     assert made.grid == (2, 0)
     assert made.regions[1].runs == pytest.approx(200 / 2)
     assert made.notes[0] == "the data decide how many steps there are: counted from the problem's FLOPs"
 
 
 def test_a_long_grid_is_walked_in_part(monkeypatch):
-    whole = read(text(), table(), call(), V5P, "libtpu 1")
+    whole = schedule_from_texts(text(), table(), call(), V5P, "libtpu 1")
     monkeypatch.setattr("kanawa_backends_tpu.schedule.walk.MOST_ROUNDS", 4)
-    part = read(text(), table(), call(), V5P, "libtpu 1")
+    part = schedule_from_texts(text(), table(), call(), V5P, "libtpu 1")
     assert part.cycles == whole.cycles
     assert part.notes[-1] == "a long grid was walked in part, and the rest taken to be alike"
 
@@ -211,7 +211,7 @@ def test_a_loop_within_the_grids_is_never_cut_and_the_grid_is_scaled_by_its_own_
     rows = table().splitlines()
     first = rows.index("== UTILIZATION:") + 1 + 21
     wider = "\n".join([*rows[:first], *["0 0 0 0"] * 9, *rows[first:]])
-    made = read(text(WITH_LOOP), wider, call(share=1.0), V5P, "libtpu 1")
+    made = schedule_from_texts(text(WITH_LOOP), wider, call(share=1.0), V5P, "libtpu 1")
     assert {region.name: region.runs for region in made.regions if "loop" in region.name} == {"loop 1": 8, "loop 2": 24}
 
 
@@ -222,8 +222,10 @@ def test_units_of_another_form_are_refused():
 
 def test_a_dump_without_the_kernel_says_so(tmp_path):
     with pytest.raises(KernelError, match="the compiler left no schedule of toy"):
-        schedule(tmp_path, call(), V5P, "libtpu 1")
+        read_schedule(tmp_path, call(), V5P, "libtpu 1")
     (tmp_path / "12-toy.1-03-final_bundles.txt").write_text(text())
     (tmp_path / "12-toy.1-01-final_hlo-static-per-bundle-utilization.txt").write_text(table())
-    assert schedule(tmp_path, call(), V5P, "libtpu 1") == read(text(), table(), call(), V5P, "libtpu 1")
-    assert dataclasses.asdict(read(text(), table(), call(), V5P, "x"))["call"] == "toy"
+    assert read_schedule(tmp_path, call(), V5P, "libtpu 1") == schedule_from_texts(
+        text(), table(), call(), V5P, "libtpu 1"
+    )
+    assert dataclasses.asdict(schedule_from_texts(text(), table(), call(), V5P, "x"))["call"] == "toy"

@@ -17,7 +17,7 @@ class RowTiles(NamedTuple):
     end: jax.Array
 
     @classmethod
-    def of(cls, sizes: jax.Array, rows: int, height: int) -> "RowTiles":
+    def of_groups(cls, sizes: jax.Array, rows: int, height: int) -> "RowTiles":
         """Returns the tiles of `rows` rows sorted by group; a group's last tile may be cut short."""
         groups = sizes.shape[0]
         group_end = jnp.cumsum(sizes)

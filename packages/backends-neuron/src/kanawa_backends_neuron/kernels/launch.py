@@ -34,8 +34,8 @@ def launch(
     """
     cores = logical_cores()
     if jax.default_backend() == "neuron":
-        given = _nki(kernel).jit(_function(kernel))[cores](*operands, *static)
-        return given if isinstance(given, tuple) else (given,)
+        result = _nki(kernel).jit(_function(kernel))[cores](*operands, *static)
+        return result if isinstance(result, tuple) else (result,)
     arrays = [x for x in operands if x is not None]
     name = kernel.partition(":")[2]
     if current_platform()[0] == "neuron":
@@ -47,8 +47,8 @@ def launch(
         nki = _nki(kernel)
         left = iter(arrays)
         filled = [np.asarray(next(left)) if here else None for here in present]
-        given = nki.simulate(nki.jit(_function(kernel))[cores])(*filled, *static)
-        return given if isinstance(given, tuple) else (given,)
+        result = nki.simulate(nki.jit(_function(kernel))[cores])(*filled, *static)
+        return result if isinstance(result, tuple) else (result,)
 
     with jax.named_scope(name):
         return tuple(jax.pure_callback(simulated, tuple(outputs), *arrays, vmap_method="sequential"))

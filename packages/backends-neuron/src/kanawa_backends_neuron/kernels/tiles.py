@@ -37,9 +37,9 @@ def load(source: Any, row: Any, first: int, count: int, width: int) -> Any:
 
 def transpose_into(dst: Any, tile: Any) -> None:
     """Writes the transpose of an SBUF tile, 128 by 128 at most, to SBUF: the Tensor Engine turns it, into PSUM."""
-    turned = nl.ndarray(dst.shape, dtype=tile.dtype, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned, data=tile)
-    nisa.tensor_copy(dst=dst, src=turned)
+    transposed = nl.ndarray(dst.shape, dtype=tile.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed, data=tile)
+    nisa.tensor_copy(dst=dst, src=transposed)
 
 
 def columns_into(dst: Any, tile: Any, first: int, width: int) -> None:
@@ -53,12 +53,12 @@ def columns_into(dst: Any, tile: Any, first: int, width: int) -> None:
 def columns(tile: Any, width: int) -> Any:
     """Returns rows [count, width] with the width on partitions: [128, chunks, count]."""
     parts = chunks(width)
-    turned = nl.ndarray((parts[0][1], len(parts), tile.shape[0]), dtype=tile.dtype, buffer=nl.sbuf)
-    columns_into(turned, tile, 0, width)
-    return turned
+    transposed = nl.ndarray((parts[0][1], len(parts), tile.shape[0]), dtype=tile.dtype, buffer=nl.sbuf)
+    columns_into(transposed, tile, 0, width)
+    return transposed
 
 
-def product(left: Any, right: Any, first: int, count: int, width: int) -> Any:
+def tile_matmul(left: Any, right: Any, first: int, count: int, width: int) -> Any:
     """Returns left^T right in PSUM, fp32: columns [128, chunks, rows] and `count` columns of another, from `first`."""
     result = nl.ndarray((left.shape[2], count), dtype=nl.float32, buffer=nl.psum)
     for chunk, size in chunks(width):

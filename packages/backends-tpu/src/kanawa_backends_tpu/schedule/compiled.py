@@ -8,7 +8,7 @@ from pathlib import Path
 from kanawa.kernels.operation import Kernel
 from kanawa.plugins import KernelSchedule, ScheduleRequest, component
 
-from kanawa_backends_tpu.schedule.read import Call, schedule
+from kanawa_backends_tpu.schedule.read import Call, read_schedule
 
 
 def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
@@ -17,12 +17,12 @@ def kernel_schedules(request: ScheduleRequest) -> list[KernelSchedule]:
     with tempfile.TemporaryDirectory(prefix="kanawa-schedule-") as name:
         folder = Path(name)
         calls = component("kernel_tools", "compile-apart")(request, folder, _environment(folder))
-        return [
-            schedule(folder / str(number), Call.of(each, _matmuls(kernel, each["name"]) * request.matmul_flops,
-                                                      request.visited_share),
-                     request.target.device, compiler())
-            for number, each in enumerate(calls)
-        ]  # fmt: skip
+        schedules = []
+        for number, record in enumerate(calls):
+            flops = _matmuls(kernel, record["name"]) * request.matmul_flops
+            call = Call.from_record(record, flops, request.visited_share)
+            schedules.append(read_schedule(folder / str(number), call, request.target.device, compiler()))
+        return schedules
 
 
 def compiler() -> str:

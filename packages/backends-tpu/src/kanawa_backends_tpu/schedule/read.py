@@ -24,7 +24,7 @@ class Call:
     Attributes:
         step_flops: FLOPs of the matmuls of one step of its grid.
         matmul_flops: FLOPs that the problem asks of it; 0 where that isn't known.
-        share: of a grid's steps whose tile holds anything, given the grid of all cores.
+        share: of a grid's steps whose tile holds anything, for the grid of all cores.
         tables: its scalar operands in order, flat, None where the data decide them.
         outputs: blocks that all cores write; None where that isn't known.
     """
@@ -39,22 +39,31 @@ class Call:
     outputs: int | None = None
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], matmul_flops: float, share: Callable[[tuple[int, ...]], float]) -> "Call":
+    def from_record(
+        cls, record: Mapping[str, Any], matmul_flops: float, share: Callable[[tuple[int, ...]], float]
+    ) -> "Call":
         """Returns the call as the kernel tools' `compile-apart` describes it."""
-        tables = tuple(told.get("tables", ()))
-        grid = tuple(told["grid"])
+        tables = tuple(record.get("tables", ()))
+        grid = tuple(record["grid"])
         return cls(
-            told["name"], told["direction"], grid, told["flops"], matmul_flops, share, tables, told.get("outputs")
+            record["name"],
+            record["direction"],
+            grid,
+            record["flops"],
+            matmul_flops,
+            share,
+            tables,
+            record.get("outputs"),
         )
 
 
-def schedule(folder: Path, call: Call, device: DeviceSpec, compiler: str) -> KernelSchedule:
+def read_schedule(folder: Path, call: Call, device: DeviceSpec, compiler: str) -> KernelSchedule:
     """Returns the record of the one kernel whose dump lies in `folder`; raises KernelError where there is none."""
     text, table = _texts(folder, call)
-    return read(text, table, call, device, compiler)
+    return schedule_from_texts(text, table, call, device, compiler)
 
 
-def read(text: str, table: str, call: Call, device: DeviceSpec, compiler: str) -> KernelSchedule:
+def schedule_from_texts(text: str, table: str, call: Call, device: DeviceSpec, compiler: str) -> KernelSchedule:
     """Returns the record from the texts of a schedule and of its use of units."""
     program, used = bundles.parse(text), units.parse(table)
     share = call.share(call.grid)
@@ -122,7 +131,7 @@ def _texts(folder: Path, call: Call) -> tuple[str, str]:
 
 
 def _cores(program: Program, call: Call) -> int:
-    """Returns how many cores share the grid: the compiler halves it where a dimension is parallel."""
+    """Returns how many cores share the grid: the compiler splits it in two where a dimension is parallel."""
     if not program.megacore:
         return 1
     whole = math.prod(size for size in call.grid if size)

@@ -1,6 +1,6 @@
 """The scalar side of a schedule: what decides which branches are taken, evaluated as far as it doesn't hang on data.
 
-Only instructions on which a branch depends are kept. A value that comes from the data, or from an instruction that
+Only instructions on which a branch depends remain. A value that comes from the data, or from an instruction that
 isn't known here, is None; so is everything made of it.
 """
 
@@ -154,8 +154,8 @@ def deciding(program: Program) -> list[list[Scalar]]:
         if name not in needed:
             needed.add(name)
             pending += [read for scalar in writers.get(name, ()) for read in scalar.reads]
-    kept = [[scalar for scalar in bundle if scalar.target in needed] for bundle in every]
-    return [sorted(bundle, key=lambda scalar: scalar.operation != "sphi") for bundle in kept]
+    live = [[scalar for scalar in bundle if scalar.target in needed] for bundle in every]
+    return [sorted(bundle, key=lambda scalar: scalar.operation != "sphi") for bundle in live]
 
 
 def places(program: Program, tables: Sequence[Sequence[int] | None]) -> dict[str, Sequence[int]]:

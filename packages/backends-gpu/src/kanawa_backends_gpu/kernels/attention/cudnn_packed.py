@@ -106,7 +106,7 @@ class PackedCudnnAttention(Kernel):
             for name in ("q_segment_ids", "kv_segment_ids")
         )
         # The call has one layout for queries and one for keys; both are this one.
-        runs = SegmentRuns.of(ids, max(2, self.setting("documents", _MOST_RUNS)))
+        runs = SegmentRuns.of_ids(ids, max(2, self.setting("documents", _MOST_RUNS)))
         return runs, runs.fits & jnp.all(ids == kv_ids)
 
 

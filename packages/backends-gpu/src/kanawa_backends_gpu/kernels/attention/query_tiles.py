@@ -32,7 +32,7 @@ class QueryTiles(NamedTuple):
     keys: jax.Array
 
     @classmethod
-    def of(cls, problem: AttentionProblem, operands: Operands, height: int) -> "QueryTiles":
+    def of_problem(cls, problem: AttentionProblem, operands: Operands, height: int) -> "QueryTiles":
         """Returns tiles of at most `height` queries of one sequence each."""
         if problem.ragged_sequences is not None:
             return cls._ragged(problem, operands, height)
@@ -50,7 +50,7 @@ class QueryTiles(NamedTuple):
     def _ragged(cls, problem: AttentionProblem, operands: Operands, height: int) -> "QueryTiles":
         starts = jnp.clip(operands["query_starts"].astype(jnp.int32), 0, problem.q_length)
         lengths = operands["kv_lengths"].astype(jnp.int32)
-        tiles = RowTiles.of(jnp.maximum(jnp.diff(starts), 0), problem.q_length, height)
+        tiles = RowTiles.of_groups(jnp.maximum(jnp.diff(starts), 0), problem.q_length, height)
         # Tiles count from the first sequence's first query, which need not be the row's.
         first, end = tiles.first + starts[0], tiles.end + starts[0]
         used = tiles.first < tiles.end

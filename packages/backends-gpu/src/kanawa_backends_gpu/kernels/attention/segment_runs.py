@@ -28,7 +28,7 @@ class SegmentRuns(NamedTuple):
     fits: jax.Array
 
     @classmethod
-    def of(cls, ids: jax.Array, most: int) -> "SegmentRuns":
+    def of_ids(cls, ids: jax.Array, most: int) -> "SegmentRuns":
         """Returns the runs of ids [B, T], `most` a row."""
         rows, length = ids.shape
         index = jnp.arange(length, dtype=jnp.int32)[None]

@@ -60,7 +60,7 @@ def stream(
     several shares, else in q's dtype. Queries that no tile owns are left as they are.
     """
     p, g = problem, geometry
-    tiles = QueryTiles.of(p, operands, g.queries)
+    tiles = QueryTiles.of_problem(p, operands, g.queries)
     flat = _flat(p, operands)
     count = p.batch * p.q_length * p.num_heads
     blocks = -(-p.group_size // g.heads)
@@ -109,7 +109,7 @@ def _flat(problem: AttentionProblem, operands: Operands) -> dict[str, jax.Array]
 
 
 def _lines(ref: Any, line: jax.Array, piece: tuple[int, int], outer: Any = None) -> Any:
-    """Returns a view of `size` columns from `offset` of each line, within `outer` of the leading dimension if given."""
+    """Returns a view of `size` columns from `offset` of each line, within `outer` of the leading dimension if any."""
     # All indices as arrays: Pallas's interpreter takes no mixture of arrays and slices.
     offset, size = piece
     shape = (line.shape[0], size)

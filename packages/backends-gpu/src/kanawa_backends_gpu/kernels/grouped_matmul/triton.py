@@ -98,7 +98,7 @@ class TritonGroupedMatmul(Kernel):
         lhs = jnp.pad(lhs, ((0, max(0, NARROWEST - rows)), (0, 0)))
         height = min(self.setting("height", _height(problem)), 1 << (lhs.shape[0].bit_length() - 1))
         width, depth = dividing(columns, self.setting("width", _width(lhs.dtype))), self._depth(inner, lhs.dtype)
-        tiles = RowTiles.of(sizes.astype(jnp.int32), rows, height)
+        tiles = RowTiles.of_groups(sizes.astype(jnp.int32), rows, height)
         out = pl.pallas_call(
             functools.partial(_rows_by_matrix, height=height, width=width, depth=depth, transposed=transposed),
             out_shape=jax.ShapeDtypeStruct((lhs.shape[0], columns), lhs.dtype),

@@ -1,10 +1,9 @@
-"""quantized_matmul.gpu.weights: activations times weights kept in four or eight bits with a scale for each group.
+"""quantized_matmul.gpu.weights: activations times weights stored in four or eight bits with a scale for each group.
 
 XLA unpacks and scales such a weight as a whole, in memory, before it multiplies. Here a program reads a tile of the
-kept bytes, makes numbers of them in registers, multiplies, and scales the tile's product: a decoding step then reads a
-quarter of what bf16 weights would take. Few rows can't fill a GPU with tiles of columns, so the contracted dimension is
-shared by several programs. Pallas on Triton; compiled for H100 and B200, run in Pallas's interpreter, never on a
-GPU.
+stored bytes, converts them in registers, multiplies, and scales the tile's result: a decoding step then reads a quarter
+of what bf16 weights would take. Few rows can't fill a GPU with tiles of columns, so the contracted dimension is shared
+by several programs. Pallas on Triton; compiled for H100 and B200, run in Pallas's interpreter, never on a GPU.
 
 Legend: M rows, K contracted (packed: its even and its odd first-dimension members apart), N columns, G groups.
 """
@@ -78,8 +77,8 @@ class QuantizedWeightMatmul(Kernel):
         # Strided reads of one tile would fetch all of it twice: the halves that bytes hold are set apart here.
         parts = (lhs[:, 0::2], lhs[:, 1::2]) if fmt.packed else (lhs,)
         parts = tuple(part.reshape(part.shape[0], -1) for part in parts)
-        kept = operands["rhs"].reshape(parts[0].shape[1], -1)
-        out = self._product(p, fmt, parts, kept, operands["rhs_scale"].reshape(p.groups, -1))
+        stored = operands["rhs"].reshape(parts[0].shape[1], -1)
+        out = self._product(p, fmt, parts, stored, operands["rhs_scale"].reshape(p.groups, -1))
         return out.astype(p.dtype).reshape(*rows, *columns), None
 
     def backward(
@@ -98,10 +97,10 @@ class QuantizedWeightMatmul(Kernel):
         return {"lhs": jax.vjp(product, operands["lhs"])[1](cotangents)[0]}
 
     def _product(
-        self, p: QuantizedMatmulProblem, fmt: NumberFormat, parts: Any, kept: jax.Array, scale: jax.Array
+        self, p: QuantizedMatmulProblem, fmt: NumberFormat, parts: Any, stored: jax.Array, scale: jax.Array
     ) -> jax.Array:
         rows, inner = parts[0].shape
-        columns = kept.shape[1]
+        columns = stored.shape[1]
         height = min(_MOST_ROWS, max(_NARROWEST, 1 << (rows - 1).bit_length()))
         width, depth = dividing(columns, _WIDEST), dividing(_together(p, fmt), _DEEPEST)
         steps, tiles = inner // depth, -(-rows // height) * (columns // width)
@@ -115,30 +114,30 @@ class QuantizedWeightMatmul(Kernel):
             compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
             interpret=self.interpret,
             name="quantized_weight_matmul",
-        )(parts, kept, scale.astype(jnp.float32))
+        )(parts, stored, scale.astype(jnp.float32))
         return out[0] if splits == 1 else jnp.sum(out, axis=0)
 
 
 def _together(p: QuantizedMatmulProblem, fmt: NumberFormat) -> int:
-    """Returns how many kept values of a column, one below the other, have one scale."""
+    """Returns how many stored values of a column, one below the other, have one scale."""
     rest = math.prod(p.rhs_shape[1 : p.num_contracted])
     return p.rhs_shape[0] // p.groups // (2 if fmt.packed else 1) * rest
 
 
 def _program(
-    parts: Any, kept: Any, scale: Any, out: Any, *, fmt: NumberFormat, height: int, width: int, depth: int,
+    parts: Any, stored: Any, scale: Any, out: Any, *, fmt: NumberFormat, height: int, width: int, depth: int,
     together: int, splits: int,
 ) -> None:  # fmt: skip
     split, columns = pl.program_id(2), pl.ds(pl.program_id(0) * width, width)
     first = pl.program_id(1) * height
     rows = pl.ds(first, height)
     real = (first + jnp.arange(height) < parts[0].shape[0])[:, None]
-    steps = kept.shape[0] // depth
+    steps = stored.shape[0] // depth
     share = -(-steps // splits)
 
     def step(index: jax.Array, total: jax.Array) -> jax.Array:
         at = pl.ds(index * depth, depth)
-        raw = plgpu.load(kept.at[at, columns])
+        raw = plgpu.load(stored.at[at, columns])
         product = jnp.zeros((height, width), jnp.float32)
         for place, part in enumerate(parts):
             left = plgpu.load(part.at[rows, at], mask=real, other=0.0)

@@ -1,4 +1,4 @@
-"""quantized_matmul.gpu.xla: one dot of the kept numbers with the scales in its epilogue, as XLA compiles it.
+"""quantized_matmul.gpu.xla: one dot of the stored numbers with the scales in its epilogue, as XLA compiles it.
 
 Nothing of ours to add: ahead of time XLA makes one Triton fusion of the dot and its scales, on a device it measures
 that against `__cublas$lt$matmul$f8` (int8: `__cublas$lt$matmul`) and takes the quicker, and it splits the product over
@@ -61,7 +61,7 @@ class XlaQuantizedMatmul(Kernel):
 
     def _weight_alone(self, p: QuantizedMatmulProblem, operands: Operands) -> jax.Array:
         lhs = operands["lhs"]
-        # Eight bits are exact in every wider float. Converted at once, and not by way of fp32 as the reference does,
+        # Eight bits are exact in every wider float. Converted at once, and not through fp32 as the reference does,
         # which XLA would write out in full (121 MB of temporaries, not 3, at 4,096 x 14,336).
         rhs = jax.lax.stop_gradient(operands["rhs"]).astype(lhs.dtype)
         rows = lhs.ndim - p.num_contracted

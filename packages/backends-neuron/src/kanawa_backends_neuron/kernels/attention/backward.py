@@ -1,7 +1,7 @@
 """NKI: attention's backward from its log-sum-exp (FlashAttention-2, algorithm 2). Legend: see `forward`.
 
 With p = exp(score - lse): dv = p^T dout, dscore = p * (dout v^T - delta), dq = dscore k, dk = dscore^T q. Queries lie
-on partitions, so that p and dscore are stationary operands as they come; only dq needs dscore turned.
+on partitions, so that p and dscore are stationary operands as they come; only dq needs dscore transposed.
 """
 
 from typing import Any
@@ -10,16 +10,16 @@ import nki.isa as nisa
 import nki.language as nl
 
 from kanawa_backends_neuron.kernels.attention import scores as sc
-from kanawa_backends_neuron.kernels.attention.forward import turned_keys, value_tiles, values_of
+from kanawa_backends_neuron.kernels.attention.forward import transposed_keys, value_tiles, values_of
 from kanawa_backends_neuron.kernels.attention.ranges import TILE, KeyBlock, Span, key_blocks
 from kanawa_backends_neuron.kernels.tiles import (
     PARTITIONS,
     columns,
     filled,
     load,
-    product,
     rows_of,
     share,
+    tile_matmul,
     transpose_into,
 )
 
@@ -49,7 +49,7 @@ def attention_backward(
     dq, dk, dv = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) for x in (q, k, v))
 
     def one_row(row: Any) -> None:
-        k_columns, v_columns = turned_keys(k, row), turned_keys(v, row)
+        k_columns, v_columns = transposed_keys(k, row), transposed_keys(v, row)
         k_tiles = value_tiles(k, row)
         dk_tiles = [filled((tile.shape[0], width), 0.0) for tile in k_tiles]
         dv_tiles = [filled((tile.shape[0], value_width), 0.0) for tile in k_tiles]
@@ -63,7 +63,7 @@ def attention_backward(
                 query_mask = sc.query_mask(q_ids, bounds, row, first, count)
                 dq_rows = filled((count, width), 0.0)
                 for block in key_blocks(mask, first, count, keys):
-                    dots = product(q_columns, k_columns, block.first, block.size, width)
+                    dots = tile_matmul(q_columns, k_columns, block.first, block.size, width)
                     scores, tanh = sc.scaled(dots, scale, cap)
                     if block.masked:
                         sc.hide_by_position(scores, mask, first, block)
@@ -73,7 +73,7 @@ def attention_backward(
                         sc.hide_out_of_bounds(scores, key_mask.places, query_mask.bounds, float(block.first))
                     weights = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
                     nisa.activation(dst=weights, op=nl.exp, data=scores, bias=negative)
-                    dots = product(dout_columns, v_columns, block.first, block.size, value_width)
+                    dots = tile_matmul(dout_columns, v_columns, block.first, block.size, value_width)
                     dscores = _score_gradient(weights, dots, mean, tanh)
                     _add_keys(dv_tiles, _as(weights, q.dtype), dout_rows, block)
                     dscores = _as(dscores, q.dtype)
@@ -126,9 +126,9 @@ def _add_queries(total: Any, dscores: Any, keys: list[Any]) -> None:
     part = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.psum)
     for number, tile in enumerate(keys):
         size, start = tile.shape[0], number * PARTITIONS
-        turned = nl.ndarray((size, count), dtype=dscores.dtype, buffer=nl.sbuf)
-        transpose_into(turned, dscores[:, start : start + size])
-        nisa.nc_matmul(dst=part, stationary=turned, moving=tile, accumulate=number > 0)
+        transposed = nl.ndarray((size, count), dtype=dscores.dtype, buffer=nl.sbuf)
+        transpose_into(transposed, dscores[:, start : start + size])
+        nisa.nc_matmul(dst=part, stationary=transposed, moving=tile, accumulate=number > 0)
     nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
 
 

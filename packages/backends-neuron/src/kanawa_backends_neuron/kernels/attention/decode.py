@@ -14,7 +14,7 @@ from kanawa_backends_neuron.kernels.attention import online
 from kanawa_backends_neuron.kernels.attention import scores as sc
 from kanawa_backends_neuron.kernels.attention.ranges import TILE
 from kanawa_backends_neuron.kernels.registers import bound
-from kanawa_backends_neuron.kernels.tiles import PARTITIONS, chunks, columns, columns_into, product, rows_of, share
+from kanawa_backends_neuron.kernels.tiles import PARTITIONS, chunks, columns, columns_into, rows_of, share, tile_matmul
 
 
 def attention_decode(
@@ -50,11 +50,11 @@ def attention_decode(
             for first in range(0, queries, TILE):
                 count, at = min(TILE, queries - first), head * queries + first
                 asked = _Asked(head, _columns(q, row, at, count), sc.query_mask(None, bounds, row, first, count).bounds)
-                state = online.nothing(count, value_width)
+                state = online.empty_state(count, value_width)
                 pool = _Pool(k, v, table, starts, rest, page_size, pages, heads)
                 body = functools.partial(_one_step, state, asked, pool, places, scale, cap)
                 nl.fori_loop(first_step, end_step, body)
-                result, sums = online.finish(state, q.dtype)
+                result, sums = online.normalized_output(state, q.dtype)
                 nisa.dma_copy(dst=rows_of(out, row, at, count, value_width), src=result)
                 nisa.dma_copy(dst=rows_of(lse, row, at, count, 1), src=sums)
 
@@ -108,10 +108,10 @@ def _one_step(
         _clear(tiles, pool.rest, start)
     width = k_tiles[0].shape[1]
     parts = chunks(width)
-    turned = nl.ndarray((parts[0][1], len(parts), keys), dtype=pool.k.dtype, buffer=nl.sbuf)
+    transposed = nl.ndarray((parts[0][1], len(parts), keys), dtype=pool.k.dtype, buffer=nl.sbuf)
     for number, tile in enumerate(k_tiles):
-        columns_into(turned, tile, number * PARTITIONS, width)
-    scores, _ = sc.scaled(product(asked.columns, turned, 0, keys, width), scale, cap)
+        columns_into(transposed, tile, number * PARTITIONS, width)
+    scores, _ = sc.scaled(tile_matmul(asked.columns, transposed, 0, keys, width), scale, cap)
     sc.hide_out_of_bounds(scores, places, asked.bounds, start[0:count, :])
     online.absorb(state, scores, v_tiles)
 

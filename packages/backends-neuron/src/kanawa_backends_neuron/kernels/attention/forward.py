@@ -17,9 +17,9 @@ from kanawa_backends_neuron.kernels.tiles import (
     columns,
     columns_into,
     load,
-    product,
     rows_of,
     share,
+    tile_matmul,
 )
 
 
@@ -48,16 +48,16 @@ def attention_forward(
 
     def one_row(row: Any) -> None:
         # A row's keys and values stay in SBUF for all of its query heads.
-        k_columns, values = turned_keys(k, row), value_tiles(v, row)
+        k_columns, values = transposed_keys(k, row), value_tiles(v, row)
         key_mask = sc.key_mask(kv_ids, bounds, row, keys)
         for head in range(heads):
             for first in range(0, length, TILE):
                 count, at = min(TILE, length - first), head * length + first
                 q_columns = columns(load(q, row, at, count, width), width)
                 query_mask = sc.query_mask(q_ids, bounds, row, first, count)
-                state = online.nothing(count, value_width)
+                state = online.empty_state(count, value_width)
                 for block in key_blocks(mask, first, count, keys):
-                    dots = product(q_columns, k_columns, block.first, block.size, width)
+                    dots = tile_matmul(q_columns, k_columns, block.first, block.size, width)
                     scores, _ = sc.scaled(dots, scale, cap)
                     if block.masked:
                         sc.hide_by_position(scores, mask, first, block)
@@ -66,7 +66,7 @@ def attention_forward(
                     if bounds is not None:
                         sc.hide_out_of_bounds(scores, key_mask.places, query_mask.bounds, float(block.first))
                     online.absorb(state, scores, values_of(values, block.first, block.size))
-                result, sums = online.finish(state, q.dtype)
+                result, sums = online.normalized_output(state, q.dtype)
                 nisa.dma_copy(dst=rows_of(out, row, at, count, value_width), src=result)
                 nisa.dma_copy(dst=rows_of(lse, row, at, count, 1), src=sums)
 
@@ -74,14 +74,14 @@ def attention_forward(
     return out, lse
 
 
-def turned_keys(k: Any, row: Any) -> Any:
+def transposed_keys(k: Any, row: Any) -> Any:
     """Returns a row's keys with their width on partitions: [128, chunks, S]."""
     keys, width = k.shape[1], k.shape[2]
     parts = chunks(width)
-    turned = nl.ndarray((parts[0][1], len(parts), keys), dtype=k.dtype, buffer=nl.sbuf)
+    transposed = nl.ndarray((parts[0][1], len(parts), keys), dtype=k.dtype, buffer=nl.sbuf)
     for first in range(0, keys, PARTITIONS):
-        columns_into(turned, load(k, row, first, min(PARTITIONS, keys - first), width), first, width)
-    return turned
+        columns_into(transposed, load(k, row, first, min(PARTITIONS, keys - first), width), first, width)
+    return transposed
 
 
 def value_tiles(v: Any, row: Any) -> list[Any]:

@@ -169,11 +169,11 @@ def row_bytes(problem: AttentionProblem, keys: int) -> int:
     """Returns what a row's keys and values, and for training their gradients, take of a partition of SBUF."""
     size, tiles = jnp.dtype(problem.dtype).itemsize, math.ceil(keys / TILE)
     widths = (problem.head_dim, problem.v_head_dim)
-    turned = [math.ceil(width / TILE) * keys * size for width in widths]
+    transposed = [math.ceil(width / TILE) * keys * size for width in widths]
     shared = 2 * 4 * keys if problem.has_segments else 0
     if problem.mode != "train":
-        return turned[0] + tiles * problem.v_head_dim * size + shared
-    return sum(turned) + tiles * problem.head_dim * size + tiles * sum(widths) * 4 + shared
+        return transposed[0] + tiles * problem.v_head_dim * size + shared
+    return sum(transposed) + tiles * problem.head_dim * size + tiles * sum(widths) * 4 + shared
 
 
 class _Arrays(NamedTuple):

@@ -19,7 +19,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 _TILE = 128
 #: Rows of a block at most: a tile of the matrix is loaded once a block, and four tiles of sums are half of PSUM.
 _LARGEST = 512
-#: Of a partition's SBUF, what a block's rows may take, turned, and one tile of them as it lies.
+#: Of a partition's SBUF, what a block's rows may take, transposed, and one tile of them as it lies.
 _BLOCK_BYTES = 96 * 1024
 
 
@@ -86,6 +86,6 @@ def _block(problem: GroupedMatmulProblem, inner: int) -> int:
 
 
 def _bytes(problem: GroupedMatmulProblem, inner: int, size: int) -> int:
-    """Returns what a block's rows take of a partition, turned, and a tile of 128 of them as it lies."""
+    """Returns what a block's rows take of a partition, transposed, and a tile of 128 of them as it lies."""
     element = jnp.dtype(problem.dtype).itemsize
     return element * (math.ceil(inner / _TILE) * size + inner)

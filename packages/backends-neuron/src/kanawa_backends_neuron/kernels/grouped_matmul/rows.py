@@ -28,9 +28,9 @@ def grouped_rows(lhs: Any, rhs: Any, reads: Any, writes: Any, groups: Any) -> An
         group = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=group, src=groups.ap(pattern=[[1, 1], [1, 1]], scalar_offset=block, indirect_dim=0))
         parts = range(0, size, PARTITIONS)
-        turned = nl.ndarray((min(PARTITIONS, inner), len(chunks(inner)), size), dtype=lhs.dtype, buffer=nl.sbuf)
+        transposed = nl.ndarray((min(PARTITIONS, inner), len(chunks(inner)), size), dtype=lhs.dtype, buffer=nl.sbuf)
         for first in parts:
-            columns_into(turned, gathered(lhs, indices(reads, block, first), 0, inner), first, inner)
+            columns_into(transposed, gathered(lhs, indices(reads, block, first), 0, inner), first, inner)
         targets = [indices(writes, block, first) for first in parts]
         for start in range(0, total, COLUMNS):
             width = min(COLUMNS, total - start)
@@ -46,7 +46,7 @@ def grouped_rows(lhs: Any, rhs: Any, reads: Any, writes: Any, groups: Any) -> An
                 for number, first in enumerate(parts):
                     nisa.nc_matmul(
                         dst=sums[number],
-                        stationary=turned[0:depth, chunk, first : first + PARTITIONS],
+                        stationary=transposed[0:depth, chunk, first : first + PARTITIONS],
                         moving=weights,
                         accumulate=chunk > 0,
                     )

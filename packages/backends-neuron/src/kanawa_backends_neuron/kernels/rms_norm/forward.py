@@ -35,7 +35,7 @@ def _normalised(rows: Any, scales: Any, small: Any) -> tuple[Any, Any]:
     count, width = rows.shape
     squares, result = (nl.ndarray((count, width), dtype=rows.dtype, buffer=nl.sbuf) for _ in range(2))
     total, root = (nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
-    # The Scalar Engine sums in fp32 what it squares; the squares themselves are read by nobody.
+    # The Scalar Engine sums in fp32 what it squares; the squares themselves are never read.
     nisa.activation(
         dst=squares,
         op=nl.square,

@@ -84,9 +84,9 @@ class PagedAttention(Kernel):
         rows = () if problem.q_length == 1 else ((("block_rows", 512),), (("block_rows", 2048),))
         return ((("block_keys", 256),), (("block_keys", 1024),), *rows)
 
-    def _plan(self, problem: AttentionProblem, kept_bytes: int, cores: int) -> PagedPlan:
+    def _plan(self, problem: AttentionProblem, element_bytes: int, cores: int) -> PagedPlan:
         settings = self.setting("block_keys", KEYS), self.setting("block_rows", ROWS)
-        return plan_pages(problem, kept_bytes, cores, *settings)
+        return plan_pages(problem, element_bytes, cores, *settings)
 
     def forward(self, problem: AttentionProblem, operands: Operands) -> tuple[jax.Array, None]:
         """Returns (out [B, T, H, Dv] in q's dtype, None)."""
@@ -95,7 +95,7 @@ class PagedAttention(Kernel):
         k, v = operands["k"], operands["v"]
         lengths = operands["kv_lengths"].astype(jnp.int32)
         plan = self._plan(paged, max(k.dtype.itemsize, v.dtype.itemsize), self.cores or _cores())
-        k, v = plan.kept.view(k), plan.kept.view(v)
+        k, v = plan.layout.view(k), plan.layout.view(v)
         scalars = {"lengths": lengths}
         if problem.paged:
             scalars["table"] = operands["page_table"].astype(jnp.int32).reshape(-1)
@@ -139,7 +139,7 @@ def _lies_badly(problem: AttentionProblem, plan: PagedPlan | None) -> tuple[tupl
     """Returns the refusals of pools that XLA keeps in an order in which a page is not one piece."""
     if plan is None:
         return ()
-    size, heads = plan.page_size, plan.kept.heads
+    size, heads = plan.page_size, plan.layout.heads
     pages = f"pages of {size} tokens"
     widths = f"{problem.head_dim} and {problem.v_head_dim}"
     lanes = (
@@ -148,8 +148,8 @@ def _lies_badly(problem: AttentionProblem, plan: PagedPlan | None) -> tuple[tupl
     )
     tiles = f"{pages} of {heads} key heads aren't whole tiles; take a multiple of {_TILE}"
     return (
-        (plan.kept.order == "lanes" and size % 128 != 0, lanes),
-        (plan.kept.order == "heads" and size % _TILE != 0, tiles),
+        (plan.layout.order == "lanes" and size % 128 != 0, lanes),
+        (plan.layout.order == "heads" and size % _TILE != 0, tiles),
     )
 
 

@@ -36,11 +36,11 @@ def paged_attention(
 ) -> jax.Array:
     """Returns [heads, tokens x group, Dv] in q's dtype.
 
-    q: [heads, tokens x group, D]; pools: as they lie (`Kept.view`); sinks: fp32 [heads, rows of a block, 1];
+    q: [heads, tokens x group, D]; pools: as they lie (`PageLayout.view`); sinks: fp32 [heads, rows of a block, 1];
     scalars: as `Work` has them.
     """
     names = tuple(scalars)
-    given = 0 if sinks is None else 1
+    num_sink_refs = 0 if sinks is None else 1
 
     def work_of(refs: tuple[Any, ...]) -> Work:
         q_length = None if problem.ragged_sequences is not None else problem.q_length
@@ -49,8 +49,8 @@ def paged_attention(
     def body(*refs: Any) -> None:
         scalar_refs, rest = refs[: len(names)], refs[len(names) :]
         q_ref, k_pool, v_pool = rest[:3]
-        sinks_ref = rest[3] if given else None
-        o_ref, k_buffer, v_buffer, arrived, slot, top, total, acc = rest[3 + given :]
+        sinks_ref = rest[3] if num_sink_refs else None
+        o_ref, k_buffer, v_buffer, arrived, slot, top, total, acc = rest[3 + num_sink_refs :]
         work = work_of(scalar_refs)
         pages = Pages(work, k_pool, v_pool, k_buffer, v_buffer, arrived)
         sums = (top, total, acc)
@@ -68,7 +68,9 @@ def paged_attention(
     if sinks is not None:
         in_specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
     widths = (problem.head_dim, problem.v_head_dim)
-    buffers = [pltpu.VMEM(plan.kept.buffer_shape(width), pool.dtype) for pool, width in zip(pools, widths, strict=True)]
+    buffers = [
+        pltpu.VMEM(plan.layout.buffer_shape(width), pool.dtype) for pool, width in zip(pools, widths, strict=True)
+    ]
     shape = jax.ShapeDtypeStruct((*q.shape[:2], problem.v_head_dim), q.dtype)
     call = pl.pallas_call(
         body,
@@ -230,11 +232,11 @@ def _attend_rows(
         after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         # A row that has seen nothing has its maximum at MASKED, where the exponential would be one.
         weights = jnp.where(allowed, jnp.exp(scores - after), 0.0)
-        kept = jnp.exp(before - after)
+        rescale = jnp.exp(before - after)
         top[head, rows] = jnp.broadcast_to(after, (count, _LANES))
-        share = kept * total[head, rows][:, :1] + jnp.sum(weights, axis=1, keepdims=True)
+        share = rescale * total[head, rows][:, :1] + jnp.sum(weights, axis=1, keepdims=True)
         total[head, rows] = jnp.broadcast_to(share, (count, _LANES))
-        acc[head, rows] = acc[head, rows] * kept + weigh(weights.astype(q_ref.dtype))
+        acc[head, rows] = acc[head, rows] * rescale + weigh(weights.astype(q_ref.dtype))
 
 
 def _products_by_head(
@@ -242,35 +244,35 @@ def _products_by_head(
 ) -> Iterator[_Products]:
     """Yields each key head's products, whose rows are its own."""
     del problem, count
-    kept, dtype = plan.kept, q_ref.dtype
-    k_of, v_of = (kept.by_head(buffer, slot, dtype) for buffer in (pages.k_buffer, pages.v_buffer))
+    layout, dtype = plan.layout, q_ref.dtype
+    k_of, v_of = (layout.by_head(buffer, slot, dtype) for buffer in (pages.k_buffer, pages.v_buffer))
     for head in range(plan.heads):
         k, v = k_of(head), v_of(head)
-        yield functools.partial(_second, kept.scores, dot, k), functools.partial(_second, kept.weigh, dot, v), None
+        yield functools.partial(_second, layout.scores, dot, k), functools.partial(_second, layout.weigh, dot, v), None
 
 
 def _flat_products(
     problem: AttentionProblem, plan: PagedPlan, pages: Pages, slot: Any, dot: Any, q_ref: Any, count: int
 ) -> Iterator[_Products]:
     """Yields the products of all heads at once, where each row keeps those with its own key head."""
-    kept, dtype = plan.kept, q_ref.dtype
+    layout, dtype = plan.layout, q_ref.dtype
     own_head = _quotient(_iota((count, 1), 0), problem.group_size)
-    if kept.order == "tokens":
-        k, v = (kept.all_heads(buffer, slot, dtype) for buffer in (pages.k_buffer, pages.v_buffer))
-        own = own_head == _remainder(_iota((1, plan.columns), 1), kept.heads)
-        yield functools.partial(_second, kept.scores, dot, k), functools.partial(_second, kept.weigh, dot, v), own
+    if layout.order == "tokens":
+        k, v = (layout.all_heads(buffer, slot, dtype) for buffer in (pages.k_buffer, pages.v_buffer))
+        own = own_head == _remainder(_iota((1, plan.columns), 1), layout.heads)
+        yield functools.partial(_second, layout.scores, dot, k), functools.partial(_second, layout.weigh, dot, v), own
         return
-    k_of, v_of = (kept.by_head(buffer, slot, dtype) for buffer in (pages.k_buffer, pages.v_buffer))
+    k_of, v_of = (layout.by_head(buffer, slot, dtype) for buffer in (pages.k_buffer, pages.v_buffer))
 
     def scores(q: jax.Array) -> jax.Array:
-        total = kept.scores(dot, q, k_of(0))
-        for head in range(1, kept.heads):
-            total = jnp.where(own_head == head, kept.scores(dot, q, k_of(head)), total)
+        total = layout.scores(dot, q, k_of(0))
+        for head in range(1, layout.heads):
+            total = jnp.where(own_head == head, layout.scores(dot, q, k_of(head)), total)
         return total
 
     def weigh(weights: jax.Array) -> jax.Array:
-        parts = (jnp.where(own_head == head, weights, jnp.zeros_like(weights)) for head in range(kept.heads))
-        return functools.reduce(jnp.add, (kept.weigh(dot, part, v_of(head)) for head, part in enumerate(parts)))
+        parts = (jnp.where(own_head == head, weights, jnp.zeros_like(weights)) for head in range(layout.heads))
+        return functools.reduce(jnp.add, (layout.weigh(dot, part, v_of(head)) for head, part in enumerate(parts)))
 
     yield scores, weigh, None
 

@@ -1,7 +1,7 @@
-"""How XLA keeps pools of pages on a TPU, and how the paged kernel reads them as they lie: a copy would read them whole.
+"""How XLA lays out pools of pages on a TPU, and how the paged kernel reads them without a copy.
 
-XLA puts those dimensions last, in tiles of 8 by 128, that fill them best. `Kept` has the three orders that come out of
-it (seen in compiled programs for v5p and v6e, jax 0.11.2), their blocks on chip, and the products with one head's keys.
+XLA puts those dimensions last, in tiles of 8 by 128, that fill them best. `PageLayout` has the three orders that follow
+(seen in compiled programs for v5p and v6e, jax 0.11.2), their blocks on chip, and the matmuls with one head's keys.
 
 Legend: P pages, N tokens a page, K key heads, D width; C keys of a block, R query rows.
 """
@@ -30,7 +30,7 @@ def order_of(num_kv_heads: int, head_dim: int, v_head_dim: int) -> Order:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class PageLayout:
     """Keys or values of one kind of pool.
 
     Attributes:

@@ -9,7 +9,7 @@ import math
 import jax.numpy as jnp
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.paged_layout import Kept, order_of
+from kanawa_backends_tpu.kernels.attention.paged_layout import PageLayout, order_of
 
 #: Rows of two 16-bit values in each 32-bit word: a slice of rows starts and ends at multiples of it.
 _ROW_TILE = 16
@@ -37,7 +37,7 @@ class PagedPlan:
         flat: one token a sequence: all query heads are rows of the products with each key head, of which each row keeps
             its own. Products are small beside reading the keys, and so is a softmax of all heads at once.
         heads: key heads whose rows lie apart; 1 if flat.
-        kept: how keys and values lie.
+        layout: how keys and values lie.
         group: query rows of one token and such a head, filled up to a whole tile where flat.
         tokens: query tokens of a block.
         few: tokens of the smaller piece of a block; equal to `tokens` where there is none.
@@ -53,7 +53,7 @@ class PagedPlan:
     page_size: int
     flat: bool
     heads: int
-    kept: Kept
+    layout: PageLayout
     group: int
     tokens: int
     few: int
@@ -66,12 +66,12 @@ class PagedPlan:
     @property
     def keys(self) -> int:
         """Keys of a block."""
-        return self.kept.keys
+        return self.layout.keys
 
     @property
     def columns(self) -> int:
         """Columns of scores: where flat and keys of all heads alternate, of all heads."""
-        return self.keys * (self.kept.heads if self.flat and self.kept.order == "tokens" else 1)
+        return self.keys * (self.layout.heads if self.flat and self.layout.order == "tokens" else 1)
 
     @property
     def rows(self) -> int:
@@ -80,9 +80,9 @@ class PagedPlan:
 
 
 def plan_pages(
-    problem: AttentionProblem, kept_bytes: int, cores: int, block_keys: int = KEYS, block_rows: int = ROWS
+    problem: AttentionProblem, element_bytes: int, cores: int, block_keys: int = KEYS, block_rows: int = ROWS
 ) -> PagedPlan:
-    """Returns the sizes for a paged problem whose pools keep elements of `kept_bytes`.
+    """Returns the sizes for a paged problem whose pools hold elements of `element_bytes`.
 
     `block_keys` and `block_rows` are the most keys of a block, and query rows of one key head in it.
     """
@@ -90,9 +90,9 @@ def plan_pages(
     sequences = p.batch if p.ragged_sequences is None else p.ragged_sequences
     width = _whole(max(p.head_dim, p.v_head_dim), 128)
     entries = p.kv_length // page_size
-    most_keys = min(block_keys, _KEY_BYTES // (p.num_kv_heads * width * kept_bytes))
+    most_keys = min(block_keys, _KEY_BYTES // (p.num_kv_heads * width * element_bytes))
     pages = max(1, min(entries, most_keys // page_size))
-    kept = Kept(order_of(p.num_kv_heads, p.head_dim, p.v_head_dim), pages * page_size, p.num_kv_heads)
+    layout = PageLayout(order_of(p.num_kv_heads, p.head_dim, p.v_head_dim), pages * page_size, p.num_kv_heads)
     # Wider heads leave room for fewer rows.
     rows = tuple(most * 128 // width for most in (_ROWS, block_rows))
     pieces = _one_token(p, sequences, rows[0]) if _is_flat(p) else _tokens(p, sequences, *rows)
@@ -100,7 +100,7 @@ def plan_pages(
     cores = cores if pieces.blocks % cores == 0 else 1
     own = pieces.own_steps // cores + pieces.shared_steps
     return PagedPlan(
-        sequences, entries, page_size, pieces.flat, pieces.heads, kept, pieces.group, pieces.tokens, pieces.few,
+        sequences, entries, page_size, pieces.flat, pieces.heads, layout, pieces.group, pieces.tokens, pieces.few,
         pieces.blocks, own, pages, cores, pieces.length,
     )  # fmt: skip
 
@@ -136,21 +136,21 @@ def _tokens(problem: AttentionProblem, sequences: int, most_rows: int, most_a_he
     tokens = min(max(_FEW, tokens // _FEW * _FEW), _whole(count, _FEW))
     if problem.ragged_sequences is not None:
         blocks = -(-count // tokens)
-        # Each sequence may cut one block in two, and nobody knows beforehand on which core's side.
+        # Each sequence may cut one block in two, and on which core's side isn't known beforehand.
         return _Queries(False, heads, group, tokens, _FEW, blocks, blocks, sequences, None)
     length = _whole(count, tokens)
     blocks = sequences * length // tokens
     return _Queries(False, heads, group, tokens, _FEW, blocks, blocks, 0, length)
 
 
-def vmem_bytes(plan: PagedPlan, problem: AttentionProblem, kept_bytes: int) -> int:
+def vmem_bytes(plan: PagedPlan, problem: AttentionProblem, element_bytes: int) -> int:
     """Returns what a step holds on chip: blocks of q and out twice, keys and values twice, sums and scores."""
     wide, wide_v = _whole(problem.head_dim, 128), _whole(problem.v_head_dim, 128)
     itemsize = jnp.dtype(problem.dtype).itemsize
     rows = plan.heads * plan.rows
     at_once = plan.few * plan.group if plan.flat else plan.rows
     queries = 2 * rows * (wide + wide_v) * itemsize
-    keys = 2 * plan.keys * plan.kept.heads * (wide + wide_v) * kept_bytes
+    keys = 2 * plan.keys * plan.layout.heads * (wide + wide_v) * element_bytes
     sums = rows * (wide_v + 2 * 128) * 4
     sinks = 2 * rows * 128 * 4 if problem.has_sinks else 0
     scores = 6 * at_once * _whole(plan.columns, 128) * 4

@@ -1,7 +1,7 @@
-"""Which keys each piece of queries needs, and their pages' way on chip: scalar work of the paged kernel.
+"""Which keys each piece of queries needs, and the copies of their pages: scalar work of the paged kernel.
 
 A piece is what one block of queries holds of one sequence. Its keys come block after block, and while one is worked
-on the next is on its way, be it of the same piece or of a later one.
+on the next is copied, be it of the same piece or of a later one.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Work:
         cuts: where pieces begin, one more than there are; None where each sequence has `plan.length` queries.
         owners: the sequence of each piece; None likewise.
         first_piece: of each core; None likewise.
-        q_length: queries of each sequence before filling up; None where `cuts` are given.
+        q_length: queries of each sequence before filling up; None where there are `cuts`.
     """
 
     plan: PagedPlan
@@ -160,11 +160,11 @@ class Pages:
         first = jnp.clip(piece.last - block * plan.keys, 0, plan.keys)
 
         def one(index: Scalar, carry: None) -> None:
-            page = plan.kept.part(
+            page = plan.layout.part(
                 self.v_buffer, slot, pl.multiple_of(index * plan.page_size, plan.page_size), plan.page_size
             )
             values = page[...]
-            axis = plan.kept.token_axis
+            axis = plan.layout.token_axis
             token = index * plan.page_size + jax.lax.broadcasted_iota(jnp.int32, values.shape, axis)
             # In fp32: the vector units of v5e and older select no 16-bit numbers.
             page[...] = jnp.where(token < first, values.astype(jnp.float32), 0.0).astype(values.dtype)
@@ -191,8 +191,8 @@ class Pages:
             page = jnp.clip(table[piece.sequence * plan.entries + entry], 0, self.k_pool.shape[0] - 1)
         return [
             pltpu.make_async_copy(
-                plan.kept.part(pool, page, start, size),
-                plan.kept.part(buffer, slot, place, size),
+                plan.layout.part(pool, page, start, size),
+                plan.layout.part(buffer, slot, place, size),
                 self.arrived.at[slot, which],
             )
             for which, (pool, buffer) in enumerate(((self.k_pool, self.k_buffer), (self.v_pool, self.v_buffer)))

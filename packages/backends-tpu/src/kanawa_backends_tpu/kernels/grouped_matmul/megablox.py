@@ -14,7 +14,7 @@ from kanawa.kernels.platform import current_platform
 from kanawa.kernels.verdict import Verdict, first_refusal
 from kanawa.plugins.devices import device_spec_of_kind
 
-from kanawa_backends_tpu.kernels.grouped_matmul.tiles import Product, tiles
+from kanawa_backends_tpu.kernels.grouped_matmul.tiles import MatmulShape, tile_sizes
 
 if TYPE_CHECKING:
     from kanawa.plugins import DeviceSpec
@@ -100,8 +100,8 @@ class Megablox(Kernel):
         itemsize = max(jnp.dtype(dtype).itemsize for dtype in (problem.dtype, problem.rhs_dtype))
         _, kind = current_platform()
         device = None if kind is None else device_spec_of_kind(kind)
-        product = Product(problem.rows, inner, columns, problem.groups, itemsize, summed_rows)
-        return tiles(product, device)
+        product = MatmulShape(problem.rows, inner, columns, problem.groups, itemsize, summed_rows)
+        return tile_sizes(product, device)
 
 
 def _sizes(operands: Operands) -> jax.Array:

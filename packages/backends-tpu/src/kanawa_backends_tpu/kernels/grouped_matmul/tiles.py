@@ -27,7 +27,7 @@ _WIDEST = 2048
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class MatmulShape:
     """One of a grouped product's three: `summed_rows` for the gradient of the matrices, whose sum is over rows."""
 
     rows: int
@@ -38,13 +38,13 @@ class Product:
     summed_rows: bool = False
 
 
-def tiles(product: Product, device: "DeviceSpec | None") -> tuple[int, int, int]:
+def tile_sizes(product: MatmulShape, device: "DeviceSpec | None") -> tuple[int, int, int]:
     """Returns tile sizes of M, K and N, each a multiple of a hardware tile or the whole width."""
     return _cheapest(product, _per_byte(device))
 
 
 @functools.lru_cache(maxsize=256)
-def _cheapest(product: Product, per_byte: float) -> tuple[int, int, int]:
+def _cheapest(product: MatmulShape, per_byte: float) -> tuple[int, int, int]:
     whole = math.ceil(product.rows / 16) * 16
     rows = [size for size in _ROWS if size <= whole] or [16]
     candidates = itertools.product(rows, _widths(product.inner), _widths(product.columns))
@@ -65,7 +65,7 @@ def _widths(width: int) -> "Iterable[int]":
     return [*whole, *range(_LANES, min(width, _WIDEST + 1), _LANES)]
 
 
-def _vmem(p: Product, rows: int, inner: int, columns: int) -> int:
+def _vmem(p: MatmulShape, rows: int, inner: int, columns: int) -> int:
     inner, columns = (math.ceil(width / _LANES) * _LANES for width in (inner, columns))
     if p.summed_rows:
         # Both sides are masked in fp32, and the left one is transposed there.
@@ -75,7 +75,7 @@ def _vmem(p: Product, rows: int, inner: int, columns: int) -> int:
     return 2 * p.itemsize * inner * (rows + columns) + out * (2 * 4 + 2 * p.itemsize)
 
 
-def _cost(p: Product, per_byte: float, rows: int, inner: int, columns: int) -> float:
+def _cost(p: MatmulShape, per_byte: float, rows: int, inner: int, columns: int) -> float:
     """Returns multiplications in the time that the product takes with these tiles."""
     of_inner, of_columns = math.ceil(p.inner / inner), math.ceil(p.columns / columns)
     # A group that ends inside a tile has that tile to itself once more.

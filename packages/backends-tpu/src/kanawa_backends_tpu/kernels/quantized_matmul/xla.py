@@ -1,7 +1,7 @@
-"""quantized_matmul.tpu.xla: products that XLA makes one fusion of, where the matrix units take the format.
+"""quantized_matmul.tpu.xla: matmuls that XLA compiles to one fusion, where the matrix units take the format.
 
 Nothing is left to write by hand: of 4,096 x 4,096 x 14,336 on v5e, XLA (libtpu 0.0.52) makes one fusion of 1.876
-million cycles in int8, scales included, where bf16 takes 3.746 million; weights kept in int8 are widened inside of it.
+million cycles in int8, scales included, where bf16 takes 3.746 million; weights stored in int8 are widened inside it.
 Of one that reads such weights for 64 rows its estimate is 178 thousand cycles, more than fetching them takes.
 """
 

@@ -52,15 +52,15 @@ def forward(refs: Refs, out: Any, lse: Any, *, tiles: Tiles, visited: Visits) ->
         higher = jnp.maximum(top, jnp.max(score, axis=1))
         base = _finite(higher)
         weights = jnp.exp2(score - base[:, None])
-        kept = jnp.exp2(top - base)
+        rescale = jnp.exp2(top - base)
         # A cache may hold anything past its last key, and a weight of 0 doesn't hide a NaN there.
         end = refs["kv_lengths"][row] if p.has_kv_lengths and masked else None
         v = tile.load_rows(refs["v"], row, kv_head, key, tiles.keys, checked=masked, end=end)
         # Dropout leaves the sum of weights as it is: a softmax first, then some of its weights.
         dropped = weights * tile.dropout_factor(tiles, refs, at) if p.dropout_rate else weights
         weighed = dropped.astype(v[0].dtype)
-        sums = tuple(old * kept[:, None] + dot(weighed, part) for old, part in zip(sums, v, strict=True))
-        return sums, higher, total * kept + jnp.sum(weights, axis=1)
+        sums = tuple(old * rescale[:, None] + dot(weighed, part) for old, part in zip(sums, v, strict=True))
+        return sums, higher, total * rescale + jnp.sum(weights, axis=1)
 
     sums, top, total = tile.visit(visited, refs, row, block, one_block, (sums, nothing, jnp.zeros_like(nothing)))
     scaled = jnp.ones_like(total)

@@ -81,7 +81,7 @@ def block_map(problem: AttentionProblem, operands: Operands, queries: int, keys:
 
 
 def visits(blocks: BlockMap, mask: MaskSpec) -> Visits:
-    """Returns the visits of queries' blocks to keys; of keys' blocks to queries, given the transposed map."""
+    """Returns the visits of queries' blocks to keys; of keys' blocks to queries from the transposed map."""
     seen, whole = blocks
     xp = np if isinstance(seen, np.ndarray) else jnp
     count = seen.shape[-1]

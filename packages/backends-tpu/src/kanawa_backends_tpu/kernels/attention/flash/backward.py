@@ -17,14 +17,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.flash.block import KEPT, OF_KEYS, Block, block, keep, kept_shapes
+from kanawa_backends_tpu.kernels.attention.flash.block import (
+    COLUMNS,
+    OF_KEYS,
+    Block,
+    block,
+    column_shapes,
+    store_columns,
+)
 from kanawa_backends_tpu.kernels.attention.flash.masking import LANES
-from kanawa_backends_tpu.kernels.attention.flash.products import (
+from kanawa_backends_tpu.kernels.attention.flash.matmuls import (
     COLUMNS_BY_COLUMNS,
     ROWS_BY_COLUMNS,
     ROWS_BY_ROWS,
     Base,
-    product,
+    tile_matmul,
 )
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
@@ -48,7 +55,7 @@ class BackwardKernel:
 
     def __call__(self, *references: Any) -> None:
         """Computes one step of the grid (batch, key head, query head of the group, step)."""
-        names = (*self.scalars, *self.operands, "dq", "dk", "dv", "dq_sum", "dk_sum", "dv_sum", *KEPT)
+        names = (*self.scalars, *self.operands, "dq", "dk", "dv", "dq_sum", "dk_sum", "dv_sum", *COLUMNS)
         refs = dict(zip(names, references, strict=False))
         row, kv_head, member, step = (pl.program_id(axis) for axis in range(4))
         i, j, flags = refs["q"][step], refs["kv"][step], refs["flags"][step]
@@ -88,7 +95,7 @@ class BackwardKernel:
             refs["dv"][...] = (dv * of.dropping.factor if self.problem.dropout_rate else dv).astype(refs["dv"].dtype)
 
     def _keys(self, j: Any, start: Any, count: int) -> Any:
-        """Returns where keys' sums lie: all blocks are kept where query heads share keys, else the present one."""
+        """Returns where keys' sums lie: all blocks are held where query heads share keys, else the present one."""
         base = 0 if self.problem.group_size == 1 else j * self.tiles.kv.block
         at = base + start
         return pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), count)
@@ -100,7 +107,7 @@ class BackwardKernel:
             for name in ("dk_sum", "dv_sum"):
                 refs[name][at, :] = jnp.zeros((self.tiles.kv.block, refs[name].shape[1]), jnp.float32)
 
-        keep(refs, OF_KEYS)
+        store_columns(refs, OF_KEYS)
 
     def _whole(self, refs: dict[str, Any], of: Block, i: Any, j: Any) -> None:
         q, kv = self.tiles.q.block, self.tiles.kv.block
@@ -135,16 +142,16 @@ class BackwardKernel:
     ) -> tuple[Any, Any, Any]:
         """Returns scores, the cap's tanh and the weights' gradients, all [keys, rows]."""
         queries, at = pl.ds(first, rows), pl.ds(key, keys)
-        scores, bent = self.base.capped(product(refs["k"][at, :], refs["queries"][queries, :], ROWS_BY_ROWS))
+        scores, bent = self.base.capped(tile_matmul(refs["k"][at, :], refs["queries"][queries, :], ROWS_BY_ROWS))
         scores = of.additions(scores, key, first)
-        return scores, bent, product(refs["v"][at, :], refs["dout"][queries, :], ROWS_BY_ROWS)
+        return scores, bent, tile_matmul(refs["v"][at, :], refs["dout"][queries, :], ROWS_BY_ROWS)
 
     def _add(
         self, refs: dict[str, Any], of: Block, products: tuple[Any, Any, Any], first: Any, key: Any, i: Any, j: Any
     ) -> None:
         scores, bent, dweights = products
         keys, rows = scores.shape
-        queries, at, kept = pl.ds(first, rows), pl.ds(key, keys), self._keys(j, key, keys)
+        queries, at, sums = pl.ds(first, rows), pl.ds(key, keys), self._keys(j, key, keys)
         k, q, dout = refs["k"][at, :], refs["queries"][queries, :], refs["dout"][queries, :]
         weights = jnp.exp2(scores - refs["lse"][:, queries])
         if self.problem.dropout_rate:
@@ -153,10 +160,12 @@ class BackwardKernel:
         if bent is not None:
             dscores = dscores * (1 - bent * bent)
         dscores = dscores.astype(k.dtype)
-        refs["dv_sum"][kept, :] += product(of.dropping(weights, key, first).astype(dout.dtype), dout, ROWS_BY_COLUMNS)
-        refs["dk_sum"][kept, :] += product(dscores, q, ROWS_BY_COLUMNS)
+        refs["dv_sum"][sums, :] += tile_matmul(
+            of.dropping(weights, key, first).astype(dout.dtype), dout, ROWS_BY_COLUMNS
+        )
+        refs["dk_sum"][sums, :] += tile_matmul(dscores, q, ROWS_BY_COLUMNS)
         lane = pl.multiple_of(i * self.tiles.q.block + first, LANES)
-        refs["dq_sum"][:, pl.ds(lane, rows)] += product(k, dscores, COLUMNS_BY_COLUMNS)
+        refs["dq_sum"][:, pl.ds(lane, rows)] += tile_matmul(k, dscores, COLUMNS_BY_COLUMNS)
 
 
 def _block(index: Any, size: int) -> Any:
@@ -188,10 +197,10 @@ def backward_call(
         return b, h, jnp.where(g == group - 1, block, 0) if group > 1 else block, 0
 
     wide, v_wide = problem.head_dim, problem.v_head_dim
-    kept = kv if group == 1 else tiles.kv.padded
-    scratch = [pltpu.VMEM((wide, tiles.q.padded), jnp.float32), pltpu.VMEM((kept, wide), jnp.float32)]
-    scratch.append(pltpu.VMEM((kept, v_wide), jnp.float32))
-    scratch += kept_shapes(OF_KEYS, body.operands, kv)
+    held = kv if group == 1 else tiles.kv.padded
+    scratch = [pltpu.VMEM((wide, tiles.q.padded), jnp.float32), pltpu.VMEM((held, wide), jnp.float32)]
+    scratch.append(pltpu.VMEM((held, v_wide), jnp.float32))
+    scratch += column_shapes(OF_KEYS, body.operands, kv)
     keys_shape = (problem.batch, problem.num_kv_heads, tiles.kv.padded)
     call = pl.pallas_call(
         body,

@@ -1,6 +1,6 @@
 """The backward kernel for a dense bias: each block of it is summed on chip over all rows and heads that share it.
 
-A call of its own, with the scores done again: where nobody asks for the gradient of a bias that is data, XLA leaves it
+A call of its own, with the scores done again: where the gradient of a bias that is data isn't used, XLA leaves it
 out. No score is ever stored, so that the gradient of a shared bias takes the bias's own memory.
 """
 
@@ -15,9 +15,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.flash.block import KEPT, OF_QUERIES, Block, block, keep, kept_shapes
+from kanawa_backends_tpu.kernels.attention.flash.block import (
+    COLUMNS,
+    OF_QUERIES,
+    Block,
+    block,
+    column_shapes,
+    store_columns,
+)
 from kanawa_backends_tpu.kernels.attention.flash.masking import LANES
-from kanawa_backends_tpu.kernels.attention.flash.products import ROWS_BY_ROWS, Base, product
+from kanawa_backends_tpu.kernels.attention.flash.matmuls import ROWS_BY_ROWS, Base, tile_matmul
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles
 
@@ -50,7 +57,7 @@ class BiasGradientKernel:
 
     def __call__(self, *references: Any) -> None:
         """Computes one step of the grid: what one block of scores of one head adds to a block of the bias."""
-        refs = dict(zip((*self.scalars, *self.operands, "dbias", "sum", *KEPT), references, strict=True))
+        refs = dict(zip((*self.scalars, *self.operands, "dbias", "sum", *COLUMNS), references, strict=True))
         at = _Place(*(pl.program_id(axis) + pl.program_id(axis + _PLACES) for axis in range(_PLACES)))
         shared = [(pl.program_id(axis), pl.num_programs(axis)) for axis in range(_PLACES, 2 * _PLACES)]
 
@@ -62,7 +69,7 @@ class BiasGradientKernel:
 
         @pl.when(some)
         def visit() -> None:
-            keep(refs, OF_QUERIES)
+            store_columns(refs, OF_QUERIES)
             self._parts(refs, block(refs, self.problem, self.tiles, at, queries_down=True), at)
 
         @pl.when(functools.reduce(jnp.logical_and, [step == count - 1 for step, count in shared]))
@@ -91,9 +98,9 @@ class BiasGradientKernel:
 
     def _add(self, refs: dict[str, Any], of: Block, first: Any, key: Any) -> None:
         queries, keys = pl.ds(first, self.tiles.q.part), pl.ds(key, self.tiles.kv.part)
-        scores, _ = self.base.capped(product(refs["queries"][queries, :], refs["k"][keys, :], ROWS_BY_ROWS))
+        scores, _ = self.base.capped(tile_matmul(refs["queries"][queries, :], refs["k"][keys, :], ROWS_BY_ROWS))
         scores = of.masking(of.additions(scores, first, key), first, key)
-        dweights = product(refs["dout"][queries, :], refs["v"][keys, :], ROWS_BY_ROWS)
+        dweights = tile_matmul(refs["dout"][queries, :], refs["v"][keys, :], ROWS_BY_ROWS)
         if self.problem.dropout_rate:
             dweights = of.dropping(dweights * of.dropping.factor, first, key)
         lse, delta = (_down(refs[name][:, queries]) for name in ("lse", "delta"))
@@ -131,7 +138,7 @@ def bias_gradient_call(
             out_specs=pl.BlockSpec((None, None, height, width), out),
             scratch_shapes=[
                 pltpu.VMEM((tiles.q.block, tiles.kv.block), jnp.float32),
-                *kept_shapes(OF_QUERIES, body.operands, tiles.q.block),
+                *column_shapes(OF_QUERIES, body.operands, tiles.q.block),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct((*own[:2], own[2] * height, own[3] * width), dtype),

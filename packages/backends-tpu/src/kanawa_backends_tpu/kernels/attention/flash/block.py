@@ -16,7 +16,7 @@ from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles
 
 #: Names of scratch that holds numbers of what lies along sublanes, equal along lanes, and of the operands, [1, n], that
 #: they come from: where queries lie there, and where keys do.
-KEPT = ("ids", "places", "first_word", "second_word")
+COLUMNS = ("ids", "places", "first_word", "second_word")
 OF_QUERIES = ("q_segments_across", "q_positions_across", "drop_first", "drop_second")
 OF_KEYS = ("kv_segments_across", "kv_positions_across", "", "")
 
@@ -30,30 +30,30 @@ class Block:
     dropping: Dropping
 
 
-def kept_shapes(sources: tuple[str, ...], names: tuple[str, ...], rows: int) -> list[Any]:
-    """Returns the scratch for `KEPT`: a little of what the call doesn't need."""
+def column_shapes(sources: tuple[str, ...], names: tuple[str, ...], rows: int) -> list[Any]:
+    """Returns the scratch for `COLUMNS`: a little of what the call doesn't need."""
     return [pltpu.VMEM((rows if source in names else 8, LANES), jnp.int32) for source in sources]
 
 
-def keep(refs: Mapping[str, Any], sources: tuple[str, ...]) -> None:
+def store_columns(refs: Mapping[str, Any], sources: tuple[str, ...]) -> None:
     """Fills the scratch for a new block along sublanes."""
-    for source, kept in zip(sources, KEPT, strict=True):
+    for source, column in zip(sources, COLUMNS, strict=True):
         if source in refs:
             rows = refs[source].shape[-1]
-            refs[kept][...] = jnp.broadcast_to(refs[source][...], (LANES, rows)).T
+            refs[column][...] = jnp.broadcast_to(refs[source][...], (LANES, rows)).T
 
 
 def block(
     refs: Mapping[str, Any], problem: AttentionProblem, tiles: Tiles, at: tuple[Any, Any, Any, Any], queries_down: bool
 ) -> Block:
-    """Returns the block at (row, query head, block of queries, block of keys), `KEPT` being filled for it."""
+    """Returns the block at (row, query head, block of queries, block of keys), `COLUMNS` being filled for it."""
     row, head, i, j = at
     firsts = (i * tiles.q.block, j * tiles.kv.block)
     down, across = {}, {}
     lanes = "kv" if queries_down else "q"
-    for what, kept in (("segments", "ids"), ("positions", "places")):
+    for what, column in (("segments", "ids"), ("positions", "places")):
         if f"{lanes}_{what}_across" in refs:
-            down[what], across[what] = refs[kept], refs[f"{lanes}_{what}_across"]
+            down[what], across[what] = refs[column], refs[f"{lanes}_{what}_across"]
     places = Places(queries_down, down, across, *(firsts if queries_down else firsts[::-1]))
     words = ("first_word", "second_word") if queries_down else ("drop_first", "drop_second")
     return Block(

@@ -16,9 +16,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kanawa.kernels.attention.problem import AttentionProblem
 
-from kanawa_backends_tpu.kernels.attention.flash.block import KEPT, OF_QUERIES, Block, block, keep, kept_shapes
+from kanawa_backends_tpu.kernels.attention.flash.block import (
+    COLUMNS,
+    OF_QUERIES,
+    Block,
+    block,
+    column_shapes,
+    store_columns,
+)
 from kanawa_backends_tpu.kernels.attention.flash.masking import HIDDEN, LANES
-from kanawa_backends_tpu.kernels.attention.flash.products import ROWS_BY_COLUMNS, ROWS_BY_ROWS, Base, product
+from kanawa_backends_tpu.kernels.attention.flash.matmuls import ROWS_BY_COLUMNS, ROWS_BY_ROWS, Base, tile_matmul
 from kanawa_backends_tpu.kernels.attention.flash.scalars import reach_of_blocks
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Tiles, divisor
 from kanawa_backends_tpu.kernels.attention.flash.windows import Windows
@@ -41,7 +48,7 @@ class ForwardKernel:
 
     def __call__(self, *references: Any) -> None:
         """Computes one step of the grid (batch, head, step)."""
-        names = (*self.scalars, *self.operands, "out", "lse", "top", "total", "sum", *KEPT)
+        names = (*self.scalars, *self.operands, "out", "lse", "top", "total", "sum", *COLUMNS)
         refs = dict(zip(names, references, strict=False))
         row, head, step = (pl.program_id(axis) for axis in range(3))
         i, j, flags = refs["q"][step], refs["kv"][step], refs["flags"][step]
@@ -68,7 +75,7 @@ class ForwardKernel:
     def _start(self, refs: dict[str, Any], head: Any) -> None:
         shape = refs["top"].shape
         if self.problem.has_sinks:
-            # A sink is a key whose score is given and whose value is zero.
+            # A sink is a key with a known score and a value of zero.
             sink = jnp.maximum(jnp.full(shape, refs["sinks"][head], jnp.float32), HIDDEN)
             first = jax.lax.broadcasted_iota(jnp.int32, shape, 1) == 0
             refs["top"][...] = sink
@@ -77,7 +84,7 @@ class ForwardKernel:
             refs["top"][...] = jnp.full(shape, HIDDEN, jnp.float32)
             refs["total"][...] = jnp.zeros(shape, jnp.float32)
         refs["sum"][...] = jnp.zeros_like(refs["sum"])
-        keep(refs, OF_QUERIES)
+        store_columns(refs, OF_QUERIES)
 
     def _whole(self, refs: dict[str, Any], of: Block) -> None:
         q, kv = self.tiles.q.block, self.tiles.kv.block
@@ -109,7 +116,7 @@ class ForwardKernel:
         jax.lax.fori_loop(0, q.parts * kv.parts, one, None)
 
     def _scores(self, refs: dict[str, Any], of: Block, first: Any, key: Any, rows: int, keys: int) -> jax.Array:
-        scores = product(refs["queries"][pl.ds(first, rows), :], refs["k"][pl.ds(key, keys), :], ROWS_BY_ROWS)
+        scores = tile_matmul(refs["queries"][pl.ds(first, rows), :], refs["k"][pl.ds(key, keys), :], ROWS_BY_ROWS)
         return of.additions(self.base.capped(scores)[0], first, key)
 
     def _attend(self, refs: dict[str, Any], of: Block, scores: jax.Array, first: Any, key: Any) -> None:
@@ -126,8 +133,8 @@ class ForwardKernel:
         v = refs["v"][pl.ds(key, keys), :]
         if self.problem.has_kv_lengths:
             v = of.masking.existing(v, key)
-        kept = of.dropping(jnp.concatenate(weights, axis=1), first, key)
-        weighed = product(kept.astype(v.dtype), v, ROWS_BY_COLUMNS)
+        weights_left = of.dropping(jnp.concatenate(weights, axis=1), first, key)
+        weighed = tile_matmul(weights_left.astype(v.dtype), v, ROWS_BY_COLUMNS)
         refs["sum"][queries, :] = refs["sum"][queries, :] * widened(shrunk, weighed.shape[1]) + weighed
 
     def _finish(self, refs: dict[str, Any]) -> None:
@@ -158,7 +165,7 @@ def forward_call(
     rows, wide = tiles.q.block, problem.v_head_dim
     scratch = [pltpu.VMEM((rows, LANES), jnp.float32)] * 2
     scratch.append(pltpu.VMEM((rows, wide), jnp.float32))
-    scratch += kept_shapes(OF_QUERIES, body.operands, rows)
+    scratch += column_shapes(OF_QUERIES, body.operands, rows)
     out_shape = (
         jax.ShapeDtypeStruct((problem.batch, heads, tiles.q.padded, wide), jnp.dtype(problem.dtype)),
         jax.ShapeDtypeStruct((problem.batch, heads, 1, tiles.q.padded), jnp.float32),

@@ -16,7 +16,7 @@ from kanawa_backends_tpu.kernels.attention.flash.additions import bias_arrays, s
 from kanawa_backends_tpu.kernels.attention.flash.backward import BackwardKernel, backward_call, scratch_bytes
 from kanawa_backends_tpu.kernels.attention.flash.bias_gradient import BiasGradientKernel, bias_gradient_call
 from kanawa_backends_tpu.kernels.attention.flash.forward import ForwardKernel, forward_call
-from kanawa_backends_tpu.kernels.attention.flash.products import base_of
+from kanawa_backends_tpu.kernels.attention.flash.matmuls import base_of
 from kanawa_backends_tpu.kernels.attention.flash.scalars import Vectors, has_data, rows_of_pairs, tables, vectors
 from kanawa_backends_tpu.kernels.attention.flash.tiles import Side, Tiles, side
 from kanawa_backends_tpu.kernels.attention.flash.visibility import predicates_of
@@ -191,9 +191,9 @@ def _prepared(
     problem: AttentionProblem, operands: Operands, tiles: Tiles, queries_down: bool
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """Returns the scalars to prefetch and the arrays of a kernel that has queries along sublanes, or keys."""
-    given = vectors(problem, operands, tiles)
-    scalars = tables(problem, operands, tiles, tiles.steps(queries_down), given, queries_down)
-    arrays = _arrays(problem, operands, tiles) | _rows(given)
+    row_vectors = vectors(problem, operands, tiles)
+    scalars = tables(problem, operands, tiles, tiles.steps(queries_down), row_vectors, queries_down)
+    arrays = _arrays(problem, operands, tiles) | _rows(row_vectors)
     if problem.has_alibi:
         scalars["slopes"] = slopes(operands)
     if problem.has_bias:
@@ -224,5 +224,5 @@ def _head_major(x: jax.Array, of: Side) -> jax.Array:
     return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, of.padded - of.length), (0, 0)))
 
 
-def _rows(given: Vectors) -> dict[str, jax.Array]:
-    return {f"{name}_across": x[:, None] for name, x in vars(given).items() if x is not None}
+def _rows(row_vectors: Vectors) -> dict[str, jax.Array]:
+    return {f"{name}_across": x[:, None] for name, x in vars(row_vectors).items() if x is not None}

@@ -41,14 +41,14 @@ class Places:
 
     def positions(self, rows: int, start_down: Any, start_across: Any) -> tuple[jax.Array, jax.Array]:
         """Returns the positions of queries and keys, int32, [rows, 128] or [1, 128]."""
-        given = self._given("positions", rows, start_down, start_across)
-        return self.indices(rows, start_down, start_across) if given is None else given
+        known = self._operands("positions", rows, start_down, start_across)
+        return self.indices(rows, start_down, start_across) if known is None else known
 
     def segments(self, rows: int, start_down: Any, start_across: Any) -> tuple[Any, Any]:
         """Returns the segment ids of queries and keys; (None, None) where there are none."""
-        return self._given("segments", rows, start_down, start_across) or (None, None)
+        return self._operands("segments", rows, start_down, start_across) or (None, None)
 
-    def _given(self, what: str, rows: int, start_down: Any, start_across: Any) -> tuple[jax.Array, jax.Array] | None:
+    def _operands(self, what: str, rows: int, start_down: Any, start_across: Any) -> tuple[jax.Array, jax.Array] | None:
         if what not in self.down:
             return None
         down, across = pl.ds(start_down, rows), pl.ds(start_across, LANES)

@@ -52,7 +52,7 @@ def vectors(problem: AttentionProblem, operands: Operands, tiles: Tiles) -> Vect
 
 
 def tables(
-    problem: AttentionProblem, operands: Operands, tiles: Tiles, steps: Steps, given: Vectors, queries_first: bool
+    problem: AttentionProblem, operands: Operands, tiles: Tiles, steps: Steps, vectors: Vectors, queries_first: bool
 ) -> dict[str, jax.Array]:
     """Returns the arrays to prefetch, int32 and flat, by name."""
     result = {
@@ -64,13 +64,13 @@ def tables(
     for name, operand in (("prefix", "prefix_lengths"), ("lengths", "kv_lengths")):
         if operand in operands:
             result[name] = operands[operand].astype(jnp.int32)
-    for name, x in vars(given).items():
+    for name, x in vars(vectors).items():
         if x is not None:
             side = tiles.q if name.startswith("q_") else tiles.kv
             result[name] = _limits(x, side.block)
             result[f"{name}_of_parts"] = _limits(x, side.part)
     for name in predicates_of(problem.mask):
-        result[f"pairs_{name}"], result[f"pairs_{name}_of_parts"] = _pairs(name, given, tiles)
+        result[f"pairs_{name}"], result[f"pairs_{name}_of_parts"] = _pairs(name, vectors, tiles)
     if has_data(problem, tiles):
         result["fetched"] = _fetched(result, tiles, steps, problem.batch, queries_first)
     return result
@@ -87,11 +87,11 @@ def rows_of_pairs(problem: AttentionProblem, tiles: Tiles) -> int:
     return 1 if tiles.known else problem.batch
 
 
-def _pairs(name: str, given: Vectors, tiles: Tiles) -> tuple[jax.Array, jax.Array]:
+def _pairs(name: str, vectors: Vectors, tiles: Tiles) -> tuple[jax.Array, jax.Array]:
     """Returns 1 where a predicate allows some pairs, plus 2 where all: of blocks and of parts, flat int32."""
     at = [
         jnp.arange(side.padded, dtype=jnp.int32)[None] if x is None else x
-        for side, x in ((tiles.q, given.q_positions), (tiles.kv, given.kv_positions))
+        for side, x in ((tiles.q, vectors.q_positions), (tiles.kv, vectors.kv_positions))
     ]
     q, kv = tiles.q, tiles.kv
     # Evaluated for every pair; XLA fuses it with what sums it up, so that no pair is stored.

@@ -13,7 +13,7 @@ ROWS_BY_COLUMNS = ((1,), (0,))
 COLUMNS_BY_COLUMNS = ((0,), (0,))
 
 
-def product(a: jax.Array, b: jax.Array, summed: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
+def tile_matmul(a: jax.Array, b: jax.Array, summed: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
     """Returns the product in fp32: bf16 in one pass, fp32 with all its bits."""
     exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(a, b, (summed, ((), ())), precision=exact, preferred_element_type=jnp.float32)
