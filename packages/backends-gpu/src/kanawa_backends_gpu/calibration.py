@@ -12,22 +12,6 @@ _AXLEARN = "AXLearn (MLSys 2026), tables of end-to-end training"
 _DGXC = "NVIDIA/dgxc-benchmarking v25.02, maxtext/README_70b.md"
 _RECIPES = "AI-Hypercomputer/gpu-recipes d57d222, training/a3mega/llama-2-7b/maxtext-pretraining-gke/README.md"
 
-
-def _step(
-    workload: str, target: str, seconds: float, planned: float, held_out: float, source: str, rounding: float = 0.05
-) -> FittedStep:
-    """Returns a published step, planned by the calibration and by one that was fitted without it."""
-    return FittedStep(
-        workload=workload,
-        target=target,
-        seconds=seconds,
-        rounding_seconds=rounding,
-        planned_seconds=planned,
-        held_out_seconds=held_out,
-        source=source,
-    )
-
-
 HOPPER_AND_BLACKWELL = Calibration(
     compiler="jaxlib 0.11.2",
     devices=("h100", "h200", "b200"),
@@ -45,9 +29,9 @@ HOPPER_AND_BLACKWELL = Calibration(
     # says how it was spread or what was recomputed. MaxText's step of the same model on twice as many is 1 % off.
     interval=(0.87, 1.21),
     steps=(
-        _step("Llama 2 7B, fsdp 8 x data 32", "h100-256", 1.4, 1.508, 1.543, _AXLEARN),
-        _step("Llama 2 7B, fsdp 8 x data 32, matmuls saved", "h100-256", 1.5, 1.42, 1.401, _RECIPES),
-        _step(
+        FittedStep("Llama 2 7B, fsdp 8 x data 32", "h100-256", 1.4, 1.508, 1.543, _AXLEARN),
+        FittedStep("Llama 2 7B, fsdp 8 x data 32, matmuls saved", "h100-256", 1.5, 1.42, 1.401, _RECIPES),
+        FittedStep(
             "Llama 3 70B, fsdp 128 x data 8, queries, keys and values saved",
             "h100-1024",
             15.603,
@@ -56,7 +40,7 @@ HOPPER_AND_BLACKWELL = Calibration(
             _DGXC,
             0.0005,
         ),
-        _step("Qwen3 30B-A3B, fsdp 16 x data 32", "b200-512", 4.31, 4.285, 4.218, _AXLEARN, 0.005),
+        FittedStep("Qwen3 30B-A3B, fsdp 16 x data 32", "b200-512", 4.31, 4.285, 4.218, _AXLEARN, 0.005),
     ),
     uncalibrated=("tensor and pipeline parallelism", "expert parallelism", "dense models on Blackwell"),
 )

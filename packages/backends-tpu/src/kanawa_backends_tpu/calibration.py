@@ -12,22 +12,6 @@ _AXLEARN = "AXLearn (MLSys 2026), tables of end-to-end training"
 _MAXTEXT = "AI-Hypercomputer/maxtext 76bd53b0f, MaxText/configs/v5e/README.md; seconds from the MFU by its own formula"
 _RECIPES = "AI-Hypercomputer/tpu-recipes c8cfe2f, training/trillium/Llama3.1-70B-MaxText/v6e-128/README.md"
 
-
-def _step(
-    workload: str, target: str, seconds: float, planned: float, held_out: float, source: str, rounding: float = 0.05
-) -> FittedStep:
-    """Returns a published step, planned by the calibration and by one that was fitted without it."""
-    return FittedStep(
-        workload=workload,
-        target=target,
-        seconds=seconds,
-        rounding_seconds=rounding,
-        planned_seconds=planned,
-        held_out_seconds=held_out,
-        source=source,
-    )
-
-
 _ASSUMED = Calibration(
     compiler="libtpu 0.0.52",
     # Of what has neither an estimate nor a schedule: a kernel that libtpu can't compile here, and that isn't recorded.
@@ -43,7 +27,9 @@ V5E = replace(
     estimate_factor=0.928,
     interval=(0.80, 1.25),
     steps=(
-        _step("32B of width 10,240, ungated, fsdp 256, full remat", "v5e-256", 12.3463, 12.84, 13.76, _MAXTEXT, 0.001),
+        FittedStep(
+            "32B of width 10,240, ungated, fsdp 256, full remat", "v5e-256", 12.3463, 12.84, 13.76, _MAXTEXT, 0.001
+        ),
     ),
     uncalibrated=("ICI apart from compute", "DCN", "tensor parallelism", "mixtures", "offloading"),
 )
@@ -54,9 +40,9 @@ V5P = replace(
     estimate_factor=1.042,
     interval=(0.86, 1.17),
     steps=(
-        _step("Llama 2 7B, fsdp 64 x data 4", "v5p-512", 2.5, 2.411, 2.349, _AXLEARN),
+        FittedStep("Llama 2 7B, fsdp 64 x data 4", "v5p-512", 2.5, 2.411, 2.349, _AXLEARN),
         # Its plan is of three of 80 layers, whose loops were counted as 80.
-        _step("Llama 2 70B, fsdp 256 x data 2", "v5p-1024", 11.6, 11.78, 11.88, _AXLEARN),
+        FittedStep("Llama 2 70B, fsdp 256 x data 2", "v5p-1024", 11.6, 11.78, 11.88, _AXLEARN),
     ),
     uncalibrated=("ICI apart from compute", "DCN", "tensor parallelism", "mixtures", "offloading"),
 )
@@ -67,7 +53,7 @@ V6E = replace(
     estimate_factor=0.901,
     interval=(0.74, 1.35),
     steps=(
-        _step(
+        FittedStep(
             "Llama 3.1 70B, fsdp 128, layer inputs and queries, keys and values offloaded",
             "v6e-128",
             34.786,
@@ -86,7 +72,7 @@ V7X = replace(
     estimate_factor=0.997,
     interval=(0.81, 1.23),
     steps=(
-        _step(
+        FittedStep(
             "Llama 3.1 70B, fsdp 512, layer inputs, queries, keys, values and attention saved",
             "tpu7x-512",
             12.27,

@@ -148,7 +148,7 @@ class PublishedStep:
         _require(bool(self.source), f"{self.experiment} on {self.target}: source must cite where it is published")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FittedStep:
     """A published step on which a calibration was fitted, and what its plan says.
 
@@ -161,10 +161,10 @@ class FittedStep:
     workload: str
     target: str
     seconds: float
-    rounding_seconds: float
     planned_seconds: float
     held_out_seconds: float
     source: str
+    rounding_seconds: float = 0.05
 
     def __post_init__(self) -> None:
         """Refuses a time that can't be; raises ValueError."""
