@@ -136,11 +136,13 @@ def test_every_entry_point_names_something_that_exists(package, wheel):
     assert listed, "a package without entry points is invisible"
     for group, key, value in listed:
         module, _, attribute = value.partition(":")
-        names = wheel.top_level_names(module)
+        # A class that moved may have moved to core.
+        owner = "core" if group == "kanawa_moved" and module.split(".")[0] == import_name("core") else package
+        names = (wheel if owner == package else Wheel(owner)).top_level_names(module)
         assert names is not None, f"[{group}] {key} = {value}: no such module in the wheel"
         if attribute:
             assert attribute.split(".")[0] in names, f"[{group}] {key} = {value}: no such object"
-        assert module.split(".")[0] == import_name(package)
+        assert module.split(".")[0] == import_name(owner)
 
 
 def test_component_groups_carry_objects_and_hooks_a_module(package, wheel):
