@@ -76,7 +76,7 @@ def test_a_run_goes_on_elsewhere_and_every_verb_reads_it(address, machine, unint
     assert (outcome.start_step, outcome.step) == (5, STEPS)
     assert losses(address) == uninterrupted
     names = set(open_storage(address).sizes())
-    assert {"config.json", "plugins.json", "events.jsonl", "checkpoints/ledger.json"} <= names
+    assert {"config.json", "plugins.json", "events.jsonl", "checkpoints/commits.json"} <= names
     machine()
     assert open_run(address, step=4).step == 4
     assert main(["generate", address, "--prompt-ids", "1,2,3", "--max-tokens", "2", "--json"]) == 0
@@ -159,7 +159,7 @@ def damage(address, rng, step, counts, record_drill):
             restored = reader.restore(asked)
             assert bits(restored) == sound[restored.step], before.keys()
             if restored.step == step:
-                # For people who copy the prefix: the ledger says what counts.
+                # For people who copy the prefix: commits.json says what counts.
                 assert any(key.endswith("COMMIT.json") for key in before), f"{what} of {before.keys()} went unseen"
             else:
                 assert restored.damaged[step], before.keys()
@@ -240,7 +240,7 @@ def test_a_bucket_that_refuses_at_the_start_is_told(spoil, said, address, server
     assert said in capsys.readouterr().err
 
 
-def test_a_ledger_without_objects_does_not_begin_the_run_anew(address):
+def test_commits_without_objects_does_not_begin_the_run_anew(address):
     go_on(address, 4)
     storage = open_storage(f"{address}/checkpoints")
     storage.delete(list(storage.sizes()))

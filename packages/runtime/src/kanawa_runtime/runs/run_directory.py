@@ -21,7 +21,7 @@ from kanawa.guarded_read import UnreadableFileError, guarded_json
 
 from kanawa_runtime.checkpoint.agreement import of_primary
 from kanawa_runtime.checkpoint.recorded_commits import EVENTS as EVENTS
-from kanawa_runtime.checkpoint.roots.objects import ledger_lease
+from kanawa_runtime.checkpoint.roots.objects import commits_lease
 from kanawa_runtime.checkpoint.tiers import RUN_ID, open_root
 from kanawa_runtime.storage.durable import write_durable
 from kanawa_runtime.storage.lease import StorageLease
@@ -50,7 +50,7 @@ STACKS = "stacks"
 #: Where `kanawa launch` keeps logs; it is there before the run is.
 LAUNCH = "launch"
 _PROBE_BYTES = 1 << 16
-#: Of a run in a folder; at an address it is the ledger of its checkpoints.
+#: Of a run in a folder; at an address it is `checkpoints/commits.json`.
 LEASE = ".lease.json"
 #: With the origin of every value, the largest experiments take a megabyte.
 MOST_CONFIG_BYTES = 64 * 2**20
@@ -128,7 +128,7 @@ class RunDirectory:
         if self.address is None:
             self.lease = StorageLease(open_folder(self.path), LEASE, where=self.place)
         else:
-            self.lease = ledger_lease(open_storage(f"{self.address}/{CHECKPOINTS}"), self.place)
+            self.lease = commits_lease(open_storage(f"{self.address}/{CHECKPOINTS}"), self.place)
         self.lease.acquire()
         if RUN_ID not in self.lease.facts:
             identity = uuid.uuid4().hex

@@ -1,10 +1,11 @@
-"""Steps in an object store, which can't rename: a ledger says which of them count.
+"""Steps in an object store, which can't rename: `commits.json` says which of them count.
 
-The ledger is the object of the writer's lease. One conditional write both proves the token and adds the step, so a
+That is the object of the writer's lease. One conditional write both proves the token and adds the step, so a
 commit of a process that lost the lease fails, however late it comes; and what that process wrote carries its token in
 the name, so it never mixes with what others wrote.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -23,17 +24,19 @@ from kanawa_runtime.storage.lease import StorageLease, sound_facts
 
 logger = logging.getLogger(__name__)
 
-LEDGER = "ledger.json"
+COMMITS = "commits.json"
+#: Its name in runs of earlier versions, which keep it: one object decides who writes.
+OLD_COMMITS = "ledger.json"
 STEPS = "steps"
 _TOKEN = re.compile(r"[0-9]+[^/]*/t(?P<token>[0-9]+)[-.]")
 
 
 class ObjectRoot(Root):
-    """Step prefixes in a bucket, and their ledger."""
+    """Step prefixes in a bucket, and the record of those that count."""
 
     def __init__(self, storage: Storage, lease: Lease | None = None, *, name: str = "") -> None:
         super().__init__(storage, name=name)
-        self._given = lease
+        self._run_lease = lease
 
     @property
     def where(self) -> str:
@@ -41,17 +44,17 @@ class ObjectRoot(Root):
         return self.storage.address
 
     def open(self, recorded: Collection[int]) -> dict[int, str]:
-        """Removes what no ledger knows. What can't count any more is told when it is read."""
+        """Removes uncommitted objects. A committed step that is damaged is reported when it is read."""
         counted = self._steps()
         lost: dict[int, str] = {}
-        if not self._has_ledger():
-            # Rebuilt from what lies there: not the hour to remove anything.
+        if STEPS not in self._lease.facts:
+            # Rebuilt from the commit files: nothing is removed now.
             self._lease.record(lambda facts: facts.update({STEPS: counted}))
             return lost
         sizes = self.storage.sizes()
         unknown = [key for key in sizes if key.partition("/")[0] not in counted and _is_ours(key)]
         for name in self._lease.facts.get("aside", ()):
-            # A crash may have cut the copying short, when the ledger had struck the step already.
+            # A crash may have cut the copying short, when the step was struck from the record already.
             half = [key for key in unknown if key.partition("/")[0] == name.partition(".")[0]]
             for key in half:
                 if f"{name}/{key.partition('/')[2]}" not in sizes:
@@ -62,11 +65,11 @@ class ObjectRoot(Root):
         return lost
 
     def steps(self) -> list[int]:
-        """Returns the steps of the ledger."""
+        """Returns the steps on record."""
         return sorted(int(step) for step in self._steps())
 
     def manifest(self, step: int) -> Manifest:
-        """Returns the manifest that the ledger names."""
+        """Returns the manifest on record."""
         try:
             entry = self._steps()[str(step)]
             where = f"{step}/{entry['manifest']}"
@@ -82,11 +85,11 @@ class ObjectRoot(Root):
             self.delete(step)
 
     def commit(self, manifest: Manifest) -> None:
-        """Writes manifest and commit file, and then the ledger, which alone makes the step count."""
+        """Writes manifest and commit file, and then the record, which alone makes the step count."""
         step, data = manifest.step, encoded(manifest)
         name = f"t{manifest.token}.manifest.json"
         self.write(step, name, data)
-        # For whoever copies the prefix to a folder, where there is no ledger.
+        # For copies of the prefix in a folder, where there is no such record.
         self.write(step, COMMIT, commit_text(step, data, name))
         faults.reached("pre_commit")
         entry = {"manifest": name, "sha256": hashlib.sha256(data).hexdigest()}
@@ -100,12 +103,12 @@ class ObjectRoot(Root):
         self.storage.delete([key for key in self.storage.sizes(f"{step}/") if key.startswith((f"{own}-", f"{own}."))])
 
     def delete(self, step: int) -> None:
-        """Strikes a step from the ledger, then removes its objects."""
+        """Strikes a step from the record, then removes its objects."""
         self._lease.record(lambda facts: facts[STEPS].pop(str(step), None))
         self.storage.delete(list(self.storage.sizes(f"{step}/")))
 
     def set_aside(self, step: int, reason: str) -> str:
-        """Strikes a step from the ledger and copies its objects to `STEP.REASON/`."""
+        """Strikes a step from the record and copies its objects to `STEP.REASON/`."""
         keys = list(self.storage.sizes(f"{step}/"))
         name, count = f"{step}.{reason}", 1
         while name in self._lease.facts.get("aside", {}):
@@ -125,23 +128,29 @@ class ObjectRoot(Root):
 
     @property
     def _lease(self) -> Lease:
-        if self._given is None:
+        if self._run_lease is None:
             message = f"the checkpoints in {self.where} can't be changed without the run's lease; open the run to write"
             raise CheckpointError(message)
-        return self._given
+        return self._run_lease
 
     def _steps(self) -> dict[str, Any]:
-        """Returns {step: {manifest, sha256}} of the ledger; of the commit files, where the ledger is gone."""
-        try:
-            facts = sound_facts(self.storage.read(LEDGER))
-        except ObjectMissingError:
-            facts = None
+        """Returns {step: {manifest, sha256}} on record; of the commit files, where the record is gone."""
+        facts = None
+        for key in (COMMITS, OLD_COMMITS):
+            with contextlib.suppress(ObjectMissingError):
+                facts = sound_facts(self.storage.read(key))
+                break
         if facts is not None and STEPS in facts:
             return dict(facts[STEPS])
         return commit_files(self.storage)
 
-    def _has_ledger(self) -> bool:
-        return STEPS in self._lease.facts
+
+def _is_there(storage: Storage, key: str) -> bool:
+    try:
+        storage.read(key, 0, 1)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 def _is_ours(key: str) -> bool:
@@ -163,11 +172,12 @@ def commit_files(storage: Storage) -> dict[str, Any]:
     return steps
 
 
-def ledger_lease(storage: Storage, where: str = "", **options: Any) -> StorageLease:
+def commits_lease(storage: Storage, where: str = "", **options: Any) -> StorageLease:
     """Returns the lease of a run whose checkpoints lie at a storage; not yet taken."""
 
     def highest_token() -> int:
         tokens = [int(match["token"]) for key in storage.sizes() if (match := _TOKEN.match(key))]
         return max(tokens, default=0)
 
-    return StorageLease(storage, LEDGER, where=where, lowest_token=highest_token, **options)
+    key = OLD_COMMITS if _is_there(storage, OLD_COMMITS) and not _is_there(storage, COMMITS) else COMMITS
+    return StorageLease(storage, key, where=where, lowest_token=highest_token, **options)
