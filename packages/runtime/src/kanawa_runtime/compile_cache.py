@@ -30,7 +30,7 @@ def sealed(key: str, value: bytes) -> bytes:
 
 
 class CheckedFiles:
-    """One file an entry; whole or not there. What the disk refuses is compiled anew, or not kept."""
+    """One file an entry; whole or not there. What can't be read is compiled anew; what can't be written isn't stored."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder
@@ -61,7 +61,7 @@ class CheckedFiles:
             # Renamed, so that a concurrent reader sees no half of it.
             beside.replace(path)
         except OSError as error:
-            logger.warning("a compiled program can't be kept in %s: %s", self._path, error)
+            logger.warning("a compiled program can't be stored in %s: %s", self._path, error)
             with contextlib.suppress(OSError):
                 beside.unlink()
 

@@ -49,7 +49,7 @@ def test_pieces_leave_no_gap_and_marks_tell_faults_and_recoveries():
     assert [(mark.seconds, mark.kind, mark.text) for mark in line.marks] == [
         (40.0, "event", "a rank was slow: step 15, rank 1"),
         (46.0, "fault", "attempt 1 was lost in its step section, at step 21"),
-        (57.0, "recovery", "attempt 2 went on from step 11, 10 steps back, 11.0 s later"),
+        (57.0, "recovery", "attempt 2 resumed from step 11, 10 steps back, 11.0 s later"),
     ]
 
 
@@ -116,7 +116,7 @@ def test_the_report_shows_goodput_faults_and_recoveries(tmp_path, in_ledger):
     page = (tmp_path / "page.html").read_text()
     assert "Goodput, faults and recoveries" in page
     assert "30.4% of 1:09 went into steps that count, in 2 attempts." in page
-    assert "attempt 2 went on from step 11, 10 steps back, 11.0 s later" in page
+    assert "attempt 2 resumed from step 11, 10 steps back, 11.0 s later" in page
     (figures,) = run_figures([run])
     assert figures["goodput"]["goodput"] == pytest.approx(21 / 69)
     assert figures["times"]["step_seconds"] == 1.0

@@ -154,7 +154,7 @@ def test_what_passes_is_no_refusal():
     ):
         storage = open_storage(address)
         said = f"{address}/key: {type(error).__name__}"
-        with pytest.raises(StorageError, match=said) as caught, storage._said("key"):
+        with pytest.raises(StorageError, match=said) as caught, storage._storage_errors("key"):
             raise error
         assert not isinstance(caught.value, StorageRefusedError)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: saved asynchronously, verified when restored, kept by rule."""
+"""Checkpoints: saved asynchronously, verified when restored, retained by rule."""
 
 from kanawa_runtime.checkpoint.auto import AutoCheckpointer as AutoCheckpointer
 from kanawa_runtime.checkpoint.checkpointer import OrbaxCheckpointer as OrbaxCheckpointer

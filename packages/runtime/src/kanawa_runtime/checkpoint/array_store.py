@@ -2,7 +2,7 @@
 
 A handler copies what this process holds, writes it on threads of its own, and re-shards on reading. It neither renames
 folders nor waits for other processes: the step's commit file and the agreement of the processes do that here. Importing
-orbax takes seconds, so that happens at the first save or restore: a plan or `show` needs none of it.
+orbax takes seconds, so that happens at the first save or restore: a plan or `show` doesn't import it.
 """
 
 import asyncio

@@ -217,7 +217,7 @@ class BackgroundCheckpointer(Checkpointer):
             recorded = recorded_commits(self.directory.parent) if isinstance(self.directory, Path) else ()
             lost = self._root.open(recorded)
         for step, place in lost.items():
-            reason = f"{COMMIT} is missing, although the step was committed; it is set aside, and kept, as {place}"
+            reason = f"{COMMIT} is missing, although the step was committed; it is set aside as {place}"
             logger.warning("checkpoint %d does not count: %s", step, reason)
             self.on_event("checkpoint_damaged", {"step": step, "reasons": [reason], "used": None})
 
@@ -241,7 +241,7 @@ class BackgroundCheckpointer(Checkpointer):
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:
-        """Has what the storage refuses be said as what it is: no damage, and no bug."""
+        """Turns errors of the storage into CheckpointUnreadableError: neither damage nor a bug."""
         try:
             yield
         except (OSError, StorageError) as error:
@@ -276,9 +276,9 @@ class BackgroundCheckpointer(Checkpointer):
         return pending
 
     def _begin(self, pending: Pending, trees: Trees) -> None:
-        """Has each place begin, and takes the copies; what one refuses must not keep the others from the step.
+        """Begins at each place, and takes the copies; an error at one must not prevent the step at the others.
 
-        Nothing is raised: the other processes have begun as well, and hear of it before the commit.
+        Nothing is raised: the other processes have begun as well, and get the error before the commit.
         """
         for number, root in enumerate(pending.roots):
             try:
@@ -370,9 +370,9 @@ class BackgroundCheckpointer(Checkpointer):
     def _settle(
         self, pending: Pending, number: int, parts: tuple[PartEntry, ...], error: str, facts: dict[str, Any]
     ) -> LeaseLostError | None:
-        """Commits a step at one place, or says why not. Raises what failed at the run's own.
+        """Commits a step at one place, or reports why not. Raises what failed at the run's own.
 
-        Returns that a quick place is another attempt's by now: the run's own comes after it, where others wait.
+        Returns the error if a quick place belongs to another attempt by now: the run's own follows, where others wait.
         """
         root, lost = pending.roots[number], None
         if root.is_private or agreement.is_primary():
@@ -414,7 +414,7 @@ class BackgroundCheckpointer(Checkpointer):
         faults.reached("post_commit", self._folder(pending.step))
 
     def _delete_old(self, root: Root) -> None:
-        """Makes room. That it can't is said, and no failure: the new step counts by now."""
+        """Deletes old steps. An error is logged and no failure: the new step counts by now."""
         keep, every = self.keep_last_n, self.keep_every_n_steps
         for tier, place in self._tiers:
             if place is root:
@@ -435,7 +435,7 @@ class BackgroundCheckpointer(Checkpointer):
             self.on_event("checkpoint_dropped", fields)
 
     def _discard(self, pending: Pending, roots: list[Root] | None = None) -> LeaseLostError | None:
-        """Removes what was written; returns that a place is somebody else's by now."""
+        """Removes what was written; returns the error if a place belongs to another attempt by now."""
         lost = None
         for root in pending.roots if roots is None else roots:
             if root.is_private or agreement.is_primary():

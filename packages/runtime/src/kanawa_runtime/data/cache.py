@@ -32,7 +32,7 @@ def cached(kind: str, key: str, build: Callable[[], bytes], parse: Callable[[byt
     A folder that can't be written costs a warning and the time to build again, never the run.
     """
     path = cache_folder() / kind / key
-    payload = _read(path)
+    payload = _read_entry(path)
     if payload is not None:
         try:
             return parse(payload)
@@ -46,7 +46,7 @@ def cached(kind: str, key: str, build: Callable[[], bytes], parse: Callable[[byt
     return parse(payload)
 
 
-def _read(path: Path) -> bytes | None:
+def _read_entry(path: Path) -> bytes | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from kanawa_runtime.data.tokenizers.special_ids import FIRST_LEARNED_ID
 
 
 def default_data(model: Any, sequence_length: int) -> DataSource.Config:
-    """Returns rows that a CausalLM's or MaskedLM's config can learn, none of whose ids the model has no room for.
+    """Returns rows that a CausalLM's or MaskedLM's config can learn; all ids fit the model's vocabulary.
 
     The text is Python's own library, its tokenizer learned from it and at most as large as the model's vocabulary.
     """

@@ -1,4 +1,4 @@
-"""`--data`: the same experiment on other data, given by name or as files."""
+"""`--data`: the same experiment on other data, by name or by files."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def on_other_data(experiment: Config, text: str, tokenizer_file: Path | None = N
 
     `text` is a catalogued experiment, whose data are taken, a catalogued data source, or files: a glob, a folder, a
     `.jsonl` or a text. With `tokenizer_file` text is read by that tokenizer, else by one learned from it.
-    Raises UsageError for what is none of these, CorpusError for a glob that matches nothing.
+    Raises UsageError for anything else, CorpusError for a glob that matches nothing.
     """
     named = _named(text)
     if named is not None:
@@ -96,5 +96,5 @@ def _unknown(text: str) -> str:
     names = {state.name for kind in ("experiments", "data") for state in host().components(kind)}
     return (
         f"--data {text}: no experiment and no data source is called so, and there is no such file or folder"
-        f"{did_you_mean(text, names)}; files are given as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
+        f"{did_you_mean(text, names)}; files are written as 'folder/**/*.txt', a folder, or a .jsonl or .txt file"
     )

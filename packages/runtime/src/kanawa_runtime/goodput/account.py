@@ -59,7 +59,7 @@ class Account:
 class Attempt:
     """The lines of one attempt, opened at wall clock `opened` and last alive at `last`.
 
-    `kept` is the step from which the next one went on; None for the last.
+    `resumed_at` is the step from which the next one resumed; None for the last.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Attempt:
     lines: list[Mapping[str, Any]]
     last: float
     section: str = "setup"
-    kept: int | None = None
+    resumed_at: int | None = None
 
 
 def account(records: Sequence[Mapping[str, Any]]) -> Account:
@@ -84,7 +84,7 @@ def account(records: Sequence[Mapping[str, Any]]) -> Account:
         seconds["startup"] += attempt.opened - max(attempt.started, ended or attempt.started)
         before = attempt.opened
         for line in attempt.lines:
-            for category, value in categories_of(line, typical, attempt.kept):
+            for category, value in categories_of(line, typical, attempt.resumed_at):
                 seconds[category] += value
             before = float(line["time"])
         # Between the last record and the last sign of life.
@@ -112,7 +112,8 @@ def attempts_of(records: Sequence[Mapping[str, Any]]) -> list[Attempt]:
             earlier = [other for other in attempts.values() if other.number < number]
             for other in earlier:
                 # Steps beyond it are taken again, whichever attempt took them.
-                other.kept = int(record["step"]) if other.kept is None else min(other.kept, int(record["step"]))
+                step = int(record["step"])
+                other.resumed_at = step if other.resumed_at is None else min(other.resumed_at, step)
         elif record["kind"] == "lost":
             attempt.section = str(record["section"])
         attempt.last = max(attempt.last, at)
@@ -130,8 +131,8 @@ def tail_category(attempt: Attempt) -> str:
     return "wasted" if attempt.section in ("step", "data") else CATEGORY_OF_SECTION.get(attempt.section, "startup")
 
 
-def categories_of(line: Mapping[str, Any], typical: float, kept: int | None) -> Iterator[tuple[str, float]]:
-    """Yields (category, seconds) of a `spent` record, in order. Steps beyond `kept` were lost, and taken again."""
+def categories_of(line: Mapping[str, Any], typical: float, resumed_at: int | None) -> Iterator[tuple[str, float]]:
+    """Yields (category, seconds) of a `spent` record, in order. Steps beyond `resumed_at` were lost."""
     steps, reached = int(line["steps"]), int(line["step"])
     for section, value in line["seconds"].items():
         if section != "step":
@@ -139,7 +140,7 @@ def categories_of(line: Mapping[str, Any], typical: float, kept: int | None) -> 
             continue
         usual = max(1, steps) * typical
         stalled = value - usual if value > usual * STALL_FACTOR + STALL_SECONDS else 0.0
-        again = min(steps, max(0, reached - kept)) / steps if kept is not None and steps else 0.0
+        again = min(steps, max(0, reached - resumed_at)) / steps if resumed_at is not None and steps else 0.0
         yield "productive", (value - stalled) * (1.0 - again)
         yield "wasted", (value - stalled) * again
         yield "stalled", stalled

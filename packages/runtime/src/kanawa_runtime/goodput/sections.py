@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-#: `setup` is what none of the others is; `step` includes waiting for the device.
+#: `setup` is everything else; `step` includes waiting for the device.
 Section = Literal["setup", "initialise", "restore", "compile", "data", "step", "check", "save", "evaluate", "end"]
 
 Listener = Callable[[Section, int], None]
@@ -13,7 +13,7 @@ Listener = Callable[[Section, int], None]
 class Sections:
     """The section that the training thread is in. Listeners are called on that thread at every change and every step.
 
-    `relabel` takes what the current section turned out to be.
+    `relabel` changes the name of the current section.
     """
 
     def __init__(self, *listeners: Listener, relabel: Callable[[Section], None] = lambda name: None) -> None:
@@ -42,7 +42,7 @@ class Sections:
             self._tell()
 
     def was(self, name: Section) -> None:
-        """The current section turned out to be `name`, such as a wait for data during which the device computed."""
+        """Renames the current section, such as a wait for data during which the device computed."""
         self._relabel(name)
 
     def _tell(self) -> None:

@@ -16,7 +16,7 @@ from kanawa_runtime.goodput.account import (
 _EVENTS = {
     "checkpoint_damaged": "a checkpoint was damaged",
     "checkpoint_failed": "a checkpoint couldn't be saved",
-    "checkpoint_dropped": "a checkpoint was not kept",
+    "checkpoint_dropped": "a checkpoint was dropped",
     "loss_spike": "the loss jumped",
     "rewound": "went back to an earlier step",
     "went_back": "went back to an earlier checkpoint",
@@ -83,7 +83,7 @@ def _of_attempt(attempt: Attempt, begun: float, start: float, typical: float) ->
         # Clocks of lines and of sections differ by a little: a line ends where it was written.
         whole, end = sum(line["seconds"].values()), float(line["time"]) - start
         scale = (end - at) / whole if whole > 0 and end > at else 0.0
-        for category, seconds in categories_of(line, typical, attempt.kept):
+        for category, seconds in categories_of(line, typical, attempt.resumed_at):
             yield Piece(at, at + seconds * scale, category)
             at += seconds * scale
         at = max(at, end)
@@ -124,7 +124,7 @@ def _of_attempts(attempts: Sequence[Attempt], records: Sequence[Mapping[str, Any
             continue
         lost = max(0, max(reached[number] for number in reached if number < attempt.number) - int(record["step"]))
         after = float(record["time"]) - before.last
-        text = f"attempt {attempt.number} went on from step {record['step']}, {lost} steps back, {after:.1f} s later"
+        text = f"attempt {attempt.number} resumed from step {record['step']}, {lost} steps back, {after:.1f} s later"
         yield Mark(float(record["time"]) - start, "recovery", attempt.number, text)
 
 

@@ -11,7 +11,7 @@ _SECONDS = 120.0
 _MOST_CHARACTERS = 2000
 
 
-def call(command: Sequence[str], install: str, given: str | None = None) -> str:
+def call(command: Sequence[str], install: str, stdin: str | None = None) -> str:
     """Returns what a client tool writes to stdout.
 
     Raises LauncherError where it isn't there (`install` says what to do), takes too long, or refuses.
@@ -21,7 +21,7 @@ def call(command: Sequence[str], install: str, given: str | None = None) -> str:
         raise LauncherError(message)
     try:
         done = subprocess.run(
-            list(command), capture_output=True, text=True, input=given, timeout=_SECONDS, check=False, errors="replace"
+            list(command), capture_output=True, text=True, input=stdin, timeout=_SECONDS, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as error:
         message = f"{shlex.join(command)} gave no answer within {_SECONDS:.0f} s: the system may be overloaded or down"

@@ -1,4 +1,4 @@
-"""Adafactor: second moments of a matrix kept as one row and one column (Shazeer and Stern 2018, arXiv:1804.04235)."""
+"""Adafactor: second moments of a matrix stored as one row and one column (Shazeer and Stern 2018, arXiv:1804.04235)."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

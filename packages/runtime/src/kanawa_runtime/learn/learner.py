@@ -147,7 +147,7 @@ class UpdateRule:
         return rate
 
     def _structure(self, params: Mapping[str, Any]) -> Any:
-        """Returns optax's state as shapes: its structure isn't kept on disk, since it changes with optax."""
+        """Returns optax's state as shapes: its structure isn't stored on disk, since it changes with optax."""
         key = tuple((path, leaf.shape, leaf.dtype) for path, leaf in params.items())
         if key not in self._structures:
             shapes = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape, dtype in key}

@@ -15,7 +15,7 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Returns the place of a value, kept inside."""
+        """Returns the place of a value, clipped to the scale."""
         low, high, value = (self._flat(v) for v in (self.low, self.high, value))
         # A range of one value stands in the middle.
         share = (value - low) / (high - low) if high > low else 0.5

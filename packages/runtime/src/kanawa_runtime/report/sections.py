@@ -202,7 +202,7 @@ def _problem(record: Mapping[str, Any]) -> str:
     if record["event"] == "checkpoint_failed":
         return f"step {step} could not be saved: {record.get('error')}"
     if record["event"] == "checkpoint_dropped":
-        return f"step {step} was not kept: the step after it was not sound, or never came"
+        return f"step {step} was dropped: the step after it was not sound, or never ran"
     if record["event"] == "checkpoint_damaged":
         reasons = "; ".join(str(reason) for reason in record.get("reasons") or [])
         used = record.get("used")

@@ -62,7 +62,7 @@ class RunStore(ModelStore):
         return StoredModel(read_config(directory, OF_TRAINING).model, {}, {}, files, notes)
 
     def load(self, directory: Path, step: int | None = None) -> StoredModel:
-        """Returns the model of a run's newest or given step, as host arrays."""
+        """Returns the model of a run's newest step or `step`, as host arrays."""
         from kanawa_runtime.runs.open_run import open_run
 
         run = open_run(directory, step=step)

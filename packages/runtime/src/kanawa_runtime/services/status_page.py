@@ -28,7 +28,7 @@ _LOCAL_NAMES = ("127.0.0.1", "localhost")
 class StatusPage(Service):
     """Serves `/` (a page), `/status.json` and `/stacks` on 127.0.0.1 at `port`; 0 takes a free one.
 
-    The address is logged, and kept in `RUN/status-page.url`. `/stacks` are the Python stacks of the first process.
+    The address is logged, and written to `RUN/status-page.url`. `/stacks` are the Python stacks of the first process.
     """
 
     class Config(Service.Config):

@@ -76,7 +76,7 @@ class WandbLogger(Service):
 
 
 def _identity(folder: Path) -> str:
-    """Returns the id kept with the run; makes one at the first attempt."""
+    """Returns the id stored with the run; makes one at the first attempt."""
     file = folder / IDENTITY
     if not file.exists():
         write_durable(file, json.dumps({"id": secrets.token_hex(4)}).encode())

@@ -42,7 +42,7 @@ class GcsStorage(BucketStorage):
 
     def _get(self, key: str, start: int, size: int | None) -> bytes:
         last = None if size is None else start + size - 1
-        with self._said(key):
+        with self._storage_errors(key):
             data: bytes = self._blob(key).download_as_bytes(start=start or None, end=last, **self._limits)
             return data
 
@@ -51,7 +51,7 @@ class GcsStorage(BucketStorage):
         tries = 5
         for attempt in range(tries):
             try:
-                with self._said(key):
+                with self._storage_errors(key):
                     blob = self._blob(key)
                     blob.reload(**self._limits)
                     generation = blob.generation
@@ -66,26 +66,26 @@ class GcsStorage(BucketStorage):
         return {"if_generation_match": int(version or 0)}
 
     def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: Any) -> str:
-        with self._said(key):
+        with self._storage_errors(key):
             blob = self._blob(key)
             blob.upload_from_string(bytes(data), checksum="crc32c", **condition, **self._limits)
             return str(blob.generation)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Lists; see the contract."""
-        with self._said(prefix):
+        with self._storage_errors(prefix):
             blobs = self._handle().list_blobs(prefix=self._prefix + prefix, **self._limits)
             return {blob.name.removeprefix(self._prefix): int(blob.size) for blob in blobs}
 
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects one by one."""
         for key in keys:
-            with contextlib.suppress(ObjectMissingError), self._said(key):
+            with contextlib.suppress(ObjectMissingError), self._storage_errors(key):
                 self._blob(key).delete(**self._limits)
 
     @contextlib.contextmanager
-    def _said(self, key: str) -> Iterator[None]:
-        """Has the client's errors be a storage's, by their HTTP status."""
+    def _storage_errors(self, key: str) -> Iterator[None]:
+        """Turns the client's errors into StorageErrors, by their HTTP status."""
         try:
             from google.api_core.exceptions import GoogleAPICallError, RetryError
             from google.auth.exceptions import GoogleAuthError
@@ -107,7 +107,7 @@ class GcsStorage(BucketStorage):
                 advice = f"{message}. Check the bucket's name and your rights"
                 raise StorageRefusedError(advice) from error
             raise StorageError(message) from error
-        # RetryError is what tries come to when their time is over, and is none of the calls' errors.
+        # RetryError is raised when retries time out, and isn't an error of the calls.
         except (RetryError, GoogleAuthError, OSError) as error:
             message = f"{place}: {type(error).__name__}: {error}"
             kind = StorageRefusedError if isinstance(error, GoogleAuthError) else StorageError

@@ -32,7 +32,7 @@ class LocalStorage(Storage):
 
     def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
         """Returns a part of a file; see the contract."""
-        with _said(self._path(key)), self._path(key).open("rb") as file:
+        with _storage_errors(self._path(key)), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(-1 if size is None else size)
 
@@ -44,7 +44,7 @@ class LocalStorage(Storage):
     def write(self, key: str, data: bytes | bytearray | memoryview, *, synced: bool = True) -> str:
         """Replaces a file; see the contract. Unless `synced`, a loss of power may undo it, or leave nothing."""
         path = self._path(key)
-        with _said(path):
+        with _storage_errors(path):
             self._make(path.parent)
             write_durable(path, data, synced=synced and self.survives_power_loss)
         return _version(data) if len(data) < 1 << 20 else ""
@@ -68,7 +68,7 @@ class LocalStorage(Storage):
         """Returns the bytes of every file whose key begins with `prefix`."""
         sizes = {}
         start = self._path(prefix.rpartition("/")[0])
-        with _said(start):
+        with _storage_errors(start):
             for folder, _, names in os.walk(start):
                 for name in names:
                     path = Path(folder, name)
@@ -82,7 +82,7 @@ class LocalStorage(Storage):
         """Removes files, and the folders that become empty."""
         for key in keys:
             path = self._path(key)
-            with _said(path):
+            with _storage_errors(path):
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     while path.parent != self.root:
@@ -109,7 +109,7 @@ class LocalStorage(Storage):
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps other processes from replacing anything here; a process that is stopped in it keeps them waiting."""
-        with _said(self.root):
+        with _storage_errors(self.root):
             self._make(self.root)
             descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -160,8 +160,8 @@ def _version(data: bytes | bytearray | memoryview) -> str:
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """Has the system's errors be a storage's."""
+def _storage_errors(path: Path) -> Iterator[None]:
+    """Turns the system's errors into StorageErrors."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The local folder that stands for a run at an address: its small files, brought here and kept up to date there.
+"""The local folder that stands for a run at an address: its small files, brought here and updated there.
 
 Logs are appended to and read at any place, which object stores offer neither of; so a run writes them here, and what
 changed goes to the address every few seconds. Checkpoints don't pass through it.
@@ -144,7 +144,7 @@ class Mirror:
             aside = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.removed-", dir=self.folder.parent))
             for path in left:
                 path.rename(aside / path.name)
-            logger.warning("%s holds no run; what was here of an earlier one is kept in %s", self.address, aside)
+            logger.warning("%s holds no run; local files of an earlier one are moved to %s", self.address, aside)
 
     def _run(self) -> None:
         failing = False
@@ -157,7 +157,7 @@ class Mirror:
                 return
             except (StorageError, OSError) as error:
                 if not failing:
-                    logger.warning("%s takes no files now; they are kept in %s: %s", self.address, self.folder, error)
+                    logger.warning("%s takes no files now; they remain in %s: %s", self.address, self.folder, error)
                 failing = True
             else:
                 failing = False

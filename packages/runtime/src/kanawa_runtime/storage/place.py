@@ -23,7 +23,7 @@ def address_of(text: object) -> str | None:
 
 
 def run_place(text: str | Path, what: str = "") -> str | Path:
-    """Returns the address or the path that a run was given as; raises UsageError for a text that can be neither."""
+    """Returns a run's address or path; raises UsageError for a text that can be neither."""
     address = address_of(text)
     # A folder has one name: `file:///run` becomes its path.
     return local_path(text, what) if address is None or address.startswith("file:") else address

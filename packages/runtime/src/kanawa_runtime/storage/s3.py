@@ -65,7 +65,7 @@ class S3Storage(BucketStorage):
         tries = 3
         for attempt in range(tries):
             try:
-                with self._said(key):
+                with self._storage_errors(key):
                     answer = self._client.get_object(Bucket=self.bucket, Key=self._prefix + key, **span)
                     # The SDK retries a request, but not a body that ends before its time.
                     return answer["Body"].read(), answer["ETag"]
@@ -81,14 +81,14 @@ class S3Storage(BucketStorage):
 
     def _put(self, key: str, data: bytes | bytearray | memoryview, **condition: str) -> str:
         body = data if isinstance(data, bytes) else bytes(data)
-        with self._said(key):
+        with self._storage_errors(key):
             answer = self._client.put_object(Bucket=self.bucket, Key=self._prefix + key, Body=body, **condition)
             return str(answer["ETag"])
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Lists; see the contract."""
         sizes = {}
-        with self._said(prefix):
+        with self._storage_errors(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self.bucket, Prefix=self._prefix + prefix):
                 for entry in page.get("Contents", ()):
@@ -100,7 +100,7 @@ class S3Storage(BucketStorage):
         names = [self._prefix + key for key in keys]
         for first in range(0, len(names), _MOST_DELETED):
             objects = [{"Key": name} for name in names[first : first + _MOST_DELETED]]
-            with self._said(""):
+            with self._storage_errors(""):
                 answer = self._client.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
             for failed in answer.get("Errors", ()):
                 message = f"s3://{self.bucket}/{failed['Key']} can't be deleted: {failed.get('Message')}"
@@ -109,12 +109,12 @@ class S3Storage(BucketStorage):
     def copy(self, source: str, target: str) -> None:
         """Copies without bringing the bytes here."""
         place = {"Bucket": self.bucket, "Key": self._prefix + source}
-        with self._said(source):
+        with self._storage_errors(source):
             self._client.copy_object(Bucket=self.bucket, Key=self._prefix + target, CopySource=place)
 
     @contextlib.contextmanager
-    def _said(self, key: str) -> Iterator[None]:
-        """Has the SDK's errors be a storage's, by what S3 called them."""
+    def _storage_errors(self, key: str) -> Iterator[None]:
+        """Turns the SDK's errors into StorageErrors, by S3's error codes."""
         try:
             from botocore.exceptions import (
                 BotoCoreError,

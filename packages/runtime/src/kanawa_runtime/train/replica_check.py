@@ -22,7 +22,7 @@ class ReplicasDifferError(KanawaError):
 class ReplicaCheck:
     """Takes every `every_steps`th step under observation. `on_event` gets what was seen, `go_back` a step to trust.
 
-    The state before such a step is kept beside it while it runs: that is the memory it needs.
+    The state before such a step is retained while it runs: that is the memory it needs.
     """
 
     def __init__(

@@ -180,7 +180,7 @@ def _restored(attempt: Attempt, abstract: TrainState, digest: str) -> Restored |
         aside = attempt.checkpoints.go_back(restored.step)
         attempt.journal.write("went_back", step=restored.step, set_aside=aside)
         for place in aside:
-            attempt.screen.say(f"a later checkpoint is set aside, and kept: {shown(place)}")
+            attempt.screen.say(f"a later checkpoint is set aside: {shown(place)}")
     return restored
 
 
@@ -203,7 +203,7 @@ def _state_of(restored: Restored, abstract: TrainState) -> TrainState:
 
 
 def _first_state(attempt: Attempt, init: Program, abstract: TrainState) -> tuple[Origin, TrainState]:
-    """Returns the state before the first update, with the parameters of another model where one was given."""
+    """Returns the state before the first update, with the parameters of another model where there is one."""
     with attempt.screen.phase("making new parameters"), attempt.sections.within("initialise"):
         state: TrainState = init.lower().compile()()
     mapping: InitFrom | None = attempt.config.init_from

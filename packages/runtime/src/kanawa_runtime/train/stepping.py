@@ -266,7 +266,7 @@ class Stepper:
             self._attempt.checkpoints.wait()
 
     def _advice(self, step: int) -> str:
-        """Returns what is kept and what to do, after `step` went wrong."""
+        """Returns the checkpoints that remain and what to do, after `step` failed."""
         # What is being saved counts among what is kept, once it is there; a save that fails has an event of its own.
         # One that waited for this step is dropped.
         self._wait_for_the_save()

@@ -141,7 +141,7 @@ class DirectoryRoot(Root):
             yield
 
     def _storage_alone(self) -> contextlib.AbstractContextManager[None]:
-        assert isinstance(self.storage, LocalStorage)  # noqa: S101 - as it was given
+        assert isinstance(self.storage, LocalStorage)  # noqa: S101 - by the constructor
         return self.storage.alone()
 
     def _check_claim(self) -> None:

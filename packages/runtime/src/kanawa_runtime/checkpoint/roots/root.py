@@ -61,7 +61,7 @@ class Root(abc.ABC):
         self.make_room(step)
 
     def tidy(self) -> None:
-        """Removes what needs no longer be kept once a step is committed; other processes may begin the next."""
+        """Removes leftovers once a step is committed; other processes may begin the next."""
         return
 
     def write(self, step: int, name: str, data: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a container is given: its variables, text that Kubernetes leaves as it is, and what it needs. Pure functions."""
+"""A container's parts: its variables, text that Kubernetes leaves as it is, and what it needs. Pure functions."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -78,7 +78,7 @@ class Supervisor:
     # --- one attempt -----------------------------------------------------------------------------------------
 
     def _attempt(self) -> list[int]:
-        """Runs all processes to their end and returns their codes; none of them is left, whatever happens."""
+        """Runs all processes to their end and returns their codes; no process remains in any case."""
         attempt = last_attempt(self.folder) + 1
         logs = attempt_folder(self.folder, attempt)
         logs.mkdir(parents=True)
@@ -158,7 +158,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Inside, SIGTERM, Ctrl-C and the end of the terminal are kept for the loop, which passes them on."""
+        """Inside, SIGTERM, Ctrl-C and the end of the terminal are queued for the loop, which passes them on."""
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else `nohup` has said that it is to stay
             numbers.append(signal.SIGHUP)

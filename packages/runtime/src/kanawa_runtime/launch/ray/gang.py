@@ -73,7 +73,7 @@ class Gang:
         """Takes up what the actor before this one kept, if there was one; returns whether it was lost at work."""
         import ray
 
-        before = kept(self._job.name) if ray.get_runtime_context().was_current_actor_reconstructed else None
+        before = last_record(self._job.name) if ray.get_runtime_context().was_current_actor_reconstructed else None
         if before is None:
             self._keep()
             return False
@@ -153,8 +153,8 @@ class Gang:
         self._facts |= {"pids": ray.get(starts), "state": "running", "detail": ""}
         deadline, has_asked = float("inf"), False
         while True:
-            codes = [_asked(member.code) for member in self._members]
-            said = _asked(self._members[0].said) if codes[0] != _LOST else None
+            codes = [_call(member.code) for member in self._members]
+            said = _call(self._members[0].said) if codes[0] != _LOST else None
             # Not of one that is gone: what it said last is what tells why.
             self._said = said if isinstance(said, str) else self._said
             if all(code is not None for code in codes):
@@ -162,7 +162,7 @@ class Gang:
             if self._stopping and not has_asked:
                 has_asked, deadline = True, time.monotonic() + self._job.grace_seconds
                 for member in self._members:
-                    _asked(member.signal, signal.SIGTERM)
+                    _call(member.signal, signal.SIGTERM)
             if any(codes) and not self._stopping:
                 deadline = min(deadline, time.monotonic() + self._settings["settle_seconds"])
             if time.monotonic() > deadline:
@@ -173,12 +173,12 @@ class Gang:
         import ray
 
         for member in self._members:
-            _asked(member.end)
+            _call(member.end)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(member)
 
 
-def _asked(method: Any, *arguments: Any) -> Any:
+def _call(method: Any, *arguments: Any) -> Any:
     """Returns what a member answers; one that is gone answers as a killed process would."""
     import ray
 
@@ -196,8 +196,8 @@ def keep(name: str, record: dict[str, Any]) -> None:
     internal_kv._internal_kv_put(name.encode(), text, overwrite=True, namespace=NAMESPACE.encode())
 
 
-def kept(name: str) -> dict[str, Any] | None:
-    """Returns how a job stood last: {"facts", "said", "stopping"}; None where the cluster has had none of its name."""
+def last_record(name: str) -> dict[str, Any] | None:
+    """Returns a job's last state: {"facts", "said", "stopping"}; None where the cluster has had none of its name."""
     from ray.experimental import internal_kv
 
     record = internal_kv._internal_kv_get(name.encode(), namespace=NAMESPACE.encode())

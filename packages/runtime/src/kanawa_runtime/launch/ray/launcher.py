@@ -81,11 +81,11 @@ class RayLauncher(Launcher):
         return job.name
 
     def status(self, name: str) -> Status:
-        """Returns what the actor says, or what the cluster kept of its end."""
+        """Returns what the actor says, or what the cluster stored of its end."""
         ray = connected(self.config.address)
         gang = self._gang(name)
         if gang is None:
-            return Status(**self._kept(name)["facts"])
+            return Status(**self._last_record(name)["facts"])
         try:
             facts = ray.get(gang.status.remote(), timeout=_SECONDS)
         except ray.exceptions.RayError as error:
@@ -97,7 +97,7 @@ class RayLauncher(Launcher):
         ray = connected(self.config.address)
         gang = self._gang(name)
         if gang is None:
-            return str(self._kept(name)["said"])
+            return str(self._last_record(name)["said"])
         try:
             return str(ray.get(gang.logs.remote(), timeout=_SECONDS))
         except ray.exceptions.RayError as error:
@@ -109,7 +109,7 @@ class RayLauncher(Launcher):
         ray = connected(self.config.address)
         gang = self._gang(name)
         if gang is None:
-            self._kept(name)
+            self._last_record(name)
             return
         ray.get(gang.stop.remote(), timeout=_SECONDS)
         while not self.status(name).ended:
@@ -133,10 +133,10 @@ class RayLauncher(Launcher):
             while self._gang(name) is not None:
                 time.sleep(0.05)
 
-    def _kept(self, name: str) -> dict[str, Any]:
-        from kanawa_runtime.launch.ray.gang import kept
+    def _last_record(self, name: str) -> dict[str, Any]:
+        from kanawa_runtime.launch.ray.gang import last_record
 
-        record = kept(name)
+        record = last_record(name)
         if record is None:
             message = f"this Ray cluster has no job {name!r}, and had none; `kanawa launch ray EXPERIMENT` starts one"
             raise LauncherError(message)
