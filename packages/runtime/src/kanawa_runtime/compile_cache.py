@@ -30,7 +30,7 @@ def sealed(key: str, value: bytes) -> bytes:
 
 
 class CheckedFiles:
-    """One file an entry; whole or not there. What can't be read is compiled anew; what can't be written isn't stored."""
+    """One file an entry, whole or absent. What can't be read is compiled anew; what can't be written isn't stored."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder

@@ -33,7 +33,7 @@ def test_it_goes_on_from_there_and_keeps_what_came_later(tmp_path):
     outcome, lines = attempt(run, from_step=2)
     assert (outcome.start_step, outcome.step) == (2, 6)
     assert any(line.startswith("resuming at step 2 from") for line in lines)
-    assert [line.rpartition("/")[2] for line in lines if "set aside, and kept" in line] == ["4.left", "6.left"]
+    assert [line.rpartition("/")[2] for line in lines if "is set aside" in line] == ["4.left", "6.left"]
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"2", "4", "6", "4.left", "6.left", "00060"}
     events = read_events(run / "events.jsonl")
