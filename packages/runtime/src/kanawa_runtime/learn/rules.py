@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from kanawa.arrays.spec import ParamSpec
 from kanawa.config import match_path
 from kanawa.contracts import ParameterRule as ParameterRule
-from kanawa.errors import did_you_mean
+from kanawa.errors import UsageError, did_you_mean
 
-from kanawa_runtime.learn.errors import ParameterRuleError
+
+class ParameterRuleError(UsageError):
+    """A rule for parameters matches none, or leaves none to train."""
 
 
 def apply_rules(specs: Mapping[str, ParamSpec], rules: Sequence[ParameterRule]) -> dict[str, ParamSpec]:
