@@ -9,7 +9,7 @@ from kanawa.kernels.attention.problem import ATTENTION, AttentionProblem
 from kanawa.kernels.masks import CAUSAL, FULL, MaskSpec, sliding_window
 from kanawa.kernels.selection import select
 from kanawa_parallel.context.contiguous import Contiguous
-from kanawa_parallel.context.looped import RingWay
+from kanawa_parallel.context.looped import RingLoop
 
 SHARD = AttentionProblem(
     batch=1,
@@ -38,7 +38,7 @@ MASKS = {
 @pytest.mark.parametrize("case", MASKS)
 @pytest.mark.parametrize("balanced", [True, False])
 def test_every_block_of_the_ring_gets_a_fused_tpu_kernel(case, balanced):
-    way, problem = RingWay(balanced=balanced), dataclasses.replace(SHARD, mask=MASKS[case])
+    way, problem = RingLoop(balanced=balanced), dataclasses.replace(SHARD, mask=MASKS[case])
     assert way.supports(problem, 4)
     blocks = way.blocks(problem, 4)
     assert len(blocks) > 1

@@ -17,7 +17,7 @@ from kanawa.kernels.attention.problem import AttentionProblem
 from kanawa.kernels.attention.reference import ReferenceAttention
 from kanawa.kernels.verdict import SUPPORTED
 from kanawa_parallel.context.contiguous import Contiguous
-from kanawa_parallel.context.looped import RingWay
+from kanawa_parallel.context.looped import RingLoop
 from kanawa_parallel.context.zigzag import ZigZag
 from kanawa_parallel.strategies.all_gather import AllGatherAttention
 from kanawa_parallel.strategies.ring import RingAttention
@@ -126,7 +126,7 @@ class QueryBlocks(ReferenceAttention):
 
 def temporaries(shards, length=2048):
     """Returns bytes per device that the compiler needs beyond arguments and results, for four attention layers."""
-    way, kernel = RingWay(), QueryBlocks()
+    way, kernel = RingLoop(), QueryBlocks()
     local = problem(length // shards)
     kernels = dict.fromkeys(way.blocks(local, shards), kernel)
     mesh = jax.make_mesh((shards,), ("context",), devices=jax.devices()[:shards], axis_types=(AxisType.Auto,))
@@ -181,5 +181,5 @@ def test_zigzag_gives_every_shard_an_early_and_a_late_half(shards):
 
 
 def test_a_dense_bias_is_refused_with_the_reason():
-    verdict = RingWay().supports(problem(64, bias_shape=(1, 4, 64, 512)), 8)
+    verdict = RingLoop().supports(problem(64, bias_shape=(1, 4, 64, 512)), 8)
     assert verdict.reason == "a dense bias has a column for every key of the whole sequence"

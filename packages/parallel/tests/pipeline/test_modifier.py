@@ -75,7 +75,7 @@ def test_a_strangers_schedule_needs_an_entry_point_and_nothing_else(stranger):
     cfg = experiment(PipelinedStack.Config(num_layers=6, layer=SumBlock.Config()))
     PipelineModifier.Config(microbatches=3, schedule="doubled").build()(cfg)
     assert (cfg.model.stack.microbatches, cfg.model.stack.num_layers) == (6, 6)
-    with pytest.raises(UsageError, match="the schedule 'nonsense' gives int, expected PipelineParts"):
+    with pytest.raises(UsageError, match="the schedule 'nonsense' returned int, expected PipelineParts"):
         PipelineModifier.Config(schedule="nonsense").build()(cfg)
 
 

@@ -70,7 +70,7 @@ def test_an_unknown_name_is_answered_with_near_ones():
 
 def test_a_component_that_gives_no_policy_is_named(stranger):
     stranger("stranger", STRANGER, remat=NAMES)
-    with pytest.raises(UsageError, match=r"'nonsense' is .* which gives str; expected a RematPolicy, or a function"):
+    with pytest.raises(UsageError, match=r"'nonsense' is .* which returned str; expected a RematPolicy, or a function"):
         changed("nonsense")
 
 

@@ -1,4 +1,4 @@
-"""Context parallelism by a loop over parts, which the ring and the gathering way have in common."""
+"""Context parallelism by a loop over parts, which the ring and gathering have in common."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class LoopedAttention(AttentionOverShards):
 
 
 @dataclasses.dataclass(frozen=True)
-class RingWay(LoopedAttention):
+class RingLoop(LoopedAttention):
     """Keys go around a ring."""
 
     name: ClassVar[str] = "ring"
@@ -60,7 +60,7 @@ class RingWay(LoopedAttention):
 
 
 @dataclasses.dataclass(frozen=True)
-class GatherWay(LoopedAttention):
+class GatherLoop(LoopedAttention):
     """Keys are gathered at once."""
 
     name: ClassVar[str] = "all_gather"

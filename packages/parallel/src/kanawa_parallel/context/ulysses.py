@@ -17,7 +17,7 @@ _WHOLE = "whole"
 
 
 @dataclasses.dataclass(frozen=True)
-class UlyssesWay(AttentionOverShards):
+class UlyssesExchange(AttentionOverShards):
     """Every kernel applies as it is, on whole sequences of fewer heads; at most as many shards as query heads."""
 
     name: ClassVar[str] = "ulysses"

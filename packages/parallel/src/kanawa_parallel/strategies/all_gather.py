@@ -3,7 +3,7 @@
 from kanawa.arrays.rules import Rules
 from kanawa.contracts import Distributed, Strategy
 
-from kanawa_parallel.context.looped import GatherWay
+from kanawa_parallel.context.looped import GatherLoop
 from kanawa_parallel.rules import BATCH, LENGTH
 
 
@@ -27,4 +27,4 @@ class AllGatherAttention(Strategy):
 
     def distributed(self) -> tuple[Distributed, ...]:
         """Returns the gathering loop."""
-        return (GatherWay(balanced=self.config.balanced),)
+        return (GatherLoop(balanced=self.config.balanced),)

@@ -3,7 +3,7 @@
 from kanawa.arrays.rules import Rules
 from kanawa.contracts import Distributed, Strategy
 
-from kanawa_parallel.context.looped import RingWay
+from kanawa_parallel.context.looped import RingLoop
 from kanawa_parallel.rules import BATCH, LENGTH
 
 
@@ -26,4 +26,4 @@ class RingAttention(Strategy):
 
     def distributed(self) -> tuple[Distributed, ...]:
         """Returns the ring."""
-        return (RingWay(balanced=self.config.balanced),)
+        return (RingLoop(balanced=self.config.balanced),)

@@ -3,7 +3,7 @@
 from kanawa.arrays.rules import Rules
 from kanawa.contracts import Distributed, Strategy
 
-from kanawa_parallel.context.ulysses import UlyssesWay
+from kanawa_parallel.context.ulysses import UlyssesExchange
 from kanawa_parallel.rules import BATCH, LENGTH
 
 
@@ -23,4 +23,4 @@ class UlyssesAttention(Strategy):
 
     def distributed(self) -> tuple[Distributed, ...]:
         """Returns the exchange."""
-        return (UlyssesWay(),)
+        return (UlyssesExchange(),)
