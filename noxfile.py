@@ -255,7 +255,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Types: `mypy --strict` on every package in one process; `-- layers` for some."""
     # The conformance kit is checked too, and it is written with pytest.
-    install(session, *EVERYTHING, test_group("core"), "mypy>=1.15")
+    install(session, *EVERYTHING, "kanawa[serve]", ADAPTED, test_group("core"), test_group("runtime"), "mypy>=1.15")
     named = [word for word in session.posargs if word in PACKAGES]
     folders = [f"packages/{package}/src" for package in named or PACKAGES]
     path = os.pathsep.join(f"packages/{package}/src" for package in PACKAGES)
