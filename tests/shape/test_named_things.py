@@ -22,6 +22,7 @@ OTHERS = {
     # Of Kubernetes.
     *("JobSet", "FailJobSet", "RestartJobSetAndIgnoreMaxRestarts", "BackoffLimitExceeded", "DisruptionTarget"),
     *("KillWait", "GraceTime"),  # of Slurm
+    "AsyncCheckpointer",  # of orbax
     # Of TorchTitan, in the glossary.
     *("JobConfig", "TrainSpec", "ModelProtocol", "TransformerBlock", "TokenChoiceTopKRouter", "StateDictAdapter"),
 }
