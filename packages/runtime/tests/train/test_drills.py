@@ -136,19 +136,22 @@ def filled_up(process):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
 
 
-def test_sigterm_on_a_full_disk_says_what_is_kept(uninterrupted, tmp_path):
+@pytest.mark.parametrize("checkpointer", ["orbax", "sharded"])
+def test_sigterm_on_a_full_disk_says_what_is_kept(uninterrupted, tmp_path, checkpointer):
     run = tmp_path / "run"
-    process = start(run, fault=UNHURRIED)
+    options = (*OPTIONS, "--set", f"checkpointer={checkpointer}")
+    process = start(run, *options, fault=UNHURRIED)
     wait_for_steps(process, run, 90)
     filled_up(process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=300)
     assert process.returncode == LOST, err
-    assert "Traceback" not in err, err
+    # Threads of orbax's whose writes fail after the first one print what they like: docs/checkpoints-and-resume.md.
+    assert checkpointer == "orbax" or "Traceback" not in err, err
     kept = "is not saved; the newest intact step is"
     for part in ("could not be saved to", "File too large", "stopped by SIGTERM after step", kept):
         assert part in err
-    assert finish(run)[0] == 0
+    assert finish(run, *options)[0] == 0
     assert losses(run) == uninterrupted
 
 

@@ -136,4 +136,5 @@ def test_a_state_whose_held_out_loss_is_nan_is_not_saved(tmp_path, monkeypatch):
     with pytest.raises(NonFiniteLossError, match=r"the held-out loss after step 6 is nan; nothing of this step"):
         diverging(run, 1e-3).execute()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["3", "4", "5"]
-    assert read_events(run / "events.jsonl")[-2]["event"] in ("eval", "checkpoint_committed")
+    kinds = [event["event"] for event in read_events(run / "events.jsonl") if event["event"] != "time_spent"]
+    assert kinds[-2] in ("eval", "checkpoint_committed")
