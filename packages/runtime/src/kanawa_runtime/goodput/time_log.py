@@ -61,6 +61,8 @@ class TimeLog:
     def enter(self, section: Section, step: int) -> None:
         """The training thread enters a section, or the next step; see `Sections`."""
         with self._lock:
+            if self._ended.is_set():
+                return  # a second Ctrl-C ends the run beside the training thread
             now = time.monotonic()
             before, spent = self._section, now - self._since
             is_slow = before == "step" and self._is_slow(spent)
