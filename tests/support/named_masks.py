@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 from kanawa.plugins import PluginHost, host, set_host
-from kanawa.plugins.discovery import Entry, Provider
+from kanawa.plugins.discovery import Entry, Provider, discover
 
 
 @contextlib.contextmanager
 def named_masks(**predicates: Callable[..., Any]) -> Iterator[None]:
-    """Has a catalog of these masks alone in the place of the process's own."""
+    """Has these masks in the catalog, beside what is installed."""
     entries = tuple(Entry(kind="masks", name=name, value=f"mask_predicates:{name}") for name in predicates)
     before = host()
     with pytest.MonkeyPatch.context() as patch:
         # Under pytest's importlib mode a test's file has no name that a plugin could give.
         patch.setitem(sys.modules, "mask_predicates", SimpleNamespace(**predicates))
-        set_host(PluginHost(discover=lambda: [Provider(name="mine", version="1", entries=entries)]))
+        set_host(PluginHost(discover=lambda: [*discover(), Provider(name="mine", version="1", entries=entries)]))
         try:
             yield
         finally:
