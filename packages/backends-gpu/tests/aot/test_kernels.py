@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import pytest
 from gpu_shapes import SHAPES, TARGETS, Shape
 from kanawa.composition.target import parse_target
-from kanawa.plugins import ScheduleRequest, component
+from kanawa.plugins import KernelHalf, ScheduleRequest, component
 from kanawa_backends_gpu.schedule import compiled_half, kernel_schedules
 from kanawa_backends_gpu.topology import missing_wheels
-from kanawa_kernel_tools.schedules.compiled import Half, halves
+from kanawa_kernel_tools.schedules.compiled import halves
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("KANAWA_AOT") != "1", reason="slow: set KANAWA_AOT=1 to compile"),
@@ -77,7 +77,7 @@ def test_ragged_dot_computes_every_group_for_all_rows():
     sizes = jax.ShapeDtypeStruct((problem.groups,), jnp.int32)
     lhs = jax.ShapeDtypeStruct((problem.rows, problem.inner), jnp.bfloat16)
     rhs = jax.ShapeDtypeStruct((problem.groups, problem.inner, problem.columns), jnp.bfloat16)
-    theirs = compiled_half(Half("forward", jax.lax.ragged_dot, (lhs, rhs, sizes)), parse_target("h100").device)
+    theirs = compiled_half(KernelHalf("forward", jax.lax.ragged_dot, (lhs, rhs, sizes)), parse_target("h100").device)
     (forward,) = halves(component("kernels", "grouped_matmul.gpu.triton")(), problem, False)
     ours = compiled_half(forward, parse_target("h100").device)
     rows = problem.rows * problem.columns * 2
