@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import kanawa as kn
 import pytest
@@ -108,7 +109,7 @@ def test_what_is_no_run_is_an_error_with_near_names(run, tmp_path):
     with pytest.raises(UsageError, match="is not a run"):
         kn.open(tmp_path)
     with pytest.raises(UsageError, match="run='runs/mine'"):
-        kn.train(tiny(), progress=False)
+        kn.train(tiny(), on="cpu", progress=False)
 
 
 def test_a_run_without_text_has_nothing_to_say(tmp_path):
@@ -148,7 +149,13 @@ def test_a_second_ctrl_c_is_a_keyboard_interrupt(tmp_path, monkeypatch):
     """The process is the caller's: it must not end."""
     from kanawa_runtime.train import loop
 
-    monkeypatch.setattr(loop.StopSignals, "reached", lambda self, step: False)  # as if a step hung
+    def hang(self, step):
+        """Returns never once a signal came, so that the second finds the run going on."""
+        while self.signal is not None:
+            time.sleep(0.01)
+        return False
+
+    monkeypatch.setattr(loop.StopSignals, "reached", hang)
     run = tmp_path / "run"
 
     def twice():
