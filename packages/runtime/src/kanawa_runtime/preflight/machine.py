@@ -24,7 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def findings(options: Mapping[str, Any]) -> list[Finding]:
     """Returns what only trying shows: the folder of runs, the network, the process, the other hosts."""
     run, count = options.get("run"), options.get("hosts")
-    folder = local_path(run, "--run") if run else Path.cwd()
+    try:
+        folder = local_path(run, "--run") if run else Path.cwd()
+    except FileNotFoundError:
+        return [Finding("warning", "folder", "the current folder is gone", "change to one that exists, or give --run")]
     if count is not None and (count < 1 or not run):
         message = f"--hosts {count}: expected 1 or more, and a --run folder that all of them see"
         raise UsageError(message)
